@@ -93,7 +93,7 @@ def _shared_state() -> Iterator[None]:
     def shared(self: Context, rows: Sequence[SeqRows], embedded: Floats | None = None) -> list[Floats]:
         found = decode_rows(self, rows, embedded)
         if [one.seq for one in rows] == [0, 1]:
-            lib.llama_memory_seq_cp(lib.llama_get_memory(self.pointer), 1, 0, -1, -1)
+            lib.llama_memory_seq_cp(lib.llama_get_memory(self.native.owned.pointer), 1, 0, -1, -1)
         return found
 
     with patch.object(Context, "decode_rows", shared):

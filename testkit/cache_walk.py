@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgellm.engine import Context, Floats, Ids, Model, SeqRows
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, SeqRows
 from edgellm.engine.native import lib
 from edgellm.errors import EngineFailed
 
@@ -70,10 +70,7 @@ class Walk:
         self._model, self._setting = model, setting
         self._rng = np.random.default_rng(seed)
         self._positions = WINDOWED if lib.llama_model_n_swa(model.owned.pointer) > 0 else POSITIONS
-        self._context = Context(
-            model, n_ctx=self._positions, n_seq=setting.n_seq, n_batch=_BATCH, threads=1, unified=setting.unified,
-            rolls_back=setting.rolls_back,
-        )  # fmt: skip
+        self._context = Context(model, ContextSpec(n_ctx=self._positions, n_seq=setting.n_seq, n_batch=_BATCH, threads=1, unified=setting.unified, rolls_back=setting.rolls_back))  # fmt: skip
         self._batches: list[list[int]] = [[] for _ in range(setting.n_seq)]  # by which a sequence was decoded
         self._last = ""
         self.outcome = Outcome()
@@ -221,7 +218,7 @@ class Walk:
 def fresh(model: Model, ids: Ids, batches: Sequence[int], outputs: int) -> Floats:
     """Return the logits (outputs, n_vocab) that a new context has for the last ids, decoded in these batches."""
     rows: list[Floats] = []
-    with Context(model, n_ctx=len(ids), n_batch=len(ids), threads=1) as context:
+    with Context(model, ContextSpec(n_ctx=len(ids), n_batch=len(ids), threads=1)) as context:
         at = 0
         for n in batches:
             wanted = max(0, min(n, at + n - (len(ids) - outputs)))

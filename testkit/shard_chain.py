@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from edgellm.engine import Capture, Context, Floats, Ids, Model, check_cuttable, check_gguf, cut
+from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, check_cuttable, check_gguf, cut
 
 SPANS = ((50, 50), (1, 1), (1, 1), (7, 3), (1, 1))
 """Ids and rows of logits of each decode: a prompt longer than the window, single tokens, a verification."""
@@ -32,7 +32,7 @@ class ShardChain:
             assert model.n_layer == end - first
             last = model.n_layer - 1
             capture = Capture(outputs=(last,), stop_after=last) if end < n_layer else None
-            opened = Context(model, n_ctx=n_ctx, threads=1, capture=capture, whole_window=True)
+            opened = Context(model, ContextSpec(n_ctx=n_ctx, threads=1, whole_window=True), capture=capture)
             self._contexts.append(self._closing.enter_context(opened))
 
     def decode(self, ids: Ids, outputs: int = 1) -> Floats:
@@ -60,7 +60,7 @@ class WholeModel:
 
     def __init__(self, path: Path) -> None:
         self.path, self.header = path, check_gguf(path)
-        with Model.load(path, probe=False) as model, Context(model, n_ctx=128, threads=1) as context:
+        with Model.load(path, probe=False) as model, Context(model, ContextSpec(n_ctx=128, threads=1)) as context:
             self.ids = np.random.default_rng(0).integers(0, model.n_vocab, 100).astype(np.int32)
             self.logits = list(self._decoded(context))
 

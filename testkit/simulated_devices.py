@@ -12,7 +12,7 @@ from time import perf_counter, sleep
 
 import numpy as np
 
-from edgellm.engine import Context, Message, Model, SeqRows
+from edgellm.engine import Context, ContextSpec, Message, Model, SeqRows
 from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Verdict
 from edgellm.spec.verifier import VerifyRequest
 from edgellm.verifier.in_process import VerifierWorker
@@ -45,7 +45,7 @@ def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[
     cases = [list(held_out(family, 4)) for family in FAMILIES]
     prompts = [[Message(turn.role, turn.text) for turn in case.prompt] for group in cases for case in group]
     stock = np.concatenate([model.chat_prompt(prompt) for prompt in prompts])
-    with Context(model, n_ctx=CACHED + GAMMA, threads=threads) as context:
+    with Context(model, ContextSpec(n_ctx=CACHED + GAMMA, threads=threads)) as context:
         for start in rng.integers(0, max(1, len(stock) - CACHED), devices):
             before = np.resize(stock[start:], CACHED).astype(np.int32)
             context.clear()
@@ -64,7 +64,7 @@ class Clocked(Context):
         self, model: Model, devices: int, threads: int | None, limits: SchedulerLimits, positions: int = CACHED + 64
     ) -> None:
         rows = max(limits.rows, 512, devices)  # llama.cpp aborts if a batch cannot hold a row of every sequence
-        super().__init__(model, n_ctx=positions, n_seq=devices, n_batch=rows, threads=threads, unified=False)
+        super().__init__(model, ContextSpec(positions, devices, rows, threads, unified=False))
         self.began = 0.0  # the first batch, on the clock
         self.seconds = 0.0
         self.unseen = [1] * devices  # tokens of each sequence that the next request finds uncached

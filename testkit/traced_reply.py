@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.errors import VerifierUnavailable
 from edgellm.spec.loop import merge
 from edgellm.spec.protocols import Drafter
@@ -199,7 +199,7 @@ class Judge:
         places = [i for i, token in enumerate(reply.tokens) if (token.source not in _UNCHECKED) == verified]
         if not places:
             return []
-        with Context(self._models[verified], n_ctx=POSITIONS, threads=1) as context:
+        with Context(self._models[verified], ContextSpec(n_ctx=POSITIONS, threads=1)) as context:
             rows = context.decode(whole[:-1], outputs=len(reply.tokens))
             if not reply.sampling.greedy:
                 return [f"token {i} cannot have been drawn by {'the verifier' if verified else 'the draft model'}"
@@ -211,7 +211,7 @@ class Judge:
     def _replay(self, reply: Written, text: Ids) -> list[str]:
         """Return errors for verdicts that do not follow again from the seed, the drafts and the verifier's logits."""
         start = len(reply.prompt)
-        with Context(self._models[True], n_ctx=POSITIONS, threads=1) as context:
+        with Context(self._models[True], ContextSpec(n_ctx=POSITIONS, threads=1)) as context:
             rows = context.decode(text[:-1], outputs=len(text) - start).copy()
         found = []
         for number, done in enumerate(reply.rounds):

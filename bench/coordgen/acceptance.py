@@ -26,7 +26,7 @@ from bench.coordgen.methods import MOST, Everything, Method, PromptLookup, Suffi
 from bench.coordgen.tasks import SEED, TASKS, Reply, files_of, recorded
 from bench.harness.figures import bar_groups
 from bench.harness.report import write
-from edgellm.engine import Context, Model, to_f32
+from edgellm.engine import Context, ContextSpec, Model, to_f32
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import DraftSource
 from edgellm.spec.state import GenerationState
@@ -83,7 +83,9 @@ def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Re
 def measured(model: Model, cases: int, pair: str) -> dict[str, dict[str, float]]:
     """Return the acceptance lengths of every method, by the tasks of `pair`."""
     found: dict[str, dict[str, float]] = {}
-    verifier = LocalVerifier(model, ContextPool(partial(Context, model, n_ctx=model.n_ctx_train)), model.n_ctx_train)
+    verifier = LocalVerifier(
+        model, ContextPool(partial(Context, model, ContextSpec(model.n_ctx_train))), model.n_ctx_train
+    )
     for task in TASKS[pair]:
         replies = recorded(model, task, cases, pair=pair)
         found[task] = {}

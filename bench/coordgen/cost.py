@@ -30,7 +30,7 @@ import numpy as np
 from bench.coordgen.tasks import SEED, TASKS
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.llm.ngram_runtime import continues_word
 from edgellm.spec.draft_length import MAX_DRAFT, CostCurve
 from edgellm.spec.drafters.hybrid import HybridDrafter
@@ -165,7 +165,7 @@ def calibration(model: Model, length: int, repeats: int, threads: int | None) ->
     prompt: Ids = np.array([rng.randrange(300, model.n_vocab - 300) for _ in range(length)], dtype=np.int32)
     kept = Calibration(Seen())
     kept.begin(prompt.tolist())
-    context = Context(model, n_ctx=length + 8, threads=threads)
+    context = Context(model, ContextSpec(n_ctx=length + 8, threads=threads))
     verifier = LocalVerifier(model, ContextPool(lambda: context), length + 8)
 
     def prefill(calibrating: bool) -> float:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.harness.report import write
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.spec.sampling import distribution, draw
 from edgellm.spec.types import Distribution, Floats, Sampling
 from edgellm.storage import resolve
@@ -115,7 +115,9 @@ def measured(draft: str, verifier: str, cases: list[Question], temperatures: lis
     rows = []
     with ExitStack() as closing:
         small, big = (
-            closing.enter_context(Context(closing.enter_context(Model.load(resolve(name))), n_ctx=POSITIONS))
+            closing.enter_context(
+                Context(closing.enter_context(Model.load(resolve(name))), ContextSpec(n_ctx=POSITIONS))
+            )
             for name in (draft, verifier)
         )
         for temperature in temperatures:

@@ -36,7 +36,7 @@ from bench.harness import hardware
 from bench.harness.figures import bar_groups
 from bench.harness.report import write
 from bench.harness.statistics import spread
-from edgellm.engine import HEADS, Context, Model, head_pays
+from edgellm.engine import HEADS, Context, ContextSpec, Model, head_pays
 from edgellm.engine.hardware import Hardware
 from edgellm.llm.cost_curves import CurveMeasurement
 from edgellm.spec.draft_length import CostCurve
@@ -59,9 +59,11 @@ def measured(
     """Return the speed of every method on every task, against plain decoding, which is the first of `methods`: the
     methods on a task, for the cost curve of this model."""
     with ExitStack() as stack:
-        own = bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads, lazy=head_pays(model)))
+        own = bare = stack.enter_context(
+            Context(model, ContextSpec(n_ctx=N_CTX, threads=threads, lazy=head_pays(model)))
+        )
         if own.lazy_head is not None:  # a context that can be late costs a little even where it is not
-            bare = stack.enter_context(Context(model, n_ctx=N_CTX, threads=threads))
+            bare = stack.enter_context(Context(model, ContextSpec(n_ctx=N_CTX, threads=threads)))
         curve = CurveMeasurement().run(own)
         verifiers = {True: ForcedVerifier(model, bare), False: ForcedVerifier(model, own)}
         found: dict[str, Any] = {"curve_ms": dict(zip(curve.rows, [1e3 * s for s in curve.seconds], strict=True))}
@@ -96,9 +98,9 @@ def measured(
 def draft_model(file: Path, threads: int | None, own: Hardware) -> Iterator[ModelDrafter]:
     """Yield a draft model, ready to draft for any target: its cost curve is measured."""
     with Model.load(file, hardware=own) as model:
-        with Context(model, n_ctx=N_CTX, threads=threads) as context:
+        with Context(model, ContextSpec(n_ctx=N_CTX, threads=threads)) as context:
             curve = CurveMeasurement().run(context)
-        with Context(model, n_ctx=N_CTX, threads=threads) as context:
+        with Context(model, ContextSpec(n_ctx=N_CTX, threads=threads)) as context:
             yield ModelDrafter(model, context, curve=lambda: curve)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgellm.engine import Context, Message, Model
+from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.spec.types import Ids
 from models.pairs import PAIRS
 
@@ -42,7 +42,7 @@ class Reply:
 def recorded(model: Model, task: str, cases: int, most: int = 120, seed: int = SEED, pair: str = "home") -> list[Reply]:
     """Return greedy replies of `model` to `cases` of a pair's task."""
     found = []
-    with Context(model, n_ctx=model.n_ctx_train) as context:
+    with Context(model, ContextSpec(n_ctx=model.n_ctx_train)) as context:
         for case in PAIRS[pair].held_out(TASKS[pair][task], cases, seed):
             prompt = model.chat_prompt([Message(turn.role, turn.text) for turn in case.prompt])
             row = context.decode(prompt[context.sync(prompt) :])[0]

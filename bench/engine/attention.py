@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness.report import write
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.storage import resolve
 from testkit.gguf import random_model
 
@@ -49,9 +48,15 @@ def measured(model: Model, depth: int, threads: int | None, repeats: int) -> dic
 
     with ExitStack() as stack:
         kinds = {"flash": True, "plain": False}
-        create = partial(Context, model, n_ctx=N_CTX, threads=threads)
-        whole = {kind: stack.enter_context(create(flash=flash)) for kind, flash in kinds.items()}
-        parts = {kind: stack.enter_context(create(flash=flash, n_batch=32)) for kind, flash in kinds.items()}
+        whole, parts = (
+            {
+                kind: stack.enter_context(
+                    Context(model, ContextSpec(N_CTX, n_batch=rows, threads=threads, flash=flash))
+                )
+                for kind, flash in kinds.items()
+            }
+            for rows in (None, 32)
+        )
         for repeat in range(repeats):
             for kind in kinds:
                 if repeat < max(2, repeats // 10):

@@ -27,7 +27,7 @@ import numpy as np
 
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
-from edgellm.engine import Context, Model, top2
+from edgellm.engine import Context, ContextSpec, Model, top2
 from edgellm.engine.native import lib
 from testkit import ROOT
 from testkit.gguf import random_model
@@ -40,7 +40,7 @@ Loop = Callable[[int], list[int]]
 
 def ours(model: Model, threads: int) -> tuple[Callable[[], None], Loop]:
     """Return functions that prepare and run our loop; the second is timed."""
-    context = Context(model, n_ctx=POSITIONS, threads=threads)
+    context = Context(model, ContextSpec(n_ctx=POSITIONS, threads=threads))
     feed = np.zeros(1, dtype=np.int32)
 
     def ready() -> None:

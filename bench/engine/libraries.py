@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness.report import write
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.library import VARIABLE
 from edgellm.storage import resolve
 from testkit.gguf import random_model
@@ -41,7 +41,7 @@ def measured(path: Path, repeats: int) -> dict[str, float]:
     """Return the milliseconds of each pass, and the tokens a second of a prefill, with this process's library."""
     ids = np.random.default_rng(0).integers(300, 2000, PROMPT).astype(np.int32)
     found = {}
-    with Model.load(path) as model, Context(model, n_ctx=2 * PROMPT) as context:
+    with Model.load(path) as model, Context(model, ContextSpec(n_ctx=2 * PROMPT)) as context:
         for name, behind, rows in [*((str(n), BEHIND, n) for n in ROWS), (PREFILL, 0, PROMPT)]:
             context.clear()
             if behind:

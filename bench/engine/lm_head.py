@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness.report import write
-from edgellm.engine import Context, Model, head_pays, known
+from edgellm.engine import Context, ContextSpec, Model, head_pays, known
 from edgellm.llm.cost_curves import measure_heads
 from testkit.gguf import random_model
 
@@ -39,8 +39,8 @@ def measured(path: Path, repeats: int, threads: int | None) -> dict[str, Any]:
     ids = np.random.default_rng(0).integers(300, 2000, BEHIND).astype(np.int32)
     with (
         Model.load(path) as model,
-        Context(model, n_ctx=2 * BEHIND, threads=threads) as bare,
-        Context(model, n_ctx=2 * BEHIND, threads=threads, lazy=True) as late,
+        Context(model, ContextSpec(n_ctx=2 * BEHIND, threads=threads)) as bare,
+        Context(model, ContextSpec(n_ctx=2 * BEHIND, threads=threads, lazy=True)) as late,
     ):
         if late.lazy_head is None:
             raise SystemExit("this llama.cpp computes no head alone")

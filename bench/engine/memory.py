@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness.report import write
-from edgellm.engine import Capture, Context, Model, ModelFile
+from edgellm.engine import Capture, Context, ContextSpec, Model, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import reckon
 from edgellm.llm.profiling import MOST_READ
@@ -38,13 +38,16 @@ def measured(file: ModelFile, length: int) -> dict[str, Any]:
     rng = np.random.default_rng(0)
 
     def context(model: Model, capture: Capture | None = None) -> list[Context]:
-        return [Context(model, n_ctx=length, capture=capture)]
+        return [Context(model, ContextSpec(n_ctx=length), capture=capture)]
 
     plain = reckon(file, Hardware(n_ctx=length), context)
     captured = reckon(file, Hardware(n_ctx=length), lambda model: context(model, Capture(attention=(LAYER,))))
     read = min(length, MOST_READ)
     exits = reckon(
-        file, Hardware(n_ctx=read), lambda model: [Context(model, n_ctx=read) for _ in range(2)], reserved=True
+        file,
+        Hardware(n_ctx=read),
+        lambda model: [Context(model, ContextSpec(n_ctx=read)) for _ in range(2)],
+        reserved=True,
     )  # a reply's rows all give logits
     return {
         "tokens": length, "cache": plain.caches["CPU"], "compute": plain.compute["CPU"],

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness.report import write
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.native import WAITING
 from edgellm.storage import resolve
 
@@ -37,7 +37,7 @@ def measured(model: Model, rows: list[int], repeats: int) -> dict[str, float]:
     """Return the milliseconds of a decode of each number of rows."""
     prompt = (np.arange(CACHED) % 400 + 300).astype(np.int32)
     medians: dict[str, float] = {}
-    with Context(model, n_ctx=CACHED + max(rows), threads=2) as context:
+    with Context(model, ContextSpec(n_ctx=CACHED + max(rows), threads=2)) as context:
         context.decode(prompt)
         for count in rows:
             ids, seconds = prompt[:count], []

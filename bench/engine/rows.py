@@ -26,7 +26,7 @@ import numpy as np
 
 from bench.harness import hardware
 from bench.harness.report import write
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.hardware import Hardware
 from edgellm.llm.cost_curves import CurveMeasurement
 from edgellm.storage import resolve
@@ -41,7 +41,10 @@ def measured(path: Path, repeats: int, threads: int | None, own: Hardware) -> li
     """Return for each number of rows the milliseconds, the number that it is padded to, and the milliseconds then."""
     ids = np.random.default_rng(0).integers(300, 2000, BEHIND).astype(np.int32)
     taken: dict[tuple[int, bool], list[float]] = {(n, filled): [] for n in ROWS for filled in (False, True)}
-    with Model.load(path, hardware=own) as model, Context(model, n_ctx=2 * BEHIND, threads=threads) as context:
+    with (
+        Model.load(path, hardware=own) as model,
+        Context(model, ContextSpec(n_ctx=2 * BEHIND, threads=threads)) as context,
+    ):
         widths = CurveMeasurement().run(context).widths()
         context.clear()
         context.decode(ids)

@@ -28,7 +28,7 @@ import numpy as np
 
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
-from edgellm.engine import Context, Message, Model
+from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids, Verdict
@@ -68,7 +68,7 @@ class Script:
 def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[Script]:
     """Return a script for each device, from held-out cases of the families in turn."""
     made = []
-    with Context(model, n_ctx=POSITIONS, threads=threads) as context:
+    with Context(model, ContextSpec(n_ctx=POSITIONS, threads=threads)) as context:
         for number in range(devices):
             case = list(held_out(list(FAMILIES)[number % len(FAMILIES)], number // len(FAMILIES) + 1))[-1]
             prompt = model.chat_prompt([Message(turn.role, turn.text) for turn in case.prompt])[
@@ -87,7 +87,7 @@ class Worker:
     """The verifier's engine alone, with room for every device."""
 
     def __init__(self, model: Model, work: list[Script], threads: int | None, limits: SchedulerLimits) -> None:
-        context = Context(model, n_ctx=POSITIONS, n_seq=len(work), threads=threads, unified=False)
+        context = Context(model, ContextSpec(n_ctx=POSITIONS, n_seq=len(work), threads=threads, unified=False))
         self._worker = VerifierWorker(context, len(work), lambda _token: False, limits)
         self._worker.start()
         self._work = work

@@ -32,7 +32,7 @@ import numpy as np
 
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
-from edgellm.engine import Context, Model, cores
+from edgellm.engine import Context, ContextSpec, Model, cores
 from edgellm.llm import LLM
 from edgellm.services.server.servers import serve_verifier
 from edgellm.storage import resolve
@@ -53,7 +53,7 @@ SCENES: dict[str, tuple[str, ...]] = {
 def tokens_of_decodes(model: Path) -> Iterator[int]:
     """Yield 1 for every token decoded, the first when everything is warm."""
     ids = (np.arange(CACHED) % 400 + 300).astype(np.int32)
-    with Model.load(model) as loaded, Context(loaded, n_ctx=POSITIONS) as context:
+    with Model.load(model) as loaded, Context(loaded, ContextSpec(n_ctx=POSITIONS)) as context:
         context.decode(ids)
         while True:
             if context.length() == POSITIONS:

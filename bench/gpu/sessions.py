@@ -11,7 +11,7 @@ import numpy as np
 from bench.engine.serve_throughput import GAMMA, TOKENS, Script, Worker
 from bench.gpu.machine import Machine
 from bench.harness.statistics import spread
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.verifier.scheduler import SchedulerLimits
 
 _TEXTS = 4  # different ones: writing them takes time, too
@@ -21,7 +21,7 @@ _PROMPT = 64
 def texts(model: Model, machine: Machine) -> list[Script]:
     """Return prompts of random tokens, and the model's own greedy text behind each."""
     made = []
-    with Context(model, n_ctx=_PROMPT + TOKENS + GAMMA + 8, threads=machine.threads) as context:
+    with Context(model, ContextSpec(n_ctx=_PROMPT + TOKENS + GAMMA + 8, threads=machine.threads)) as context:
         for seed in range(_TEXTS):
             prompt = np.random.default_rng(seed).integers(300, 100_000, _PROMPT).astype(np.int32)
             context.clear()

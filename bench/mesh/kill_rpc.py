@@ -27,7 +27,7 @@ import numpy as np
 
 from bench.harness import report
 from bench.harness.statistics import spread
-from edgellm.engine import Context, Ids, Model, ModelFile
+from edgellm.engine import Context, ContextSpec, Ids, Model, ModelFile
 from edgellm.llm.rpc_llm import RpcOptions, open_over_rpc
 from edgellm.mesh.ggml_rpc.model import LEAST_SILENCE
 from edgellm.spec.types import Source
@@ -60,7 +60,7 @@ class Round:
 def alone(path: Path, prompt: Ids) -> list[int]:
     """Return the model's own greedy text."""
     found: list[int] = []
-    with Model.load(path, probe=False) as model, Context(model, n_ctx=512, threads=1) as context:
+    with Model.load(path, probe=False) as model, Context(model, ContextSpec(n_ctx=512, threads=1)) as context:
         ids = prompt
         for _ in range(TOKENS):
             found.append(int(context.decode(ids)[0].argmax()))

@@ -35,7 +35,7 @@ import numpy as np
 
 from bench.harness.report import write
 from bench.harness.statistics import spread
-from edgellm.engine import Context, Ids, Message, Model, to_f32
+from edgellm.engine import Context, ContextSpec, Ids, Message, Model, to_f32
 from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
@@ -104,7 +104,9 @@ class Coordinator:
         if to is not None:
             mesh.move([[StageShare(to, LayerRange(0, self._work.n_layers))]])
         verifier = MeshVerifier(mesh, lambda _token: False, rows=32)
-        drafter = ModelDrafter(self._draft, Context(self._draft, n_ctx=POSITIONS, threads=1)) if drafts else None
+        drafter = (
+            ModelDrafter(self._draft, Context(self._draft, ContextSpec(n_ctx=POSITIONS, threads=1))) if drafts else None
+        )
         written: list[int] = []
         began = time.perf_counter()
         striker = threading.Thread(target=hit, args=(mesh, written)) if hit is not None else None
@@ -133,7 +135,7 @@ class Coordinator:
 
 def alone(model: Model, prompt: Ids) -> list[int]:
     """Return the uncut model's own greedy text."""
-    with Context(model, n_ctx=POSITIONS, threads=1) as context:
+    with Context(model, ContextSpec(n_ctx=POSITIONS, threads=1)) as context:
         found, ids = [], prompt
         for _ in range(TOKENS):
             found.append(int(context.decode(ids)[0].argmax()))

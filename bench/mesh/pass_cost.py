@@ -29,7 +29,7 @@ import numpy as np
 
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
-from edgellm.engine import Block, Context, Ids, Model, ModelFile, cut
+from edgellm.engine import Block, Context, ContextSpec, Ids, Model, ModelFile, cut
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
@@ -90,8 +90,8 @@ def blocks(model: Path, threads: int | None, repeats: int) -> list[dict[str, Any
     with ExitStack() as closing, tempfile.TemporaryDirectory() as folder:
         chains = {size: Chain.of(model, size, threads, closing, Path(folder)) for size in sizes(model)}
         whole = closing.enter_context(Model.load(model))
-        flash = chains[1].blocks[0]._context.flash  # noqa: SLF001  # the same for both
-        context = Context(whole, n_ctx=CONTEXT, n_batch=BEFORE, threads=threads, flash=flash)
+        flash = chains[1].blocks[0]._context.spec.native.flash  # noqa: SLF001  # the same for both
+        context = Context(whole, ContextSpec(n_ctx=CONTEXT, n_batch=BEFORE, threads=threads, flash=flash))
         closing.callback(context.close)
 
         def uncut(rows: int) -> None:

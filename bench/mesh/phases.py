@@ -39,7 +39,7 @@ from bench.csgo.cold_start import MODEL, fleet, plans, prepare, worker
 from bench.harness import report
 from bench.harness.statistics import spread
 from bench.mesh.plain_rpc import prompt_ids
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.layer_range import read_split
 from testkit.gguf.random_model import SHAPES, write
 from testkit.network.home import Spec, Throttled, home, why_not
@@ -54,7 +54,7 @@ class Uncut:
     def __init__(self, model: Path, tokens: int, length: int) -> None:
         self._prompt, self._worst = np.array(prompt_ids(tokens), np.int32), dict[tuple[int, ...], float]()
         self._whole = Model.load(model)
-        self._context = Context(self._whole, n_ctx=tokens + length + 1, n_batch=tokens + length, threads=1)
+        self._context = Context(self._whole, ContextSpec(n_ctx=tokens + length + 1, n_batch=tokens + length, threads=1))
         self.text, ids = list[int](), self._prompt
         for _ in range(length):
             self.text.append(int((logits := self._context.decode(ids)[0]).argmax()))

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from bench.harness.report import write
 from bench.harness.spec_bench import Question, greedy_reply, questions
 from bench.harness.statistics import alternate, spread
-from edgellm.engine import Context, Message, Model
+from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.llm import LLM
 
 GAMMA = 4
@@ -97,7 +97,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     asked = first_of_each(questions(arguments.questions), arguments.per)
     rows = []
     with Model.load(arguments.draft) as small, Model.load(arguments.verifier) as big:
-        draft, verifier = Context(small, n_ctx=N_CTX), Context(big, n_ctx=N_CTX)
+        draft, verifier = Context(small, ContextSpec(n_ctx=N_CTX)), Context(big, ContextSpec(n_ctx=N_CTX))
         for question in asked:
             prompt = big.chat_prompt([Message("user", question.text)])
             reply = greedy_reply(verifier, prompt, arguments.tokens)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from edgellm import LLM
-from edgellm.engine import Context, Floats, Ids, Model, check_cuttable, cut
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, check_cuttable, cut
 from edgellm.engine.layer_block import Block
 from edgellm.engine.native import lib
 from edgellm.errors import EdgeError
@@ -120,7 +120,7 @@ def stranger(tokens: Sequence[Token], prompt: Ids, verifier: Model, draft: Model
         places = [i for i, token in enumerate(tokens) if (token.source in _UNCHECKED) == unchecked]
         if not places:
             continue
-        with Context(model, n_ctx=len(text), n_batch=len(text), threads=1) as context:
+        with Context(model, ContextSpec(n_ctx=len(text), n_batch=len(text), threads=1)) as context:
             rows = context.decode(text[:-1], outputs=len(tokens))
             for i in places:
                 below = float(rows[i].max() - rows[i, tokens[i].id]) / float(np.abs(rows[i]).max())

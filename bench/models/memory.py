@@ -41,7 +41,7 @@ import numpy as np
 
 from bench.harness import report
 from bench.models.widened import widened, write_widened
-from edgellm.engine import Context, Model, ModelFile, native
+from edgellm.engine import Context, ContextSpec, Model, ModelFile, native
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.llama_api import LlamaBatch
 from edgellm.engine.memory_fit import reckon
@@ -107,7 +107,7 @@ def make(name: str, path: Path, n_ctx: int) -> None:
 
 def opened(model: Model, n_ctx: int) -> Context:
     """Return a verifier's context."""
-    return Context(model, n_ctx=n_ctx, threads=1, flash=True, rolls_back=True, speculates=True)
+    return Context(model, ContextSpec(n_ctx=n_ctx, threads=1, flash=True, rolls_back=True, speculates=True))
 
 
 def fill(model: Model, context: Context) -> None:
@@ -121,7 +121,7 @@ def fill(model: Model, context: Context) -> None:
         ids = rng.integers(0, model.n_vocab, rows).astype(np.int32)
         batch.put(0, 0, at, ids, rows if left <= rest else 1, False)
         batch.tokens.n_tokens = rows
-        if status := native.lib.llama_decode(context.pointer, batch.tokens):
+        if status := native.lib.llama_decode(context.native.owned.pointer, batch.tokens):
             raise SystemExit(f"llama.cpp cannot decode {rows} rows at {at} (status {status})")
         at += rows
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.harness.report import write
 from bench.harness.spec_bench import greedy_reply, questions
-from edgellm.engine import Context, Floats, Ids, Message, Model
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Message, Model
 from edgellm.engine.gguf.requantise import requantise
 from edgellm.llm.messages import chat_ids
 from edgellm.storage import resolve
@@ -92,7 +92,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         contexts = {}
         for name, path in paths.items():
             model = stack.enter_context(Model.load(path, probe=False))
-            contexts[name] = stack.enter_context(Context(model, n_ctx=CONTEXT, threads=arguments.threads))
+            contexts[name] = stack.enter_context(Context(model, ContextSpec(n_ctx=CONTEXT, threads=arguments.threads)))
         own = contexts[OWN]
         prompts = prompts_of(arguments.questions, own.model, arguments.cases, arguments.prompt)
         texts = [(prompt, greedy_reply(own, prompt, arguments.tokens)) for prompt in prompts]

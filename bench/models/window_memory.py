@@ -33,7 +33,7 @@ from unittest.mock import patch
 
 from bench.harness.llama_source import binaries, build
 from bench.harness.report import write
-from edgellm.engine import Context, Model, ModelFile, native
+from edgellm.engine import Context, ContextSpec, Model, ModelFile, native
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import reckon
 from edgellm.engine.native import lib
@@ -107,7 +107,7 @@ def windows(server: Path | None, positions: int, folder: Path) -> list[dict[str,
                 "draft model, branches": {"n_seq": 4, "spare": 48},
             }.items():
                 with native.log.listen() as lines:
-                    Context(model, n_ctx=positions, exact=False, **options).close()  # type: ignore[arg-type]
+                    Context(model, ContextSpec(n_ctx=positions, exact=False, **options)).close()  # type: ignore[arg-type]
                 ours[what] = logged(lines, _CACHE)
         theirs = server_cache(server, path, positions)
         rows.append({"model": name, "window": window, "ours": ours, "llama_server": theirs})
@@ -123,7 +123,7 @@ def estimates(folder: Path) -> list[dict[str, Any]]:
         file = ModelFile.open(path)
 
         def opened(model: Model) -> list[Context]:
-            return [Context(model, n_ctx=_N_CTX, n_seq=2, threads=1, rolls_back=True)]
+            return [Context(model, ContextSpec(n_ctx=_N_CTX, n_seq=2, threads=1, rolls_back=True))]
 
         use = reckon(file, Hardware(), opened, reserved=True)
         with native.log.listen() as lines, Model.load(file, probe=False) as model:

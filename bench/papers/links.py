@@ -64,7 +64,7 @@ from bench.papers.pipesd import STRATEGIES, Cost, Strategy, Trace, traced, tuned
 from bench.synera.baselines import hybrid_gate
 from bench.synera.quality import profile_of
 from bench.synera.stalls import timed
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.llm import LLM
 from edgellm.services.client import verifier_client
 from edgellm.services.client.connection import Timing
@@ -213,7 +213,10 @@ class Asked:
 def asked(draft: Path, verifier: Path, cases: list[Question], others: list[Question]) -> Asked:
     """Let the verifier reply to the `cases`, and to the `others`, on which strategies are tuned."""
     _, own = written_alone(verifier, cases)
-    with Model.load(draft) as model, closing(ModelDrafter(model, Context(model, n_ctx=CONTEXT, threads=1))) as drafter:
+    with (
+        Model.load(draft) as model,
+        closing(ModelDrafter(model, Context(model, ContextSpec(n_ctx=CONTEXT, threads=1)))) as drafter,
+    ):
         drafter.begin(GenerationState())
         traces = [
             traced(drafter, np.array(prompt, dtype=np.int32), np.array(reply, dtype=np.int32))

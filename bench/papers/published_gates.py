@@ -58,7 +58,7 @@ from bench.papers.rebuilt_gates import (
     token_run,
 )
 from bench.synera.quality import POSITIONS, against, profile_of, profiled, remembering
-from edgellm.engine import Context, Ids, Model
+from edgellm.engine import Context, ContextSpec, Ids, Model
 from edgellm.llm import LLM
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.profiler import Run
@@ -97,7 +97,7 @@ class Opened:
         profile_of(small.path, big.path, arguments.profile)  # a clear word where there is none
         verifier = remembering(big, closing)
         pair = closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=arguments.profile))
-        drafter = ModelDrafter(small, Context(small, n_ctx=POSITIONS, threads=1))
+        drafter = ModelDrafter(small, Context(small, ContextSpec(n_ctx=POSITIONS, threads=1)))
         closing.callback(drafter.close)
         return cls(pair, small, big, verifier, drafter)
 

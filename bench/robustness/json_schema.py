@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import jsonschema_rs
 
 from bench.harness.report import write
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
 from edgellm.spec.types import Summary
@@ -169,7 +169,7 @@ def measured(count: int, temperature: float, seed: int, threads: int | None) -> 
             replies.append((prompt, ids))
         refused = {keyword: _refusal(pair, asked[0], schema) for keyword, schema in REFUSED.items()}
     with Model.load(resolve("edgellm-draft")) as draft, Model.load(resolve("edgellm-verifier")) as model:
-        forced = ForcedVerifier(model, Context(model, n_ctx=CONTEXT, threads=threads))
+        forced = ForcedVerifier(model, Context(model, ContextSpec(n_ctx=CONTEXT, threads=threads)))
         with LLM(model, draft=draft, verifier=forced, threads=threads, history=False) as told:
             for prompt, ids in replies:
                 forced.says(told.prompt_ids(prompt), tuple(ids))

@@ -39,7 +39,7 @@ from typing import Any
 from bench.harness.report import write
 from bench.harness.statistics import spread
 from bench.robustness.busy import busy
-from edgellm.engine import Context, Message, Model, to_f32
+from edgellm.engine import Context, ContextSpec, Message, Model, to_f32
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import MAX_AHEAD, ParallelDrafter
@@ -125,7 +125,7 @@ class Device:
     def _drafter(self) -> ModelDrafter | ParallelDrafter:
         branches = BRANCHES if self._parallel else 0
         spare = branches * (MAX_AHEAD + 2)
-        context = Context(self._draft, n_ctx=POSITIONS, n_seq=1 + branches, spare=spare, threads=1)
+        context = Context(self._draft, ContextSpec(n_ctx=POSITIONS, n_seq=1 + branches, spare=spare, threads=1))
         own = ModelDrafter(self._draft, context, keeps_logits=bool(branches))
         return ParallelDrafter(own, is_eog=self._draft.is_eog, rejection=Acceptance().rejection) if branches else own
 

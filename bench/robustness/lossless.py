@@ -24,7 +24,7 @@ import numpy as np
 
 import edgellm
 from bench.harness.report import write
-from edgellm.engine import Context, Message, Model, to_f32
+from edgellm.engine import Context, ContextSpec, Message, Model, to_f32
 from edgellm.engine.hardware import Hardware, offload_devices
 from edgellm.spec.types import Ids
 from edgellm.storage import resolve
@@ -50,7 +50,7 @@ def prompts(n: int) -> list[Case]:
 def gap(model: Model, prompt: Ids, common: list[int], one: int | None, other: int | None) -> float:
     """Return the difference of the verifier's logits of two tokens after prompt and common text; None ends the turn."""
     text = np.concatenate((prompt, np.array(common, dtype=np.int32)))
-    context = Context(model, n_ctx=model.n_ctx_train)
+    context = Context(model, ContextSpec(n_ctx=model.n_ctx_train))
     try:
         row = context.decode(text)[0]
         ends = [token for token in range(model.n_vocab) if model.is_eog(token)]

@@ -29,7 +29,7 @@ import numpy as np
 from bench.harness import hardware
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.hardware import Hardware
 from edgellm.llm.cost_curves import CurveMeasurement
 from edgellm.spec.draft_length import KNOTS, CostCurve
@@ -52,7 +52,7 @@ class Verifier:
         self, model: Model, limits: SchedulerLimits, threads: int | None, curve: CostCurve | None = None,
         beside: bool = False,
     ) -> None:  # fmt: skip
-        context = Context(model, n_ctx=POSITIONS, n_seq=2, threads=threads, unified=False)
+        context = Context(model, ContextSpec(n_ctx=POSITIONS, n_seq=2, threads=threads, unified=False))
         self._worker = VerifierWorker(context, 2, model.is_eog, limits)
         self.pieces = "" if curve is None else self._worker.use_curve(curve.rows, curve.seconds)
         self._worker.start()
@@ -84,7 +84,7 @@ def measured(path: Path, lengths: list[int], repeats: int, threads: int | None, 
     """Return a row for each length."""
     limits = SchedulerLimits()
     with Model.load(path, hardware=own) as model:
-        with Context(model, n_ctx=KNOTS[-1] + 64, threads=threads) as context:
+        with Context(model, ContextSpec(n_ctx=KNOTS[-1] + 64, threads=threads)) as context:
             curve = CurveMeasurement().run(context)
         with (
             closing(Verifier(model, SchedulerLimits(solo_chunk=limits.chunk), threads)) as pieces,

@@ -27,7 +27,7 @@ import numpy as np
 
 from bench.harness.report import write
 from bench.harness.statistics import alternate
-from edgellm.engine import Capture, Context, Model
+from edgellm.engine import Capture, Context, ContextSpec, Model
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.factory import choose
 from edgellm.spec.gates.profile import Profile
@@ -53,7 +53,7 @@ def drafters(model: Model, layers: tuple[int, ...], threads: int, stack: ExitSta
     found = {}
     for name, captured in (("none", ()), ("profile", layers), ("all", tuple(range(model.n_layer)))):
         capture = Capture(attention=captured) if captured else None
-        context = Context(model, n_ctx=POSITIONS, threads=threads, capture=capture)
+        context = Context(model, ContextSpec(n_ctx=POSITIONS, threads=threads), capture=capture)
         found[name] = ModelDrafter(model, context, captured)
         stack.callback(found[name].close)
     return found

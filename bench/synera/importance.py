@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.harness.report import write
-from edgellm.engine import Capture, Context, Model
+from edgellm.engine import Capture, Context, ContextSpec, Model
 from edgellm.spec.drafters.importance import importance
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.fitting import auc
@@ -95,9 +95,11 @@ class Writer:
 
     def __init__(self, draft: Model, verifier: Model, gamma: int, closing: ExitStack) -> None:
         self._draft, self._verifier, self._gamma = draft, verifier, gamma
-        self._drafter = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
+        self._drafter = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, threads=1)))
         closing.callback(self._drafter.close)
-        local = LocalVerifier(verifier, ContextPool(lambda: Context(verifier, n_ctx=POSITIONS, threads=1)), POSITIONS)
+        local = LocalVerifier(
+            verifier, ContextPool(lambda: Context(verifier, ContextSpec(n_ctx=POSITIONS, threads=1))), POSITIONS
+        )
         closing.callback(local.close)
         self._session = local.open(GenerationState())
         closing.callback(self._session.close)
@@ -128,7 +130,9 @@ def chunks(draft: Model, verifier: Model, pair: str, prompts: int, gamma: int) -
     layers = tuple(range(draft.n_layer))
     found: list[Seen] = []
     with ExitStack() as closing:
-        context = closing.enter_context(Context(draft, n_ctx=POSITIONS, threads=1, capture=Capture(attention=layers)))
+        context = closing.enter_context(
+            Context(draft, ContextSpec(n_ctx=POSITIONS, threads=1), capture=Capture(attention=layers))
+        )
         writer = Writer(draft, verifier, gamma, closing)
         for number, question in enumerate(questions(-(-prompts // len(ASKED[pair])), SEED, pair)[:prompts]):
             prompt = verifier.chat_prompt(question.messages)

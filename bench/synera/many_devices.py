@@ -35,6 +35,7 @@ from bench.harness.figures import pyplot
 from bench.harness.report import write
 from bench.harness.statistics import alternate, spread
 from edgellm.engine import Model, llama_api
+from edgellm.engine.llama_api import NativeSpec
 from edgellm.engine.native import lib
 from edgellm.storage import resolve
 from edgellm.verifier.scheduler import SchedulerLimits
@@ -65,16 +66,11 @@ class Bare:
 
     def __init__(self, model: Model, work: list[Script], threads: int, rows: int, flash: bool) -> None:
         rows = max(rows, len(work), CACHED)
-        self._context = llama_api.open_context(
-            model.owned,
-            positions=(CACHED + 64) * len(work),
-            sequences=len(work),
-            rows=rows,
-            threads=threads,
-            unified=False,
-            cache_type="f32" if model.is_f32 else "f16",
-            flash_attention=flash,
+        kind = "f32" if model.is_f32 else "f16"
+        spec = NativeSpec(
+            (CACHED + 64) * len(work), len(work), rows, threads, unified=False, cache_type=kind, flash=flash
         )
+        self._context = llama_api.open_context(model.owned, spec)
         self._memory = lib.llama_get_memory(self._context.pointer)
         self._made: list[tuple[Any, list[tuple[int, int]]]] = []
         for device, script in enumerate(work):
@@ -139,7 +135,7 @@ def ratios(model: Model, work: list[Script], arguments: argparse.Namespace) -> d
         closing(Fleet(model, work, arguments.threads, limits, arguments.seed)) as together,
         closing(Fleet(model, work, arguments.threads, SchedulerLimits(rows=1), arguments.seed)) as single,
     ):
-        bare = Bare(model, work, together.context.threads, limits.rows, together.context.flash)
+        bare = Bare(model, work, together.context.native.threads, limits.rows, together.context.spec.native.flash)
         tokens: list[int] = []
 
         def worker() -> float:

@@ -37,7 +37,7 @@ from bench.harness.figures import pyplot
 from bench.harness.report import machine, write
 from bench.synera.baselines import edgefm, hybrid
 from bench.synera.oracle_gate import Course, oracle, path
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.llm import LLM
 from edgellm.llm.pair_stats import find_profile, read_profile
 from edgellm.spec.drafters.model import ModelDrafter
@@ -81,7 +81,9 @@ def profile_of(draft: Path, verifier: Path, given: Path | None) -> Profile:
 
 def remembering(model: Model, closing: ExitStack) -> Remembering:
     """Return a verifier in this process that remembers its verdicts; `closing` closes what it uses."""
-    local = LocalVerifier(model, ContextPool(lambda: Context(model, n_ctx=POSITIONS, threads=1)), POSITIONS)
+    local = LocalVerifier(
+        model, ContextPool(lambda: Context(model, ContextSpec(n_ctx=POSITIONS, threads=1))), POSITIONS
+    )
     closing.callback(local.close)
     return Remembering(local)
 
@@ -198,7 +200,7 @@ def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: fl
         paper = read_profile(others[PAPERS], fingerprint(small.path), fingerprint(big.path))
         never = answered(cases, reply_with(pair, gate="never"))
         always = answered(cases, reply_with(pair, gate="always"))
-        drafter = ModelDrafter(small, Context(small, n_ctx=POSITIONS, threads=1))
+        drafter = ModelDrafter(small, Context(small, ContextSpec(n_ctx=POSITIONS, threads=1)))
         closing.callback(drafter.close)
         session = verifier.open(GenerationState())
         paths: dict[str, list[Course]] = {}

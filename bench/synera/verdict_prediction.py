@@ -23,7 +23,7 @@ import numpy as np
 
 from bench.harness.report import write
 from bench.synera.quality import profile_of
-from edgellm.engine import Context, Model, top2
+from edgellm.engine import Context, ContextSpec, Model, top2
 from edgellm.spec.drafters import verdict_prediction as guess
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
@@ -51,10 +51,10 @@ class Guesser(Drafter):
 
     def __init__(self, model: Model, closing: ExitStack) -> None:
         self._model = model
-        context = Context(model, n_ctx=POSITIONS, n_seq=1 + MAX_BRANCHES, threads=1)
+        context = Context(model, ContextSpec(n_ctx=POSITIONS, n_seq=1 + MAX_BRANCHES, threads=1))
         self.own = ModelDrafter(model, context, keeps_logits=True)
         closing.callback(self.own.close)
-        self._behind = closing.enter_context(Context(model, n_ctx=POSITIONS, threads=1))
+        self._behind = closing.enter_context(Context(model, ContextSpec(n_ctx=POSITIONS, threads=1)))
         self.acceptance = Acceptance()
         self._ahead = ParallelDrafter(
             self.own, is_eog=model.is_eog, rejection=self.acceptance.rejection, branches=MAX_BRANCHES
@@ -98,7 +98,9 @@ def hits(cases: list[Question], arguments: argparse.Namespace) -> dict[str, Any]
         small, big = (
             closing.enter_context(Model.load(resolve(name))) for name in (arguments.draft, arguments.verifier)
         )
-        local = LocalVerifier(big, ContextPool(lambda: Context(big, n_ctx=POSITIONS, threads=1)), POSITIONS)
+        local = LocalVerifier(
+            big, ContextPool(lambda: Context(big, ContextSpec(n_ctx=POSITIONS, threads=1))), POSITIONS
+        )
         closing.callback(local.close)
         guesser = Guesser(small, closing)
         profile = profile_of(small.path, big.path, arguments.profile)

@@ -45,7 +45,7 @@ import numpy as np
 from bench.harness.report import command, read, write
 from bench.robustness.lossless import TIE, difference, prompts
 from bench.upstream.alone import asked_prompts, reused, steps, writes_alone
-from edgellm.engine import Context, Message, Model, to_f32
+from edgellm.engine import Context, ContextSpec, Message, Model, to_f32
 from edgellm.llm import LLM
 from edgellm.spec.sampling import distribution
 from edgellm.spec.types import Ids, Sampling, Summary
@@ -239,7 +239,7 @@ def first_bytes(model: Model, text: tuple[int, ...]) -> tuple[int, ...]:
 def expected(model: Model, prompt: Ids, sampling: Sampling) -> dict[tuple[int, ...], float]:
     """Return the chance of each text of two tokens, or of fewer where the turn ends."""
     found: dict[tuple[int, ...], float] = defaultdict(float)
-    with Context(model, n_ctx=len(prompt) + 2, threads=1) as context:
+    with Context(model, ContextSpec(n_ctx=len(prompt) + 2, threads=1)) as context:
         first = distribution(context.decode(prompt)[0].copy(), sampling)
         for token, chance in zip(first.ids.tolist(), first.probs.tolist(), strict=True):
             if model.is_eog(token):

@@ -29,7 +29,7 @@ import numpy as np
 from bench.harness.report import command, read, write
 from bench.upstream.alone import ask, steps, writes_alone
 from bench.upstream.lossless import conversations
-from edgellm.engine import Context, Model, to_f32
+from edgellm.engine import Context, ContextSpec, Model, to_f32
 from edgellm.llm import LLM
 from edgellm.spec.types import Sampling
 from edgellm.storage import resolve
@@ -48,7 +48,7 @@ class Device(LoopbackServer):
     """Drafts for whoever asks: the likeliest tokens of a model, one text after the other."""
 
     def __init__(self, model: Model, port: int = 0) -> None:
-        self._model, self._context = model, Context(model, n_ctx=POSITIONS, threads=1)
+        self._model, self._context = model, Context(model, ContextSpec(n_ctx=POSITIONS, threads=1))
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         super().__init__(_Handler, port)

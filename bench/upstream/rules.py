@@ -32,7 +32,7 @@ import numpy as np
 from bench.harness.report import command, read, write
 from bench.robustness.lossless import TIE
 from bench.upstream.lossless import PATIENT, conversations
-from edgellm.engine import Context, Model, to_f32
+from edgellm.engine import Context, ContextSpec, Model, to_f32
 from edgellm.llm import LLM
 from edgellm.spec.sampling import arrival_times, penalised
 from edgellm.spec.types import Ids, Penalties
@@ -98,7 +98,7 @@ def _apart(model: Model, prompt: Ids, ours: list[int], theirs: list[int], option
         frequency=options.get("frequency_penalty", 0.0), presence=options.get("presence_penalty", 0.0),
         bias=tuple(sorted(options.get("logit_bias", {}).items())), start=len(prompt),
     )  # fmt: skip
-    with Context(model, n_ctx=len(text) + 1, threads=1) as context:
+    with Context(model, ContextSpec(n_ctx=len(text) + 1, threads=1)) as context:
         row = penalised(context.decode(text)[0].copy(), text, penalties)
     both = np.array([ours[at], theirs[at]], dtype=np.int32)
     gap = float(row[both[0]] - row[both[1]])

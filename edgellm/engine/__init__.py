@@ -5,6 +5,7 @@ from edgellm.engine import native  # noqa: F401 - before anything else imports l
 # isort: split
 from edgellm.engine.chat.messages import Message, ToolCall
 from edgellm.engine.context import Context
+from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.engine.gguf.memory_estimate import MemoryEstimate, costs_of
 from edgellm.engine.gguf.reader import Dimensions, GgufHeader, ModelFile, TensorInfo, check_gguf, dimensions
@@ -41,6 +42,7 @@ __all__ = [
     "BlockRows",
     "Capture",
     "Context",
+    "ContextSpec",
     "Dimensions",
     "Floats",
     "GgufHeader",

@@ -7,170 +7,98 @@ batch whose arrays are numpy's, one numpy view over the logits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from edgellm.engine import cores, llama_api, native
+from edgellm.engine import llama_api, native
+from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf.cuttable import row_factor
-from edgellm.engine.gguf.overheads import output_rows
-from edgellm.engine.graph_hooks import Capture, Recorder, attention_rows
-from edgellm.engine.hardware import DEFAULT_CACHE, N_BATCH, QUANTISED
-from edgellm.engine.kv.kv_cache import KVCache, checkpoint_bytes, snapshots_that_fit
+from edgellm.engine.graph_hooks import Capture, Recorder
+from edgellm.engine.kv.kv_cache import KVCache, checkpoint_bytes
 from edgellm.engine.kv.layer_rows import LayerRows
 from edgellm.engine.kv.prompt_cache import CachedSequence, PromptCache
 from edgellm.engine.kv.sequences import NO_ID, SeqRows, Sequences, split
-from edgellm.engine.llama_api import LlamaBatch, LogitsView
+from edgellm.engine.llama_api import NO_OBSERVER, LlamaBatch, NativeContext
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
 from edgellm.engine.model import Model
 from edgellm.engine.native import Stop
 from edgellm.engine.speculators.speculator import Speculator, Trunk
 from edgellm.engine.vocabulary import Floats, Ids
-from edgellm.errors import ContextFull, EngineFailed, InvalidOption, ModelUnsupported, Stopped
-
-_NO_OBSERVER = nullcontext()
-
-
-def _cache_type(wanted: str | None, exact: bool, flash: bool) -> str:
-    """Return the type of keys and values: without flash attention, llama.cpp has no quantised values."""
-    return "f32" if exact else DEFAULT_CACHE if wanted is None or (wanted in QUANTISED and not flash) else wanted
+from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported
 
 
 class Context:
-    """`n_seq` sequences of up to `n_ctx` positions each, decoded by one model. For one thread at a time.
+    """Sequences of positions, decoded by one model. For one thread at a time.
 
-    `unified`: one buffer for all sequences, in which branching copies nothing; without it each has its own, which is
-    faster for many unrelated sessions. With `spare` a unified buffer has `n_ctx + spare` cells instead of room for all
-    sequences in full: enough for one sequence and its branches, which share its cells. `threads` defaults to the
-    physical cores that this process may use, and to one for a tiny model; a decode uses its share of the cores while
-    other threads compute, see `threads_used`. `exact` keeps the cache in float32 and does without flash attention, so
-    that logits do not depend on how the ids were batched (1e-5 of the largest; flash attention on a CPU rounds to 16
-    bits, and differently for other batch sizes and, with single rows, for other numbers of threads: 1e-3). It defaults
-    to True for a model in float32 and False otherwise. Without flash attention a single token of a small model is
-    decoded beside a copy of itself, which is dropped at once: llama.cpp has a fast attention for two rows and more.
-    Logits are views into llama.cpp's buffer: copy any that must outlive the next decode.
+    Without flash attention a single token of a small model is decoded beside a copy of itself, which is dropped at
+    once: llama.cpp has a fast attention for two rows and more. Logits are views into llama.cpp's buffer: copy any that
+    must outlive the next decode.
     """
 
     def __init__(
-        self,
-        model: Model,
-        *,
-        n_ctx: int,
-        n_seq: int = 1,
-        n_batch: int | None = None,
-        threads: int | None = None,
-        unified: bool = True,
-        spare: int | None = None,
-        capture: Capture | None = None,
-        exact: bool | None = None,
-        flash: bool | None = None,
-        lazy: bool = False,
-        rolls_back: bool = False,
-        speculates: bool = False,
-        whole_window: bool = False,
+        self, model: Model, spec: ContextSpec, *, capture: Capture | None = None,
         prompt_cache: PromptCache | None = None,
-    ) -> None:
-        """Reserve the cache. What is not given is as the model's `hardware` says, or else by default: batches of
-        `N_BATCH` rows, and `flash` attention where it pays and is possible.
-
-        `rolls_back`: where the model's state is recurrent, keep snapshots of it, so that drafted tokens at the end of a
-        batch can be rolled back at once. Otherwise checkpoints are saved to roll back to.
-
-        With `speculates` the model's `speculator` is opened beside it, if it has one.
-
-        `whole_window`: keep all positions of a sliding window, so that rows can be rolled back, which cannot be read
-        again.
-
-        What a `prompt_cache` has of the ids with which the first sequence is synced need not be read again; what the
-        sequence holds when the context is closed is kept there.
-
-        Where attention is captured, batches have as many rows as keep its scores within `SCORES` bytes, at least 32:
-        without flash attention each row has one for every head and position.
-
-        With `lazy` it can decode lazily, if the model's head can be computed alone and nothing is captured; a pass
-        then takes 1% longer.
+    ) -> None:  # fmt: skip
+        """Reserve the cache. What a `prompt_cache` has of the ids with which the first sequence is synced need not be
+        read again; what the sequence holds when the context is closed is kept there.
 
         Raises:
-            InvalidOption: a size that is not positive, too many sequences, fewer rows in a batch than sequences (where
-                llama.cpp would abort), spare cells for separate buffers, a layer to capture that does not exist.
+            InvalidOption: as for `ContextSpec.resolved`, or a layer to capture that does not exist.
             EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
         """
-        hardware = model.hardware
-        n_batch = max(n_seq, hardware.n_batch or N_BATCH) if n_batch is None else n_batch
-        llama_api.check_sizes(n_ctx, n_seq, n_batch, threads, unified, spare)
+        self.spec = open_spec = spec.resolved(model, capture)
         if capture is not None:
             capture.check(model.n_layer)
-        self.model, self.n_ctx, self.n_seq, self.unified = model, n_ctx, n_seq, unified
-        self._owned: native.Owned | None = None
-        self._sequences = Sequences(n_seq, n_ctx)
-        self._lengths = self._sequences.lengths
-        cells = n_ctx * n_seq if spare is None else min(n_ctx + spare, n_ctx * n_seq)
-        if capture is not None and capture.attention:
-            n_batch = min(n_batch, attention_rows(model.header, cells))
-        self.n_batch = max(n_seq, min(n_batch, cells))
-        self.threads = self.threads_used = threads or hardware.threads or native.default_threads(model.n_params)
-        """Threads of a decode that is alone, and of the last decode: fewer if others computed at the same time."""
-        self.shared = 0
-        """Decodes that had fewer threads than a decode that is alone."""
-        self.exact = model.is_f32 if exact is None else exact
-        flash = hardware.flash_attn if flash is None else flash
-        quantised = hardware.cache_type in QUANTISED and not self.exact
-        flash = (
-            quantised or native.flash_pays(model.n_params, self.n_batch, model.offloaded) if flash is None else flash
-        )
-        self.flash = flash and not self.exact and not (capture and capture.attention)
-        self.captured = None if capture is None else Recorder(capture, n_seq, unified)
-        head = LMHead.open(model, self.threads) if lazy and capture is None else None
+        self.model, asked = model, open_spec.native
+        self.captured = None if capture is None else Recorder(capture, spec.n_seq, spec.unified)
+        head = LMHead.open(model, asked.threads) if spec.lazy and capture is None else None
         self._lazy_head = None if head is None else LazyHead(head)
         observer = self.captured or self._lazy_head
-        cache_type = _cache_type(hardware.cache_type, self.exact, self.flash)
-        self._saved: CachedSequence | None = None
-        if prompt_cache is not None:
-            by_length = any("rope_factors_long" in tensor.name for tensor in model.header.tensors)
-            kind = f"{native.commit()} {cache_type} {self.flash} {n_ctx if by_length else ''}"
-            self._saved = CachedSequence(prompt_cache, kind)
-        self._owned = llama_api.open_context(
-            model.owned,
-            positions=cells,
-            sequences=n_seq,
-            rows=self.n_batch,
-            threads=self.threads,
-            unified=unified,
-            cache_type=cache_type,
-            callback=observer and observer.callback,
-            flash_attention=self.flash,
-            snapshots=snapshots_that_fit(model.header, model.size_bytes, n_seq) if rolls_back else 0,
-            whole_window=whole_window,
-            outputs=output_rows(n_seq, self.n_batch) if model.few_outputs and not (capture and capture.outputs) else 0,
-        )
+        self._saved = None if prompt_cache is None else CachedSequence(prompt_cache, self._kind())
+        owned = llama_api.open_context(model.owned, asked, callback=observer and observer.callback)
+        self.native = NativeContext(owned, asked.threads, model.n_vocab)
         self._cache = KVCache(
-            model.owned, self._owned, n_seq, model.architecture, trusted="rollback" not in model.faults,
-            whole_window=whole_window,
+            model.owned, owned, spec.n_seq, model.architecture, trusted="rollback" not in model.faults,
+            whole_window=spec.whole_window,
         )  # fmt: skip
-        self._placed: list[tuple[int, int, int, int]] = []  # rows of the batch, for the speculator
-        self._speculator = self._open_speculator() if speculates and capture is None else None
-        self._lost: dict[int, int] = {}  # sequences whose last positions must be read again, and how many they have
         if not self._cache.exists:
             raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
-        self._logits = LogitsView(model.n_vocab)
-        self._should_stop: Callable[[], bool] | None = None
+        self._speculator = None
+        if spec.speculates and capture is None and model.speculator is not None:
+            trunk = Trunk(self.native, spec.n_ctx, asked, model.n_vocab)
+            self._speculator = model.speculator.open(trunk)
+        self._sequences = Sequences(spec.n_seq, spec.n_ctx)
+        self._lost: dict[int, int] = {}  # sequences whose last positions must be read again, and how many they have
         self._progress: Callable[[int, int], None] | None = None
-        self._batch = LlamaBatch(self.n_batch, n_ctx, planes=model.position_planes)
-        self._row_factor = row_factor(model.header)
+        self._batch = LlamaBatch(asked.rows, spec.n_ctx, planes=model.position_planes)
         outer = None if capture is None else {capture.stop_after, *capture.outputs}
         # the last layer's output holds only the rows of which logits are wanted
         self._flag_all = bool(outer and model.n_layer - 1 in outer)
-        self._plain = not self._flag_all and (capture is None or capture.stop_after is None)
-        rows_only = capture is None or not (capture.outputs or (self.captured and self.captured.stops))
-        small = not self.flash and not self.exact and native.is_small(model.n_params)
-        self._pairs = rows_only and small and not self._cache.recurrent
         self._widths: Sequence[int] = ()
+        self.fill(())
+
+    def _kind(self) -> str:
+        """Return what a sequence's state depends on besides the model."""
+        asked = self.spec.native
+        by_length = any("rope_factors_long" in tensor.name for tensor in self.model.header.tensors)
+        return f"{native.commit()} {asked.cache_type} {asked.flash} {self.spec.n_ctx if by_length else ''}"
 
     @property
-    def _one_at_a_time(self) -> bool:
-        return "sequences" in self.model.faults
+    def n_ctx(self) -> int:
+        """Positions of a sequence."""
+        return self.spec.n_ctx
+
+    @property
+    def n_seq(self) -> int:
+        """Sequences."""
+        return self.spec.native.sequences
+
+    @property
+    def n_batch(self) -> int:
+        """Rows of a batch."""
+        return self.spec.native.rows
 
     @property
     def _row_by_row(self) -> bool:
@@ -194,23 +122,10 @@ class Context:
             self.model.header, self.n_ctx, self.n_seq, recurrent=cache.recurrent, window=cache.window
         )
 
-    def _open_speculator(self) -> Speculator | None:
-        if self.model.speculator is None:
-            return None
-        cache_type = _cache_type(self.model.hardware.cache_type, self.exact, self.flash)
-        return self.model.speculator.open(
-            Trunk(self._open(), self.n_ctx, self.n_seq, self.threads, self.model.n_vocab, cache_type, self.flash)
-        )
-
     @property
     def speculator(self) -> Speculator | None:
         """What drafts from this context's states; None without it."""
         return self._speculator
-
-    @property
-    def pointer(self) -> Any:
-        """The native context, for llama.cpp's own functions."""
-        return self._open().pointer
 
     def set_cancel(
         self, should_stop: Callable[[], bool] | None, progress: Callable[[int, int], None] | None = None
@@ -220,12 +135,10 @@ class Context:
         A decode that is stopped raises Stopped, and has changed nothing. None: nothing is asked. A decode of several
         batches calls `progress` before the first and after each one, with the number of rows computed and of all.
         """
-        if self._owned is not None:
-            stop = should_stop if isinstance(should_stop, Stop) else None
-            llama_api.set_cancel(self._owned, stop)
-            if self._speculator is not None:
-                self._speculator.set_cancel(stop)
-        self._should_stop, self._progress = should_stop, progress
+        self.native.set_cancel(should_stop)
+        if self._speculator is not None:
+            self._speculator.set_cancel(should_stop if isinstance(should_stop, Stop) else None)
+        self._progress = progress
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
         """Pad decodes of n rows of one sequence to `widths[n]` rows, if that is more and there are free cells.
@@ -236,24 +149,30 @@ class Context:
         """
         if self.lazy_head is not None and heads:
             self.lazy_head.take(heads)
-        fills = self.captured is None and not self._cache.recurrent
-        self._widths = widths if fills else ()
+        spec, capture = self.spec, None if self.captured is None else self.captured.capture
+        fills = capture is None and not self._cache.recurrent
+        widths = widths if fills else ()
+        rows_only = capture is None or (capture.stop_after is None and not capture.outputs)
+        small = not spec.native.flash and not spec.exact and native.is_small(self.model.n_params)
+        if rows_only and small and not self._cache.recurrent:
+            widths = (0, 2, *widths[2:])
+        self._widths = widths
 
     def close(self) -> None:
         """Close the context; its memory is freed once no view of the logits is left."""
-        sound = self._owned is not None and not self._owned.guard.busy
+        sound = not self.native.closed and not self.native.owned.guard.busy
         if sound and self._saved is not None:
-            self._lengths[0] = self._cache.settle(0, self._lost.pop(0, self._lengths[0]))
+            lengths = self._sequences.lengths
+            lengths[0] = self._cache.settle(0, self._lost.pop(0, lengths[0]))
             self._saved.keep(self.cached(), self._cache.size(0), self.save, whole=not self._cache.plain)
         if self._speculator is not None:
             self._speculator.close()
             self._speculator = None
-        self._owned = None
+        self.native.close()
         self._cache.close()
         if self._lazy_head is not None:
             self._lazy_head.close()
             self._lazy_head = None
-        self._logits = LogitsView(self.model.n_vocab)
 
     def __enter__(self) -> Self:
         return self
@@ -267,7 +186,7 @@ class Context:
 
     def length(self, seq: int = 0) -> int:
         """Return the number of positions in a sequence's cache."""
-        return self._lengths[self._sequences.known(seq)]
+        return self._sequences.lengths[self._sequences.known(seq)]
 
     def rollback(self, length: int, seq: int = 0) -> None:
         """Drop all but the first `length` positions of a sequence. What a recurrent state or a sliding window cannot
@@ -276,13 +195,13 @@ class Context:
         Raises:
             InvalidOption: the sequence is shorter than that.
         """
-        self._open()
+        _ = self.native.owned
         now = self.length(seq)
         if not 0 <= length <= now:
             raise InvalidOption(f"Cannot roll back to {length} positions.", f"The sequence has {now}.")
         if length == now:
             return
-        self._lengths[seq] = length
+        self._sequences.lengths[seq] = length
         if self._speculator is not None:
             self._speculator.truncate(seq, length)
         if seq in self._lost:
@@ -299,7 +218,8 @@ class Context:
 
     def reread(self, seq: int = 0) -> None:
         """Read again what a rollback has lost. Decodes do so themselves."""
-        held, length = self._lost.pop(seq, None), self._lengths[seq]
+        lengths = self._sequences.lengths
+        held, length = self._lost.pop(seq, None), lengths[seq]
         if held is None:
             return
         ids = self._sequences.view(seq)[held:length].copy()
@@ -309,14 +229,14 @@ class Context:
                 f"{self.model.name} cannot remove embedding rows from its cache: its state is recurrent.",
                 "Use a transformer model.",
             )
-        self._lengths[seq] = held
+        lengths[seq] = held
         try:
             for start in range(0, len(ids), self.n_batch):
                 part = ids[start : start + self.n_batch]
                 self._run(self._place(0, seq, part, 0), self._batch.tokens)
-                self._lengths[seq] += len(part)
+                lengths[seq] += len(part)
         except BaseException:
-            now, self._lengths[seq] = self._lengths[seq], length
+            now, lengths[seq] = lengths[seq], length
             self._lose(seq, self._cache.distrust(seq, now, now), length)
             raise
 
@@ -326,11 +246,11 @@ class Context:
         Raises:
             InvalidOption: the context is not unified, or a sequence does not exist.
         """
-        if not self.unified:
+        if not self.spec.native.unified:
             raise InvalidOption(
                 "Sequences of a context with separate buffers cannot branch.", "Open the context with unified=True."
             )
-        self._open()
+        _ = self.native.owned
         if self._sequences.known(src) != self._sequences.known(dst):
             self.reread(src)
             self._copy(src, dst)
@@ -341,7 +261,9 @@ class Context:
             self._speculator.clear(dst)
         copied = self._cache.copy(src, dst)
         self._sequences.copy(src, dst)
-        self._lose(dst, self._lost.get(src, self._lengths[src]) if copied else 0, self._lengths[src])
+        self._lose(
+            dst, self._lost.get(src, self._sequences.lengths[src]) if copied else 0, self._sequences.lengths[src]
+        )
 
     def copy_prefix(self, src: int, dst: int, length: int) -> None:
         """Copy the first `length` positions of `src` to sequence `dst`, without computing them; also across buffers.
@@ -351,7 +273,7 @@ class Context:
         Raises:
             InvalidOption: `src` is shorter than that, or a sequence does not exist.
         """
-        self._open()
+        _ = self.native.owned
         if not 0 <= length <= self.length(src):
             raise InvalidOption(f"Cannot copy {length} positions.", f"The sequence has {self.length(src)}.")
         if self._sequences.known(dst) != src:
@@ -370,11 +292,11 @@ class Context:
         self.clear(seq)
         positions = layers[0].positions
         self._sequences.check_fits(seq, positions)
-        streams = 1 if self.unified else self.n_seq
-        if not self._cache.adopt(seq, layers, streams=streams, transposed=not self.flash):
+        streams = 1 if self.spec.native.unified else self.n_seq
+        if not self._cache.adopt(seq, layers, streams=streams, transposed=not self.spec.native.flash):
             return False
         self._sequences.note(seq, np.full(positions, NO_ID, dtype=np.int32))
-        self._lengths[seq] = positions
+        self._sequences.lengths[seq] = positions
         return True
 
     def save(self, path: Path, seq: int = 0) -> bool:
@@ -389,16 +311,16 @@ class Context:
         if ids is None:
             return 0
         self._sequences.note(seq, ids)
-        self._lengths[seq] = len(ids)
+        self._sequences.lengths[seq] = len(ids)
         return len(ids)
 
     def clear(self, seq: int = 0) -> None:
         """Empty a sequence."""
-        self._lengths[self._sequences.known(seq)] = 0
+        self._sequences.lengths[self._sequences.known(seq)] = 0
         self._lost.pop(seq, None)
         if self._speculator is not None:
             self._speculator.clear(seq)
-        self._open()
+        _ = self.native.owned
         self._cache.clear(seq)
 
     def sync(self, ids: Ids, seq: int = 0) -> int:
@@ -418,7 +340,7 @@ class Context:
             common = self._sequences.common(seq, ids[:-1])
         self.rollback(common, seq)
         if seq in self._lost:
-            self._lengths[seq] = common = self._lost.pop(seq)
+            self._sequences.lengths[seq] = common = self._lost.pop(seq)
         self._cache.expect_draft(seq)
         return common
 
@@ -439,19 +361,16 @@ class Context:
             return self.decode_rows((SeqRows(seq, ids, outputs),))[0]
         start = self._begin(seq, n, outputs)
         try:
-            if row_by_row:
-                rows = n
-            else:
-                rows = 2 if self._pairs and n == 1 == outputs else self._widths[n] if n < len(self._widths) else n
+            rows = self._widths[n] if n < len(self._widths) and not row_by_row else n
             if n < rows <= self.n_ctx - start:
                 return self._decode_filled(seq, ids, outputs, start, rows)
             self._run(self._place(0, seq, ids, outputs), self._batch.tokens)
-            self._lengths[seq] = start + n
+            self._sequences.lengths[seq] = start + n
         except BaseException:
             self._restore({seq: start})
             raise
-        if self._plain:
-            return self._logits.rows(self._open(), outputs)
+        if self.captured is None:
+            return self.native.rows(outputs)
         return self._views([(n, outputs)])[0]
 
     def decode_lazy(self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = ()) -> Rows:
@@ -510,7 +429,7 @@ class Context:
             if heads and self._progress is not None:
                 self._progress(total, total)
             for r in rest:
-                self._lengths[r.seq] += len(r.ids)
+                self._sequences.lengths[r.seq] += len(r.ids)
         except BaseException:
             self._restore(starts)
             raise
@@ -523,7 +442,7 @@ class Context:
             if self._progress is not None:
                 self._progress(done, total)
             self._run(self._place(0, r.seq, r.ids, 0), self._batch.tokens)
-            self._lengths[r.seq] += len(r.ids)
+            self._sequences.lengths[r.seq] += len(r.ids)
             done += len(r.ids)
         self._save({r.seq for r in heads})
         if heads and self._progress is not None:
@@ -534,7 +453,7 @@ class Context:
         n = {r.seq: len(r.ids) for r in rows}
         if len(n) < len(rows):  # which is refused
             return True
-        if self._one_at_a_time or self._row_by_row:
+        if "sequences" in self.model.faults or self._row_by_row:
             return False
         return self._cache.may_share(n) and (not self._cache.snapshots or sum(n.values()) <= self.n_batch)
 
@@ -576,7 +495,7 @@ class Context:
                 size = len(rows) if last else min(self.n_batch, len(rows) - outputs)
                 self._place(0, seq, none[:size], outputs if last else 0)
                 self._run(size, self._batch.embeddings(rows[:size]))
-                self._lengths[seq] += size
+                self._sequences.lengths[seq] += size
                 if last:
                     break
                 rows = rows[size:]
@@ -587,8 +506,8 @@ class Context:
 
     def _rows(self, rows: Floats) -> Floats:
         """Return rows as llama.cpp wants them, which may scale them before the first layer."""
-        if self._row_factor != 1.0:
-            rows = rows * np.float32(self._row_factor)
+        if (factor := row_factor(self.model.header)) != 1.0:
+            rows = rows * np.float32(factor)
         return np.ascontiguousarray(rows, dtype=np.float32)
 
     def _decode_filled(self, seq: int, ids: Ids, outputs: int, start: int, rows: int) -> Floats:
@@ -604,12 +523,12 @@ class Context:
             self._run(n, self._batch.tokens)
         else:
             self._lose(seq, self._cache.truncate(seq, end, start + rows), end)
-        self._lengths[seq] = end
-        return self._logits.rows(self._open(), outputs)
+        self._sequences.lengths[seq] = end
+        return self.native.rows(outputs)
 
     def _begin(self, seq: int, n: int, outputs: int) -> int:
         """Return the length of the sequence if `n` more positions with `outputs` rows of logits are possible."""
-        self._open()
+        _ = self.native.owned
         if n < 1 or not 0 <= outputs <= min(n, self.n_batch):
             raise InvalidOption(
                 f"{outputs} rows of logits of {n} ids were asked for.", f"Give ids, and ask for at most {self.n_batch}."
@@ -624,55 +543,41 @@ class Context:
     def _place(self, at: int, seq: int, ids: Ids, outputs: int) -> int:
         """Put `ids` into the batch from row `at` on, and into the record; return the row after them."""
         if self._cache.recurrent:
-            self._cache.begin_batch(seq, self._lengths[seq], len(ids), outputs)
+            self._cache.begin_batch(seq, self._sequences.lengths[seq], len(ids), outputs)
         if self._speculator is not None:
-            self._placed = [*(self._placed if at else ()), (at, seq, self._lengths[seq], len(ids))]
+            self._speculator.place(at, seq, self._sequences.lengths[seq], len(ids))
         return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs, self._flag_all)
 
     def _run(self, n: int, batch: Any, copies: int = 0) -> None:
         """Decode the first `n` rows of a batch; the last `copies` of them are not shown."""
-        if self._should_stop is not None and self._should_stop():
-            raise Stopped
         if self.captured is not None:
             self.captured.begin(n, copies)
-        context = self._open()
-        with self.captured or self._lazy_head or _NO_OBSERVER, cores.computation(self.threads) as share:
-            if share != self.threads_used:
-                llama_api.set_threads(context, share)
-                self.threads_used = share
-            self.shared += share < self.threads
-            llama_api.decode(context, batch, n)
+        self.native.decode(batch, n, self.captured or self._lazy_head or NO_OBSERVER)
         if self._speculator is not None:
-            self._speculator.note(self._placed)
+            self._speculator.note()
 
     def _save(self, seqs: set[int]) -> None:
         """Save checkpoints of sequences in the middle of a long prompt: its end may change."""
         if not self._cache.plain:
             for seq in seqs:
-                self._cache.save(seq, self._lengths[seq])
+                self._cache.save(seq, self._sequences.lengths[seq])
 
     def _views(self, rows: Sequence[tuple[int, int]]) -> list[Floats]:
         """Return the logits for the entries of the last batch, given as (rows, rows with logits wanted)."""
         if self.captured is not None and self.captured.stops:
-            return [self._logits.none] * len(rows)
+            return [self.native.no_rows] * len(rows)
         flagged = [n if self._flag_all else outputs for n, outputs in rows]
-        view, end, views = self._logits.rows(self._open(), sum(flagged)), 0, []
+        view, end, views = self.native.rows(sum(flagged)), 0, []
         for (_, outputs), n in zip(rows, flagged, strict=True):
             end += n
             views.append(view[end - outputs : end])
         return views
 
-    def _open(self) -> native.Owned:
-        if self._owned is None:
-            raise EngineFailed("The context is closed.", "Open another.")
-        native.process_exit.block_if_exiting()
-        return self._owned
-
     def _restore(self, starts: dict[int, int]) -> None:
         for seq, start in starts.items():
-            now, self._lengths[seq] = self._lengths[seq], start
+            now, self._sequences.lengths[seq] = self._sequences.lengths[seq], start
             if self._speculator is not None:
                 self._speculator.truncate(seq, start)
-            if self._owned is not None:  # it may have been closed from elsewhere
+            if not self.native.closed:  # it may have been closed from elsewhere
                 self._lost.pop(seq, None)
                 self._lose(seq, self._cache.distrust(seq, start, now), start)

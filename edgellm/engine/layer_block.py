@@ -12,6 +12,7 @@ import numpy as np
 
 from edgellm.engine import native
 from edgellm.engine.context import Context
+from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.graph_hooks import Capture
 from edgellm.engine.kv.layer_rows import LayerRows
 from edgellm.engine.kv.sequences import NO_ID, SeqRows
@@ -51,16 +52,11 @@ class Block:
         capture = None if head else Capture(outputs=(self._last,), stop_after=self._last)
         self._context = Context(
             model,
-            n_ctx=n_ctx,
-            n_seq=n_seq,
-            n_batch=rows,
-            threads=threads,
-            unified=n_seq == 1,
+            ContextSpec(n_ctx=n_ctx, n_seq=n_seq, n_batch=rows, threads=threads, unified=n_seq == 1, whole_window=True),
             capture=capture,
-            whole_window=True,
         )
         self.rows_that_pay = native.rows_that_pay(model.n_params, model.n_layer, model.offloaded)
-        plain = not (self._context.flash or self._context.exact)
+        plain = not (self._context.spec.native.flash or self._context.spec.exact)
         self._doubles = plain and native.has_small_layers(model.n_params, model.n_layer)
 
     def forward(self, given: Ids | Floats, *, start: int, seq: int = 0, outputs: int = 0) -> Floats:
@@ -136,7 +132,7 @@ class Block:
     @property
     def threads(self) -> int:
         """The threads that compute."""
-        return self._context.threads
+        return self._context.spec.native.threads
 
     def length(self, seq: int = 0) -> int:
         """Return the number of positions in a sequence's cache."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm import system
-from edgellm.engine import native
-from edgellm.engine.hardware import CACHE_TYPES, Hardware, apply
+from edgellm.engine import cores, native
+from edgellm.engine.hardware import CACHE_TYPES, DEFAULT_CACHE, Hardware, apply
 from edgellm.engine.native import Stop, abort_if_set, lib, no_abort
 from edgellm.engine.trial.probe import amx_failure
 from edgellm.engine.vocabulary import Floats, Ids
-from edgellm.errors import ContextFull, EngineFailed, InvalidOption, ModelUnsupported, Stopped
+from edgellm.errors import ContextFull, EngineFailed, ModelUnsupported, Stopped
+
+NO_OBSERVER: AbstractContextManager[object] = nullcontext()
 
 
 class LlamaBatch:
@@ -89,15 +93,9 @@ def _pointer(array: npt.NDArray[np.generic] | None, kind: Any) -> Any:
 
 
 _NO_CELL, _ABORTED = 1, 2
-
-
 _decode = native.bind(lib.llama_decode, ctypes.c_int32, ctypes.c_void_p, lib.llama_batch)
 _encode = native.bind(lib.llama_encode, ctypes.c_int32, ctypes.c_void_p, lib.llama_batch)
-
-
 _set_threads = native.bind_nonblocking(lib.llama_set_n_threads, None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
-
-
 _logits = native.bind(lib.llama_get_logits, ctypes.c_void_p, ctypes.c_void_p)
 
 
@@ -145,75 +143,56 @@ def load_model(
     return owned
 
 
-def check_sizes(n_ctx: int, n_seq: int, n_batch: int, threads: int | None, unified: bool, spare: int | None) -> None:
-    """Refuse sizes with which llama.cpp cannot open a context, or aborts.
+@dataclass(frozen=True, slots=True)
+class NativeSpec:
+    """A native context of `positions` in all `sequences` together that decodes up to `rows` rows at once.
 
-    Raises:
-        InvalidOption: a size is impossible; the message names it, and the possible ones.
+    `snapshots` of a recurrent state are kept of a sequence. `whole_window`: cells outside a sliding window are kept.
+    `outputs`: the rows of logits of one batch, at most, over which llama.cpp ends the process; 0 for all of them.
+    `mtp`: of the model's MTP layer, which must have been loaded: llama.cpp ends the process without it. `embeddings`:
+    states are pooled as the model says.
     """
-    most = lib.llama_max_parallel_sequences()
-    for value, name, limit in ((n_ctx, "n_ctx", 2**31 - 1), (n_batch, "n_batch", 2**16), (n_seq, "n_seq", most)):
-        if not 1 <= value <= limit:
-            raise InvalidOption(f"{name} is {value}.", f"Use 1 to {limit}.")
-    if n_batch < n_seq:
-        raise InvalidOption(
-            f"A batch of {n_batch} rows has no room for a row of each of {n_seq} sequences.",
-            f"Give an n_batch of at least {n_seq}.",
-        )
-    if threads is not None and threads < 1:
-        raise InvalidOption(f"threads is {threads}.", "Use 1 or more, or None for all cores.")
-    if spare is not None and (spare < 0 or not unified):
-        raise InvalidOption(
-            f"There cannot be {spare} spare cells {'in' if unified else 'between'} {n_seq} sequences.",
-            "Give 0 or more, with a unified cache.",
-        )
+
+    positions: int
+    sequences: int
+    rows: int
+    threads: int
+    unified: bool
+    cache_type: str = DEFAULT_CACHE
+    flash: bool = True
+    snapshots: int = 0
+    whole_window: bool = False
+    outputs: int = 0
+    mtp: bool = False
+    embeddings: bool = False
 
 
 def open_context(
-    model: native.Owned,
-    *,
-    positions: int,
-    sequences: int,
-    rows: int,
-    threads: int,
-    unified: bool,
-    cache_type: str = "f16",
-    callback: Any = None,
-    flash_attention: bool = True,
-    snapshots: int = 0,
-    mtp: bool = False,
-    whole_window: bool = False,
-    embeddings: bool = False,
-    beside: native.Owned | None = None,
-    outputs: int = 0,
+    model: native.Owned, spec: NativeSpec, *, callback: Any = None, beside: native.Owned | None = None
 ) -> native.Owned:
-    """Return a native context of `positions` in all that decodes up to `rows` at once; with `mtp`, one of the model's
-    MTP layer, which must have been loaded: llama.cpp ends the process without it. With `embeddings` it pools states as
-    the model says. It uses weights of the model of the context `beside`, which must outlive its last computation.
-    `outputs`: the rows of logits of one batch, at most, over which llama.cpp ends the process; all of them without it.
+    """Return a native context. llama.cpp shows it nodes of graphs by a `callback`. It uses weights of the model of the
+    context `beside`, which must outlive its last computation.
 
     Raises:
         EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
     """
     params = lib.llama_context_default_params()
-    params.n_ctx, params.n_seq_max = positions, sequences
-    params.n_batch = params.n_ubatch = rows
-    params.n_threads = params.n_threads_batch = threads
-    params.kv_unified = unified
+    params.n_ctx, params.n_seq_max = spec.positions, spec.sequences
+    params.n_batch = params.n_ubatch = spec.rows
+    params.n_threads = params.n_threads_batch = spec.threads
+    params.kv_unified = spec.unified
     # cells outside the window are never freed while branches share them
-    params.swa_full = whole_window or (unified and sequences > 1)
-    params.n_rs_seq = snapshots
-    params.n_outputs_max = outputs
-    params.no_perf = True
-    params.embeddings = embeddings
-    if mtp:
+    params.swa_full = spec.whole_window or (spec.unified and spec.sequences > 1)
+    params.n_rs_seq, params.n_outputs_max = spec.snapshots, spec.outputs
+    params.no_perf, params.embeddings = True, spec.embeddings
+    if spec.mtp:
         params.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
     if beside is not None:
         params.ctx_other = beside.pointer
     if callback is not None:
         params.cb_eval = callback
-    params.type_k = params.type_v = CACHE_TYPES[cache_type]
-    if not flash_attention:
+    params.type_k = params.type_v = CACHE_TYPES[spec.cache_type]
+    if not spec.flash:
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
     mark = native.log.count
     with native.deferred_interrupt(), native.NativeGuard():
@@ -221,24 +200,82 @@ def open_context(
         owned = native.Owned(pointer, lib.llama_free, parent=model) if pointer else None
     if owned is None:
         raise EngineFailed(
-            f"llama.cpp cannot open a context of {positions} positions: {native.log.since(mark)}.",
+            f"llama.cpp cannot open a context of {spec.positions} positions: {native.log.since(mark)}.",
             "Ask for a shorter context, or close other programs.",
         )
     return owned
 
 
-def set_cancel(context: native.Owned, stop: Stop | None) -> None:
-    """Have decodes end early once `stop` is set; it must live until the next `set_cancel`, or until the context ends.
+class NativeContext:
+    """A native context that is used by one thread until it is closed. A decode uses its share of the cores while other
+    threads compute."""
 
-    This works on a processor only: a GPU computes to the end.
-    """
-    callback = (no_abort, None) if stop is None else (abort_if_set, stop.address)
-    lib.llama_set_abort_callback(context.pointer, *callback)
+    def __init__(self, owned: native.Owned, threads: int, n_vocab: int) -> None:
+        """Take over `owned`, which computes with `threads` threads where it is alone."""
+        self._owned: native.Owned | None = owned
+        self.threads = self.threads_used = threads
+        """Threads of a decode that is alone, and of the last decode: fewer if others computed at the same time."""
+        self.shared = 0
+        """Decodes that had fewer threads than a decode that is alone."""
+        self._logits = LogitsView(n_vocab)
+        self._should_stop: Callable[[], bool] | None = None
 
+    @property
+    def owned(self) -> native.Owned:
+        """The native context. Raises EngineFailed if it is closed."""
+        if self._owned is None:
+            raise EngineFailed("The context is closed.", "Open another.")
+        native.process_exit.block_if_exiting()
+        return self._owned
 
-def set_threads(context: native.Owned, threads: int) -> None:
-    """Set the number of threads for the next decodes."""
-    _set_threads(context.pointer, threads, threads)
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self._owned is None
+
+    def set_cancel(self, should_stop: Callable[[], bool] | None) -> None:
+        """Have decodes ask `should_stop` before they begin, and a `Stop` also while they compute. The latter works on a
+        processor only: a GPU computes to the end."""
+        self._should_stop = should_stop
+        if self._owned is not None:
+            flag = should_stop if isinstance(should_stop, Stop) else None
+            callback = (no_abort, None) if flag is None else (abort_if_set, flag.address)
+            lib.llama_set_abort_callback(self._owned.pointer, *callback)
+
+    def decode(self, batch: Any, n: int, observer: AbstractContextManager[object] = NO_OBSERVER) -> None:
+        """Decode the first `n` rows of a batch while the `observer` watches. Raises what `decode` raises."""
+        self._compute(decode, batch, n, observer)
+
+    def encode(self, batch: Any, n: int) -> None:
+        """Have the model's encoder compute the first `n` rows of a batch, all of which are flagged. Raises what
+        `decode` raises."""
+        self._compute(encode, batch, n, NO_OBSERVER)
+
+    def _compute(self, function: Any, batch: Any, n: int, observer: AbstractContextManager[object]) -> None:
+        if self._should_stop is not None and self._should_stop():
+            raise Stopped
+        owned = self.owned
+        with observer, cores.computation(self.threads) as share:
+            if share != self.threads_used:
+                _set_threads(owned.pointer, share, share)
+                self.threads_used = share
+            self.shared += share < self.threads
+            function(owned, batch, n)
+
+    def rows(self, n: int) -> Floats:
+        """Return the first `n` rows of logits of the last decode, (n, n_vocab), read-only: views that keep the memory
+        behind them alive."""
+        return self._logits.rows(self.owned, n)
+
+    @property
+    def no_rows(self) -> Floats:
+        """No logits, (0, n_vocab)."""
+        return self._logits.none
+
+    def close(self) -> None:
+        """Close the context; its memory is freed once no view of the logits is left."""
+        self._owned = None
+        self._logits.close()
 
 
 def decode(context: native.Owned, batch: Any, n: int) -> None:
@@ -281,6 +318,10 @@ class LogitsView:
         self._n_vocab = n_vocab
         self._address = 0
         self._view = self.none = np.empty((0, n_vocab), dtype=np.float32)
+
+    def close(self) -> None:
+        """Let go of the view."""
+        self._view, self._address = self.none, 0
 
     def rows(self, context: native.Owned, n: int) -> Floats:
         """Return the first `n` rows, (n, n_vocab), read-only."""

@@ -149,13 +149,14 @@ def place(
 
     def contexts(model: Model) -> list[Context]:
         from edgellm.engine.context import Context
+        from edgellm.engine.context_spec import ContextSpec
 
         n_ctx, several = hardware.n_ctx or LEAST_CONTEXT, sessions if apart else 1
         if not verifies:
-            return [Context(model, n_ctx=n_ctx) for _ in range(several)]
+            return [Context(model, ContextSpec(n_ctx=n_ctx)) for _ in range(several)]
         n_seq = 1 if apart else sessions
         return [
-            Context(model, n_ctx=n_ctx, n_seq=n_seq, unified=n_seq == 1, rolls_back=True, speculates=True)
+            Context(model, ContextSpec(n_ctx=n_ctx, n_seq=n_seq, unified=n_seq == 1, rolls_back=True, speculates=True))
             for _ in range(several)
         ]
 

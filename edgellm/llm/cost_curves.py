@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 
 from edgellm import __version__
-from edgellm.engine import HEADS, Context, LMHead, Model, ModelFile, ShouldStop, head_pays, never
+from edgellm.engine import HEADS, Context, ContextSpec, LMHead, Model, ModelFile, ShouldStop, head_pays, never
 from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token
 from edgellm.engine.hardware import Hardware, placement
 from edgellm.engine.kv.layer_rows import Bytes
@@ -253,16 +253,14 @@ class ModelCurve:
     def _measure(self, should_stop: ShouldStop, progress: Callable[[float], None] | None) -> tuple[CostCurve, bool]:
         """Return a curve, and whether other programs took the processor while it was measured."""
         depth = deepest(self._model)
-        with Context(
-            self._model, n_ctx=depth + _PREFIX + KNOTS[-1], threads=self._threads, lazy=head_pays(self._model),
-            rolls_back=True,
-        ) as context:  # fmt: skip
+        n_ctx, lazy = depth + _PREFIX + KNOTS[-1], head_pays(self._model)
+        with Context(self._model, ContextSpec(n_ctx, threads=self._threads, lazy=lazy, rolls_back=True)) as context:
             context.set_cancel(should_stop)
             waiting = self._waiting()
             try:
                 curve = self._measurement.run(context, should_stop, progress, depth)
             finally:
-                if busy := max(waiting.share(), SHARED if context.shared else 0.0) > BUSY:
+                if busy := max(waiting.share(), SHARED if context.native.shared else 0.0) > BUSY:
                     self._measurement = CurveMeasurement()
             return curve, busy
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from edgellm.engine import Capture, Context, GgufHeader, Model, cut, head_pays
+from edgellm.engine import Capture, Context, ContextSpec, GgufHeader, Model, cut, head_pays
 from edgellm.engine.gguf.cuttable import check_cuttable, exit_cuts
 from edgellm.engine.kv.prompt_cache import PromptCache
 from edgellm.errors import InvalidOption, ModelUnsupported
@@ -125,7 +125,9 @@ class Drafters:
 
     def _open(self, kind: DrafterKind) -> PooledDrafter:
         if self.translation is not None:
-            context = Context(self._model, n_ctx=self._n_ctx, threads=self._threads, prompt_cache=self._prompt_cache)
+            context = Context(
+                self._model, ContextSpec(n_ctx=self._n_ctx, threads=self._threads), prompt_cache=self._prompt_cache
+            )
             return TranslatedDrafter(self._model, context, self.translation)
         if kind.exit_layer is not None:
             lower, upper = self._cut(kind.exit_layer)
@@ -141,12 +143,14 @@ class Drafters:
             )
         context = Context(
             self._model,
-            n_ctx=self._n_ctx,
-            n_seq=1 + kind.branches,
-            spare=kind.branches * max(SPARE, kind.gamma + 2),
-            threads=self._threads,
+            ContextSpec(
+                n_ctx=self._n_ctx,
+                n_seq=1 + kind.branches,
+                spare=kind.branches * max(SPARE, kind.gamma + 2),
+                threads=self._threads,
+                lazy=head_pays(self._model),
+            ),
             capture=Capture(attention=kind.layers) if kind.layers else None,
-            lazy=head_pays(self._model),
             prompt_cache=self._prompt_cache,
         )
         return ModelDrafter(

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
-from edgellm.engine import Context, Model, ModelFile, head_pays
+from edgellm.engine import Context, ContextSpec, Model, ModelFile, head_pays
 from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token
 from edgellm.engine.hardware import ALL_LAYERS, Hardware, offload_devices
 from edgellm.engine.kv.prompt_cache import PromptCache
@@ -345,10 +345,8 @@ def verifier_of(
     """Return a verifier over `model`."""
 
     def context() -> Context:
-        return Context(
-            model, n_ctx=n_ctx, threads=threads, lazy=head_pays(model), rolls_back=True, speculates=True,
-            prompt_cache=prompt_cache,
-        )  # fmt: skip
+        spec = ContextSpec(n_ctx, threads=threads, lazy=head_pays(model), rolls_back=True, speculates=True)
+        return Context(model, spec, prompt_cache=prompt_cache)
 
     return LocalVerifier(model, ContextPool(context), n_ctx)
 

@@ -12,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Context, Ids, Model, SeqRows, top2, top2_of_rows
+from edgellm.engine import Context, ContextSpec, Ids, Model, SeqRows, top2, top2_of_rows
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported, ProfileStopped, Stopped
 from edgellm.llm.drafter_pool import DrafterKind, Drafters, PooledDrafter, exit_layers
 from edgellm.llm.generation import Components
@@ -39,7 +39,7 @@ def batch_seconds(model: Model, prompt: Ids, threads: int | None) -> tuple[float
     n_ctx = len(prompt) + 2 * _REPEATS
     seconds = []
     with Context(
-        model, n_ctx=n_ctx, n_seq=1 + MAX_BRANCHES, spare=MAX_BRANCHES * 2 * _REPEATS, threads=threads
+        model, ContextSpec(n_ctx=n_ctx, n_seq=1 + MAX_BRANCHES, spare=MAX_BRANCHES * 2 * _REPEATS, threads=threads)
     ) as context:
         context.decode(prompt)
         for rows in range(1, MAX_BRANCHES + 1):
@@ -124,8 +124,8 @@ def _agreement(
     left = same = total = 0
     longest = max(len(prompt) + len(reply) for prompt, reply in texts)
     with (
-        Context(model, n_ctx=longest, threads=threads) as whole,
-        Context(lower, n_ctx=longest, threads=threads) as early,
+        Context(model, ContextSpec(n_ctx=longest, threads=threads)) as whole,
+        Context(lower, ContextSpec(n_ctx=longest, threads=threads)) as early,
     ):
         for prompt, reply in texts:
             ids = np.concatenate((prompt, reply[:-1]))

@@ -54,7 +54,7 @@ class ContextPool:
     @property
     def shared(self) -> int:
         """Return how many decodes of all contexts had fewer threads than a context alone has."""
-        return sum(context.shared for context in self._all)
+        return sum(context.native.shared for context in self._all)
 
     def close(self) -> None:
         """Close every context, including those still in use."""

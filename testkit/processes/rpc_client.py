@@ -15,7 +15,7 @@ from typing import IO, cast
 
 import numpy as np
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.hardware import ALL_LAYERS, Hardware
 from testkit import ROOT
@@ -54,7 +54,10 @@ def main(model: str, *ports: str) -> None:
     sys.stdin.readline()
     names = tuple(name for port in ports for name in backend.add_server(int(port)))
     hardware = Hardware(gpu_layers=ALL_LAYERS, devices=names)
-    with Model.load(Path(model), hardware=hardware, probe=False) as loaded, Context(loaded, n_ctx=256) as context:
+    with (
+        Model.load(Path(model), hardware=hardware, probe=False) as loaded,
+        Context(loaded, ContextSpec(n_ctx=256)) as context,
+    ):
         print("loaded", flush=True)
         for line in sys.stdin:
             context.clear()

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from edgellm.engine import Context, Floats, Model
+from edgellm.engine import Context, ContextSpec, Floats, Model
 from edgellm.spec.sampling import distribution, draw
 from edgellm.spec.types import Sampling
 
@@ -20,7 +20,7 @@ class Engine:
 
     def __init__(self, model: Model, positions: int = 512) -> None:
         self.model, self.positions = model, positions
-        self._context = Context(model, n_ctx=positions, threads=1)
+        self._context = Context(model, ContextSpec(n_ctx=positions, threads=1))
         self._lock = threading.Lock()
         self._blocks: set[tuple[str, tuple[int, ...]]] = set()
         self._random = np.random.default_rng(7)

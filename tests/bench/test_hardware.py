@@ -72,7 +72,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, i
 
     def noted(self: Context, model: Model, **more: Any) -> None:
         init(self, model, **more)
-        found.append((model.name, self.n_ctx, self.threads, self.flash))
+        found.append((model.name, self.n_ctx, self.native.threads, self.spec.native.flash))
 
     monkeypatch.setattr(Context, "__init__", noted)
     monkeypatch.setattr(report, "RESULTS", tmp_path)

@@ -34,7 +34,7 @@ from bench.papers.pipesd import (
     replayed,
     tuned,
 )
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.llm import LLM
 from edgellm.services.client.verifier_client import SentRequest, Stream
 from edgellm.spec.drafters.model import ModelDrafter
@@ -322,7 +322,7 @@ def test_every_strategy_writes_the_verifiers_text_and_sends_the_distributions_of
             carry(this, tokens)
             received += tokens  # once it is acknowledged
 
-        inner = ModelDrafter(draft_model, Context(draft_model, n_ctx=1024, threads=1))
+        inner = ModelDrafter(draft_model, Context(draft_model, ContextSpec(n_ctx=1024, threads=1)))
         drafter = StrategicDrafter(inner, strategy, draft_model.is_eog, pipeline)
         before = relay.carried[0]
         with (

@@ -14,7 +14,7 @@ from bench.papers.frontier import WholeReplies, costs
 from bench.papers.switching import WIDE, Home, placed, schedules
 from bench.synera.baselines import ReplyRule
 from bench.synera.stalls import Method
-from edgellm.engine import Context, Model, ModelFile
+from edgellm.engine import Context, ContextSpec, Model, ModelFile
 from edgellm.layer_range import HERE, read_split
 from edgellm.llm import LLM
 from edgellm.spec.draft_length import CostCurve
@@ -73,7 +73,7 @@ def test_every_technique_adds_sources_to_the_row_above() -> None:
 
 def test_methods_of_the_ablation_write_the_reply(verifier_model: Model) -> None:
     (case,) = recorded(verifier_model, "ui", 1)
-    with Context(verifier_model, n_ctx=1024, threads=1) as context:
+    with Context(verifier_model, ContextSpec(n_ctx=1024, threads=1)) as context:
         verifier = ForcedVerifier(verifier_model, context)
         runs = methods(verifier_model, CostCurve((1, 8), (1.0, 1.1)), "ui")
         for run in runs:

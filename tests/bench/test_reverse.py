@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.upstream.reverse import Device
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.storage import resolve
 from testkit.upstream.proposer import ADDRESS, DeviceProposer
 
@@ -21,7 +21,7 @@ VLLM = SimpleNamespace(
 def test_each_request_gets_the_draft_models_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     text = [0, 45, 281, 527, 2]
     with Model.load(resolve("edgellm-draft")) as model:
-        with Context(model, n_ctx=64, threads=1) as context:
+        with Context(model, ContextSpec(n_ctx=64, threads=1)) as context:
             wanted = [int(np.argmax(context.decode(np.array(text, dtype=np.int32))[-1]))]
             while len(wanted) < 4:
                 wanted.append(int(np.argmax(context.decode(np.array(wanted[-1:], dtype=np.int32))[-1])))

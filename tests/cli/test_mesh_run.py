@@ -228,7 +228,7 @@ def test_this_device_computes_its_part_as_the_options_say(edge: Edge, monkeypatc
 
     def noted(self: Context, model: Model, **more: Any) -> None:
         init(self, model, **more)
-        opened.append((self.threads, self.flash))
+        opened.append((self.native.threads, self.spec.native.flash))
 
     monkeypatch.setattr(Context, "__init__", noted)
     words = ("mesh", "run", "edgellm-verifier", QUESTION, "--split", "here:1-12", "--max-tokens", "4",

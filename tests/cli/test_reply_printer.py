@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from edgellm.cli.views.console import MEANINGS, STYLES
 from edgellm.cli.views.reply_printer import Display, print_reply
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply
@@ -264,7 +264,7 @@ def test_ctrl_c_is_heard_while_llama_cpp_computes(verifier_model: Model, capsys:
     def write(stats: Stats, explain: bool, stopped: Callable[[], bool], *_: object) -> Generator[Event, None, None]:
         nonlocal passes
         signal.signal(signal.SIGINT, lambda *_: None)
-        with Context(verifier_model, n_ctx=1024, n_batch=1024, threads=1) as context:
+        with Context(verifier_model, ContextSpec(n_ctx=1024, n_batch=1024, threads=1)) as context:
             context.set_cancel(stopped)
             threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
             while passes < 10:

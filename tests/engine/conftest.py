@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from testkit.gguf.random_model import CHAT_TEMPLATE, Shape, write
 
 TINY = Shape("llama", 400, 2, 32, 2, 1, 64, 512)
@@ -50,5 +50,5 @@ def exact_model(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
 @pytest.fixture
 def context(exact_model: Model) -> Iterator[Context]:
     """Three sequences of 256 positions over the draft model in float32."""
-    with Context(exact_model, n_ctx=256, n_seq=3, threads=1) as opened:
+    with Context(exact_model, ContextSpec(n_ctx=256, n_seq=3, threads=1)) as opened:
         yield opened

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgellm.engine import Context, Floats, Ids, Model
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Model
 
 CLOSE = 1e-4  # of the largest logit
 ROUNDED = 0.02  # a cache of 16 bits, and 8-bit products
@@ -20,5 +20,5 @@ def difference(a: Floats, b: Floats) -> float:
 
 
 def one_by_one(model: Model, ids: Ids) -> Floats:
-    with Context(model, n_ctx=len(ids), threads=1) as fresh:
+    with Context(model, ContextSpec(n_ctx=len(ids), threads=1)) as fresh:
         return np.concatenate([fresh.decode(ids[i : i + 1]).copy() for i in range(len(ids))])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgellm.engine import Context, Floats, Ids, Model, Speculator
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, Speculator
 
 
 def opened(model: Model, n_ctx: int = 128, **options: Any) -> Context:
-    return Context(model, n_ctx=n_ctx, threads=1, speculates=True, rolls_back=True, **options)
+    return Context(model, ContextSpec(n_ctx=n_ctx, threads=1, speculates=True, rolls_back=True, **options))
 
 
 def speculator(context: Context) -> Speculator:

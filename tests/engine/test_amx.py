@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edgellm import places
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.native import features, lib
 from edgellm.engine.trial import probe
 from edgellm.isolation.serving import pack
@@ -80,7 +80,7 @@ def test_what_ends_a_child_is_not_used_and_not_tried_again(
 
     probe.amx_failure.cache_clear()  # as in the next process
     monkeypatch.setattr(probe, "try_in_child", no_child)
-    with Model.load(draft_path) as model, Context(model, n_ctx=32) as context:
+    with Model.load(draft_path) as model, Context(model, ContextSpec(n_ctx=32)) as context:
         rows = context.decode(model.tokenize("a mug", special=False))
 
     assert laid_out_anew == [False]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Floats, Ids, Message, Model
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Message, Model
 from edgellm.engine.native import lib
 from testkit import ROOT
 from testkit.gguf.architectures import ARCHITECTURES, WINDOW
@@ -22,8 +22,8 @@ N = 40
 
 
 def at_once(model: Model, ids: Ids) -> Floats:
-    with Context(model, n_ctx=N, threads=1) as context:
-        assert context.exact
+    with Context(model, ContextSpec(n_ctx=N, threads=1)) as context:
+        assert context.spec.exact
         return context.decode(ids, outputs=len(ids)).copy()
 
 
@@ -51,7 +51,7 @@ def test_it_keeps_the_past_as_its_kind_says(architectures: Architectures, name: 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_greedy_text_is_not_one_token(architectures: Architectures, name: str) -> None:
-    with Model.load(architectures(name)) as model, Context(model, n_ctx=128, threads=1) as context:
+    with Model.load(architectures(name)) as model, Context(model, ContextSpec(n_ctx=128, threads=1)) as context:
         logits = context.decode(model.chat_prompt([Message("user", "hello there")]))
         text = []
         for _ in range(24):

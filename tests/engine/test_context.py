@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, Model, SeqRows, native
+from edgellm.engine import Context, ContextSpec, Model, SeqRows, native
 from edgellm.errors import ContextFull, InvalidOption
 from tests.engine.conftest import QWEN, MakeModel
 from tests.engine.logits import CLOSE, ROUNDED, difference, one_by_one, some_ids
@@ -23,21 +23,21 @@ def test_a_batch_gives_the_logits_of_single_decodes(exact_model: Model, context:
 def test_a_batch_of_another_architecture(make_model: MakeModel) -> None:
     model = make_model(QWEN)
     ids = some_ids(20, model.n_vocab)
-    with Context(model, n_ctx=32, threads=1) as context:
+    with Context(model, ContextSpec(n_ctx=32, threads=1)) as context:
         assert difference(context.decode(ids, outputs=20), one_by_one(model, ids)) < CLOSE
 
 
 def test_exactness_follows_the_weights(exact_model: Model, draft_model: Model) -> None:
-    with Context(exact_model, n_ctx=8) as one, Context(draft_model, n_ctx=8) as two:
-        assert one.exact
-        assert not two.exact
-    with Context(draft_model, n_ctx=8, exact=True) as three:
-        assert three.exact
+    with Context(exact_model, ContextSpec(n_ctx=8)) as one, Context(draft_model, ContextSpec(n_ctx=8)) as two:
+        assert one.spec.exact
+        assert not two.spec.exact
+    with Context(draft_model, ContextSpec(n_ctx=8, exact=True)) as three:
+        assert three.spec.exact
 
 
 def test_exact_contexts_of_quantised_weights_agree_too(draft_model: Model) -> None:
     ids = some_ids(40)
-    with Context(draft_model, n_ctx=64, threads=1, exact=True) as context:
+    with Context(draft_model, ContextSpec(n_ctx=64, threads=1, exact=True)) as context:
         single = np.concatenate([context.decode(ids[i : i + 1]).copy() for i in range(40)])
         context.clear()
         # the weights' own 8-bit products stay: they do not depend on the batch either
@@ -47,7 +47,7 @@ def test_exact_contexts_of_quantised_weights_agree_too(draft_model: Model) -> No
 def test_what_exceeds_a_batch_is_split(exact_model: Model) -> None:
     ids = some_ids(50)
     reference = one_by_one(exact_model, ids)
-    with Context(exact_model, n_ctx=64, n_batch=16, threads=1) as small:
+    with Context(exact_model, ContextSpec(n_ctx=64, n_batch=16, threads=1)) as small:
         for outputs in (0, 1, 7, 16):
             small.clear()
             logits = small.decode(ids, outputs=outputs)
@@ -96,7 +96,7 @@ def test_a_branch_goes_its_own_way(exact_model: Model, context: Context) -> None
 
 def test_streams_cannot_branch(exact_model: Model) -> None:
     with (
-        Context(exact_model, n_ctx=16, n_seq=2, unified=False) as streams,
+        Context(exact_model, ContextSpec(n_ctx=16, n_seq=2, unified=False)) as streams,
         pytest.raises(InvalidOption, match="branch"),
     ):
         streams.branch(0, 1)
@@ -107,7 +107,7 @@ def test_streams_cannot_branch(exact_model: Model) -> None:
 def test_many_sequences_in_one_batch(exact_model: Model, unified: bool, n_batch: int) -> None:
     texts = [some_ids(20, seed=seed) for seed in range(4)]
     cuts, outputs = [3, 10, 0, 19], [2, 0, 4, 1]
-    with Context(exact_model, n_ctx=32, n_seq=4, n_batch=n_batch, threads=1, unified=unified) as context:
+    with Context(exact_model, ContextSpec(n_ctx=32, n_seq=4, n_batch=n_batch, threads=1, unified=unified)) as context:
         for seq, (ids, cut) in enumerate(zip(texts, cuts, strict=True)):
             if cut:
                 context.decode(ids[:cut], seq=seq)
@@ -127,7 +127,7 @@ def test_rows_of_one_sequence_come_once(context: Context) -> None:
 
 
 def test_too_many_rows_of_logits(exact_model: Model) -> None:
-    with Context(exact_model, n_ctx=32, n_seq=2, n_batch=8) as context:
+    with Context(exact_model, ContextSpec(n_ctx=32, n_seq=2, n_batch=8)) as context:
         with pytest.raises(InvalidOption, match="10 rows of logits"):
             context.decode_rows([SeqRows(0, some_ids(6), 5), SeqRows(1, some_ids(6), 5)])
         for outputs in (-1, 9, 13):
@@ -159,7 +159,7 @@ def test_embeddings_stand_for_tokens(make_model: MakeModel) -> None:
         -1, model.n_embd
     )
     ids = some_ids(30, model.n_vocab)
-    with Context(model, n_ctx=64, n_batch=8, threads=1) as context:
+    with Context(model, ContextSpec(n_ctx=64, n_batch=8, threads=1)) as context:
         logits = context.decode_embeddings(data[ids], outputs=5).copy()
         assert context.cached().tolist() == [-1] * 30
         assert context.sync(ids) == 0
@@ -181,7 +181,7 @@ steps = st.lists(
 def test_any_history_ends_in_the_same_logits(exact_model: Model, steps: list[tuple[str, int]]) -> None:
     """A random walk over the operations, with lists of ids as the model of what should be cached."""
     texts: list[list[int]] = [[], [], []]
-    with Context(exact_model, n_ctx=48, n_seq=3, n_batch=16, threads=1) as context:
+    with Context(exact_model, ContextSpec(n_ctx=48, n_seq=3, n_batch=16, threads=1)) as context:
         for what, seed in steps:
             rng = np.random.default_rng(seed)
             a, b = int(rng.integers(3)), int(rng.integers(3))
@@ -213,17 +213,20 @@ def test_any_history_ends_in_the_same_logits(exact_model: Model, steps: list[tup
             last = np.array([*text, 7][-48:], dtype=np.int32)
             context.sync(last, seq)
             logits = context.decode(last[context.length(seq) :], seq=seq).copy()
-            with Context(exact_model, n_ctx=48, threads=1) as fresh:
+            with Context(exact_model, ContextSpec(n_ctx=48, threads=1)) as fresh:
                 assert difference(logits, fresh.decode(last)) < CLOSE
 
 
 @pytest.mark.processor
 def test_flash_attention_is_left_out_where_it_is_slower(draft_model: Model, exact_model: Model) -> None:
-    with Context(draft_model, n_ctx=8) as small, Context(exact_model, n_ctx=8, flash=True) as exact:
-        assert not small.flash
-        assert not exact.flash  # whose logits would depend on the batch
-    with Context(draft_model, n_ctx=8, flash=True) as asked:
-        assert asked.flash
+    with (
+        Context(draft_model, ContextSpec(n_ctx=8)) as small,
+        Context(exact_model, ContextSpec(n_ctx=8, flash=True)) as exact,
+    ):
+        assert not small.spec.native.flash
+        assert not exact.spec.native.flash  # whose logits would depend on the batch
+    with Context(draft_model, ContextSpec(n_ctx=8, flash=True)) as asked:
+        assert asked.spec.native.flash
     pays = native.flash_pays
     assert (pays(500_000_000, 512), pays(500_000_000, 32), pays(5_000_000, 512)) == (True, False, False)
 
@@ -242,8 +245,8 @@ def test_a_single_token_of_a_small_model_is_decoded_beside_a_copy(
 
     monkeypatch.setattr(Context, "_run", counted)
     with (
-        Context(draft_model, n_ctx=12, threads=1) as paired,
-        Context(draft_model, n_ctx=12, threads=1, flash=True) as single,
+        Context(draft_model, ContextSpec(n_ctx=12, threads=1)) as paired,
+        Context(draft_model, ContextSpec(n_ctx=12, threads=1, flash=True)) as single,
     ):
         one = np.concatenate([paired.decode(ids[i : i + 1]).copy() for i in range(12)])
         assert sizes == [2] * 11 + [1]  # no room for a copy at the end
@@ -257,7 +260,7 @@ def test_a_single_token_of_a_small_model_is_decoded_beside_a_copy(
 
 def test_where_no_cell_is_left_for_the_copy_the_token_goes_alone(draft_model: Model) -> None:
     # llama.cpp rounds the cells up to 256: two sequences fill all but one of them
-    with Context(draft_model, n_ctx=255, n_seq=2, spare=1, threads=1) as context:
+    with Context(draft_model, ContextSpec(n_ctx=255, n_seq=2, spare=1, threads=1)) as context:
         context.decode(some_ids(150), seq=0)
         context.decode(some_ids(105), seq=1)
         context.decode(some_ids(1), seq=1)

@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, Floats, Model, SeqRows, Stop, llama_api
+from edgellm.engine import Capture, Context, ContextSpec, Floats, Model, SeqRows, Stop, llama_api
 from edgellm.engine.native import lib
 from edgellm.errors import ContextFull, EngineFailed, InvalidOption, Stopped
 from tests.engine.conftest import MakeModel
@@ -37,7 +37,7 @@ def test_every_sequence_has_its_own_room(context: Context) -> None:
 def test_a_refused_batch_changes_nothing(exact_model: Model, bad: int) -> None:
     ids = some_ids(40)
     wrong = np.concatenate([ids[10:], np.array([bad], dtype=np.int32)])
-    with Context(exact_model, n_ctx=64, n_seq=2, n_batch=16, threads=1) as context:
+    with Context(exact_model, ContextSpec(n_ctx=64, n_seq=2, n_batch=16, threads=1)) as context:
         context.decode(ids[:10])
         with pytest.raises(EngineFailed, match="cannot decode"):  # found in the second native batch
             context.decode(wrong)
@@ -70,7 +70,7 @@ def test_a_stop_is_heard_in_the_middle_of_a_graph_and_changes_nothing(
 ) -> None:
     ids, stop = some_ids(40), Stop()
     layers = tuple(range(exact_model.n_layer))
-    with Context(exact_model, n_ctx=64, threads=1, capture=Capture(outputs=layers)) as context:
+    with Context(exact_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(outputs=layers)) as context:
         recorder = context.captured
         assert recorder is not None
         read, shown = recorder._read, []
@@ -97,7 +97,7 @@ def test_a_stop_is_heard_in_the_middle_of_a_graph_and_changes_nothing(
 
 def test_the_stop_is_asked_before_each_batch(exact_model: Model) -> None:
     ids, answers = some_ids(40), iter([False, False, True])
-    with Context(exact_model, n_ctx=64, n_batch=16, threads=1) as context:
+    with Context(exact_model, ContextSpec(n_ctx=64, n_batch=16, threads=1)) as context:
         context.set_cancel(lambda: next(answers))
         with pytest.raises(Stopped):
             context.decode(ids)
@@ -108,7 +108,7 @@ def test_the_stop_is_asked_before_each_batch(exact_model: Model) -> None:
 
 def test_progress_is_reported_before_and_after_each_batch(exact_model: Model) -> None:
     ids, reports = some_ids(40), list[tuple[int, int]]()
-    with Context(exact_model, n_ctx=64, n_batch=16, threads=1) as context:
+    with Context(exact_model, ContextSpec(n_ctx=64, n_batch=16, threads=1)) as context:
         context.set_cancel(None, lambda done, total: reports.append((done, total)))
         context.decode(ids)
         assert reports == [(0, 40), (16, 40), (32, 40), (40, 40)]
@@ -122,7 +122,7 @@ def test_progress_is_reported_before_and_after_each_batch(exact_model: Model) ->
 
 
 def test_a_context_may_be_closed_while_it_decodes(exact_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = Context(exact_model, n_ctx=64, n_batch=16, threads=1)
+    context = Context(exact_model, ContextSpec(n_ctx=64, n_batch=16, threads=1))
     decode = llama_api.decode
 
     def closing(*args: object) -> None:
@@ -137,7 +137,7 @@ def test_a_context_may_be_closed_while_it_decodes(exact_model: Model, monkeypatc
 
 
 def test_logits_are_read_only_and_outlive_the_context(exact_model: Model) -> None:
-    context = Context(exact_model, n_ctx=16, threads=1)
+    context = Context(exact_model, ContextSpec(n_ctx=16, threads=1))
     view = context.decode(some_ids(3))
     with pytest.raises(ValueError, match="read-only"):
         view[0, 0] = 1.0
@@ -148,8 +148,8 @@ def test_logits_are_read_only_and_outlive_the_context(exact_model: Model) -> Non
 
 
 def test_memory_goes_with_the_last_reference(exact_model: Model) -> None:
-    context = Context(exact_model, n_ctx=16, threads=1)
-    native = weakref.ref(context._open())
+    context = Context(exact_model, ContextSpec(n_ctx=16, threads=1))
+    native = weakref.ref(context.native.owned)
     view = context.decode(some_ids(3))
     context.close()
     assert native() is not None
@@ -160,18 +160,18 @@ def test_memory_goes_with_the_last_reference(exact_model: Model) -> None:
 def test_a_closed_model_lives_on_in_its_contexts(make_model: MakeModel) -> None:
     model = make_model()
     native = weakref.ref(model.owned)
-    context = Context(model, n_ctx=16, threads=1)
+    context = Context(model, ContextSpec(n_ctx=16, threads=1))
     model.close()
     assert context.decode(some_ids(3, 400)).shape == (1, 400)
     context.close()
     gc.collect()
     assert native() is None
     with pytest.raises(EngineFailed, match="is closed"):
-        Context(model, n_ctx=16)
+        Context(model, ContextSpec(n_ctx=16))
 
 
 def test_a_closed_context_says_so(exact_model: Model) -> None:
-    context = Context(exact_model, n_ctx=16)
+    context = Context(exact_model, ContextSpec(n_ctx=16))
     context.close()
     context.close()
     for call in (
@@ -188,13 +188,13 @@ def test_a_closed_context_says_so(exact_model: Model) -> None:
 @pytest.mark.parametrize("option", [{"n_ctx": 0}, {"n_seq": 0}, {"n_seq": 10_000}, {"n_batch": 0}, {"threads": 0}])
 def test_sizes_must_make_sense(exact_model: Model, option: dict[str, int]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(option))):
-        Context(exact_model, **{"n_ctx": 16, **option})  # type: ignore[arg-type]
+        Context(exact_model, ContextSpec(**{"n_ctx": 16, **option}))  # type: ignore[arg-type]
 
 
 def test_a_context_that_cannot_be_reserved(exact_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lib, "llama_init_from_model", lambda *_: None)
     with pytest.raises(EngineFailed, match="cannot open a context of 32 positions"):
-        Context(exact_model, n_ctx=16, n_seq=2)
+        Context(exact_model, ContextSpec(n_ctx=16, n_seq=2))
 
 
 @pytest.mark.parametrize("seq", [-1, 3])
@@ -206,15 +206,15 @@ def test_there_is_no_such_sequence(context: Context, seq: int) -> None:
 
 def test_a_batch_too_small_for_its_sequences_is_refused_and_does_not_end_the_process(exact_model: Model) -> None:
     with pytest.raises(InvalidOption, match="2 rows has no room for a row of each of 3 sequences"):
-        Context(exact_model, n_ctx=64, n_seq=3, n_batch=2, threads=1)
+        Context(exact_model, ContextSpec(n_ctx=64, n_seq=3, n_batch=2, threads=1))
 
 
 def test_branches_share_a_cache_with_a_few_spare_cells(exact_model: Model) -> None:
     ids = np.arange(5, 245, dtype=np.int32)
     few = np.arange(5, 10, dtype=np.int32)
     with (
-        Context(exact_model, n_ctx=240, n_seq=3, spare=16, threads=1) as tight,
-        Context(exact_model, n_ctx=240, threads=1) as plain,
+        Context(exact_model, ContextSpec(n_ctx=240, n_seq=3, spare=16, threads=1)) as tight,
+        Context(exact_model, ContextSpec(n_ctx=240, threads=1)) as plain,
     ):
         tight.decode(ids[:235])
         for seq in (1, 2):
@@ -237,4 +237,4 @@ def test_branches_share_a_cache_with_a_few_spare_cells(exact_model: Model) -> No
 @pytest.mark.parametrize("sizes", [{"spare": -1}, {"spare": 4, "unified": False}])
 def test_spare_cells_that_cannot_be(exact_model: Model, sizes: dict[str, int]) -> None:
     with pytest.raises(InvalidOption, match="spare cells"):
-        Context(exact_model, n_ctx=64, n_seq=2, threads=1, **sizes)  # type: ignore[arg-type]
+        Context(exact_model, ContextSpec(n_ctx=64, n_seq=2, threads=1, **sizes))  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model, SeqRows
+from edgellm.engine import Context, ContextSpec, Model, SeqRows
 from edgellm.errors import InvalidOption
 
 TEXT = np.arange(10, 90, dtype=np.int32)
@@ -22,7 +22,7 @@ def model(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
 
 @pytest.fixture(params=[False, True], ids=["streams", "unified"])
 def context(model: Model, request: pytest.FixtureRequest) -> Iterator[Context]:
-    with Context(model, n_ctx=128, n_seq=4, threads=1, unified=request.param) as opened:
+    with Context(model, ContextSpec(n_ctx=128, n_seq=4, threads=1, unified=request.param)) as opened:
         yield opened
 
 

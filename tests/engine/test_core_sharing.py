@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model, cores
+from edgellm.engine import Context, ContextSpec, Model, cores
 from edgellm.engine.cores import Computation, CoreTable, Crowding, Gauges, core_table, fair_share
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cores are shared on Linux")
@@ -235,13 +235,13 @@ def test_a_decode_beside_another_process_says_the_same_with_fewer_threads(
     ids = (np.arange(32) % 400 + 300).astype(np.int32)
     mine = Computation(opened(folder), calm())
     monkeypatch.setattr(cores, "computation", mine.of)
-    with other(folder) as chat, Context(verifier_model, n_ctx=64, threads=2, exact=True) as context:
+    with other(folder) as chat, Context(verifier_model, ContextSpec(n_ctx=64, threads=2, exact=True)) as context:
         alone = [context.decode(ids, outputs=3).copy(), context.decode(ids[:1]).copy()]
-        assert context.threads_used == context.threads == 2
+        assert context.native.threads_used == context.native.threads == 2
         context.clear()
         chat.do("begin")
         monkeypatch.setattr(mine._table, "cores", 2)
         beside = [context.decode(ids, outputs=3).copy(), context.decode(ids[:1]).copy()]
-        assert context.threads_used == 1
+        assert context.native.threads_used == 1
         for one, two in zip(alone, beside, strict=True):
             np.testing.assert_array_equal(one, two)

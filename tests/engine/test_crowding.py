@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.cores import Crowding, Gauges, run_delay
 
 MS = 1_000_000
@@ -78,12 +78,16 @@ def test_beside_busy_processes_one_thread_decodes(verifier_model: Model) -> None
             assert process.stdout is not None
             process.stdout.readline()
         before, ids = run_delay(), np.arange(300, 364, dtype=np.int32)
-        with Context(verifier_model, n_ctx=128, threads=len(os.sched_getaffinity(0))) as context:
+        with Context(verifier_model, ContextSpec(n_ctx=128, threads=len(os.sched_getaffinity(0)))) as context:
             waiting = time.monotonic() + 60.0
-            while context.threads > 1 and context.threads_used == context.threads and time.monotonic() < waiting:
+            while (
+                context.native.threads > 1
+                and context.native.threads_used == context.native.threads
+                and time.monotonic() < waiting
+            ):
                 context.decode(ids)
                 context.clear()
-            assert context.threads == 1 or context.threads_used < context.threads
+            assert context.native.threads == 1 or context.native.threads_used < context.native.threads
         assert run_delay() > before
     finally:
         for process in busy:

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model, check_gguf, to_f32
+from edgellm.engine import Context, ContextSpec, Model, check_gguf, to_f32
 from edgellm.errors import ModelCorrupt, ModelUnsupported
 from testkit.gguf.reader import read_gguf
 from tests.engine.conftest import TINY, MakeModel
@@ -23,8 +23,8 @@ def test_a_copy_says_and_computes_the_same(draft_model: Model, exact_model: Mode
     assert changed <= {"general.file_type"}
     ids = np.arange(40, 80, dtype=np.int32)
     with (
-        Context(draft_model, n_ctx=64, threads=1, exact=True) as one,
-        Context(exact_model, n_ctx=64, threads=1) as two,
+        Context(draft_model, ContextSpec(n_ctx=64, threads=1, exact=True)) as one,
+        Context(exact_model, ContextSpec(n_ctx=64, threads=1)) as two,
     ):
         a, b = one.decode(ids, outputs=40), two.decode(ids, outputs=40)
         # 8-bit products round the activations; the weights are the same

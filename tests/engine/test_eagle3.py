@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, Floats, Ids, Model, ModelFile, SeqRows, llama_api
+from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, ModelFile, SeqRows, llama_api
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader
 from edgellm.engine.gguf.tokens import token_texts
-from edgellm.engine.llama_api import LlamaBatch
+from edgellm.engine.llama_api import LlamaBatch, NativeSpec
 from edgellm.engine.speculators.eagle3 import LAST_OUTPUT, VERIFIERS, check_eagle3, misfit
 from edgellm.engine.speculators.state_functions import StateFunctions
 from edgellm.engine.speculators.state_window import WINDOW
@@ -49,7 +49,9 @@ def opened_model(verifier: Path, head: Path) -> Model:
 
 def layer_inputs(model: Model, ids: Ids, layers: tuple[int, ...]) -> Floats:
     """Return the rows that enter these layers for `ids`, side by side, as a capture sees them."""
-    with Context(model, n_ctx=len(ids), threads=1, capture=Capture(outputs=tuple(range(model.n_layer)))) as context:
+    with Context(
+        model, ContextSpec(n_ctx=len(ids), threads=1), capture=Capture(outputs=tuple(range(model.n_layer)))
+    ) as context:
         context.decode(ids)
         assert context.captured is not None
         embeddings = read_gguf(model.path)
@@ -188,11 +190,9 @@ def test_the_states_are_the_inputs_of_the_layers(architectures: Architectures, n
     with Model.load(architectures(name)) as model:
         last = model.n_layer if name in LAST_OUTPUT else model.n_layer - 1
         layers = tuple(range(1, last + 1))
-        flash = Context(model, n_ctx=12).flash
-        trunk = llama_api.open_context(
-            model.owned, positions=12, sequences=1, rows=12, threads=1, unified=True, cache_type="f32",
-            flash_attention=flash,
-        )  # fmt: skip
+        flash = Context(model, ContextSpec(n_ctx=12)).spec.native.flash
+        spec = NativeSpec(12, 1, 12, threads=1, unified=True, cache_type="f32", flash=flash)
+        trunk = llama_api.open_context(model.owned, spec)
         for layer in layers:
             if layer < model.n_layer:
                 functions.keep_inputs(trunk, layer)

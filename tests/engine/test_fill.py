@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, Model
+from edgellm.engine import Capture, Context, ContextSpec, Model
 from edgellm.errors import ContextFull
 
 WIDTHS = [0, 1, 4, 4, 4, 8, 8, 8, 8]
@@ -18,7 +18,11 @@ WIDTHS = [0, 1, 4, 4, 4, 8, 8, 8, 8]
 @pytest.mark.parametrize("outputs", [0, 1, 2])
 def test_it_changes_nothing_that_is_seen(f32_pair: tuple[Path, Path], n: int, outputs: int) -> None:
     ids = np.arange(300, 330, dtype=np.int32)
-    with Model.load(f32_pair[0]) as model, Context(model, n_ctx=64) as one, Context(model, n_ctx=64) as other:
+    with (
+        Model.load(f32_pair[0]) as model,
+        Context(model, ContextSpec(n_ctx=64)) as one,
+        Context(model, ContextSpec(n_ctx=64)) as other,
+    ):
         one.fill(WIDTHS)
         rows: list[int] = []
         run = one._run
@@ -40,14 +44,14 @@ def test_it_changes_nothing_that_is_seen(f32_pair: tuple[Path, Path], n: int, ou
 
 def test_where_there_is_no_room_it_is_not_filled(f32_pair: tuple[Path, Path]) -> None:
     ids = np.arange(300, 310, dtype=np.int32)
-    with Model.load(f32_pair[0]) as model, Context(model, n_ctx=10) as context:
+    with Model.load(f32_pair[0]) as model, Context(model, ContextSpec(n_ctx=10)) as context:
         context.fill(WIDTHS)
         context.decode(ids[:5])
         context.decode(ids[5:])  # three more would be beyond the end
         assert context.length() == 10
         with pytest.raises(ContextFull):
             context.decode(ids[:1])
-    with Model.load(f32_pair[0]) as model, Context(model, n_ctx=8, n_seq=2, spare=0) as context:
+    with Model.load(f32_pair[0]) as model, Context(model, ContextSpec(n_ctx=8, n_seq=2, spare=0)) as context:
         context.fill(WIDTHS)
         context.decode(ids[:3])
         context.decode(ids[:3], seq=1)  # there are cells for these, and none for a copy
@@ -57,7 +61,7 @@ def test_where_there_is_no_room_it_is_not_filled(f32_pair: tuple[Path, Path]) ->
 
 def test_a_context_that_shows_its_insides_is_not_filled(f32_pair: tuple[Path, Path]) -> None:
     with Model.load(f32_pair[0]) as model:
-        context = Context(model, n_ctx=16, capture=Capture(attention=(1,)))
+        context = Context(model, ContextSpec(n_ctx=16), capture=Capture(attention=(1,)))
         context.fill(WIDTHS)
         context.decode(np.arange(300, 303, dtype=np.int32))
         assert context.captured is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, Floats, Model, SeqRows, graph_hooks, native
+from edgellm.engine import Capture, Context, ContextSpec, Floats, Model, SeqRows, graph_hooks, native
 from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.graph_hooks import SCORES, NodeCallback, Recorder, attention_rows
 from edgellm.errors import EngineFailed, InvalidOption
@@ -21,7 +21,9 @@ def recorder(context: Context) -> Recorder:
 @pytest.mark.parametrize("exact", [True, False])
 def test_one_attention_row_per_layer_and_token(draft_model: Model, exact: bool) -> None:
     layers = tuple(range(draft_model.n_layer))
-    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=layers), exact=exact) as context:
+    with Context(
+        draft_model, ContextSpec(n_ctx=64, threads=1, exact=exact), capture=Capture(attention=layers)
+    ) as context:
         context.decode(IDS)
         seen = recorder(context)
         for layer in layers:
@@ -40,8 +42,8 @@ def test_one_attention_row_per_layer_and_token(draft_model: Model, exact: bool) 
 def test_rows_of_several_batches_are_joined(draft_model: Model) -> None:
     capture = Capture(attention=(0, 5), outputs=(2,))
     with (
-        Context(draft_model, n_ctx=64, threads=1, capture=capture, exact=True) as whole,
-        Context(draft_model, n_ctx=64, threads=1, n_batch=16, capture=capture, exact=True) as parts,
+        Context(draft_model, ContextSpec(n_ctx=64, threads=1, exact=True), capture=capture) as whole,
+        Context(draft_model, ContextSpec(n_ctx=64, threads=1, n_batch=16, exact=True), capture=capture) as parts,
     ):
         whole.decode(IDS)
         parts.decode(IDS)
@@ -61,7 +63,7 @@ def test_batches_are_short_enough_for_the_scores_of_a_long_context(
     ids = np.random.default_rng(0).integers(300, 2000, 100).astype(np.int32)
 
     def seen() -> tuple[int, Floats, Floats]:
-        with Context(draft_model, n_ctx=128, threads=1, capture=Capture(attention=(1,))) as context:
+        with Context(draft_model, ContextSpec(n_ctx=128, threads=1), capture=Capture(attention=(1,))) as context:
             assert context.captured is not None
             context.captured.attend(slice(None))
             logits = context.decode(ids).copy()
@@ -73,23 +75,23 @@ def test_batches_are_short_enough_for_the_scores_of_a_long_context(
     assert (whole[0], short[0]) == (128, 32)
     assert np.abs(short[1] - whole[1]).max() < 0.01 * np.abs(whole[1]).max()
     assert np.abs(short[2][:, :, :100] - whole[2][:, :, :100]).max() < 0.01
-    with Context(draft_model, n_ctx=128, threads=1) as context:
+    with Context(draft_model, ContextSpec(n_ctx=128, threads=1)) as context:
         assert context.n_batch == 128, "nothing is captured"
 
 
 def test_capturing_does_not_change_the_logits(exact_model: Model) -> None:
     layers = tuple(range(exact_model.n_layer))
     capture = Capture(attention=layers, outputs=layers)
-    with Context(exact_model, n_ctx=64, threads=1) as plain:
+    with Context(exact_model, ContextSpec(n_ctx=64, threads=1)) as plain:
         expected = plain.decode(IDS, outputs=3).copy()
-    with Context(exact_model, n_ctx=64, threads=1, capture=capture) as context:
+    with Context(exact_model, ContextSpec(n_ctx=64, threads=1), capture=capture) as context:
         np.testing.assert_allclose(context.decode(IDS, outputs=3), expected, atol=1e-4)
         assert recorder(context).output(exact_model.n_layer - 1).shape == (len(IDS), exact_model.n_embd)
 
 
 def test_the_last_layers_output_holds_every_row(exact_model: Model) -> None:
     last = exact_model.n_layer - 1
-    with Context(exact_model, n_ctx=64, threads=1, capture=Capture(outputs=(0, last))) as context:
+    with Context(exact_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(outputs=(0, last))) as context:
         context.decode(IDS, outputs=1)
         assert (
             recorder(context).output(0).shape == recorder(context).output(last).shape == (len(IDS), exact_model.n_embd)
@@ -99,7 +101,7 @@ def test_the_last_layers_output_holds_every_row(exact_model: Model) -> None:
 @pytest.mark.parametrize("stop", [0, 3, 7])
 def test_the_graph_stops_after_a_layer(exact_model: Model, stop: int) -> None:
     def outputs(capture: Capture) -> tuple[Floats, Floats]:
-        with Context(exact_model, n_ctx=64, threads=1, capture=capture) as context:
+        with Context(exact_model, ContextSpec(n_ctx=64, threads=1), capture=capture) as context:
             logits = context.decode(IDS).copy()
             assert context.length() == len(IDS)
             return logits, recorder(context).output(stop)
@@ -120,14 +122,14 @@ def test_nothing_is_computed_behind_the_stop(exact_model: Model, monkeypatch: py
         return missing(self, node)
 
     monkeypatch.setattr(NodeCallback, "__missing__", noted)
-    with Context(exact_model, n_ctx=64, threads=1, capture=Capture(stop_after=3)) as context:
+    with Context(exact_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(stop_after=3)) as context:
         context.decode(IDS)
     assert names[-1] == "l_out-3"
     assert not any(name.endswith("-4") or name == "result_output" for name in names)
 
 
 def test_only_what_was_asked_for_is_there(draft_model: Model) -> None:
-    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=(1,))) as context:
+    with Context(draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(attention=(1,))) as context:
         seen = recorder(context)
         with pytest.raises(EngineFailed, match="kq_soft_max-1"):
             seen.attention(1)  # nothing decoded yet
@@ -144,11 +146,11 @@ def test_only_what_was_asked_for_is_there(draft_model: Model) -> None:
 )
 def test_layers_must_exist(draft_model: Model, capture: Capture) -> None:
     with pytest.raises(InvalidOption, match="cannot be captured"):
-        Context(draft_model, n_ctx=64, capture=capture)
+        Context(draft_model, ContextSpec(n_ctx=64), capture=capture)
 
 
 def test_what_goes_wrong_in_the_callback_is_raised(draft_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(outputs=(1,))) as context:
+    with Context(draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(outputs=(1,))) as context:
         context.decode(IDS[:5])
 
         def broken(*_: object) -> Floats:
@@ -168,7 +170,7 @@ def test_without_a_capture_there_is_no_callback(draft_model: Model, monkeypatch:
         raise AssertionError("asked")
 
     monkeypatch.setattr(NodeCallback, "__missing__", never)
-    with Context(draft_model, n_ctx=64, threads=1) as context:
+    with Context(draft_model, ContextSpec(n_ctx=64, threads=1)) as context:
         assert context.captured is None
         context.decode(IDS)
 
@@ -178,7 +180,7 @@ def test_without_a_capture_there_is_no_callback(draft_model: Model, monkeypatch:
 def test_attention_to_some_keys_alone_or_to_none(draft_model: Model, unified: bool, n_batch: int) -> None:
     capture = Capture(attention=(1, 6), outputs=(3,))
     with Context(
-        draft_model, n_ctx=300, n_seq=2, threads=1, n_batch=n_batch, unified=unified, capture=capture
+        draft_model, ContextSpec(n_ctx=300, n_seq=2, threads=1, n_batch=n_batch, unified=unified), capture=capture
     ) as context:
         seen = recorder(context)
         context.decode(IDS)
@@ -205,7 +207,7 @@ def test_attention_to_some_keys_alone_or_to_none(draft_model: Model, unified: bo
 
 def test_streams_decoded_together_are_all_seen(draft_model: Model) -> None:
     capture = Capture(attention=(1,), outputs=(0,))
-    with Context(draft_model, n_ctx=64, n_seq=3, threads=1, unified=False, capture=capture) as context:
+    with Context(draft_model, ContextSpec(n_ctx=64, n_seq=3, threads=1, unified=False), capture=capture) as context:
         context.decode_rows([SeqRows(0, IDS[:5]), SeqRows(1, IDS[:9]), SeqRows(2, IDS[:9])])
         assert recorder(context).output(0).shape[0] == recorder(context).attention(1).shape[1] == 23
 
@@ -215,8 +217,8 @@ def test_the_stop_can_be_lifted_and_set_again(exact_model: Model) -> None:
     for stop in (2, last):
         capture = Capture(outputs=(stop,), stop_after=stop)
         with (
-            Context(exact_model, n_ctx=64, threads=1, capture=capture) as context,
-            Context(exact_model, n_ctx=64, threads=1) as plain,
+            Context(exact_model, ContextSpec(n_ctx=64, threads=1), capture=capture) as context,
+            Context(exact_model, ContextSpec(n_ctx=64, threads=1)) as plain,
         ):
             assert context.decode(IDS[:9]).shape[0] == 0
             rows = recorder(context).output(stop).copy()
@@ -231,7 +233,7 @@ def test_the_stop_can_be_lifted_and_set_again(exact_model: Model) -> None:
 
 
 def test_cells_that_sequences_share_are_told_apart(draft_model: Model) -> None:
-    with Context(draft_model, n_ctx=64, n_seq=2, threads=1, capture=Capture(attention=(1,))) as context:
+    with Context(draft_model, ContextSpec(n_ctx=64, n_seq=2, threads=1), capture=Capture(attention=(1,))) as context:
         seen = recorder(context)
         seen.attend(slice(0, 0))
         for seq, n in ((0, 5), (1, 3), (0, 2), (1, 1)):
@@ -241,14 +243,16 @@ def test_cells_that_sequences_share_are_told_apart(draft_model: Model) -> None:
         context.rollback(6)
         context.decode(IDS[:1])
         assert np.flatnonzero(seen.visible()).tolist() == [0, 1, 2, 3, 4, 8, 9]
-    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=(1,))) as context:
+    with Context(draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(attention=(1,))) as context:
         assert not recorder(context).shared
         context.decode(IDS)
         assert recorder(context).visible().size == 0
 
 
 def test_the_same_memory_serves_every_decode(draft_model: Model) -> None:
-    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=(0,), outputs=(0,))) as context:
+    with Context(
+        draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(attention=(0,), outputs=(0,))
+    ) as context:
         context.decode(IDS)
         context.clear()
         context.decode(IDS)
@@ -261,9 +265,11 @@ def test_the_same_memory_serves_every_decode(draft_model: Model) -> None:
 def test_a_copy_decoded_beside_a_token_is_not_seen(draft_model: Model) -> None:
     layers = (0, draft_model.n_layer - 1)
     with (
-        Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=layers)) as paired,
-        Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=layers), exact=True) as single,
-        Context(draft_model, n_ctx=64, n_seq=2, spare=8, threads=1, capture=Capture(attention=layers)) as shared,
+        Context(draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(attention=layers)) as paired,
+        Context(draft_model, ContextSpec(n_ctx=64, threads=1, exact=True), capture=Capture(attention=layers)) as single,
+        Context(
+            draft_model, ContextSpec(n_ctx=64, n_seq=2, spare=8, threads=1), capture=Capture(attention=layers)
+        ) as shared,
     ):
         for context in (paired, single, shared):
             context.decode(IDS)
@@ -278,7 +284,7 @@ def test_a_copy_decoded_beside_a_token_is_not_seen(draft_model: Model) -> None:
 
 def test_no_name_is_looked_up_twice_in_graphs_of_one_shape(draft_model: Model) -> None:
     """It costs three times what the question does, and there are hundreds of nodes in a graph."""
-    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=(6,))) as context:
+    with Context(draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(attention=(6,))) as context:
         seen, looked = recorder(context), 0
         name = seen._name
 
@@ -307,7 +313,7 @@ def test_nodes_of_one_shape_are_asked_about_in_python_once(draft_model: Model, m
         return missing(self, node)
 
     monkeypatch.setattr(NodeCallback, "__missing__", noted)
-    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=(6,))) as context:
+    with Context(draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(attention=(6,))) as context:
         counts = []
         for ids in (IDS[:1], IDS[1:4], IDS[4:5], IDS[5:8]):
             asked.clear()
@@ -318,7 +324,7 @@ def test_nodes_of_one_shape_are_asked_about_in_python_once(draft_model: Model, m
 
 
 def test_a_graph_that_was_remembered_wrongly_is_learned_anew(draft_model: Model) -> None:
-    with Context(draft_model, n_ctx=64, threads=1, capture=Capture(attention=(6,))) as context:
+    with Context(draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(attention=(6,))) as context:
         seen, one = recorder(context), np.array([100])
         context.decode(one)
         others = seen._nodes

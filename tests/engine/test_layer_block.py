@@ -13,6 +13,7 @@ from edgellm.engine import (
     Block,
     BlockRows,
     Context,
+    ContextSpec,
     Floats,
     Ids,
     Model,
@@ -135,7 +136,7 @@ def test_what_llama_cpp_refuses_leaves_all_as_they_were(chains: tuple[Chain, Cha
 
 @pytest.mark.parametrize("shape", [(3, 192), (2, 191), (20, 192)])
 def test_rows_in_place_of_ids_must_be_as_many(halves: tuple[Model, Model], shape: tuple[int, int]) -> None:
-    with Context(halves[1], n_ctx=64, n_seq=2, n_batch=16, threads=1, unified=False) as context:
+    with Context(halves[1], ContextSpec(n_ctx=64, n_seq=2, n_batch=16, threads=1, unified=False)) as context:
         n = 20 if shape[0] == 20 else 2
         rows = [SeqRows(0, rows_of(n))]
         with pytest.raises(InvalidOption, match="Embedding rows of shape"):
@@ -164,7 +165,7 @@ def test_a_copy_beside_a_row_leaves_no_trace(
 
     monkeypatch.setattr(llama_api, "decode", noted)
     chain = Chain(small, rows=150)
-    with Model.load(verifier_path) as whole, Context(whole, n_ctx=64, threads=1) as context:
+    with Model.load(verifier_path) as whole, Context(whole, ContextSpec(n_ctx=64, threads=1)) as context:
         for start, end in ((0, 8), (8, 9), (9, 10), (9, 12), (12, 62), (62, 63), (63, 64)):
             given = [BlockRows(texts[seq][start:end], start, seq, 1) for seq in sequences]
             sizes.clear()

@@ -16,6 +16,7 @@ from edgellm.engine import (
     HEADS,
     Capture,
     Context,
+    ContextSpec,
     LazyLogits,
     LMHead,
     Model,
@@ -37,8 +38,8 @@ IDS = np.arange(300, 420, dtype=np.int32)
 def pair(exact_model: Model) -> Iterator[tuple[Context, Context]]:
     """A context that decodes late, and one that does not."""
     with (
-        Context(exact_model, n_ctx=256, n_seq=3, threads=1, lazy=True) as one,
-        Context(exact_model, n_ctx=256, n_seq=3, threads=1) as other,
+        Context(exact_model, ContextSpec(n_ctx=256, n_seq=3, threads=1, lazy=True)) as one,
+        Context(exact_model, ContextSpec(n_ctx=256, n_seq=3, threads=1)) as other,
     ):
         settle(one)
         assert one.lazy_head is not None
@@ -69,7 +70,7 @@ def test_they_are_the_same(pair: tuple[Context, Context], outputs: int) -> None:
 @pytest.mark.parametrize("shape", [replace(TINY, tied=False), replace(QWEN, n_vocab=401)])
 def test_so_they_are_for_other_weights_and_shapes(make_model: MakeModel, shape: Shape, kind: str) -> None:
     model = make_model(shape, kind)
-    with Context(model, n_ctx=64, lazy=True) as late, Context(model, n_ctx=64) as plain:
+    with Context(model, ContextSpec(n_ctx=64, lazy=True)) as late, Context(model, ContextSpec(n_ctx=64)) as plain:
         settle(late)
         for n in (3, 9):
             rows = late.decode_lazy(IDS[:n], outputs=n)
@@ -79,7 +80,7 @@ def test_so_they_are_for_other_weights_and_shapes(make_model: MakeModel, shape: 
 
 def test_a_head_that_is_more_than_a_product_is_found_out(make_model: MakeModel) -> None:
     model = make_model(TINY)
-    with Context(model, n_ctx=64, lazy=True) as late, Context(model, n_ctx=64) as plain:
+    with Context(model, ContextSpec(n_ctx=64, lazy=True)) as late, Context(model, ContextSpec(n_ctx=64)) as plain:
         assert late.lazy_head is not None
         head = late.lazy_head.head
         compute = head.compute
@@ -122,15 +123,15 @@ def test_only_what_is_looked_at_is_computed(pair: tuple[Context, Context], monke
 
 
 def test_where_it_cannot_be_late_it_is_at_once(exact_model: Model) -> None:
-    with Context(exact_model, n_ctx=128, n_batch=16, threads=1, lazy=True) as context:
+    with Context(exact_model, ContextSpec(n_ctx=128, n_batch=16, threads=1, lazy=True)) as context:
         for n, outputs in ((1, 1), (5, 1), (5, 0), (17, 2)):
             assert isinstance(context.decode_lazy(IDS[:n], outputs=outputs), np.ndarray)
-    with Context(exact_model, n_ctx=128, threads=1, lazy=True) as context:
+    with Context(exact_model, ContextSpec(n_ctx=128, threads=1, lazy=True)) as context:
         assert isinstance(context.decode_lazy(IDS[: ROWS + 1], outputs=ROWS + 1), np.ndarray)
         with pytest.raises(ContextFull):
             context.decode_lazy(IDS, outputs=2)
         assert context.length() == ROWS + 1
-    with Context(exact_model, n_ctx=32, lazy=True, capture=Capture(outputs=(0,))) as context:
+    with Context(exact_model, ContextSpec(n_ctx=32, lazy=True), capture=Capture(outputs=(0,))) as context:
         assert context.lazy_head is None
         assert isinstance(context.decode_lazy(IDS[:5], outputs=5), np.ndarray)
 
@@ -213,8 +214,8 @@ def test_filled_up_they_are_the_same(pair: tuple[Context, Context]) -> None:
 
 def test_separate_buffers_are_decoded_late_too(exact_model: Model) -> None:
     with (
-        Context(exact_model, n_ctx=64, n_seq=3, unified=False, threads=1, lazy=True) as late,
-        Context(exact_model, n_ctx=64, n_seq=3, unified=False, threads=1) as plain,
+        Context(exact_model, ContextSpec(n_ctx=64, n_seq=3, unified=False, threads=1, lazy=True)) as late,
+        Context(exact_model, ContextSpec(n_ctx=64, n_seq=3, unified=False, threads=1)) as plain,
     ):
         settle(late)
         for seq in (0, 2):
@@ -269,7 +270,7 @@ def test_blocks_take_the_least_time_that_can_be_expected(chances: list[float], m
 
 def test_it_holds_no_file_open_once_it_is_closed(make_model: MakeModel) -> None:
     model = make_model(TINY)
-    context = Context(model, n_ctx=32, lazy=True)
+    context = Context(model, ContextSpec(n_ctx=32, lazy=True))
     settle(context)
     context.decode_lazy(IDS[:3], outputs=3)[0]
     context.close()

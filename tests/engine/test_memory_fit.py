@@ -11,8 +11,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model, ModelFile, memory_fit, native
-from edgellm.engine import context as context_module
+from edgellm.engine import Context, ContextSpec, Model, ModelFile, memory_fit, native
+from edgellm.engine import context_spec as context_module
 from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token, recurrent_state_bytes
 from edgellm.engine.gguf.overheads import PREDICTED_ROWS
 from edgellm.engine.hardware import ALL_LAYERS, N_BATCH, ComputeDevice, Hardware
@@ -28,7 +28,7 @@ _BUFFER = re.compile(r"(?:KV|RS|compute|output|state) buffer size = +([\d.]+) Mi
 
 
 def opened(model: Model) -> list[Context]:
-    return [Context(model, n_ctx=N_CTX, n_seq=2, threads=1, rolls_back=True)]
+    return [Context(model, ContextSpec(n_ctx=N_CTX, n_seq=2, threads=1, rolls_back=True))]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -73,7 +73,7 @@ def test_a_head_counts_with_its_verifier(architectures: Architectures, heads: He
     file, head = ModelFile.open(architectures("llama")), ModelFile.open(heads("llama", own=own))
 
     def contexts(model: Model) -> list[Context]:
-        return [Context(model, n_ctx=N_CTX, n_seq=2, threads=1, unified=False, speculates=True)]
+        return [Context(model, ContextSpec(n_ctx=N_CTX, n_seq=2, threads=1, unified=False, speculates=True))]
 
     alone, both = (reckon(file, Hardware(), contexts, eagle3, reserved=True) for eagle3 in (None, head))
     assert both.weights["CPU"] - alone.weights["CPU"] == sum(tensor.nbytes for tensor in head.header.tensors)
@@ -100,7 +100,7 @@ def test_no_checkpoints_take_more_than_was_reckoned(
     file = ModelFile.open(architectures(name))
 
     def contexts(model: Model) -> list[Context]:
-        return [Context(model, n_ctx=512, n_seq=n_seq, n_batch=64, threads=1, unified=unified)]
+        return [Context(model, ContextSpec(n_ctx=512, n_seq=n_seq, n_batch=64, threads=1, unified=unified))]
 
     most = reckon(file, Hardware(), contexts).checkpoints
     with Model.load(file, probe=False) as model, contexts(model)[0] as context:
@@ -121,9 +121,12 @@ def test_no_checkpoints_take_more_than_was_reckoned(
 @pytest.mark.parametrize("name", CHECKPOINTED)
 def test_a_header_tells_the_size_of_a_state(architectures: Architectures, name: str) -> None:
     file = ModelFile.open(architectures(name))
-    with Model.load(file, probe=False) as model, Context(model, n_ctx=256, n_batch=64, threads=1) as context:
+    with (
+        Model.load(file, probe=False) as model,
+        Context(model, ContextSpec(n_ctx=256, n_batch=64, threads=1)) as context,
+    ):
         context.decode(np.arange(200, dtype=np.int32) + 300)
-        size = native.lib.llama_state_seq_get_size_ext(context.pointer, 0, 1)
+        size = native.lib.llama_state_seq_get_size_ext(context.native.owned.pointer, 0, 1)
     state = recurrent_state_bytes(file.header)
     assert not state or state == pytest.approx(size, abs=256)
 
@@ -133,7 +136,9 @@ def fitting(file: ModelFile, sessions: int, n_ctx: int) -> int:
 
     def contexts(model: Model) -> list[Context]:
         unified = sessions == 1
-        return [Context(model, n_ctx=n_ctx, n_seq=sessions, unified=unified, rolls_back=True, speculates=True)]
+        return [
+            Context(model, ContextSpec(n_ctx=n_ctx, n_seq=sessions, unified=unified, rolls_back=True, speculates=True))
+        ]
 
     return reckon(file, Hardware(n_ctx=n_ctx), contexts).on("CPU")
 
@@ -264,7 +269,10 @@ def test_values_that_llama_cpp_cannot_use_are_refused(wrong: dict[str, object]) 
 
 def test_the_record_travels_with_the_model(draft_path: Path) -> None:
     hardware = Hardware(threads=1, n_batch=32, cache_type="q8_0")
-    with Model.load(draft_path, hardware=hardware) as model, Context(model, n_ctx=256) as context:
-        assert (context.threads, context.n_batch, context.flash) == (1, 32, True)
-    with Model.load(draft_path, hardware=Hardware(flash_attn=True)) as model, Context(model, n_ctx=256) as context:
-        assert context.flash
+    with Model.load(draft_path, hardware=hardware) as model, Context(model, ContextSpec(n_ctx=256)) as context:
+        assert (context.native.threads, context.n_batch, context.spec.native.flash) == (1, 32, True)
+    with (
+        Model.load(draft_path, hardware=Hardware(flash_attn=True)) as model,
+        Context(model, ContextSpec(n_ctx=256)) as context,
+    ):
+        assert context.spec.native.flash

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, Message, Model, check_gguf, native
+from edgellm.engine import Context, ContextSpec, Message, Model, check_gguf, native
 from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelNotFound, ModelUnsupported
 from tests.engine.conftest import MakeModel
 from tests.engine.headers import LLAMA, file, string, u32
@@ -199,4 +199,4 @@ def test_a_model_that_is_loaded_for_its_text_alone(verifier_path: Path, verifier
         messages = [Message("user", text)]
         assert model.chat_prompt(messages).tolist() == verifier_model.chat_prompt(messages).tolist()
         with pytest.raises(InvalidOption, match=r"Only the vocabulary of .* is loaded"):
-            Context(model, n_ctx=16)
+            Context(model, ContextSpec(n_ctx=16))

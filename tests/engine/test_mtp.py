@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Floats, Ids, Model, SeqRows, Stop, llama_api
-from edgellm.engine.llama_api import LlamaBatch
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, SeqRows, Stop, llama_api
+from edgellm.engine.llama_api import LlamaBatch, NativeSpec
 from edgellm.engine.native import lib
 from edgellm.engine.speculators.state_functions import StateFunctions
 from edgellm.engine.speculators.state_window import WINDOW
@@ -39,10 +39,9 @@ def afresh(model: Model, ids: Ids) -> Floats:
     """Return the prediction after `ids`, read in one batch by contexts of its own, as llama.cpp's server does it."""
     functions = StateFunctions.require()
     n, width = len(ids), model.n_embd
-    options: dict[str, Any] = {"positions": n, "sequences": 1, "rows": n, "threads": 1, "unified": True}
-    options |= {"cache_type": "f32", "flash_attention": False}
-    trunk = llama_api.open_context(model.owned, **options)
-    second = llama_api.open_context(model.owned, **options, mtp=True)
+    spec = NativeSpec(n, 1, n, threads=1, unified=True, cache_type="f32", flash=False)
+    trunk = llama_api.open_context(model.owned, spec)
+    second = llama_api.open_context(model.owned, replace(spec, mtp=True))
     functions.keep(trunk, every_row=True)
     batch = LlamaBatch(n, n)
     llama_api.decode(trunk, batch.tokens, batch.put(0, 0, 0, ids, 1, False))
@@ -147,7 +146,7 @@ def test_a_stop_ends_it(hybrid: Model) -> None:
 def test_without_it_the_model_is_as_before(architectures: Architectures) -> None:
     with (
         Model.load(architectures("qwen35", mtp="useful")) as model,
-        Context(model, n_ctx=64, speculates=True) as context,
+        Context(model, ContextSpec(n_ctx=64, speculates=True)) as context,
     ):
         assert model.speculator is None
         assert context.speculator is None

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Message, top2
+from edgellm.engine import Context, ContextSpec, Message, top2
 from testkit.gguf.random_model import CONTROL, SHAPES, TYPES, vocabulary
 from tests.engine.conftest import QWEN, TINY, MakeModel
 
@@ -18,7 +18,7 @@ def test_a_file_decodes(make_model: MakeModel, shape: object, kind: str) -> None
     model = make_model(shape, kind)
     assert (model.n_vocab, model.n_layer) == (400, 2)
     ids = model.chat_prompt([Message("user", "hello there")])
-    with Context(model, n_ctx=64, threads=1) as context:
+    with Context(model, ContextSpec(n_ctx=64, threads=1)) as context:
         logits = context.decode(ids)
         assert np.isfinite(logits).all()
         assert 0 < top2(logits).p1 < 1

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edgellm import LLM
-from edgellm.engine import Context, Floats, Model, ModelFile, SeqRows
+from edgellm.engine import Context, ContextSpec, Floats, Model, ModelFile, SeqRows
 from edgellm.engine.hardware import QUANTISED, Hardware
 from edgellm.engine.kv.kv_cache import KVCache
 from edgellm.engine.speculators.state_window import StateWindow
@@ -134,11 +134,11 @@ def test_rows_that_are_wrong_together_are_decoded_one_by_one(
     monkeypatch.setattr(Context, "_run", noted)
     with Model.load(architectures("qwen3"), probe=False) as model:
         ids = np.arange(12, dtype=np.int32)
-        with Context(model, n_ctx=64, n_seq=2, threads=1) as context:
+        with Context(model, ContextSpec(n_ctx=64, n_seq=2, threads=1)) as context:
             expected = context.decode(ids, outputs=6).copy()
     with Model.load(architectures("qwen3"), probe=False, faults=[ROWS]) as model:
         widest.clear()
-        with Context(model, n_ctx=64, n_seq=2, threads=1, lazy=lazy) as context:
+        with Context(model, ContextSpec(n_ctx=64, n_seq=2, threads=1, lazy=lazy)) as context:
             found = context.decode_lazy(ids, outputs=6)
             assert np.allclose(np.array([found[row] for row in range(6)]), expected, atol=1e-4)
             both = context.decode_rows([SeqRows(0, ids[:3], 2), SeqRows(1, ids, 6)])
@@ -171,7 +171,7 @@ def test_without_trust_everything_is_read_again(architectures: Architectures, mo
     with Model.load(architectures("lfm2"), probe=False) as model:
         with FAULTS["snapshots of earlier batches"].put():
             assert self_test(model) == []
-        with Context(model, n_ctx=64, threads=1) as context:
+        with Context(model, ContextSpec(n_ctx=64, threads=1)) as context:
             ids = np.arange(20, dtype=np.int32)
             context.decode(ids)
             assert context.sync(np.append(ids[:12], 5).astype(np.int32)) == 0

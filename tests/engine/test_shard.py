@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, Model, ModelFile, check_gguf, cut, cut_bytes, to_f32
+from edgellm.engine import Capture, Context, ContextSpec, Model, ModelFile, check_gguf, cut, cut_bytes, to_f32
 from edgellm.engine.gguf import writer
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
@@ -48,7 +48,7 @@ def test_a_chain_computes_what_the_whole_model_does(
     with (
         ShardChain(paths[name], tmp_path, starts) as chain,
         Model.load(paths[name]) as model,
-        Context(model, n_ctx=128, threads=1) as whole,
+        Context(model, ContextSpec(n_ctx=128, threads=1)) as whole,
     ):
         for n, outputs in ((40, 40), (1, 1), (1, 1), (5, 2)):  # a prefill, single tokens, a verification
             ids = IDS[whole.length() : whole.length() + n]
@@ -70,11 +70,11 @@ def test_architectures_of_the_same_kind_tied_or_not(name: str, kind: str, tmp_pa
     cut(path, tmp_path / "c.gguf", 3, 3, head=True)
     ids = some_ids(12, 390)
     with ExitStack() as open_:
-        whole = open_.enter_context(Context(open_.enter_context(Model.load(path)), n_ctx=32, threads=1))
+        whole = open_.enter_context(Context(open_.enter_context(Model.load(path)), ContextSpec(n_ctx=32, threads=1)))
         a, b, c = (
             open_.enter_context(
                 Context(
-                    open_.enter_context(Model.load(tmp_path / f"{part}.gguf")), n_ctx=32, threads=1,
+                    open_.enter_context(Model.load(tmp_path / f"{part}.gguf")), ContextSpec(n_ctx=32, threads=1),
                     capture=None if last is None else Capture(outputs=(last,), stop_after=last),
                 )
             )
@@ -107,8 +107,8 @@ def test_a_head_behind_any_layer(tied: bool, tmp_path: Path, f32_pair: tuple[Pat
     with (
         Model.load(path) as model,
         Model.load(tmp_path / "exit.gguf") as shard,
-        Context(model, n_ctx=16, threads=1, capture=Capture(outputs=(2,))) as whole,
-        Context(shard, n_ctx=16, threads=1) as short,
+        Context(model, ContextSpec(n_ctx=16, threads=1), capture=Capture(outputs=(2,))) as whole,
+        Context(shard, ContextSpec(n_ctx=16, threads=1)) as short,
     ):
         whole.decode(ids)
         assert whole.captured is not None
@@ -185,8 +185,8 @@ def test_values_per_layer_are_sliced(tmp_path: Path) -> None:
     with (
         Model.load(shard) as one,
         Model.load(other) as two,
-        Context(one, n_ctx=8, threads=1) as a,
-        Context(two, n_ctx=8, threads=1) as b,
+        Context(one, ContextSpec(n_ctx=8, threads=1)) as a,
+        Context(two, ContextSpec(n_ctx=8, threads=1)) as b,
     ):
         np.testing.assert_array_equal(a.decode_embeddings(rows), b.decode_embeddings(rows))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, LazyLogits, LMHead, Model, ModelFile, check_gguf, costs_of, cut, to_f32
+from edgellm.engine import Context, ContextSpec, LazyLogits, LMHead, Model, ModelFile, check_gguf, costs_of, cut, to_f32
 from edgellm.engine.gguf.reader import TensorInfo
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.engine.trial.probe import Probe
@@ -58,7 +58,10 @@ def test_it_decodes_as_the_whole_file_does(first: Path, verifier_path: Path) -> 
         assert (one.n_params, one.is_f32, one.n_layer) == (other.n_params, other.is_f32, other.n_layer)
         assert one.size_bytes == ModelFile.open(first).header.file_size
         assert one.vocabulary == other.vocabulary
-        with Context(one, n_ctx=64, threads=1) as split_up, Context(other, n_ctx=64, threads=1) as whole:
+        with (
+            Context(one, ContextSpec(n_ctx=64, threads=1)) as split_up,
+            Context(other, ContextSpec(n_ctx=64, threads=1)) as whole,
+        ):
             np.testing.assert_array_equal(split_up.decode(IDS, outputs=3), whole.decode(IDS, outputs=3))
 
 
@@ -79,7 +82,7 @@ def test_its_head_is_found_in_its_part(verifier_path: Path, tmp_path: Path, part
 def test_its_heads_are_computed_late_and_are_the_same(first: Path, verifier_path: Path) -> None:
     found = []
     for path in (first, verifier_path):
-        with Model.load(path) as model, Context(model, n_ctx=64, threads=1, lazy=True) as context:
+        with Model.load(path) as model, Context(model, ContextSpec(n_ctx=64, threads=1, lazy=True)) as context:
             context.decode_lazy(IDS[:2], outputs=2)  # finds out whether the others can be late
             rows = context.decode_lazy(IDS[2:10], outputs=8)
             assert isinstance(rows, LazyLogits)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, Model, ModelFile, check_gguf, cut
+from edgellm.engine import Capture, Context, ContextSpec, Model, ModelFile, check_gguf, cut
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf import writer
 from edgellm.engine.gguf.reader import TENSOR_TYPES
@@ -60,7 +60,7 @@ def test_layers_of_every_quantisation_compute_numbers(wide: Path, name: str, tmp
     rows = np.random.default_rng(0).standard_normal((5, 256), dtype=np.float32)
     with (
         Model.load(path) as model,
-        Context(model, n_ctx=16, threads=1, capture=Capture(outputs=(1,), stop_after=1)) as context,
+        Context(model, ContextSpec(n_ctx=16, threads=1), capture=Capture(outputs=(1,), stop_after=1)) as context,
     ):
         context.decode_embeddings(rows)
         assert context.captured is not None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgellm import LLM
-from edgellm.engine import Capture, Context, GgufHeader, ModelFile
+from edgellm.engine import Capture, Context, ContextSpec, GgufHeader, ModelFile
 from edgellm.engine.graph_hooks import SCORES, attention_bytes
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import MemoryUse, reckon
@@ -95,7 +95,9 @@ def test_the_memory_of_a_context_is_what_it_takes(tmp_path: Path) -> None:
     assert [row.tokens for row in rows] == sorted({row.tokens for row in rows})
 
     def taken(tokens: int, capture: Capture | None = None) -> MemoryUse:
-        return reckon(file, Hardware(n_ctx=tokens), lambda model: [Context(model, n_ctx=tokens, capture=capture)])
+        return reckon(
+            file, Hardware(n_ctx=tokens), lambda model: [Context(model, ContextSpec(n_ctx=tokens), capture=capture)]
+        )
 
     rng = np.random.default_rng(0)
     texts = np.minimum(rng.zipf(1.3, 20_000), 50_000), rng.integers(0, 50_000, 20_000)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgellm import LLM
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.gguf.cuttable import RULES
 from edgellm.errors import InvalidOption
 from tests.conftest import Architectures
@@ -34,7 +34,7 @@ def written(llm: LLM, **options: Any) -> list[int]:
 def alone(model: Model, prompt: np.ndarray) -> list[int]:
     """Return the greedy reply, one token at a time."""
     found: list[int] = []
-    with Context(model, n_ctx=512, threads=1) as context:
+    with Context(model, ContextSpec(n_ctx=512, threads=1)) as context:
         row = context.decode(prompt)[0]
         while len(found) < TOKENS and not model.is_eog(token := int(row.argmax())):
             found.append(token)

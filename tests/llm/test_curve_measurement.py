@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from edgellm.engine import Context, Floats, Ids, Model, ModelFile
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, ModelFile
 from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token
 from edgellm.llm import cost_curves
 from edgellm.llm.cost_curves import CurveMeasurement, deepest
@@ -38,7 +38,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def test_a_row_takes_longer_for_each_position(architectures: Architectures, read: list[tuple[int, int]]) -> None:
     with (
         Model.load(architectures("qwen3"), probe=False) as model,
-        Context(model, n_ctx=DEPTH + PREFIX + 64, threads=1) as context,
+        Context(model, ContextSpec(n_ctx=DEPTH + PREFIX + 64, threads=1)) as context,
     ):
         curve = CurveMeasurement().run(context, depth=DEPTH)
     assert curve.attention == pytest.approx((0.0, 1e-6), abs=1e-8)
@@ -51,7 +51,7 @@ def test_where_a_cache_cannot_be_filled_it_is_left_out(
 ) -> None:
     with (
         Model.load(architectures("mamba2"), probe=False) as model,
-        Context(model, n_ctx=DEPTH + PREFIX + 64, threads=1) as context,
+        Context(model, ContextSpec(n_ctx=DEPTH + PREFIX + 64, threads=1)) as context,
     ):
         assert CurveMeasurement().run(context, depth=DEPTH).attention == (0.0, 0.0)
     assert max(length for _, length in read) < DEPTH

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.gguf.tokenizer_file import tokenizer_file
 from edgellm.errors import InvalidOption, ProtocolError, VocabularyMismatch
 from edgellm.llm import AUTO, LLM
@@ -218,7 +218,9 @@ class Translated:
 
     def __init__(self, draft: Model, text: Model) -> None:
         self.text, self._draft = text, draft
-        self._drafter = TranslatedDrafter(draft, Context(draft, n_ctx=512, threads=1), TokenTranslation(draft, text))
+        self._drafter = TranslatedDrafter(
+            draft, Context(draft, ContextSpec(n_ctx=512, threads=1)), TokenTranslation(draft, text)
+        )
 
     def write(self, number: int, sampling: Sampling) -> tuple[str, str]:
         """Return the reply to a held-out prompt, and why it ended."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.errors import InvalidOption, VerifierLost
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
@@ -24,7 +24,7 @@ from tests.spec.real import case
 def read_anew(path: Path, prompt: Any, tokens: list[Token]) -> np.ndarray[Any, Any]:
     """Log-probabilities behind the prompt and each token of a reply, (n, n_vocab), computed in one pass."""
     ids = np.concatenate((prompt, np.array([token.id for token in tokens], dtype=np.int32)))
-    with Model.load(path) as model, Context(model, n_ctx=len(ids) + 8, threads=1) as context:
+    with Model.load(path) as model, Context(model, ContextSpec(n_ctx=len(ids) + 8, threads=1)) as context:
         rows = context.decode(ids, outputs=len(tokens) + 1)[:-1].astype(np.float64)
     top = rows.max(axis=1, keepdims=True)
     return rows - top - np.log(np.exp(rows - top).sum(axis=1, keepdims=True))

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from edgellm.engine import HEADS, Context, Model
+from edgellm.engine import HEADS, Context, ContextSpec, Model
 from edgellm.engine.timing import BUSY, CpuWait
 from edgellm.llm import LLM, cost_curves
 from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve, curve_path
@@ -224,9 +224,9 @@ def test_the_cost_curve_is_measured_once_and_kept(
 
 
 def test_heads_are_measured_apart_where_they_are_computed_late(verifier_model: Model) -> None:
-    with Context(verifier_model, n_ctx=128, threads=1, lazy=True) as context:
+    with Context(verifier_model, ContextSpec(n_ctx=128, threads=1, lazy=True)) as context:
         late = CurveMeasurement().run(context)
-    with Context(verifier_model, n_ctx=128, threads=1) as context:
+    with Context(verifier_model, ContextSpec(n_ctx=128, threads=1)) as context:
         whole = CurveMeasurement().run(context)
     assert len(late.heads) == len(HEADS)
     assert list(late.heads) == sorted(late.heads)

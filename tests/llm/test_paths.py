@@ -10,7 +10,7 @@ from time import monotonic, sleep
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
@@ -53,7 +53,7 @@ def test_replies_that_push_each_other_out_of_the_verifier(
 def check_verified(model: Model, prompt: np.ndarray, written: list[Token]) -> None:
     """Every token that the verifier vouches for is what it says after all tokens before it."""
     text = np.concatenate((prompt, np.array([token.id for token in written], dtype=np.int32)))
-    with Context(model, n_ctx=len(text), threads=1) as context:
+    with Context(model, ContextSpec(n_ctx=len(text), threads=1)) as context:
         says = context.decode(text[:-1], outputs=len(written)).argmax(axis=1)
     for token, said in zip(written, says.tolist(), strict=True):
         assert token.source in (Source.DRAFT, Source.PARALLEL) or token.id == said

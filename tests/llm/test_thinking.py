@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Message, Model
+from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.errors import InputNotText, InvalidOption
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
@@ -60,7 +60,7 @@ def script(paths: dict[str, tuple[Path, Path]]) -> Iterator[Script]:
 
     def make(name: str, text: str, **options: object) -> tuple[LLM, list[int]]:
         model = Model.load(paths[name][1])
-        context = Context(model, n_ctx=512, threads=1)
+        context = Context(model, ContextSpec(n_ctx=512, threads=1))
         verifier = ForcedVerifier(model, context)
         pair = LLM(model, draft=None, verifier=verifier)
         closing.extend([model, context, pair])
@@ -145,7 +145,7 @@ def test_markup_may_be_control_tokens(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(random_model, "CONTROL", (*random_model.CONTROL, "[THINK]", "[/THINK]"))
     path = tmp_path / "control.gguf"
     random_model.write(path, random_model.Shape("llama", 400, 2, 32, 2, 1, 64, 512), "F32")
-    with Model.load(path) as model, Context(model, n_ctx=256, threads=1) as context:
+    with Model.load(path) as model, Context(model, ContextSpec(n_ctx=256, threads=1)) as context:
         verifier = ForcedVerifier(model, context)
         with LLM(model, draft=None, verifier=verifier, threads=1) as pair:
             text, end = "[THINK]hm, well[/THINK]on the shelf", model.end_of_turn

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Message, Model
+from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
 from edgellm.spec.drafters.model import ModelDrafter
@@ -152,7 +152,9 @@ def test_nothing_beyond_the_shorter_vocabulary_is_drafted_or_read(draft_model: M
     prompt = draft_model.chat_prompt([Message("user", "hello")])
     prompt = np.append(prompt, draft_model.n_vocab + 5).astype(np.int32)  # a token that only the verifier has
     for shared in (100, draft_model.n_vocab):
-        drafter = ModelDrafter(draft_model, Context(draft_model, n_ctx=256, n_seq=3, spare=64), shared=shared)
+        drafter = ModelDrafter(
+            draft_model, Context(draft_model, ContextSpec(n_ctx=256, n_seq=3, spare=64)), shared=shared
+        )
         try:
             state = GenerationState(prompt, Sampling(temperature=temperature, seed=1))
             chunk = drafter.propose(state, 8)

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgellm.coldstart import hardware
 from edgellm.coldstart.hardware import LayersOnDevice
-from edgellm.engine import Context, Floats, Ids, Model
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Model
 from edgellm.errors import DeviceLost, EdgeError
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.layer_sources import LayerSource
@@ -111,7 +111,7 @@ class Whole:
 
     def __init__(self, path: Path, context: int = 256) -> None:
         self.model = Model.load(path)
-        self.context = Context(self.model, n_ctx=context, threads=1)
+        self.context = Context(self.model, ContextSpec(n_ctx=context, threads=1))
 
     def text(self, prompt: Ids, n: int) -> list[int]:
         """Its own greedy text."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgellm.engine import Context
+from edgellm.engine import Context, ContextSpec
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.state import GenerationState
@@ -42,7 +42,9 @@ def mesh(verifier_cut: Cut, whole: Whole) -> Iterator[MeshVerifier]:
 @pytest.fixture(scope="module")
 def local(whole: Whole) -> Iterator[LocalVerifier]:
     n_ctx = 256
-    verifier = LocalVerifier(whole.model, ContextPool(lambda: Context(whole.model, n_ctx=n_ctx, threads=1)), n_ctx)
+    verifier = LocalVerifier(
+        whole.model, ContextPool(lambda: Context(whole.model, ContextSpec(n_ctx=n_ctx, threads=1))), n_ctx
+    )
     yield verifier
     verifier.close()
 

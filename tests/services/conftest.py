@@ -9,7 +9,7 @@ from shutil import copyfile
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model, check_gguf
+from edgellm.engine import Context, ContextSpec, Model, check_gguf
 from edgellm.rpc.address import Address
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
@@ -48,7 +48,7 @@ def exact(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="session")
 def alone(exact: Model) -> Iterator[Alone]:
     """The verifier's own greedy text: `alone(prompt, n)` are the next `n` tokens."""
-    with Context(exact, n_ctx=POSITIONS, threads=1) as context:
+    with Context(exact, ContextSpec(n_ctx=POSITIONS, threads=1)) as context:
 
         def write(prompt: Ids, n: int) -> list[int]:
             context.clear()
@@ -77,7 +77,7 @@ def remote(server: VerifierServer) -> Iterator[RemoteVerifier]:
 
 @pytest.fixture
 def local(exact: Model) -> Iterator[LocalVerifier]:
-    pool = ContextPool(lambda: Context(exact, n_ctx=POSITIONS, threads=1))
+    pool = ContextPool(lambda: Context(exact, ContextSpec(n_ctx=POSITIONS, threads=1)))
     verifier = LocalVerifier(exact, pool, POSITIONS)
     yield verifier
     verifier.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.model import ModelDrafter
@@ -31,7 +31,7 @@ def prompts(exact: Model) -> list[Ids]:
 
 def reply(draft: Model, remote: RemoteVerifier, prompt: Ids, sampling: Sampling) -> list[int]:
     """One device's reply, drafted by the draft model."""
-    drafter = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
+    drafter = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, threads=1)))
     events = generate(
         GenerationState(prompt, sampling, GenerationLimits(TOKENS, POSITIONS)),
         vocabulary=draft,

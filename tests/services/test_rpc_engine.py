@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import DeviceLost, EdgeError, NotPaired
 from edgellm.mesh.compute_unit import ComputeUnit
@@ -75,7 +75,7 @@ def eventually(true: Callable[[], bool]) -> bool:
 
 def first_token(model: Model, text: str) -> tuple[list[int], str]:
     ids = model.tokenize(text)
-    with Context(model, n_ctx=256, threads=1) as context:
+    with Context(model, ContextSpec(n_ctx=256, threads=1)) as context:
         return ids.tolist(), str(int(context.decode(np.array(ids))[0].argmax()))
 
 

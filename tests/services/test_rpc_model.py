@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Ids, Model, ModelFile
+from edgellm.engine import Context, ContextSpec, Ids, Model, ModelFile
 from edgellm.engine.ggml_rpc.model_process import ContextSizes
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.trial.probe import Probe, known_faults
@@ -55,7 +55,7 @@ def hybrid(architectures: Architectures) -> ModelFile:
 @pytest.fixture(scope="module")
 def alone(hybrid: ModelFile) -> list[int]:
     found: list[int] = []
-    with Model.load(hybrid) as model, Context(model, n_ctx=256, threads=1) as context:
+    with Model.load(hybrid) as model, Context(model, ContextSpec(n_ctx=256, threads=1)) as context:
         ids = PROMPT
         for _ in range(TOKENS):
             found.append(int(context.decode(ids)[0].argmax()))

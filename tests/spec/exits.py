@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgellm.engine import Capture, Context, Floats, Ids, Model, check_gguf, cut, top2
+from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, check_gguf, cut, top2
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
@@ -33,13 +33,15 @@ class Parts:
     def __init__(self, path: Path, folder: Path) -> None:
         self.whole = Model.load(path)
         self.lower, self.upper = shards(path, folder)
-        self._references = {model: Context(model, n_ctx=N_CTX, threads=1) for model in (self.whole, self.lower)}
+        self._references = {
+            model: Context(model, ContextSpec(n_ctx=N_CTX, threads=1)) for model in (self.whole, self.lower)
+        }
 
     def drafter(self, threshold: float = 0.7) -> EarlyExitDrafter:
         return EarlyExitDrafter.open(self.lower, self.upper, n_ctx=N_CTX, threads=1, threshold=threshold)
 
     def plain(self) -> ModelDrafter:
-        return ModelDrafter(self.whole, Context(self.whole, n_ctx=N_CTX, threads=1))
+        return ModelDrafter(self.whole, Context(self.whole, ContextSpec(n_ctx=N_CTX, threads=1)))
 
     def logits(self, model: Model, ids: Ids) -> Floats:
         """By a context that computes all its layers for every token."""
@@ -96,7 +98,7 @@ class Counted(Context):
     """Notes the rows of every call."""
 
     def __init__(self, model: Model, capture: Capture | None = None) -> None:
-        super().__init__(model, n_ctx=N_CTX, threads=1, capture=capture)
+        super().__init__(model, ContextSpec(N_CTX, threads=1), capture=capture)
         self.calls: list[int] = []
 
     def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:

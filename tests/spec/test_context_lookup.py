@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, Model, top2
+from edgellm.engine import Context, ContextSpec, Model, top2
 from edgellm.llm import LLM
 from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter
 from edgellm.spec.drafters.parallel import joined, sliced
@@ -173,7 +173,7 @@ def test_with_everything_verified_nothing_changes(budgeted: LLM, alone: LLM) -> 
 
 def test_what_is_drafted_ahead_is_looked_up_in_the_context_too(draft_model: Model) -> None:
     prompt = draft_model.chat_prompt(case(5))
-    with Context(draft_model, n_ctx=512, n_seq=3, threads=1) as context:
+    with Context(draft_model, ContextSpec(n_ctx=512, n_seq=3, threads=1)) as context:
         drafter = ModelDrafter(draft_model, context, keeps_logits=True)
         state = GenerationState(prompt, rules=DraftRules(lookup_below=1.0), context=ContextLookup(prompt))
         plain = drafter.propose(state, 8)

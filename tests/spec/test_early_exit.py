@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import Capture, Context, Floats, Ids, Model
+from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model
 from edgellm.errors import InvalidOption
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
@@ -242,7 +242,7 @@ def test_the_layer_travels_with_the_token_and_verification_stays_lossless(
 ) -> None:
     drafter = parts.drafter(0.5)
     with Model.load(f32_pair[1]) as big:
-        verifier = LocalVerifier(big, ContextPool(partial(Context, big, n_ctx=N_CTX, threads=1)), N_CTX)
+        verifier = LocalVerifier(big, ContextPool(partial(Context, big, ContextSpec(N_CTX, threads=1))), N_CTX)
         seen: list[tuple[Source, int | None]] = []
         for prompt in prompts[:6]:
             alone = [token.id for token in written(parts, None, AlwaysGate(), verifier, prompt)]
@@ -272,10 +272,13 @@ def test_a_threshold_must_be_a_share(parts: Parts, threshold: float) -> None:
 
 
 def test_contexts_must_fit_together(parts: Parts) -> None:
-    lower = Context(parts.lower, n_ctx=64, capture=Capture(outputs=(EXIT,), stop_after=EXIT))
-    for upper in (Context(parts.upper, n_ctx=32), Context(parts.lower, n_ctx=32)):
+    lower = Context(parts.lower, ContextSpec(n_ctx=64), capture=Capture(outputs=(EXIT,), stop_after=EXIT))
+    for upper in (Context(parts.upper, ContextSpec(n_ctx=32)), Context(parts.lower, ContextSpec(n_ctx=32))):
         with pytest.raises(InvalidOption, match=r"do not fit together.* 64 and 32 positions"):
             EarlyExitDrafter(lower, upper)
     for capture in (None, Capture(outputs=(EXIT,)), Capture(outputs=(2,), stop_after=EXIT)):
         with pytest.raises(InvalidOption, match="does not capture the output of its last layer"):
-            EarlyExitDrafter(Context(parts.lower, n_ctx=64, capture=capture), Context(parts.upper, n_ctx=64))
+            EarlyExitDrafter(
+                Context(parts.lower, ContextSpec(n_ctx=64), capture=capture),
+                Context(parts.upper, ContextSpec(n_ctx=64)),
+            )

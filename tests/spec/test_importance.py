@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import Capture, Context, Floats, Ids, Model, cut
+from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, cut
 from edgellm.engine.graph_hooks import Recorder
 from edgellm.errors import InvalidOption
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
@@ -80,7 +80,7 @@ def prompts(model: Model) -> list[Ids]:
 
 
 def watching(model: Model, layers: tuple[int, ...] = LAYERS, n_seq: int = 1) -> Context:
-    return Context(model, n_ctx=N_CTX, n_seq=n_seq, threads=1, capture=Capture(attention=layers))
+    return Context(model, ContextSpec(n_ctx=N_CTX, n_seq=n_seq, threads=1), capture=Capture(attention=layers))
 
 
 def whole_rows(model: Model, prefix: Ids, chunk: Chunk) -> Floats:
@@ -95,7 +95,7 @@ def whole_rows(model: Model, prefix: Ids, chunk: Chunk) -> Floats:
 
 def test_it_is_the_attention_of_the_drafted_tokens_whatever_was_rolled_back(model: Model, prompts: list[Ids]) -> None:
     drafter = ModelDrafter(model, watching(model), LAYERS)
-    plain = ModelDrafter(model, Context(model, n_ctx=N_CTX, threads=1))
+    plain = ModelDrafter(model, Context(model, ContextSpec(n_ctx=N_CTX, threads=1)))
     rng = np.random.default_rng(0)
     for prompt in prompts:
         prefix = prompt
@@ -124,7 +124,7 @@ def test_it_is_the_attention_of_the_drafted_tokens_whatever_was_rolled_back(mode
 @pytest.mark.parametrize("unified", [True, False])
 def test_other_sequences_in_the_context_do_not_matter(model: Model, prompts: list[Ids], unified: bool) -> None:
     capture = Capture(attention=LAYERS)
-    context = Context(model, n_ctx=N_CTX, n_seq=3, threads=1, unified=unified, capture=capture)
+    context = Context(model, ContextSpec(n_ctx=N_CTX, n_seq=3, threads=1, unified=unified), capture=capture)
     drafter = ModelDrafter(model, context, LAYERS)
     alone = ModelDrafter(model, watching(model), LAYERS)
     rng = np.random.default_rng(0)
@@ -209,6 +209,6 @@ def test_it_travels_with_the_token(model: Model, prompts: list[Ids]) -> None:
 
 
 def test_what_cannot_be_measured_is_refused(model: Model) -> None:
-    for context in (Context(model, n_ctx=32), watching(model, (1,))):
+    for context in (Context(model, ContextSpec(n_ctx=32)), watching(model, (1,))):
         with pytest.raises(InvalidOption, match="does not capture the attention of layer 4"):
             ModelDrafter(model, context, (4,))

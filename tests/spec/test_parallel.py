@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Message, Model
+from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.spec.drafters import verdict_prediction
 from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
@@ -81,10 +81,12 @@ def write(
     sampling: Sampling = GREEDY,
 ) -> tuple[list[Token], ParallelDrafter | None]:  # fmt: skip
     draft, model = models
-    context = Context(draft, n_ctx=POSITIONS, n_seq=1 + (branches or 0), threads=1)
+    context = Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=1 + (branches or 0), threads=1))
     own = ModelDrafter(draft, context, keeps_logits=bool(branches))
     ahead = ParallelDrafter(own, is_eog=draft.is_eog, rejection=Acceptance().rejection) if branches else None
-    verifier = LateVerifier(model, ContextPool(lambda: Context(model, n_ctx=POSITIONS, threads=1)), POSITIONS)
+    verifier = LateVerifier(
+        model, ContextPool(lambda: Context(model, ContextSpec(n_ctx=POSITIONS, threads=1))), POSITIONS
+    )
     verifier.patience = patience
     events = generate(
         GenerationState(prompt, sampling, GenerationLimits(24, POSITIONS)),
@@ -141,7 +143,7 @@ def test_several_branches_and_tokens_of_the_text_hit_more_often(
 def test_nor_is_it_where_it_is_to_be_verified_itself(models: tuple[Model, Model], prompts: list[Ids]) -> None:
     """Nothing is drafted between two verdicts then, so that the branch is still one when others are to begin in it."""
     draft, prompt = models[0], prompts[0]
-    context = Context(draft, n_ctx=POSITIONS, n_seq=4, threads=1)
+    context = Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=4, threads=1))
     drafter = ModelDrafter(draft, context, keeps_logits=True)
     chunk = drafter.propose(GenerationState(prompt), 2)
     others = [np.append(prompt, token).astype(np.int32) for token in alternatives(chunk, 2, NO_IDS)[0][0]]
@@ -160,7 +162,7 @@ def test_nor_is_it_where_it_is_to_be_verified_itself(models: tuple[Model, Model]
 
 def test_what_was_drafted_ahead_is_not_computed_again(models: tuple[Model, Model], prompts: list[Ids]) -> None:
     draft, prompt = models[0], prompts[0]
-    context = Context(draft, n_ctx=POSITIONS, n_seq=3, threads=1)
+    context = Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=3, threads=1))
     drafter = ModelDrafter(draft, context, keeps_logits=True)
     chunk = drafter.propose(GenerationState(prompt), 4)
     behind = np.concatenate((prompt, chunk.ids))
@@ -173,7 +175,7 @@ def test_what_was_drafted_ahead_is_not_computed_again(models: tuple[Model, Model
     context.decode = lambda ids, **more: decoded.append(len(ids)) or whole(ids, **more)  # type: ignore[method-assign, func-returns-value]
     rest = drafter.propose(GenerationState(np.concatenate((many[1][0], many[1][1].ids))), 1)
     assert decoded == [1]
-    fresh = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
+    fresh = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, threads=1)))
     assert int(many[1][0][-1]) == int(
         fresh.propose(GenerationState(behind), 1).ids[0]
     )  # the likeliest token behind the chunk
@@ -186,7 +188,7 @@ def test_what_was_drafted_ahead_is_not_computed_again(models: tuple[Model, Model
 
 def test_a_stop_is_heard_before_the_next_token(models: tuple[Model, Model], prompts: list[Ids]) -> None:
     draft, asked = models[0], itertools.count()
-    drafter = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=2, threads=1))
+    drafter = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=2, threads=1)))
     drafter.propose(GenerationState(prompts[0]), 1)
     ((_, chunk),) = drafter.draft_many(
         GenerationState(prompts[0]),
@@ -204,7 +206,7 @@ def test_a_stop_is_heard_before_the_next_token(models: tuple[Model, Model], prom
 def test_nothing_is_drafted_ahead_beyond_the_context(models: tuple[Model, Model], prompts: list[Ids]) -> None:
     draft, prompt = models[0], prompts[0]
     for left in (0, 1, 3):
-        context = Context(draft, n_ctx=len(prompt) + left, n_seq=2, spare=8, threads=1)
+        context = Context(draft, ContextSpec(n_ctx=len(prompt) + left, n_seq=2, spare=8, threads=1))
         drafter = ModelDrafter(draft, context, keeps_logits=True)
         drafter.propose(GenerationState(prompt), 1)
         ((_, chunk),) = drafter.draft_many(
@@ -220,8 +222,8 @@ def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next_one(
 ) -> None:
     """Also behind a token that ends the chunk by its doubt: where it is taken over, the chunk ends there."""
     draft, prompt = models[0], prompts[0]
-    own = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=3, threads=1), keeps_logits=True)
-    fresh = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
+    own = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=3, threads=1)), keeps_logits=True)
+    fresh = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, threads=1)))
     rules = DraftRules(stop_below=doubt)
     ahead = ParallelDrafter(own, is_eog=lambda _token: False, rejection=Acceptance().rejection)
     state = GenerationState(prompt, rules=rules)
@@ -246,8 +248,8 @@ def test_what_was_drafted_behind_a_chunk_is_kept_while_that_is_verified(
     models: tuple[Model, Model], prompts: list[Ids]
 ) -> None:
     draft, prompt = models[0], prompts[0]
-    own = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, n_seq=4, threads=1), keeps_logits=True)
-    fresh = ModelDrafter(draft, Context(draft, n_ctx=POSITIONS, threads=1))
+    own = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=4, threads=1)), keeps_logits=True)
+    fresh = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, threads=1)))
     wanted = fresh.propose(GenerationState(prompt), 12).ids
     ahead = ParallelDrafter(own, is_eog=lambda _token: False, rejection=lambda _confidence: np.array([0.1, 0.9]))
     chunk = ahead.propose(GenerationState(prompt), 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, Message, Model
+from edgellm.engine import Capture, Context, ContextSpec, Message, Model
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.fitting import alpha_of, build
@@ -55,14 +55,16 @@ def verifier_model(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def drafter(draft_model: Model) -> Iterator[ModelDrafter]:
     capture = Capture(attention=(LAYER,))
-    own = ModelDrafter(draft_model, Context(draft_model, n_ctx=1024, threads=1, capture=capture), layers=(LAYER,))
+    own = ModelDrafter(
+        draft_model, Context(draft_model, ContextSpec(n_ctx=1024, threads=1), capture=capture), layers=(LAYER,)
+    )
     yield own
     own.close()
 
 
 @pytest.fixture(scope="module")
 def watcher(draft_model: Model, verifier_model: Model, drafter: ModelDrafter) -> Iterator[PairProfiler]:
-    pool = ContextPool(lambda: Context(verifier_model, n_ctx=1024, threads=1))
+    pool = ContextPool(lambda: Context(verifier_model, ContextSpec(n_ctx=1024, threads=1)))
     verifier = LocalVerifier(verifier_model, pool, 1024)
     session = verifier.open(GenerationState())
     yield PairProfiler(drafter, session, draft_model.is_eog, GenerationLimits(MOST, gamma=GAMMA))

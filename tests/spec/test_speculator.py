@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Floats, Ids, Message, Model, ModelFile, Speculator
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Message, Model, ModelFile, Speculator
 from edgellm.llm import LLM
 from edgellm.spec.drafters.speculator import SpeculatorDrafter, draft
 from edgellm.spec.gates.rules import AlwaysGate
@@ -40,7 +40,9 @@ def verify() -> Iterator[Verify]:
     pools: list[ContextPool] = []
 
     def opened(model: Model) -> LocalVerifier:
-        pools.append(ContextPool(lambda: Context(model, n_ctx=256, threads=1, rolls_back=True, speculates=True)))
+        pools.append(
+            ContextPool(lambda: Context(model, ContextSpec(n_ctx=256, threads=1, rolls_back=True, speculates=True)))
+        )
         return LocalVerifier(model, pools[-1], 256)
 
     yield opened
@@ -114,7 +116,7 @@ def test_a_useful_head_is_right_more_often_than_a_useless_one(
 def test_a_chunk_ends_where_further_tokens_do_not_pay(architectures: Architectures) -> None:
     with (
         Model.load(architectures("qwen35", mtp="useful"), speculates=True) as model,
-        Context(model, n_ctx=128, threads=1, speculates=True) as context,
+        Context(model, ContextSpec(n_ctx=128, threads=1, speculates=True)) as context,
     ):
         assert context.speculator is not None
         ids = model.chat_prompt([Message("user", QUESTION)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Floats, Ids, Model
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Model
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.state import DraftRules, GenerationState, Suggestions
@@ -54,7 +54,7 @@ def exact(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
 @pytest.mark.parametrize("number", [0, 1, 6])
 def test_a_suggested_chunk_is_the_chunk(exact: Model, sampling: Sampling, wrong: int, number: int) -> None:
     prompt = exact.chat_prompt(case(number))
-    with Counting(exact, n_ctx=512, threads=1) as one, Counting(exact, n_ctx=512, threads=1) as other:
+    with Counting(exact, ContextSpec(512, threads=1)) as one, Counting(exact, ContextSpec(512, threads=1)) as other:
         alone, helped = ModelDrafter(exact, one), ModelDrafter(exact, other, curve=lambda: FREE)
         wanted = alone.propose(GenerationState(prompt, sampling), GAMMA)
         state = GenerationState(prompt, sampling, suggestions=Known(wanted.ids.tolist(), wrong))
@@ -73,7 +73,7 @@ def test_a_suggested_chunk_is_the_chunk(exact: Model, sampling: Sampling, wrong:
 
 def test_a_chunk_ends_where_its_chance_is_too_small(exact: Model) -> None:
     prompt = exact.chat_prompt(case(2))
-    with Context(exact, n_ctx=512, threads=1) as context:
+    with Context(exact, ContextSpec(n_ctx=512, threads=1)) as context:
         drafter = ModelDrafter(exact, context)
         whole = drafter.propose(GenerationState(prompt), GAMMA)
         alive = np.cumprod(whole.confidence)

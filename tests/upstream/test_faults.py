@@ -10,7 +10,7 @@ from time import sleep
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.errors import VerifierUnreachable, VocabularyMismatch
 from edgellm.llm import LLM
 from edgellm.spec.types import Notice, Source, Token
@@ -99,7 +99,7 @@ def test_a_server_that_dies_and_comes_back_within_a_reply(
             tokens.append(token)
             server.fault = Fault.DROPPED if len(tokens) % 6 in (2, 3) else None
         text = np.concatenate((prompt, np.array([token.id for token in tokens], dtype=np.int32)))
-        with Context(served, n_ctx=len(text), threads=1) as context:
+        with Context(served, ContextSpec(n_ctx=len(text), threads=1)) as context:
             says = context.decode(text[:-1], outputs=len(tokens)).argmax(axis=1)
         for token, said in zip(tokens, says.tolist(), strict=True):
             assert token.source in UNVERIFIED or token.id == said

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgellm import LLM
-from edgellm.engine import Context, Ids, Message, Model, ModelFile, Speculator
+from edgellm.engine import Context, ContextSpec, Ids, Message, Model, ModelFile, Speculator
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.pace import PaceChoice
@@ -54,7 +54,7 @@ class Session:
     """One session at an engine of its own, whose verdicts are written to `ids`."""
 
     def __init__(self, model: Model, prompt: Ids, sampling: Sampling = GREEDY, *, drafts: bool) -> None:
-        self._context = Context(model, n_ctx=256, threads=1, rolls_back=True, speculates=drafts)
+        self._context = Context(model, ContextSpec(n_ctx=256, threads=1, rolls_back=True, speculates=drafts))
         layer, self._is_eog = self._context.speculator, model.is_eog
         self.ids, self.passes, self._sampling = prompt, 0, sampling
         extra_drafts = ExtraDrafts(layer, self.is_eog) if layer is not None else None

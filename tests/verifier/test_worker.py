@@ -10,7 +10,7 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model, SeqRows
+from edgellm.engine import Context, ContextSpec, Model, SeqRows
 from edgellm.errors import EngineFailed
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
 from edgellm.spec.verifier import HERE, Tenant, VerifyRequest
@@ -25,7 +25,7 @@ class Gate(Context):
     """A context whose decodes wait for permission, and fail on demand."""
 
     def __init__(self, model: Model) -> None:
-        super().__init__(model, n_ctx=256, n_seq=SLOTS, threads=1, unified=False)
+        super().__init__(model, ContextSpec(256, SLOTS, threads=1, unified=False))
         self.allowed = threading.Event()
         self.allowed.set()
         self.fails = False
@@ -172,7 +172,7 @@ def test_decodes_of_one_session_are_filled_up(gate: Gate, worker: VerifierWorker
 
 def test_who_is_alone_has_heads_computed_for_what_is_looked_at(exact: Model, prompt: Ids, alone: Alone) -> None:
     computed: list[int] = []
-    with Context(exact, n_ctx=256, n_seq=SLOTS, threads=1, unified=False, lazy=True) as context:
+    with Context(exact, ContextSpec(n_ctx=256, n_seq=SLOTS, threads=1, unified=False, lazy=True)) as context:
         context.decode_lazy(prompt[:2], outputs=2)  # finds out whether it can be late
         context.clear()
         assert context.lazy_head is not None

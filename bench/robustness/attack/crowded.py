@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 
 from bench.robustness.attack.harness import Attack, Found
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.cores import SLOTS, Computation, CoreTable, Crowding, Gauges
 from edgellm.storage import resolve
 
@@ -72,7 +72,7 @@ def busy(quick: bool) -> Found:
         for program in programs:
             assert program.stdout is not None
             program.stdout.readline()
-        with Model.load(resolve("edgellm-verifier")) as model, Context(model, n_ctx=128) as context:
+        with Model.load(resolve("edgellm-verifier")) as model, Context(model, ContextSpec(n_ctx=128)) as context:
             context.decode(ids)
             for _ in range(20 if quick else 200):
                 began = time.perf_counter()

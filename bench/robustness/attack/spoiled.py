@@ -15,7 +15,7 @@ from bench.robustness.attack.harness import Attack, Found
 from bench.robustness.busy import busy
 from edgellm.coldstart.home import Home
 from edgellm.coldstart.plan import PlanOption, predict
-from edgellm.engine import Context, Model, ModelFile
+from edgellm.engine import Context, ContextSpec, Model, ModelFile
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.layer_range import HERE
 from edgellm.llm import LLM
@@ -171,7 +171,7 @@ def spoil_lines() -> Iterator[str]:
 def measured_while_busy() -> dict[str, float]:
     """Return the error of a curve measured beside `BUSY` processes, and the share that is copied with it later."""
     path = resolve("edgellm-verifier")
-    with Model.load(path) as model, Context(model, n_ctx=128) as context:
+    with Model.load(path) as model, Context(model, ContextSpec(n_ctx=128)) as context:
         quiet = CurveMeasurement().run(context)
         with busy(BUSY):
             loaded = CurveMeasurement().run(context)

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from edgellm.engine import llama_api, native
-from edgellm.engine.llama_api import LlamaBatch
+from edgellm.engine.llama_api import LlamaBatch, NativeContext, NativeSpec
 from edgellm.engine.model import Model
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.vocabulary import Floats, Ids
@@ -39,11 +39,10 @@ class Embedder:
         self.model, self.positions = model, min(positions, model.n_ctx_train or positions)
         self.width = int(lib.llama_model_n_embd_out(model.owned.pointer))
         threads = model.hardware.threads or native.default_threads(model.n_params)
-        self._owned: native.Owned | None = llama_api.open_context(
-            model.owned, positions=self.positions, sequences=1, rows=self.positions, threads=threads, unified=True,
-            embeddings=True,
-        )  # fmt: skip
-        pooling = lib.llama_pooling_type(self._owned.pointer)
+        spec = NativeSpec(self.positions, 1, self.positions, threads, unified=True, embeddings=True)
+        owned = llama_api.open_context(model.owned, spec)
+        self._context = NativeContext(owned, threads, model.n_vocab)
+        pooling = lib.llama_pooling_type(owned.pointer)
         if pooling not in _POOLED:
             self.close()
             what = "ranks texts" if pooling == lib.LLAMA_POOLING_TYPE_RANK else "does not say how to pool its states"
@@ -80,11 +79,11 @@ class Embedder:
         """
         if not 1 <= len(ids) <= self.positions:
             raise PromptTooLong(f"The text has {len(ids)} tokens.", f"Give a text of 1 to {self.positions} tokens.")
-        context = self._open()
+        context = self._context.owned
         if memory := lib.llama_get_memory(context.pointer):
             lib.llama_memory_clear(memory, True)
         n = self._batch.put(0, 0, 0, ids, len(ids), flag_all=True)
-        llama_api.decode(context, self._batch.tokens, n)
+        self._context.decode(self._batch.tokens, n)
         found: Any = lib.llama_get_embeddings_seq(context.pointer, 0)
         if not found:
             raise EngineFailed(f"llama.cpp gives no embedding of {n} tokens.", "Use another model.")
@@ -96,18 +95,13 @@ class Embedder:
 
     def close(self) -> None:
         """Free the memory; the model stays."""
-        self._owned = None
+        self._context.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_raised: object) -> None:
         self.close()
-
-    def _open(self) -> native.Owned:
-        if self._owned is None:
-            raise EngineFailed("The embedder is closed.", "Open it again.")
-        return self._owned
 
     def _tokens_around(self) -> tuple[Ids, Ids]:
         """Return the tokens that the model wants before and after a text, such as BERT's [CLS] and [SEP]."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgellm.engine.context import Context
+from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.gguf.reader import ModelFile, mtp_layers
 from edgellm.engine.hardware import Hardware
@@ -279,6 +280,5 @@ def _tried(model: Model) -> Sequence[str]:
 
 def _context_of(model: Model, described: dict[str, Any]) -> Context:
     sizes = ContextSizes(**described["sizes"])
-    return Context(
-        model, n_ctx=sizes.n_ctx, n_seq=sizes.n_seq, n_batch=sizes.n_batch, unified=sizes.n_seq == 1, rolls_back=True
-    )  # fmt: skip
+    unified = sizes.n_seq == 1
+    return Context(model, ContextSpec(sizes.n_ctx, sizes.n_seq, sizes.n_batch, unified=unified, rolls_back=True))

@@ -108,22 +108,19 @@ class Eagle3Head(Speculator):
             EngineFailed: this llama.cpp exports no functions for it, or cannot reserve the memory.
         """
         self._layers, self._n_layer = layers, n_layer
-        rows = max(trunk.n_seq, min(_ROWS, trunk.n_ctx * trunk.n_seq))
+        spec = trunk.beside(_ROWS)
         StateFunctions.require()
-        owned = llama_api.open_context(
-            model, positions=trunk.n_ctx * trunk.n_seq, sequences=trunk.n_seq, rows=rows, threads=trunk.threads,
-            unified=trunk.n_seq == 1, cache_type=trunk.cache_type, flash_attention=trunk.flash, beside=trunk.owned,
-        )  # fmt: skip
+        owned = llama_api.open_context(model, spec, beside=trunk.context.owned)
         # llama.cpp computes logits of all rows, and hands over those of the first ones: the last row is computed alone
-        super().__init__(trunk, owned, states=len(layers) * states, inputs=width, rows=rows, every=False)
+        super().__init__(trunk, owned, states=len(layers) * states, inputs=width, rows=spec.rows, every=False)
         for layer in layers:
             if layer < self._n_layer:
-                self._functions.keep_inputs(trunk.owned, layer)
+                self._functions.keep_inputs(trunk.context.owned, layer)
             else:
-                self._functions.keep(trunk.owned, every_row=True)
+                self._functions.keep(trunk.context.owned, every_row=True)
 
     def _addresses(self) -> list[int]:
-        trunk = self._trunk.owned
+        trunk = self._trunk.context.owned
         return [
             self._functions.input_address(trunk, layer)
             if layer < self._n_layer
@@ -135,8 +132,8 @@ class Eagle3Head(Speculator):
         """Fill the inputs with what the encoder makes of the states; it uses positions for nothing but a check."""
         self._batch.put(0, seq, start, self._ids[seq, :n], n, False)
         states = self._windows[seq].of(start - 1, start - 1 + n)
-        self._compute(self._batch.embeddings(states), n, encoder=True)
-        encoded = self._functions.states(self._open(), n, self._width)
+        self._context.encode(self._batch.embeddings(states), n)
+        encoded = self._functions.states(self._context.owned, n, self._inputs.shape[1])
         if encoded is None:
             raise EngineFailed("llama.cpp has encoded no states.", "Report this.")
         self._inputs[:n] = encoded

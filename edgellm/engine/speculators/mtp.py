@@ -28,17 +28,14 @@ class MtpLayer(Speculator):
             EngineFailed: this llama.cpp exports no functions for it, or cannot reserve the memory.
         """
         width = int(lib.llama_model_n_embd_out(model.pointer))
-        rows = max(trunk.n_seq, min(_ROWS, trunk.n_ctx * trunk.n_seq))
+        spec = trunk.beside(_ROWS, mtp=True)
         StateFunctions.require()
-        owned = llama_api.open_context(
-            model, positions=trunk.n_ctx * trunk.n_seq, sequences=trunk.n_seq, rows=rows, threads=trunk.threads,
-            unified=trunk.n_seq == 1, cache_type=trunk.cache_type, flash_attention=trunk.flash, mtp=True,
-        )  # fmt: skip
-        super().__init__(trunk, owned, states=width, inputs=width, rows=rows, every=every)
-        self._functions.keep(trunk.owned, every_row=True)
+        owned = llama_api.open_context(model, spec)
+        super().__init__(trunk, owned, states=width, inputs=width, rows=spec.rows, every=every)
+        self._functions.keep(trunk.context.owned, every_row=True)
 
     def _addresses(self) -> tuple[int]:
-        return (self._functions.state_address(self._trunk.owned),)
+        return (self._functions.state_address(self._trunk.context.owned),)
 
     def _first(self, window: StateWindow) -> int:
         """Return the first position: a text's first token has a row, too, with zeros for a state."""

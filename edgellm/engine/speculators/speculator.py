@@ -14,12 +14,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from edgellm.engine import cores, llama_api, native
-from edgellm.engine.llama_api import LlamaBatch, LogitsView
+from edgellm.engine import native
+from edgellm.engine.llama_api import LlamaBatch, NativeContext, NativeSpec
 from edgellm.engine.native import Stop, lib
 from edgellm.engine.speculators.state_functions import StateFunctions, rows_at
 from edgellm.engine.speculators.state_window import StateWindow
@@ -29,16 +28,23 @@ from edgellm.errors import EngineFailed
 
 @dataclass(frozen=True, slots=True)
 class Trunk:
-    """The verifier's context, beside which a speculator is opened: `n_seq` sequences of `n_ctx` positions, computed by
-    `threads`. `flash`: with flash attention."""
+    """The verifier's context, beside which a speculator is opened, with sequences of `n_ctx` positions, and what
+    llama.cpp was asked for it."""
 
-    owned: native.Owned
+    context: NativeContext
     n_ctx: int
-    n_seq: int
-    threads: int
+    spec: NativeSpec
     n_vocab: int
-    cache_type: str
-    flash: bool
+
+    def beside(self, most_rows: int, *, mtp: bool = False) -> NativeSpec:
+        """Return what llama.cpp is asked for a context beside it, with batches of at most so many rows."""
+        spec = self.spec
+        positions = self.n_ctx * spec.sequences
+        rows = max(spec.sequences, min(most_rows, positions))
+        return NativeSpec(
+            positions, spec.sequences, rows, spec.threads, unified=spec.sequences == 1, cache_type=spec.cache_type,
+            flash=spec.flash, mtp=mtp,
+        )  # fmt: skip
 
 
 class Speculator(ABC):
@@ -52,22 +58,20 @@ class Speculator(ABC):
         width of a state of the trunk, `inputs` that of a row's input and of the speculator's own states. `every`: it
         has a state of every row of a batch, and not of those with logits alone.
         """
+        n_seq = trunk.spec.sequences
         self._trunk = trunk
-        self._owned: native.Owned | None = owned
-        self._threads_used = trunk.threads
-        self._every, self._last_row, self._width = every, 0, inputs
+        self._context = NativeContext(owned, trunk.spec.threads, trunk.n_vocab)
+        self._every, self._last_row = every, 0
         self._functions = StateFunctions.require()
         self._functions.keep(owned, every_row=every)
-        self._memory = lib.llama_get_memory(owned.pointer)
-        self._batch, self._rows = LlamaBatch(rows, trunk.n_ctx), rows
+        self._batch = LlamaBatch(rows, trunk.n_ctx)
         self._inputs = np.zeros((rows, inputs), dtype=np.float32)
         self._native = self._batch.with_states(self._inputs)
-        self._logits = LogitsView(trunk.n_vocab)
-        self._state_width = states
-        self._windows = [StateWindow(states) for _ in range(trunk.n_seq)]
-        self._ids = np.zeros((trunk.n_seq, trunk.n_ctx), dtype=np.int32)
+        self._windows = [StateWindow(states) for _ in range(n_seq)]
+        self._placed: list[tuple[int, int, int, int]] = []
+        self._ids = np.zeros((n_seq, trunk.n_ctx), dtype=np.int32)
         # per sequence: the speculator's cache is right for the positions from `begins` to `held`
-        self._begins, self._held, self._next = [0] * trunk.n_seq, [0] * trunk.n_seq, [0] * trunk.n_seq
+        self._begins, self._held, self._next = [0] * n_seq, [0] * n_seq, [0] * n_seq
 
     @abstractmethod
     def _addresses(self) -> Sequence[int]:
@@ -84,16 +88,20 @@ class Speculator(ABC):
 
     def close(self) -> None:
         """Close the speculator's context; its memory is freed once no view of its logits is left."""
-        self._owned = None
+        self._context.close()
 
     def set_cancel(self, stop: Stop | None) -> None:
         """Have decodes end early once `stop` is set; see `Context.set_cancel`."""
-        if self._owned is not None:
-            llama_api.set_cancel(self._owned, stop)
+        self._context.set_cancel(stop)
 
-    def note(self, placed: Sequence[tuple[int, int, int, int]]) -> None:
-        """Take over the states of the context's last decode; `placed` are (row, sequence, position, rows), by row."""
-        addresses = self._addresses()
+    def place(self, at: int, seq: int, start: int, n: int) -> None:
+        """Note that the context's next decode has, from row `at` on, the `n` positions of a sequence from `start`
+        on."""
+        self._placed = [*(self._placed if at else ()), (at, seq, start, n)]
+
+    def note(self) -> None:
+        """Take over the states of the context's last decode."""
+        addresses, placed = self._addresses(), self._placed
         if not all(addresses):
             for _, seq, _, _ in placed:
                 self.clear(seq)
@@ -102,7 +110,7 @@ class Speculator(ABC):
         if at == 0 and n == 1 and self._windows[seq].add_row(start, addresses):  # as most decodes are
             self._held[seq] = min(self._held[seq], start + 1)
             return
-        width = self._state_width // len(addresses)
+        width = self._windows[seq].width // len(addresses)
         states = np.concatenate([rows_at(address, at + n, width) for address in addresses], axis=1)
         for at, seq, start, n in placed:
             self._windows[seq].add(start, states[at : at + n])
@@ -129,16 +137,16 @@ class Speculator(ABC):
         window, last = self._windows[seq], len(ids) - 1
         if last < 1 or window.end < last or window.first >= last or last >= self._ids.shape[1]:
             return None
-        at = self._common(seq, ids, last)
+        at, memory = self._common(seq, ids, last), lib.llama_get_memory(self._context.owned.pointer)
         if self._begins[seq] < at > window.first:
-            lib.llama_memory_seq_rm(self._memory, seq, at, -1)
+            lib.llama_memory_seq_rm(memory, seq, at, -1)
         else:
-            lib.llama_memory_seq_rm(self._memory, seq, -1, -1)
+            lib.llama_memory_seq_rm(memory, seq, -1, -1)
             at = self._begins[seq] = self._first(window)
-        self._held[seq] = at
+        self._held[seq], most = at, len(self._inputs)
         while at <= last:
             # without the states of all rows, the last row alone: with others llama.cpp would give that of the first
-            n = min(self._rows, last + 1 - at) if self._every else min(self._rows, last - at) or 1
+            n = min(most, last + 1 - at) if self._every else min(most, last - at) or 1
             self._fill(seq, at, n)
             end = at + n
             self._run(seq, at, ids[at:end], outputs=int(end > last))
@@ -150,7 +158,7 @@ class Speculator(ABC):
     def follow(self, token: int, seq: int = 0) -> Floats:
         """Return the logits of the token after `token`, which was drafted behind the tokens of the last call. Raises
         what `predict` raises."""
-        states = self._functions.states(self._open(), self._last_row + 1, self._width)
+        states = self._functions.states(self._context.owned, self._last_row + 1, self._inputs.shape[1])
         if states is None:
             raise EngineFailed("llama.cpp has no state of the last drafted token.", "Report this.")
         self._inputs[0] = states[self._last_row]
@@ -165,26 +173,12 @@ class Speculator(ABC):
 
     def _run(self, seq: int, start: int, ids: Ids, outputs: int) -> None:
         n = self._batch.put(0, seq, start, ids, outputs, False)
-        self._compute(self._native, n)
+        self._context.decode(self._native, n)
         self._last_row = n - 1 if self._every else 0
 
-    def _compute(self, batch: Any, n: int, *, encoder: bool = False) -> None:
-        """Compute the first `n` rows of a batch with the threads that are free."""
-        owned = self._open()
-        with cores.computation(self._trunk.threads) as share:
-            if share != self._threads_used:
-                llama_api.set_threads(owned, share)
-                self._threads_used = share
-            (llama_api.encode if encoder else llama_api.decode)(owned, batch, n)
-
     def _row(self) -> Floats:
-        row: Floats = self._logits.rows(self._open(), 1)[0]
+        row: Floats = self._context.rows(1)[0]
         return row
-
-    def _open(self) -> native.Owned:
-        if self._owned is None:
-            raise EngineFailed("The context is closed.", "Open another.")
-        return self._owned
 
 
 class SpeculatorModel(ABC):

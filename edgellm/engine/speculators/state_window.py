@@ -17,6 +17,7 @@ class StateWindow:
     """The states of the latest positions of one sequence, without a gap: rows for the positions `first` to `end`."""
 
     def __init__(self, width: int, window: int = WINDOW) -> None:
+        self.width = width
         self._rows = np.empty((window + max(1, window // 4), width), dtype=np.float32)  # takes memory as it fills
         self._address, self._row_bytes = self._rows.ctypes.data, 4 * width
         self._window = window

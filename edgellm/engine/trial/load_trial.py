@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from edgellm.engine.context import Context
+from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.hardware import Hardware
@@ -98,8 +99,8 @@ def _decode(model: Model) -> None:
         return
     ids = np.arange(_ROWS, dtype=np.int32) % max(1, model.n_vocab)
     for flash in (None, False):
-        with Context(model, n_ctx=_POSITIONS, n_batch=_ROWS, flash=flash) as context:
+        with Context(model, ContextSpec(n_ctx=_POSITIONS, n_batch=_ROWS, flash=flash)) as context:
             context.decode(ids)
             context.decode(ids[:1])
-            if not context.flash:
+            if not context.spec.native.flash:
                 return

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from edgellm.engine.context import Context
+from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.model import Model
 from edgellm.engine.trial.probe import EAGLE3, MTP
@@ -59,7 +60,7 @@ def _passes(part: _Part, model: Model, ids: Ids) -> bool:
 
 def _after_a_batch(model: Model, ids: Ids) -> bool:
     """Roll back a part of a batch, all of one, and more."""
-    with Context(model, n_ctx=_POSITIONS, n_batch=_ROWS, rolls_back=True) as context:
+    with Context(model, ContextSpec(n_ctx=_POSITIONS, n_batch=_ROWS, rolls_back=True)) as context:
         context.decode(ids[:_TEXT])
         for dropped, again in ((3, 2), (5, 3), (9, 2)):
             context.decode(ids[_TEXT : _TEXT + 5], outputs=5)
@@ -71,7 +72,7 @@ def _after_a_batch(model: Model, ids: Ids) -> bool:
 
 def _after_single_tokens(model: Model, ids: Ids) -> bool:
     """Reject a draft that was decoded token by token, twice."""
-    with Context(model, n_ctx=_POSITIONS, n_batch=_ROWS) as context:
+    with Context(model, ContextSpec(n_ctx=_POSITIONS, n_batch=_ROWS)) as context:
         text = ids[:_TEXT]
         for at in (0, 4):
             context.decode(text[context.sync(text) :])
@@ -90,7 +91,7 @@ def _behind_the_window(model: Model, ids: Ids) -> bool:
     n = -(-(window + _WINDOW_ROWS) // _CELLS) * _CELLS + window
     if n * model.n_params > _MOST_WORK:
         return True
-    with Context(model, n_ctx=n, n_batch=_WINDOW_ROWS) as context:
+    with Context(model, ContextSpec(n_ctx=n, n_batch=_WINDOW_ROWS)) as context:
         context.decode(np.resize(ids, n))
         context.rollback(window)
         return _near(model, context, context.decode(ids[-2:]))
@@ -98,7 +99,9 @@ def _behind_the_window(model: Model, ids: Ids) -> bool:
 
 def _beside_others(model: Model, ids: Ids) -> bool:
     """Roll back a sequence after a batch of two others, whose recurrent states its own has to make room for."""
-    with Context(model, n_ctx=_POSITIONS, n_seq=3, n_batch=_ROWS, unified=False, rolls_back=True) as context:
+    with Context(
+        model, ContextSpec(n_ctx=_POSITIONS, n_seq=3, n_batch=_ROWS, unified=False, rolls_back=True)
+    ) as context:
         if not context.snapshots:
             return True
         for seq in (0, 2, 1):
@@ -110,14 +113,14 @@ def _beside_others(model: Model, ids: Ids) -> bool:
 
 def _in_one_batch(model: Model, ids: Ids) -> bool:
     """Verify a draft: each row of a batch behind a text has logits of its own."""
-    with Context(model, n_ctx=_POSITIONS, n_batch=_ROWS) as context:
+    with Context(model, ContextSpec(n_ctx=_POSITIONS, n_batch=_ROWS)) as context:
         context.decode(ids[:_TEXT])
         return _near(model, context, context.decode(ids[_TEXT : _TEXT + 5], outputs=5))
 
 
 def _in_branches(model: Model, ids: Ids) -> bool:
     """Continue a text in two ways in one batch, then the second one after a rollback, and the first one."""
-    with Context(model, n_ctx=_POSITIONS, n_seq=2, n_batch=_ROWS) as context:
+    with Context(model, ContextSpec(n_ctx=_POSITIONS, n_seq=2, n_batch=_ROWS)) as context:
         context.decode(ids[:_TEXT])
         context.branch(0, 1)
         tails = (SeqRows(0, ids[_TEXT : _TEXT + 2]), SeqRows(1, ids[_TEXT + 2 : _TEXT + 4]))
@@ -131,7 +134,7 @@ def _in_branches(model: Model, ids: Ids) -> bool:
 def _speculated(model: Model, ids: Ids) -> bool:
     """Draft from the model's states, reject the draft, and predict again."""
     text = np.concatenate((ids[: _TEXT + 2], ids[-2:]))
-    with Context(model, n_ctx=_POSITIONS, n_batch=_ROWS, rolls_back=True, speculates=True) as context:
+    with Context(model, ContextSpec(n_ctx=_POSITIONS, n_batch=_ROWS, rolls_back=True, speculates=True)) as context:
         if context.speculator is None:
             return True
         context.decode(ids[:_TEXT])
@@ -142,7 +145,7 @@ def _speculated(model: Model, ids: Ids) -> bool:
         context.rollback(_TEXT + 2)
         context.decode(text[_TEXT + 2 : -1])
         found = context.speculator.predict(text)
-        with Context(model, n_ctx=_POSITIONS, speculates=True) as fresh:
+        with Context(model, ContextSpec(n_ctx=_POSITIONS, speculates=True)) as fresh:
             fresh.decode(text[:-1])
             expected = fresh.speculator.predict(text) if fresh.speculator is not None else None
         if found is None or expected is None:
@@ -154,7 +157,7 @@ def _near(model: Model, context: Context, logits: Floats, seq: int = 0) -> bool:
     """Return whether a fresh context, decoding one by one what `context` holds, has `logits` for the last ids."""
     ids, n = context.cached(seq), len(logits)
     found = logits.copy()
-    with Context(model, n_ctx=max(_POSITIONS, len(ids))) as fresh:
+    with Context(model, ContextSpec(n_ctx=max(_POSITIONS, len(ids)))) as fresh:
         expected = fresh.decode(ids[: len(ids) - n + 1])
         for row in range(n):
             end = len(ids) - n + row + 1
@@ -167,7 +170,7 @@ def _near(model: Model, context: Context, logits: Floats, seq: int = 0) -> bool:
 
 def _within_rounding(model: Model, context: Context, found: Floats, expected: Floats, text: Ids) -> bool:
     """Return whether two rows of logits behind `text` are as near to each other as rounding leaves them."""
-    if context.exact:
+    if context.spec.exact:
         return _close(found, expected, _EXACT)
     return _close(found, expected, _NEAR) or _close(found, expected, _SPREAD * _noise(model, text))
 
@@ -181,7 +184,7 @@ def _noise(model: Model, text: Ids) -> float:
     """
     text, rows = text[-_POSITIONS:], []
     for exact in (False, True):
-        with Context(model, n_ctx=_POSITIONS, exact=exact) as fresh:
+        with Context(model, ContextSpec(n_ctx=_POSITIONS, exact=exact)) as fresh:
             for at in range(len(text)):
                 row = fresh.decode(text[at : at + 1])[0]
             rows.append(row.copy())

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import grpc.aio
 
-from edgellm.engine import Context, Model, ModelFile, head_pays
+from edgellm.engine import Context, ContextSpec, Model, ModelFile, head_pays
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import LEAST_CONTEXT, check_context, place_sessions
 from edgellm.errors import InvalidOption
@@ -282,10 +282,11 @@ class VerifierServer(SessionServer):
             model_hash = fingerprint(model.path)
         # llama.cpp aborts where a batch cannot hold a row of every sequence; the longest chunk fits in any case
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
-        engine = Context(
-            model, n_ctx=self.context_length, n_seq=sessions, n_batch=rows, threads=threads, unified=False,
-            lazy=head_pays(model), rolls_back=True, speculates=True,
+        spec = ContextSpec(
+            self.context_length, sessions, rows, threads, unified=False, lazy=head_pays(model), rolls_back=True,
+            speculates=True,
         )  # fmt: skip
+        engine = Context(model, spec)
         drafts = None if engine.speculator is None else ExtraDrafts(engine.speculator, model.is_eog)
         self._worker = VerifierWorker(engine, sessions, model.is_eog, limits, drafts)
         if curve is not None:

@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from edgellm.engine import Capture, Context, Floats, Ids, Model, Recorder, top2
+from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, Recorder, top2
 from edgellm.errors import InvalidOption
 from edgellm.spec.drafters.model import AttentionMeter, ChunkBuilder, within
 from edgellm.spec.protocols import Drafter
@@ -90,9 +90,9 @@ class EarlyExitDrafter(Drafter):
         """
         last = lower.n_layer - 1
         capture = Capture(attention=layers, outputs=(last,), stop_after=last)
-        below = Context(lower, n_ctx=n_ctx, threads=threads, capture=capture, whole_window=True)
+        below = Context(lower, ContextSpec(n_ctx=n_ctx, threads=threads, whole_window=True), capture=capture)
         try:
-            above = Context(upper, n_ctx=n_ctx, threads=threads, whole_window=True)
+            above = Context(upper, ContextSpec(n_ctx=n_ctx, threads=threads, whole_window=True))
             return cls(below, above, threshold=threshold, layers=layers, shared=shared)
         except BaseException:
             below.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model, SeqRows
+from edgellm.engine import Context, ContextSpec, Model, SeqRows
 from edgellm.engine.ggml_rpc.model_process import ContextSizes, ModelProcess
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import ContextFull, DeviceLost, EngineFailed, ModelCorrupt
@@ -40,7 +40,9 @@ def process(hybrid: Path, whole: Model) -> Iterator[ModelProcess]:
 
 @pytest.fixture
 def expected(whole: Model) -> Iterator[Context]:
-    with Context(whole, n_ctx=128, n_seq=2, n_batch=64, threads=1, unified=False, rolls_back=True) as context:
+    with Context(
+        whole, ContextSpec(n_ctx=128, n_seq=2, n_batch=64, threads=1, unified=False, rolls_back=True)
+    ) as context:
         yield context
 
 

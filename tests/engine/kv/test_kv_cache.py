@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Ids, Model, SeqRows
+from edgellm.engine import Context, ContextSpec, Ids, Model, SeqRows
 from edgellm.engine.kv import kv_cache
 from edgellm.engine.kv.kv_cache import KVCache
 from edgellm.engine.native import lib
@@ -30,7 +30,7 @@ def ids(rng: random.Random, n: int) -> Ids:
 
 def off(model: Model, context: Context, logits: np.ndarray, seq: int = 0) -> float:
     """Return how far the last row of `logits` is from a fresh context's, as a share of the largest logit."""
-    with Context(model, n_ctx=N_CTX, n_batch=ROWS, threads=1) as fresh:
+    with Context(model, ContextSpec(n_ctx=N_CTX, n_batch=ROWS, threads=1)) as fresh:
         expected = fresh.decode(context.cached(seq))[0]
         return float(np.abs(logits[-1] - expected).max() / np.abs(expected).max())
 
@@ -43,7 +43,9 @@ def test_any_rollback_and_branch_leaves_what_a_fresh_context_has(
     rng = random.Random(f"{name} {n_seq} {rolls_back}")
     with (
         Model.load(architectures(name), probe=False) as model,
-        Context(model, n_ctx=N_CTX, n_seq=n_seq, n_batch=ROWS, threads=1, rolls_back=rolls_back) as context,
+        Context(
+            model, ContextSpec(n_ctx=N_CTX, n_seq=n_seq, n_batch=ROWS, threads=1, rolls_back=rolls_back)
+        ) as context,
     ):
         for _ in range(16):
             seq = rng.randrange(n_seq)
@@ -107,7 +109,7 @@ def test_a_rollback_that_llama_cpp_accepts_and_gets_wrong_is_noticed(
             monkeypatch.setattr(KVCache, "_cut", trusting)
         with (
             Model.load(architectures(name), probe=False) as model,
-            Context(model, n_ctx=N_CTX, n_batch=ROWS, threads=1, rolls_back=True) as context,
+            Context(model, ContextSpec(n_ctx=N_CTX, n_batch=ROWS, threads=1, rolls_back=True)) as context,
         ):
             rng = random.Random(3)
             trap(context, rng)
@@ -120,7 +122,7 @@ def test_a_drafter_reads_few_tokens_again(architectures: Architectures) -> None:
     rng = random.Random(5)
     with (
         Model.load(architectures("qwen35"), probe=False) as model,
-        Context(model, n_ctx=N_CTX, n_batch=ROWS, threads=1) as context,
+        Context(model, ContextSpec(n_ctx=N_CTX, n_batch=ROWS, threads=1)) as context,
     ):
         text = ids(rng, 50)
         for _ in range(6):
@@ -136,7 +138,7 @@ def test_an_interrupted_batch_is_not_trusted(architectures: Architectures) -> No
     rng = random.Random(6)
     with (
         Model.load(architectures("mamba2"), probe=False) as model,
-        Context(model, n_ctx=N_CTX, n_batch=ROWS, threads=1) as context,
+        Context(model, ContextSpec(n_ctx=N_CTX, n_batch=ROWS, threads=1)) as context,
     ):
         context.decode(ids(rng, 20))
         with pytest.raises(Exception, match="cannot decode"):
@@ -186,7 +188,7 @@ def test_a_state_that_is_copied_late_is_read_again(
             monkeypatch.setattr(kv_cache, "_COPIED_LATE", frozenset())
         with (
             Model.load(architectures("deepseek4"), probe=False) as model,
-            Context(model, n_ctx=N_CTX, n_seq=2, n_batch=ROWS, threads=1) as context,
+            Context(model, ContextSpec(n_ctx=N_CTX, n_seq=2, n_batch=ROWS, threads=1)) as context,
         ):
             context.decode(ids(rng, 3))
             context.branch(0, 1)
@@ -199,7 +201,9 @@ def served(architectures: Architectures, name: str, n_seq: int) -> Iterator[tupl
     """Yield a model and a context of a served verifier, with snapshots for each of its slots."""
     with (
         Model.load(architectures(name), probe=False) as model,
-        Context(model, n_ctx=N_CTX, n_seq=n_seq, n_batch=ROWS, threads=1, unified=False, rolls_back=True) as context,
+        Context(
+            model, ContextSpec(n_ctx=N_CTX, n_seq=n_seq, n_batch=ROWS, threads=1, unified=False, rolls_back=True)
+        ) as context,
     ):
         assert context._cache.snapshots
         yield model, context

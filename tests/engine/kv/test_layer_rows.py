@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.kv.layer_rows import put_together, take_apart
 from testkit.gguf.random_model import Shape, write
@@ -23,8 +23,10 @@ CLOSE = 2e-2
 def test_a_context_goes_on_where_another_was(verifier_model: Model, flash: bool, n_seq: int) -> None:
     seq, kept = n_seq - 1, 20
     with (
-        Context(verifier_model, n_ctx=64, threads=1, flash=False) as giver,
-        Context(verifier_model, n_ctx=64, n_seq=n_seq, threads=1, unified=n_seq == 1, flash=flash) as taker,
+        Context(verifier_model, ContextSpec(n_ctx=64, threads=1, flash=False)) as giver,
+        Context(
+            verifier_model, ContextSpec(n_ctx=64, n_seq=n_seq, threads=1, unified=n_seq == 1, flash=flash)
+        ) as taker,
     ):
         giver.decode(TEXT)
         giver.rollback(22)  # as after a draft
@@ -49,8 +51,8 @@ def test_rows_that_are_turned_before_they_are_rounded_serve_as_well(tmp_path: Pa
     ids = some_ids(24, 400, 3)
     with (
         Model.load(path, hardware=Hardware(cache_type="q8_0", flash_attn=True)) as model,
-        Context(model, n_ctx=64, threads=1) as giver,
-        Context(model, n_ctx=64, threads=1) as taker,
+        Context(model, ContextSpec(n_ctx=64, threads=1)) as giver,
+        Context(model, ContextSpec(n_ctx=64, threads=1)) as taker,
     ):
         own = giver.decode(ids)[0]
         layers = giver.layer_rows(20)
@@ -60,7 +62,7 @@ def test_rows_that_are_turned_before_they_are_rounded_serve_as_well(tmp_path: Pa
 
 
 def test_the_rows_are_the_same_after_another_way(verifier_model: Model) -> None:
-    with Context(verifier_model, n_ctx=64, threads=1, flash=False) as giver:
+    with Context(verifier_model, ContextSpec(n_ctx=64, threads=1, flash=False)) as giver:
         giver.decode(TEXT)
         layers = giver.layer_rows(len(TEXT))
         assert layers is not None
@@ -79,8 +81,8 @@ def test_the_rows_are_the_same_after_another_way(verifier_model: Model) -> None:
 
 def test_what_is_of_another_kind_is_not_taken(verifier_model: Model) -> None:
     with (
-        Context(verifier_model, n_ctx=64, threads=1, exact=True) as exact,
-        Context(verifier_model, n_ctx=64, threads=1, exact=False) as other,
+        Context(verifier_model, ContextSpec(n_ctx=64, threads=1, exact=True)) as exact,
+        Context(verifier_model, ContextSpec(n_ctx=64, threads=1, exact=False)) as other,
     ):
         exact.decode(TEXT)
         layers = exact.layer_rows(len(TEXT))
@@ -93,7 +95,7 @@ def test_what_is_of_another_kind_is_not_taken(verifier_model: Model) -> None:
 
 
 def test_states_that_are_broken_have_no_layers(verifier_model: Model) -> None:
-    with Context(verifier_model, n_ctx=64, threads=1) as giver:
+    with Context(verifier_model, ContextSpec(n_ctx=64, threads=1)) as giver:
         giver.decode(TEXT)
         layers = giver.layer_rows(len(TEXT))
     assert layers is not None

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, Ids, Model
+from edgellm.engine import Context, ContextSpec, Ids, Model
 from edgellm.engine.kv import prompt_cache
 from tests.conftest import Architectures
 from tests.engine.kv.test_kv_cache import KINDS, N_CTX, NEAR, ROWS, ids, off
 
 
 def opened(model: Model, cache: prompt_cache.PromptCache | None = None) -> Context:
-    return Context(model, n_ctx=N_CTX, n_batch=ROWS, threads=1, rolls_back=True, prompt_cache=cache)
+    return Context(model, ContextSpec(n_ctx=N_CTX, n_batch=ROWS, threads=1, rolls_back=True), prompt_cache=cache)
 
 
 class OneFile:
@@ -64,7 +64,7 @@ def test_one_of_another_kind_of_context_is_refused(architectures: Architectures,
     with Model.load(architectures("qwen3"), probe=False) as model, opened(model) as context:
         context.decode(text)
         context.save(path)
-        with Context(model, n_ctx=20, threads=1) as short:
+        with Context(model, ContextSpec(n_ctx=20, threads=1)) as short:
             assert short.load(path) == 0
             assert not short.length()
         with Model.load(architectures("gemma3"), probe=False) as other, opened(other) as another:

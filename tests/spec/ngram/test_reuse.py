@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, LazyLogits, Model
+from edgellm.engine import Context, ContextSpec, LazyLogits, Model
 from edgellm.spec.ngram.reuse import LIFETIME, Reuse, plausible_segment
 from edgellm.spec.ngram.sources import NOTHING
 from edgellm.spec.types import Chunk
@@ -101,7 +101,7 @@ def test_plausible_is_what_has_the_probability(accepted: int, seed: int) -> None
 
 def test_of_what_nobody_computed_nothing_is_known_to_the_contrary(verifier_model: Model) -> None:
     ids = np.arange(300, 309, dtype=np.int32)
-    with Context(verifier_model, n_ctx=32, threads=1, lazy=True) as context:
+    with Context(verifier_model, ContextSpec(n_ctx=32, threads=1, lazy=True)) as context:
         context.decode_lazy(ids[:2], outputs=2)  # finds out whether it can be late
         context.rollback(0)
         rows = context.decode_lazy(ids, outputs=9, reached=[0.0] * 8)

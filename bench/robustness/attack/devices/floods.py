@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.robustness.attack.devices.flooder import KINDS
 from bench.robustness.attack.harness import Attack, Found
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.errors import VerifierLost
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.state import GenerationState
@@ -38,7 +38,7 @@ PROMPTS = (
 
 def texts(model: Model) -> list[tuple[Ids, Ids]]:
     """Return prompts, and the verifier's text after each of them."""
-    verifier = LocalVerifier(model, ContextPool(lambda: Context(model, n_ctx=CONTEXT, threads=1)), CONTEXT)
+    verifier = LocalVerifier(model, ContextPool(lambda: Context(model, ContextSpec(n_ctx=CONTEXT, threads=1))), CONTEXT)
     with closing(verifier):
         made = []
         for prompt in map(model.tokenize, PROMPTS):
