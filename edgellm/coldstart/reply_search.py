@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgellm.coldstart.exact_search import fastest_first_token
-from edgellm.coldstart.label_search import MOST
+from edgellm.coldstart.bounds import Tables
+from edgellm.coldstart.exact_search import CHUNK, MOST, fastest_first_token
 from edgellm.coldstart.problem import MARGIN, Cut, Floats, Ints, Solution, Stop, Task, fits, makespan, never, per_token
-from edgellm.coldstart.warm_start import Tables
 
 WIDTHS = (200, 5000, MOST)
+"""Labels that a pass follows, as in the search for the first token."""
 
 
 def seconds(task: Task, cut: Cut, further: int) -> float:
@@ -104,47 +104,73 @@ class _Labels:
 
 
 class _Forward:
+    """The search for one task; `within` runs it for a time limit. Before the first stage is device K, at no cost."""
+
     def __init__(self, task: Task, further: int) -> None:
         self.task, self.further, self.k, self.n = task, further, task.devices, task.layers
         self.tables = Tables(task)
         self.own, self.compute = self.tables.own.reshape(-1), self.tables.compute.reshape(-1)
         self.steps = np.concatenate([np.zeros((self.k, 1)), np.cumsum(task.step, 1)], 1)
+        self.send, self.hops = (np.vstack([cost, np.zeros(self.k)]) for cost in (task.send, task.hop))
         others = ~np.eye(self.k, dtype=bool)
         self.hop = float(task.hop[others].min()) if self.k > 1 else 0.0
-        self.rest = self._rest()
+        self._known = np.full(1 << self.k, -1)  # where the bounds of a mask of placed devices are
+        self._bounds = np.zeros((0, self.n + 1))
 
-    def _rest(self) -> Floats:
-        """Return the least time to compute the layers after the first j and decode n times with them, (2^K, L + 1).
-
-        The rows are masks of placed devices. Each other device takes as many layers as it can hold, the cheapest device
-        first, each layer at its least cost there; and every further device that is needed adds a hop.
-        """
-        task, layers = self.task, np.arange(self.n + 1)
-        cost = (task.compute + self.further * task.step).min(1)
-        holds = self.tables.most.reshape(self.k, -1).max(1)
-        order = np.argsort(cost, kind="stable")
-        found = np.full((1 << self.k, self.n + 1), np.inf)
-        for mask in range(1 << self.k):
-            free = [device for device in order.tolist() if not mask >> device & 1]
-            filled = np.minimum(np.cumsum([0, *holds[free]]), self.n)
-            paid = np.cumsum([0.0, *(np.diff(filled) * cost[free])])
-            many = np.cumsum([0, *sorted(holds[free].tolist(), reverse=True)])
-            stages = np.searchsorted(many, layers)  # devices needed for each number of layers
-            top = np.interp(layers, filled, paid) + self.further * self.hop * stages
-            found[mask] = np.where(layers <= filled[-1], top, np.inf)[::-1]  # by the layers that are done
+    def remaining(self, placed: Ints, done: Ints) -> Floats:
+        """Return the least time to compute the layers after the first `done`, and to decode n times with them, on the
+        devices that are not `placed`."""
+        masks = np.unique(placed)
+        masks = masks[self._known[masks] < 0]
+        if masks.size:
+            self._known[masks] = len(self._bounds) + np.arange(masks.size)
+            self._bounds = np.concatenate([self._bounds, self._bounded(masks)])
+        found: Floats = self._bounds[self._known[placed], done]
         return found
+
+    def _bounded(self, masks: Ints) -> Floats:
+        """Return `remaining` for masks of placed devices and each number of layers that are done, (m, L + 1).
+
+        Each other device takes as many layers as it can hold, the cheapest device first, each layer at its least cost
+        there; and every further device that is needed adds a hop.
+        """
+        cost = (self.task.compute + self.further * self.task.step).min(1)
+        holds = self.tables.most.reshape(self.k, -1).max(1)
+        layers = self.n - np.arange(self.n + 1)
+        free = np.where(masks[:, None] >> np.arange(self.k) & 1, 0, holds)
+        found = np.zeros((masks.size, self.n + 1))
+        for order, price in ((np.argsort(cost, kind="stable"), cost), (np.argsort(-holds, kind="stable"), None)):
+            before = np.zeros(masks.size, dtype=np.int64)
+            for device in order:
+                left = layers - before[:, None]
+                if price is None:
+                    found += self.further * self.hop * ((left > 0) & (free[:, device, None] > 0))
+                else:
+                    found += price[device] * np.clip(left, 0, free[:, device, None])
+                before += free[:, device]
+        return np.where(layers <= free.sum(1)[:, None], found, np.inf)
 
     def floor(self) -> float:
         """Return a lower bound on the seconds of the whole reply."""
-        return float(self.rest[0, 0]) - self.further * self.hop
+        none = np.zeros(1, dtype=np.int64)
+        return float(self.remaining(none, none)[0]) - self.further * self.hop
 
     def within(self, limit: float, width: int, stop: Stop) -> tuple[Cut | None, bool]:
         """Return a plan whose reply takes no longer than `limit`, if found, and whether the search was exhaustive."""
-        all_devices = np.arange(self.k)
-        empty = np.zeros(0, dtype=np.int64)
+        none, zero = np.zeros(1, dtype=np.int64), np.zeros(1)
+        level, whole = _Labels(none, none, none + self.k, none, zero, zero, none, none), True
         levels: list[_Labels] = []
-        level, whole = self._begun(limit), True
         for _ in range(self.k):
+            levels.append(level)
+            free = (level.placed[:, None] >> np.arange(self.k) & 1) == 0
+            made: list[_Labels] = []
+            for device in range(self.k):
+                some = np.flatnonzero(free[:, device])
+                for part in np.array_split(some, 1 + some.size // CHUNK):
+                    if stop():
+                        return None, False
+                    made.append(self._sized(level, part, device, limit))
+            level = _Labels(*(np.concatenate([getattr(one, name) for one in made]) for name in _Labels.__slots__))
             ends = np.flatnonzero(level.done == self.n)
             if ends.size:
                 total = level.t[ends] + self.further * (level.d[ends] + self._back(level)[ends])
@@ -152,49 +178,33 @@ class _Forward:
                     return self._plan(levels, level, int(ends[total.argmin()])), False
             level = self._undominated(level.take(np.flatnonzero(level.done < self.n)))
             if len(level) > width:
-                value = level.t + self.further * level.d + self.rest[level.placed, level.done]
+                value = level.t + self.further * level.d + self.remaining(level.placed, level.done)
                 level, whole = level.take(np.argpartition(value, width)[:width]), False
-            if not len(level) or stop():
-                return None, whole and not len(level)
-            levels.append(level)
-            label, device = np.nonzero((level.placed[:, None] >> all_devices & 1) == 0)
-            steps_made = [self._sized(level, label[device == at], at, limit) for at in range(self.k)]
-            level = _Labels(*(np.concatenate([empty, *(getattr(m, f) for m in steps_made)]) for f in _Labels.__slots__))
+            if not len(level):
+                return None, whole
         return None, whole
 
-    def _begun(self, limit: float) -> _Labels:
-        """Return the labels of a first stage of every device and size."""
-        no_device = np.zeros(self.k, dtype=np.int64)
-        none = np.zeros(self.k)
-        first = np.arange(self.k)
-        start = _Labels(first, no_device, first, no_device, none, none, no_device, no_device)
-        steps_made = [self._sized(start, np.array([at]), at, limit, first=True) for at in range(self.k)]
-        return _Labels(*(np.concatenate([getattr(m, f) for m in steps_made]) for f in _Labels.__slots__))
-
-    def _sized(self, labels: _Labels, label: Ints, device: int, limit: float, first: bool = False) -> _Labels:
-        """Return the labels with a stage of `device`, of every size, after each of the given ones."""
-        label, count = (grid.reshape(-1) for grid in np.meshgrid(label, np.arange(1, self.n + 1), indexing="ij"))
+    def _sized(self, labels: _Labels, some: Ints, device: int, limit: float) -> _Labels:
+        """Return the labels with a stage of `device`, of every size, after some of the given ones."""
+        label, count = (grid.reshape(-1) for grid in np.meshgrid(some, np.arange(1, self.n + 1), indexing="ij"))
         fit = labels.done[label] + count <= self.n
         label, count = label[fit], count[fit]
         end = labels.done[label] + count
         at = self.tables.row(np.full(label.size, device), end) * (self.n + 1) + count
         sender, before = labels.last[label], labels.t[label]
-        own, compute = self.own[at], self.compute[at]
-        send = 0.0 if first else self.task.send[sender, device]
+        send, own, compute = self.send[sender, device], self.own[at], self.compute[at]
         with np.errstate(invalid="ignore"):
             if self.task.overlap == "paper":
                 t = np.maximum(own, before + compute) + send
             else:
                 t = np.maximum(own, before + send + compute)
-        hop = 0.0 if first else self.task.hop[sender, device]
-        d = labels.d[label] + hop + self.steps[device, end] - self.steps[device, end - count]
+        d = labels.d[label] + self.hops[sender, device] + self.steps[device, end] - self.steps[device, end - count]
         placed = labels.placed[label] | 1 << device
-        back = 0.0 if first else self.further * self.hop
-        keep = np.flatnonzero(t + self.further * d + self.rest[placed, end] + back <= limit)
-        placed = placed[keep]
-        label = label[keep]
-        origin = np.full(keep.size, device) if first else labels.first[label]
-        return _Labels(origin, placed, np.full(keep.size, device), end[keep], t[keep], d[keep], label, count[keep])
+        back = np.where(sender == self.k, 0.0, self.further * self.hop)
+        keep = np.flatnonzero(t + self.further * d + self.remaining(placed, end) + back <= limit)
+        placed, label, sender = placed[keep], label[keep], sender[keep]
+        first = np.where(sender == self.k, device, labels.first[label])
+        return _Labels(first, placed, np.full(keep.size, device), end[keep], t[keep], d[keep], label, count[keep])
 
     def _back(self, labels: _Labels) -> Floats:
         """Return the seconds of the chosen token's hop from the last device to the first."""
@@ -215,7 +225,7 @@ class _Forward:
 
     def _plan(self, levels: list[_Labels], labels: _Labels, at: int) -> Cut:
         stages = []
-        for level in (labels, *reversed(levels)):
+        for level in (labels, *reversed(levels[1:])):
             stages.append((int(level.last[at]), int(level.count[at])))
             at = int(level.parent[at])
         return tuple(reversed(stages))

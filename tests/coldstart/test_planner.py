@@ -9,16 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.coldstart import hardware, label_search, reply_search
+from edgellm.coldstart import exact_search, hardware, reply_search
 from edgellm.coldstart.algorithm1 import algorithm1, brute_force, every_plan
-from edgellm.coldstart.exact_search import fastest_first_token, floor
+from edgellm.coldstart.bounds import Bound, Columns, Tables, packing, potentials
+from edgellm.coldstart.exact_search import Search, fastest_first_token, floor
 from edgellm.coldstart.hardware import LayersOnDevice
 from edgellm.coldstart.home import Home, restrict_to_stored
-from edgellm.coldstart.label_search import Search
-from edgellm.coldstart.lp_bound import Bound, Columns, packing, potentials
 from edgellm.coldstart.plan import plan, solve
 from edgellm.coldstart.problem import OVERLAPS, Overlap, Task, fits, makespan, warm
-from edgellm.coldstart.warm_start import Tables
 from edgellm.errors import InvalidOption, PlanImpossible
 from testkit.random_fleets import FAMILIES, SAME, drawn
 
@@ -199,8 +197,8 @@ def test_a_narrow_search_never_claims_to_have_looked_everywhere() -> None:
 def test_a_search_that_outgrows_its_room_does_not_claim_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     task = drawn("similar and tight", np.random.default_rng(1), 8, 40)
     best = fastest_first_token(task)
-    monkeypatch.setattr(label_search, "GROWN", 10)
-    monkeypatch.setattr(label_search, "CHUNK", 1)
+    monkeypatch.setattr(exact_search, "GROWN", 10)
+    monkeypatch.setattr(exact_search, "CHUNK", 1)
     search, bound = Search(Tables(task)), Bound(Columns.of(Tables(task)), best.seconds if best else 1.0)
     assert best is not None
     assert search.within(best.seconds * (1 - 1e-7), bound, None, lambda: False) == ([], False)
