@@ -199,6 +199,8 @@ class TokenWriter:
             self._stream.flush()
             self.in_line = False
 
+    pause = end_line
+
 
 def prepare_streams() -> None:
     """Keep characters that the terminal's encoding lacks, and closed streams, from stopping a reply."""

@@ -52,6 +52,9 @@ class Writer(Protocol):
     def write(self, text: str, source: str) -> None:
         """Write a token's text; `source`: THOUGHT, or the name of its source."""
 
+    def pause(self) -> None:
+        """Make room for other output, and go on with the next token."""
+
     def end_line(self) -> None:
         """Write what is held back, and end the line if one is begun."""
 
@@ -72,6 +75,10 @@ class ReplyRecorder:
         """Write a token's text, and keep it with its source."""
         self._written.append((text, source))
         self._writer.write(text, source)
+
+    def pause(self) -> None:
+        """Make room for other output."""
+        self._writer.pause()
 
     def end_line(self) -> None:
         """End the line."""
@@ -126,7 +133,7 @@ def _print_text(reply: Reply, writer: Writer) -> Counter[str]:
     last, thought = "", _Thought()
 
     def notice(news: Notice) -> None:
-        writer.end_line()
+        writer.pause()
         bar.say(news.text, style="yellow")
 
     bar = PromptBar()
@@ -167,7 +174,7 @@ class _Thought:
     def end(self, writer: Writer) -> None:
         """Print how long the thought was, once."""
         if self._began is not None:
-            writer.end_line()
+            writer.pause()
             say(f"thought for {perf_counter() - self._began:.0f} s, {self._tokens} tokens", style="dim")
             self._began = None
 
