@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
 from edgellm.cli.options.models import DEFAULT
-from edgellm.cli.views.console import Loading, announce, say, size
-from edgellm.cli.views.download_bar import download
+from edgellm.cli.views.console import announce, say, size
+from edgellm.cli.views.progress import Loading, download
 from edgellm.errors import EdgeError, HistoryUnusable
 
 if TYPE_CHECKING:

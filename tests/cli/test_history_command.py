@@ -8,7 +8,7 @@ from shutil import rmtree
 
 import pytest
 
-from edgellm.cli.commands import history as command
+from edgellm.cli.views import console
 from edgellm.storage import History
 from tests.cli.conftest import Done
 from tests.storage.chats import change
@@ -88,7 +88,7 @@ def test_clear_wants_yes_where_it_cannot_ask(edge: Edge, kept: History) -> None:
 def test_clear_asks_at_a_terminal(
     edge: Edge, kept: History, monkeypatch: pytest.MonkeyPatch, answer: bytes, code: int, left: int
 ) -> None:
-    monkeypatch.setattr(command, "is_terminal", lambda _: True)
+    monkeypatch.setattr(console, "is_terminal", lambda _: True)
     done = edge("history", "clear", stdin=answer)
     assert (done.code, done.out.strip()) == (code, "")
     assert "Delete 2 replies?" in done.err

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from edgellm.cli import settings
+from edgellm.cli.options.models import AsJson
 from edgellm.cli.views.console import emit, say
 from edgellm.errors import InvalidOption
 from edgellm.places import cache_dir, data_dir, state_dir
@@ -42,7 +43,7 @@ def show(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also show defaults of options that are not set.")] = False,
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     root: Any = context.find_root()
     words = tuple(command or ())

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import enum
 import json
-import sys
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from edgellm.cli.views.console import emit, harmless, is_terminal, one_line, out, say
+from edgellm.cli.options.models import AsJson
+from edgellm.cli.views.console import emit, harmless, make_sure, one_line, out, say, table
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def conversations(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="With rm: remove all conversations.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Remove without asking.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     from edgellm.storage.chat_log import Conversations
 
@@ -61,11 +60,8 @@ def conversations(
             else:
                 emit("\n\n".join(f"{role}: {harmless(text)}" for role, text in one.turns))
         return
-    if chosen and not yes:
-        if not is_terminal(sys.stdin):
-            raise InvalidOption(f"This would remove {_count(len(chosen))}.", "Add --yes to remove without asking.")
-        if not typer.confirm(f"Remove {_count(len(chosen))}?", err=True):
-            raise typer.Exit(1)
+    if chosen:
+        make_sure("remove", _count(len(chosen)), yes=yes)
     for one in chosen:
         store.remove(one)
     if as_json:
@@ -84,14 +80,10 @@ def _list(found: Sequence[Conversation], as_json: bool) -> None:
     if not found:
         say("There are no conversations. Those of `edgellm chat` are kept while the history is on.")
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("id", no_wrap=True, style="cyan")
-    table.add_column("when", no_wrap=True)
-    table.add_column("turns", justify="right")
-    table.add_column("first question", overflow="ellipsis", no_wrap=True)
+    shown = table("ID", "WHEN", "TURNS", "FIRST QUESTION", right=("TURNS",))
     for one in found:
-        table.add_row(one.id, _time(one.when), str(len(one.turns)), one_line(one.title))
-    out().print(table)
+        shown.add_row(one.id, _time(one.when), str(len(one.turns)), one_line(one.title))
+    out().print(shown)
     say("Continue one with: edgellm chat -c, or edgellm chat --conversation ID", style="dim")
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgellm.cli.options.completion import model_names
-from edgellm.cli.options.models import DEFAULT, DEFAULT_DRAFT, Interfaces
+from edgellm.cli.options.models import DEFAULT, DEFAULT_DRAFT, AsJson, Interfaces
 from edgellm.cli.views.console import emit, one_line, out, say
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def doctor(
         typer.Option(metavar="HOST:PORT|URL", help="Address to check too; can be given several times."),
     ] = None,
     interface: Interfaces = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:  # fmt: skip
     from edgellm.diagnostics.run import examine
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import enum
 import json
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from edgellm.cli.views.console import emit, is_terminal, one_line, out, say, size
+from edgellm.cli.options.models import AsJson
+from edgellm.cli.views.console import emit, facts, make_sure, one_line, out, say, size
 from edgellm.errors import HistoryUnusable, InvalidOption
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def history(
                        "forever. EDGELLM_HISTORY_KEEP takes precedence."),
     ] = None,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Clear without asking.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     from edgellm.llm.pair_stats import tidy
     from edgellm.storage import History
@@ -100,10 +99,7 @@ def _clear(store: History, yes: bool, as_json: bool) -> None:
     from edgellm.llm.pair_stats import forget, kept
 
     if not yes and ((there := kept()).total or store.facts().size):
-        if not is_terminal(sys.stdin):
-            raise InvalidOption(f"This would delete {there}.", "Add --yes to delete without asking.")
-        if not typer.confirm(f"Delete {there}?", err=True):
-            raise typer.Exit(1)
+        make_sure("delete", str(there), yes=False)
     gone = forget()
     if as_json:
         emit(json.dumps({"forgotten": gone.total, **asdict(gone)}))
@@ -126,31 +122,24 @@ def _turn(store: History, action: HistoryAction, as_json: bool) -> None:
         emit(json.dumps({"on": store.on}))
 
 
-def _show(facts: HistoryFacts, as_json: bool) -> None:
+def _show(found: HistoryFacts, as_json: bool) -> None:
     from edgellm.llm.pair_stats import kept
     from edgellm.storage.retention import describe_age, max_age
 
     there, age = kept(), describe_age(max_age())
     if as_json:
-        emit(json.dumps({"path": str(facts.path), "on": facts.on, "conversations": facts.conversations,
-                         "size": facts.size, "first": facts.first and facts.first.isoformat(),
-                         "last": facts.last and facts.last.isoformat(), "keep": age, "all": asdict(there)},
+        emit(json.dumps({"path": str(found.path), "on": found.on, "conversations": found.conversations,
+                         "size": found.size, "first": found.first and found.first.isoformat(),
+                         "last": found.last and found.last.isoformat(), "keep": age, "all": asdict(there)},
                         indent=2))  # fmt: skip
         return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in (
-        ("history", "on" if facts.on else "off: nothing is kept or read"),
-        ("holds", str(there)),
-        ("kept for", age),
-        ("size", size(facts.size)),
-        ("from", _time(facts.first)),
-        ("to", _time(facts.last)),
-        ("path", one_line(str(facts.path))),
-    ):
-        table.add_row(name, value)
-    out().print(table)
+    state = "on" if found.on else "off: nothing is kept or read"
+    out().print(
+        facts(
+            [("history", state), ("holds", str(there)), ("kept for", age), ("size", size(found.size)),
+             ("from", _time(found.first)), ("to", _time(found.last)), ("path", one_line(str(found.path)))]
+        )
+    )  # fmt: skip
 
 
 def _time(when: datetime | None) -> str:

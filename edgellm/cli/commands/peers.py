@@ -12,7 +12,7 @@ from rich.table import Table
 
 from edgellm.cli.commands.pair import read_grant
 from edgellm.cli.options.completion import peer_names
-from edgellm.cli.options.models import Interfaces
+from edgellm.cli.options.models import AsJson, Interfaces
 from edgellm.cli.views.console import emit, format_age, one_line, out, say, size
 from edgellm.errors import InvalidOption
 
@@ -46,7 +46,7 @@ def peers(
     ] = None,
     ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask each device whether it is there.")] = True,
     interface: Interfaces = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     from edgellm.rpc.trust.peer_store import Peers
 

@@ -16,7 +16,8 @@ from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
 from edgellm.cli.options.models import DEFAULT, DEFAULT_DRAFT, DEFAULT_VERIFIER, PairOptions
 from edgellm.cli.options.records import only, with_records
 from edgellm.cli.pair_opener import with_default_pair
-from edgellm.cli.views.console import Loading, decode, emit, err, is_terminal, out, say
+from edgellm.cli.views.console import decode, emit, err, is_terminal, out, say
+from edgellm.cli.views.progress import Loading
 from edgellm.errors import InvalidOption, ProfileStopped
 from edgellm.flags import flag
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from edgellm.cli.views.console import emit, harmless, out, say, size
+from edgellm.cli.options.models import AsJson
+from edgellm.cli.views.console import emit, harmless, out, say, size, table
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, ServerUnreachable
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _GRACE_SECONDS = 20.0  # for replies in flight, and for the rest
 _START = "Start one with: edgellm serve"
 
 
-def ps(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def ps(as_json: AsJson = False) -> None:
     from edgellm.http.running_servers import running_servers
 
     found = [(server, _status(server)) for server in running_servers()]
@@ -29,15 +29,13 @@ def ps(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = Fa
     if not found:
         say(f"No server of yours is running. {_START}")
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("PORT", "PROCESS", "MODEL", "DRAFT", "MEMORY", "USED", "STAYS"):
-        table.add_column(heading, no_wrap=heading != "MODEL")
+    rows = table("PORT", "PROCESS", "MODEL", "DRAFT", "MEMORY", "USED", "STAYS", fold="MODEL")
     for server, status in found:
-        rows = [_row(model) for model in status.get("models", ())]
-        rows += [(harmless(name), "", "", "being loaded", "") for name in status.get("loading", ())]
-        for row in rows or [(harmless(status.get("state", "no model in memory")), "", "", "", "")]:
-            table.add_row(str(server.port), str(server.process), *row)
-    out().print(table)
+        models = [_row(model) for model in status.get("models", ())]
+        models += [(harmless(name), "", "", "being loaded", "") for name in status.get("loading", ())]
+        for row in models or [(harmless(status.get("state", "no model in memory")), "", "", "", "")]:
+            rows.add_row(str(server.port), str(server.process), *row)
+    out().print(rows)
 
 
 def stop(

@@ -10,11 +10,10 @@ from typing import Annotated
 
 import typer
 
+from edgellm.cli.options.models import AsJson
 from edgellm.cli.user_service import ServiceStatus, serve_command, service_manager
 from edgellm.cli.views.console import emit, say
 from edgellm.errors import InvalidOption
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def install(

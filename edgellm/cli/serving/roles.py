@@ -16,7 +16,8 @@ from edgellm.cli.options.serve import HTTPOptions, RoleOptions, ServedPair, Work
 from edgellm.cli.pair_opener import with_default_pair
 from edgellm.cli.serving.announcing import announcing, print_server_event, say_how_to_use, serve_until_stopped
 from edgellm.cli.serving.http import print_event, print_urls, until_stopped
-from edgellm.cli.views.console import Loading, announce, say, size
+from edgellm.cli.views.console import announce, say, size
+from edgellm.cli.views.progress import Loading
 from edgellm.cli.views.reply_printer import Display
 from edgellm.engine import ModelFile
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware

@@ -5,22 +5,23 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, Self, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
+import typer
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from edgellm.errors import InputNotText
+from edgellm.errors import InputNotText, InvalidOption
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.console import RenderableType
+    from rich.table import Table
 
 
 def _harmless() -> dict[int, str]:
@@ -226,52 +227,38 @@ def is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-QUIET_SECONDS = 1.0  # seconds
+def table(*columns: str, right: Collection[str] = (), fold: str = "") -> Table:
+    """Return a table for `out` with these headings: of numbers `right`, and `fold` for a column of longer texts."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False)
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", no_wrap=name != fold)
+    return made
 
 
-class Loading:
-    """A progress callback, for a model's name and the share of it that is loaded. Its `with` removes the bar."""
+def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
+    """Return a table of names and values."""
+    from rich.table import Table
 
-    def __init__(self, verb: str = "loading") -> None:
-        """`verb`: what is done with the model."""
-        self._verb = verb
-        self._began = time.monotonic()
-        self._progress: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
-        self._printed: set[str] = set()
-        self._started: dict[str, float] = {}  # when the first share of each was reported
+    made = Table(box=None, show_header=False, pad_edge=False)
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in rows:
+        made.add_row(name, value)
+    return made
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __call__(self, name: str, share: float) -> None:
-        now = time.monotonic()
-        self._started.setdefault(name, now)
-        if now - self._began < QUIET_SECONDS:
-            return
-        if is_terminal(sys.stderr):
-            self._bar(one_line(name), share)
-        elif name not in self._printed:
-            self._printed.add(name)
-            left = (now - self._started[name]) * (1.0 - share) / share if share > 0.0 else 0.0
-            say(f"{self._verb} {name}" + (f", about {left:.0f} s left" if round(left) else ""))
+def make_sure(verb: str, what: str, *, yes: bool) -> None:
+    """Ask whether to do what cannot be undone, unless the user has said `yes` already.
 
-    def _bar(self, name: str, share: float) -> None:
-        if self._progress is None:
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (
-                TextColumn(self._verb + " {task.description}"),
-                BarColumn(),
-                TextColumn("{task.percentage:.0f}%"),
-                TimeRemainingColumn(compact=True),
-            )
-            self._progress = Progress(*columns, console=err(), transient=True)
-            self._progress.start()
-        if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=1.0)
-        self._progress.update(self._tasks[name], completed=share)
-
-    def __exit__(self, *_raised: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+    Raises:
+        InvalidOption: nobody can be asked.
+        typer.Exit: the user does not want it.
+    """
+    if yes:
+        return
+    if not is_terminal(sys.stdin):
+        raise InvalidOption(f"This would {verb} {what}.", f"Add --yes to {verb} without asking.")
+    if not typer.confirm(f"{verb.capitalize()} {what}?", err=True):
+        raise typer.Exit(1)

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgellm.cli.views.console import MEANINGS, STYLES, THOUGHT, TokenWriter, emit, err, redrawable, say, size
-from edgellm.cli.views.prompt_bar import PromptBar
+from edgellm.cli.views.progress import PromptBar
 from edgellm.flags import flag
 
 if TYPE_CHECKING:

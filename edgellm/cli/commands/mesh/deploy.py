@@ -20,8 +20,9 @@ from edgellm.cli.options.completion import model_names
 from edgellm.cli.options.hardware import PLANNING, DeployHardware
 from edgellm.cli.options.models import Interfaces
 from edgellm.cli.options.records import refuse_given, with_records
-from edgellm.cli.views.console import Loading, emit, err, is_terminal, one_line, out, say, size
+from edgellm.cli.views.console import emit, err, is_terminal, one_line, out, say, size
 from edgellm.cli.views.device_table import find_home_workers, progress, survey_home
+from edgellm.cli.views.progress import Loading
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
 

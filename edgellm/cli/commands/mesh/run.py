@@ -14,8 +14,9 @@ from edgellm.cli.options.completion import model_names
 from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions, MeshHardware
 from edgellm.cli.options.models import DEVICES, ENGINES, INTERRUPTED, Engine, PairOptions, ThinkOptions
 from edgellm.cli.options.records import only, with_records
-from edgellm.cli.views.console import Loading, say
+from edgellm.cli.views.console import say
 from edgellm.cli.views.device_table import find_home_workers, print_left_out, print_units, survey_workers
+from edgellm.cli.views.progress import Loading
 from edgellm.cli.views.reply_printer import Display
 from edgellm.errors import InvalidOption, PlanImpossible
 from edgellm.flags import flag

@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from edgellm.cli.views.console import emit, out, say, size
+from edgellm.cli.options.models import AsJson
+from edgellm.cli.views.console import emit, out, say, size, table
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def catalog(
     family: Annotated[
         str | None, typer.Argument(metavar="[FAMILY]", help="List this family only, such as qwen3.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     from edgellm.storage import catalog as read_catalog
     from edgellm.storage import list_models
@@ -39,17 +39,15 @@ def catalog(
     if as_json:
         emit(json.dumps([_row(model, here, room) for model in models], indent=2))
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("NAME", "SIZE", "CONTEXT", "DRAFT MODEL", "HERE", "FITS"):
-        table.add_column(column, justify="right" if column in ("SIZE", "CONTEXT") else "left", no_wrap=True)
+    rows = table("NAME", "SIZE", "CONTEXT", "DRAFT MODEL", "HERE", "FITS", right=("SIZE", "CONTEXT"))
     for model in models:
         place = room.place(model.size)
         fits = f"on {place.on}" if place is not None else "no"
-        table.add_row(
+        rows.add_row(
             model.name, size(model.size), f"{model.context:,}", model.draft or "-",
             "yes" if model.name in here else "-", fits,
         )  # fmt: skip
-    out().print(table)
+    out().print(rows)
     say("Download one with: edgellm pull NAME; another quantisation with NAME-q8_0. Sizes are from lists.", style="dim")
 
 

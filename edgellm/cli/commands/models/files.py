@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from edgellm.cli.options.completion import catalog_names, model_names
-from edgellm.cli.views.console import emit, harmless, is_terminal, one_line, out, say, size
-from edgellm.cli.views.download_bar import download
-from edgellm.errors import EdgeError, InvalidOption
+from edgellm.cli.options.models import AsJson
+from edgellm.cli.views.console import emit, facts, harmless, make_sure, one_line, out, say, size, table
+from edgellm.cli.views.progress import download
+from edgellm.errors import EdgeError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from edgellm.engine import ModelFile
 
 
@@ -28,7 +30,6 @@ Name = Annotated[
     typer.Argument(metavar="MODEL", help="Name from `edgellm ls` or `edgellm catalog`, user/repo[:quant], or path.",
                    autocompletion=model_names),
 ]  # fmt: skip
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def pull(
@@ -72,12 +73,10 @@ def ls(as_json: AsJson = False) -> None:
         ]
         emit(json.dumps(rows, indent=2))
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("NAME", "SIZE", "SOURCE"):
-        table.add_column(column, justify="right" if column == "SIZE" else "left", no_wrap=True)
+    shown = table("NAME", "SIZE", "SOURCE", right=("SIZE",))
     for model in models:
-        table.add_row(one_line(model.name), size(model.size), one_line(model.repo_id or model.origin))
-    out().print(table)
+        shown.add_row(one_line(model.name), size(model.size), one_line(model.repo_id or model.origin))
+    out().print(shown)
     if all(model.origin == "bundled" for model in models):
         say("These know little more than a made-up home. For a real pair: edgellm setup", style="dim")
 
@@ -85,36 +84,30 @@ def ls(as_json: AsJson = False) -> None:
 def show(name: Name, as_json: AsJson = False) -> None:
     from edgellm.storage import resolve
 
-    facts = model_facts(resolve(name))
+    found = model_facts(resolve(name))
     if as_json:
-        emit(json.dumps(facts, indent=2))
+        emit(json.dumps(found, indent=2))
         return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for key, value in facts.items():
-        if key == "abilities":
-            for ability in value:
-                able = "[green]yes[/]" if ability["able"] else "[yellow]no[/]"
-                table.add_row(ability["name"], Text.from_markup(f"{able}  ") + Text(harmless(ability["reason"])))
-            continue
-        if key == "context_memory":
-            for row in value:
-                table.add_row("memory", _memory(row))
-            continue
-        if key == "parts":
-            for part in value:
-                table.add_row("part", harmless(f"{part['sha256']}  {size(part['size'])}  {Path(part['path']).name}"))
-            continue
-        if key == "main_type":
-            table.add_row("weights", "-" if value is None else f"{value[1]:.0%} {value[0]}")
-            continue
-        if key == "sampling":
-            table.add_row(key, harmless(_sampling(value)))
-            continue
-        text = size(value) if key == "size" and isinstance(value, int) else _format(value)
-        table.add_row(key.replace("_", " "), text)
-    out().print(table)
+    out().print(facts(row for key, value in found.items() for row in _described(key, value)))
+
+
+def _described(key: str, value: Any) -> Iterator[tuple[str, RenderableType]]:
+    """Yield the rows of a fact: its name, and what a person reads."""
+    if key == "abilities":
+        for ability in value:
+            able = ("yes  ", "green") if ability["able"] else ("no  ", "yellow")
+            yield ability["name"], Text.assemble(able, harmless(ability["reason"]))
+    elif key == "context_memory":
+        yield from (("memory", _memory(row)) for row in value)
+    elif key == "parts":
+        for part in value:
+            yield "part", harmless(f"{part['sha256']}  {size(part['size'])}  {Path(part['path']).name}")
+    elif key == "main_type":
+        yield "weights", "-" if value is None else f"{value[1]:.0%} {value[0]}"
+    elif key == "sampling":
+        yield key, harmless(_sampling(value))
+    else:
+        yield key.replace("_", " "), size(value) if key == "size" and isinstance(value, int) else _format(value)
 
 
 def _memory(row: dict[str, int]) -> str:
@@ -145,11 +138,7 @@ def rm(
     from edgellm import storage
 
     listed = ", ".join(f"{model.name} ({size(model.size)})" for model in storage.removable(name))
-    if not yes:
-        if not is_terminal(sys.stdin):
-            raise InvalidOption(f"This would remove {listed}.", "Add --yes to remove without asking.")
-        if not typer.confirm(f"Remove {listed}?", err=True):
-            raise typer.Exit(1)
+    make_sure("remove", listed, yes=yes)
     removed = storage.remove(name)
     if as_json:
         emit(json.dumps([{"name": model.name, "path": str(model.path), "size": model.size} for model in removed]))

@@ -11,7 +11,7 @@ import typer
 from edgellm.cli.commands.models.files import other_models
 from edgellm.cli.options.completion import known_models
 from edgellm.cli.views.console import is_terminal, one_line, say, size
-from edgellm.cli.views.download_bar import download
+from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
 
 _LEFT_TO_US = ("draft", "verifier", "peer", "mesh", "profile")  # settings of `chat` that belong to another pair

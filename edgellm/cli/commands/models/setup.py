@@ -15,7 +15,7 @@ from edgellm.cli.options.completion import catalog_names
 from edgellm.cli.options.models import Interfaces
 from edgellm.cli.settings import config_file, write_settings
 from edgellm.cli.views.console import emit, is_terminal, one_line, out, say, size
-from edgellm.cli.views.download_bar import download
+from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, PullFailed
 
 if TYPE_CHECKING:

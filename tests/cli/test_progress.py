@@ -1,4 +1,4 @@
-"""What a reply waits for is shown where it takes long: rows, their speed and the time that is left."""
+"""Progress is shown where something takes long, and nowhere else."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from edgellm.cli.views import console, prompt_bar
-from edgellm.cli.views.prompt_bar import PromptBar
+from edgellm.cli.views import progress
+from edgellm.cli.views.progress import Loading, PromptBar
 from edgellm.spec.types import PromptProgress
 
 
@@ -40,12 +40,12 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    monkeypatch.setattr(prompt_bar, "time", ticking := Clock())
+    monkeypatch.setattr(progress, "time", ticking := Clock())
     return ticking
 
 
 def test_what_is_waited_for_is_shown_at_a_terminal_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(sys, "stderr", screen := Terminal("reading the prompt"))
     bar = PromptBar()
     assert screen.shown.wait(60.0)
@@ -54,7 +54,7 @@ def test_what_is_waited_for_is_shown_at_a_terminal_until_it_is_there(monkeypatch
 
 
 def test_nothing_is_shown_of_a_short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "QUIET_SECONDS", 3600.0)
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 3600.0)
     monkeypatch.setattr(sys, "stderr", screen := Terminal(""))
     bar = PromptBar()
     bar(PromptProgress("verifier", 0, 4096))
@@ -64,7 +64,7 @@ def test_nothing_is_shown_of_a_short_wait(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_bar_shows_the_tokens_their_speed_and_the_time_left(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    monkeypatch.setattr(console, "QUIET_SECONDS", 3600.0)
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 3600.0)
     monkeypatch.setattr(sys, "stderr", screen := Terminal("512 of 4,096 tokens, 256/s, about 14 s left"))
     bar = PromptBar()
     bar(PromptProgress("veri\x1bfier", 0, 4096))
@@ -110,3 +110,42 @@ def test_what_a_verifier_had_read_before_does_not_count_as_speed(
     bar(PromptProgress("verifier", 2200, 4000))
     bar.stop()
     assert "100/s, about 18 s left" in capsys.readouterr().err
+
+
+def test_a_quick_model_is_loaded_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    with Loading() as loading:
+        loading("draft.gguf", 0.5)
+        loading("draft.gguf", 1.0)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_slow_one_is_told_once_where_nobody_watches(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    with Loading() as loading:
+        for share in (0.1, 0.2, 1.0):
+            loading("draft.gguf", share)
+        loading("verifier.gguf", 0.1)
+    assert capsys.readouterr().err == "loading draft.gguf\nloading verifier.gguf\n"
+
+
+def test_the_time_that_is_left_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter((0.0, 0.0, 2.0))
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    with Loading("hashing") as loading:
+        loading("qwen.gguf", 0.0)
+        loading("qwen.gguf", 0.25)
+    assert capsys.readouterr().err == "hashing qwen.gguf, about 6 s left\n"
+
+
+def test_a_slow_one_has_a_bar_at_a_terminal_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "stderr", screen := Terminal(""))
+    with Loading() as loading:
+        loading("dra\x1bft.gguf", 0.25)
+        loading("dra\x1bft.gguf", 0.5)
+    shown = screen.getvalue()
+    assert "loading dra␛ft.gguf" in shown
+    assert "50%" in shown
+    assert shown.endswith("\x1b[2K")  # the line is cleared
