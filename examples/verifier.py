@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from edgellm import LLM
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Verdict
 from edgellm.spec.verifier import Capabilities, Session, Verifier, VerifyRequest, settled
@@ -23,7 +23,7 @@ class Greedy(Verifier):
     """One model, one context, one reply at a time."""
 
     def __init__(self, model: Model, positions: int = 1024) -> None:
-        self._model, self._context = model, Context(model, n_ctx=positions)
+        self._model, self._context = model, Context(model, ContextSpec(n_ctx=positions))
 
     @property
     def capabilities(self) -> Capabilities:

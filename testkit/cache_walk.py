@@ -70,7 +70,11 @@ class Walk:
         self._model, self._setting = model, setting
         self._rng = np.random.default_rng(seed)
         self._positions = WINDOWED if lib.llama_model_n_swa(model.owned.pointer) > 0 else POSITIONS
-        self._context = Context(model, ContextSpec(n_ctx=self._positions, n_seq=setting.n_seq, n_batch=_BATCH, threads=1, unified=setting.unified, rolls_back=setting.rolls_back))  # fmt: skip
+        spec = ContextSpec(
+            n_ctx=self._positions, n_seq=setting.n_seq, n_batch=_BATCH, threads=1, unified=setting.unified,
+            rolls_back=setting.rolls_back,
+        )  # fmt: skip
+        self._context = Context(model, spec)
         self._batches: list[list[int]] = [[] for _ in range(setting.n_seq)]  # by which a sequence was decoded
         self._last = ""
         self.outcome = Outcome()

@@ -8,6 +8,7 @@ from shutil import rmtree
 
 import pytest
 
+from edgellm.cli.commands.history import HistoryAction
 from edgellm.cli.views import console
 from edgellm.storage import History
 from tests.cli.conftest import Done
@@ -167,7 +168,7 @@ def test_a_history_that_is_a_link_is_one_clear_line(
 def test_the_help_says_that_it_is_private(edge: Edge) -> None:
     shown = " ".join(edge("history", "--help").out.split())
     assert "never sent" in shown
-    for action in command.HistoryAction:
+    for action in HistoryAction:
         assert f"{action}: " in shown
 
 
