@@ -18,13 +18,14 @@ from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 
-from bench.harness.suite import main as bench
+from bench.harness.runner import main as bench
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*/*.md")), *sorted((ROOT / "models").rglob("README.md")))
 
 _BLOCK = re.compile(r"(<!-- \$ (?P<command>.+?) -->\n```\w*\n)(?:.*?\n)??(```\n<!-- end -->)", re.DOTALL)
 _RESULTS = re.compile(r"python -m bench (show .+)")
+_STALE = re.compile(r"^stale: .*\n", re.MULTILINE)  # which depends on commits, and on how many of them are here
 _SLOW = re.compile(r"^loading \S+\n", re.MULTILINE)  # printed only if a model takes long
 _VARIES = (
     (re.compile(r"\d[\d,.]* tokens/s"), "N tokens/s"),
@@ -52,7 +53,7 @@ def main() -> int:
         for page in PAGES:
             old = page.read_text(encoding="utf-8")
             new = renewed(old, environment)
-            if comparable(new) != comparable(old):
+            if figureless(new) != figureless(old):
                 page.write_text(new, encoding="utf-8")
                 print(f"renewed {page.relative_to(ROOT)}")
     return 0
@@ -129,6 +130,11 @@ def _results(words: str) -> str:
 
 
 def comparable(text: str) -> str:
+    """Return `text` without what differs from run to run, or from commit to commit."""
+    return _STALE.sub("", figureless(text))
+
+
+def figureless(text: str) -> str:
     """Return `text` without figures that differ from run to run."""
     for pattern, name in _VARIES:
         text = pattern.sub(name, text)

@@ -3,16 +3,17 @@ verdicts."""
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from edgellm.engine import Message
+from edgellm.errors import ModelNotFound
 from edgellm.llm import LLM
 from edgellm.spec.state import GenerationState
 from edgellm.spec.stream import Reply
@@ -28,24 +29,33 @@ ASKED = {"home": tuple(FAMILIES), "code": PAIRS["code"].families}
 """The families of questions for each pair: those of the papers."""
 
 
-def parsed_with_pair(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Return the parsed arguments, with `pair`, `draft` and `verifier`, and `profile`: by default None for the bundled
-    pair, whose profile is found by itself, and the file of another one."""
-    parser.add_argument("--pair", choices=ASKED, default="home", help="whose questions are asked")
-    parser.add_argument("--draft", help="the pair's by default")
-    parser.add_argument("--verifier", help="the pair's by default")
-    parser.set_defaults(profile=None)
-    arguments = parser.parse_args()
-    pair = PAIRS[arguments.pair]
-    of_pair = arguments.draft is None and arguments.verifier is None and arguments.profile is None
-    if arguments.pair != "home" and of_pair and pair.profile.exists():
-        arguments.profile = pair.profile
-    for name in ("draft", "verifier"):
-        own = f"edgellm-{name}" if arguments.pair == "home" else str(pair.file(name))
-        if getattr(arguments, name) is None and arguments.pair != "home" and not pair.file(name).exists():
-            parser.error(f"{own} is not there. Make it: python -m models.make --pair {arguments.pair}")
-        setattr(arguments, name, getattr(arguments, name) or own)
-    return arguments
+PairName: TypeAlias = Literal["home", "code"]
+"""Whose questions are asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairFiles:
+    """What opens a pair: names or files of both models, and the file of its profile where it is not found by itself."""
+
+    draft: str
+    verifier: str
+    profile: Path | None
+
+
+def pair_files(name: PairName) -> PairFiles:
+    """Return the files of a pair.
+
+    Raises:
+        ModelNotFound: the code pair, which is not bundled, has not been made.
+    """
+    if name == "home":
+        return PairFiles("edgellm-draft", "edgellm-verifier", None)
+    pair = PAIRS[name]
+    draft, verifier = (pair.file(role) for role in ("draft", "verifier"))
+    for file in (draft, verifier):
+        if not file.exists():
+            raise ModelNotFound(f"{file} is not there.", f"Make it: python -m models.make --pair {name}")
+    return PairFiles(str(draft), str(verifier), pair.profile if pair.profile.exists() else None)
 
 
 @dataclass(frozen=True, slots=True)

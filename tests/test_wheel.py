@@ -1,6 +1,6 @@
 """The wheel has all that edgellm needs: installed alone, outside the checkout, it answers with its own bundled pair.
 
-It goes into a new environment, which finds its dependencies in this one; `python -m bench.cli.first_minute`
+It goes into a new environment, which finds its dependencies in this one; `python -m bench run cli/first_minute`
 installs those too.
 """
 

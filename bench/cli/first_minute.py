@@ -1,7 +1,5 @@
 """From a fresh clone to the first word: wall and processor seconds of each step, in an empty home with an empty cache.
 
-    python -m bench.cli.first_minute [--runs 3]
-
 Each run clones what is committed here and sets it up from nothing in the ways that a newcomer has: `./start chat` at
 once; the same in another clone, with the cache that pip kept; `pipx install .`, then `edgellm chat`. Git, Python and
 pipx are there. *first word* counts from the start of the line to the first byte of the answer, so it is the sum that a
@@ -11,7 +9,6 @@ and so does the default pair's model, which `./start` has fetched meanwhile, and
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
@@ -23,10 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from testkit import ROOT
 
-MODULE = "bench.cli.first_minute"
 ASK = ("chat", "What is photosynthesis?")
 """The first line of the README."""
 STEPS = ("environment", "pip and build tools", "packages, and the model's", "model")
@@ -119,20 +116,6 @@ def run(pipx: Path) -> Iterator[tuple[str, str, Taken]]:
                 yield way, step, taken
 
 
-def measured(runs: int) -> dict[str, Any]:
-    """Return the seconds of each step in each way, run by run."""
-    with tempfile.TemporaryDirectory() as folder:
-        python = Path(folder, "bin", "python")
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "pipx"], check=True)
-        ways: dict[str, dict[str, list[Taken]]] = {}
-        for number in range(runs):
-            sys.stderr.write(f"run {number + 1} of {runs}\n")
-            for way, step, taken in run(python.with_name("pipx")):
-                ways.setdefault(way, {}).setdefault(step, []).append(taken)
-    return {"runs": runs, "ways": ways}
-
-
 def table(found: dict[str, Any]) -> str:
     """Return a line for each step of each way."""
     lines = [f"{'':<36}{'wall s':>8}{'spread s':>16}{'processor s':>13}"]
@@ -145,15 +128,14 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"median of {found['runs']}; spread of the wall seconds"]) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--name", default="first_minute", help="of the result file")
-    arguments = parser.parse_args()
-    found = measured(arguments.runs)
-    print(table(found), end="")
-    print(f"written: {write(arguments.name, MODULE, found)}")
-
-
-if __name__ == "__main__":
-    main()
+def measure(runs: int = 3) -> Figures:
+    """Return the seconds of each step in each way, run by run."""
+    with tempfile.TemporaryDirectory() as folder:
+        python = Path(folder, "bin", "python")
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", "pipx"], check=True)
+        ways: dict[str, dict[str, list[Taken]]] = {}
+        for _ in track(range(runs), "runs"):
+            for way, step, taken in run(python.with_name("pipx")):
+                ways.setdefault(way, {}).setdefault(step, []).append(taken)
+    return {"runs": runs, "ways": ways}

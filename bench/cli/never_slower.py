@@ -1,18 +1,15 @@
 """Measure what drafting costs where no draft is ever right: replies beside plain decoding, by turns.
 
-    python -m bench.cli.never_slower [--shapes tiny 0.5b 1.5b] [--doors here http link] [--threads 1 2] [--busy 0 2]
-        [--seconds 60] [--tokens 128] [--name NAME] [--resume]
-
 The verifier has random weights whose greedy text repeats nothing, so there is nothing to copy; the draft model has
 other random weights, and knows nothing. The pair is opened with edgellm's own settings. Beside it the verifier alone,
 without retrieval, is plain decoding. Both write the same replies to prompts of random words in one process, by turns,
-and the order alternates, for `--seconds`, and for twelve replies of each at least. The first replies of the pair, which
+and the order alternates, for SECONDS, and for twelve replies of each at least. The first replies of the pair, which
 measure it, count. Halfway both are opened again in the other order, as even of two equal verifiers the one opened first
 may be slower.
 
 Doors: `here` is `LLM.reply`, as the command line calls it; `http` is the HTTP server on loopback, asked for the whole
 reply; `link` is a verifier that another process serves on loopback, whose cache would answer the same prompt sooner the
-second time: there each side has a word of its own before it. `--busy` is the number of processes that compute beside.
+second time: there each side has a word of its own before it. *busy* is the number of processes that compute beside.
 What is measured in the background between two replies may take its time: nobody waits for it, and nothing beside it.
 
 Columns: `whole`, plain decoding's time as a share of ours, the geometric mean over replies with its 95 % interval;
@@ -20,34 +17,31 @@ the same without the time to the first token, where it is known (not across a li
 come eight at a time); the worst of all stretches of 256 tokens; drafted tokens for each written one; and how many
 replies are equal: quantised weights round a pass over several rows differently, and random text has many ties.
 `by token`: as `whole`, of further replies that both write at the same time, a token each by turns, for half of
-`--seconds` at door `here`, and 24 at least: what disturbs the machine for longer than a token disturbs both. They too
+SECONDS at door `here`, and 24 at least: what disturbs the machine for longer than a token disturbs both. They too
 are opened for it in both orders, and their first replies count.
 The aim is an interval above 0.985.
 """
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import multiprocessing
 import random
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import groupby, product
+from itertools import product
 from math import exp, log, sqrt
 from multiprocessing.connection import Connection
-from operator import itemgetter
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from bench.harness.report import place, read, write
-from bench.robustness.busy import busy
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from edgellm.engine import Model
 from edgellm.http.model_pool import ServedModel
 from edgellm.http.server import HttpServer
@@ -56,6 +50,7 @@ from edgellm.rpc.address import Address
 from edgellm.services.server.servers import serve_verifier
 from edgellm.spec.types import Summary
 from testkit.gguf import random_model
+from testkit.processes.busy import busy
 
 AIM = 0.985
 LEAST = 12
@@ -75,8 +70,6 @@ SHAPES = {
     "1.5b": (random_model.SHAPES["qwen2.5-1.5b"], random_model.SHAPES["qwen2.5-0.5b"], "Q4_0"),
 }
 """The verifier's shape, the draft model's, and the type of the weights."""
-DOORS = ("here", "http", "link")
-CELL = ("shape", "door", "threads", "busy")
 
 
 @dataclass(slots=True)
@@ -305,40 +298,22 @@ def _interval(found: Sequence[float] | None) -> str:
     return "" if found is None else "{:.3f} ({:.3f} to {:.3f})".format(*found)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--doors", nargs="+", choices=DOORS, default=list(DOORS))
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--busy", nargs="+", type=int, default=[0, 2])
-    parser.add_argument("--seconds", type=float, default=60.0, help="of a cell's replies")
-    parser.add_argument("--tokens", type=int, default=128, help="of a reply; a quarter at the 1.5B shape")
-    parser.add_argument("--name", default="never_slower", help="of the result file, which is written after each cell")
-    parser.add_argument("--resume", action="store_true", help="keep the cells in the result file, and add the others")
-    arguments = parser.parse_args()
-    module, name = "bench.cli.never_slower", arguments.name
-    results = read(module, name) if arguments.resume and place(module, name).exists() else {"rows": []}
-    rows = results["rows"]
-    known = [{key: row[key] for key in CELL} for row in rows]
-    cells = product(arguments.shapes, arguments.doors, arguments.threads, arguments.busy)
-    missing = [cell for values in cells if (cell := dict(zip(CELL, values, strict=True))) not in known]
-    with tempfile.TemporaryDirectory() as folder:
-        for shape, of_shape in groupby(missing, itemgetter("shape")):
+def measure(
+    shapes: Sequence[Literal["tiny", "0.5b", "1.5b"]] = ("tiny", "0.5b", "1.5b"),
+    doors: Sequence[Literal["here", "http", "link"]] = ("here", "http", "link"),
+    threads: Sequence[int] = (1, 2),
+    others: Annotated[Sequence[int], "busy processes"] = (0, 2),
+    seconds: Annotated[float, "of a cell's replies"] = 60.0,
+    tokens: Annotated[int, "of a reply; a quarter at the 1.5B shape"] = 128,
+) -> Iterator[Figures]:
+    """Yield the cells so far, after each."""
+    rows: list[Figures] = []
+    for shape in shapes:
+        with tempfile.TemporaryDirectory() as folder:
             draft, verifier = random_pair(shape, Path(folder))
-            for cell in of_shape:
-                with busy(cell["busy"]):
-                    tokens = arguments.tokens // (4 if shape == "1.5b" else 1)
-                    words, door, threads = random_words(verifier), cell["door"], cell["threads"]
-                    found = measured(draft, verifier, words, door, threads, tokens, arguments.seconds)
-                rows.append(cell | found)
-                sys.stdout.write(table({"rows": rows[-1:]}).splitlines()[2] + "\n")
-                sys.stdout.flush()
-                write(name, module, results, seed=0)
-            draft.unlink()
-            verifier.unlink()
-    sys.stdout.write(table(results))
-    sys.stdout.write(f"written: {place(module, name)}\n")
-
-
-if __name__ == "__main__":
-    main()
+            length = tokens // (4 if shape == "1.5b" else 1)
+            for door, count, beside in track(list(product(doors, threads, others)), f"cells of {shape}"):
+                with busy(beside):
+                    found = measured(draft, verifier, random_words(verifier), door, count, length, seconds)
+                rows.append({"shape": shape, "door": door, "threads": count, "busy": beside, **found})
+                yield {"rows": rows}

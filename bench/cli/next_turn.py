@@ -1,7 +1,5 @@
 """Measure the next turn of a long conversation: in the same process, in another one, and where nothing was kept.
 
-    python -m bench.cli.next_turn [--words 4000] [--repeats 3] [--shape qwen2.5-0.5b]
-
 A conversation about a text of random words, with random weights of that shape in Q4_0, and a draft model with four of
 its layers. The first turn and the next one are each `edgellm chat --json` in a process of its own, as a user would call
 it (`chat -c`); once with what the first process has kept of what it read, and once without. In between, the same two
@@ -14,7 +12,6 @@ disk. Medians over the repeats, and the least and the greatest.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -22,19 +19,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from edgellm.engine import Message
 from edgellm.llm import LLM, compose
 from testkit.gguf import random_model
 
-MODULE = "bench.cli.next_turn"
 QUESTIONS = ("What is this about?", "And what else?")
 TOKENS = 16
 FIRST, SAME, KEPT, WITHOUT = (
@@ -113,27 +110,19 @@ def _spread(values: Any) -> str:
     return f"{median(known):.2f} ({min(known):.2f} to {max(known):.2f})" if known else ""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--words", type=int, default=4000, help="of the text")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--shape", default="qwen2.5-0.5b", choices=random_model.SHAPES)
-    parser.add_argument("--name", default="next_turn", help="of the result file")
-    arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+def measure(
+    words: Annotated[int, "of the text"] = 4000, repeats: int = 3, shape: str = "qwen2.5-0.5b"
+) -> Iterator[Figures]:
+    """Yield the rows so far, after each repeat."""
+    rows: list[Figures] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shape = random_model.SHAPES[arguments.shape]
+        sizes = random_model.SHAPES[shape]
         files = {"draft": folder / "draft.gguf", "verifier": folder / "verifier.gguf"}
-        random_model.write(files["draft"], replace(shape, n_layer=min(4, shape.n_layer)), "Q4_0")
-        random_model.write(files["verifier"], shape, "Q4_0", seed=1)
-        for turn in range(arguments.repeats):
+        random_model.write(files["draft"], replace(sizes, n_layer=min(4, sizes.n_layer)), "Q4_0")
+        random_model.write(files["verifier"], sizes, "Q4_0", seed=1)
+        for turn in track(range(repeats), "repeats"):
             rng = random.Random(turn)
-            text = " ".join("".join(rng.choices("abcdefghijklmnoprstuw", k=4)) for _ in range(arguments.words))
+            text = " ".join("".join(rng.choices("abcdefghijklmnoprstuw", k=4)) for _ in range(words))
             rows += measured(folder, files, text)
-            write(arguments.name, MODULE, {"shape": arguments.shape, "rows": rows}, 0)
-    sys.stdout.write(table({"rows": rows}))
-
-
-if __name__ == "__main__":
-    main()
+            yield {"shape": shape, "rows": rows}

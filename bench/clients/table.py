@@ -1,11 +1,9 @@
 """What works with which client: real packages of other projects, each in a few of its features, against edgellm.
 
-    python -m bench.clients.table [--folder FOLDER] [--clients NAME ...]
-
 The packages of `requirements.txt`, and openai from npm where there is Node, are installed in an environment of their
-own in `--folder`, which a later run uses again; by default it is a temporary one. Each program of `programs/` tries the
+own in FOLDER, which a later run uses again; by default it is a temporary one. Each program of `programs/` tries the
 features of one client. `works`: what came back was checked. `refused`: the server said no with the reason that is
-shown. `fails`: anything else, and the exit code is 1.
+shown. `fails`: anything else.
 
 Replies are those of the bundled pair. Tools are tried on a second server, whose model calls the first tool that it is
 told of (`tool_caller.py`), as the bundled models call none. Embeddings are those of a model with random weights.
@@ -13,21 +11,20 @@ told of (`tool_caller.py`), as the bundled models call none. Embeddings are thos
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import venv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from bench.clients.tool_caller import ToolCaller
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.http.embedding import ServedEmbedder
@@ -56,24 +53,6 @@ CLIENTS: Mapping[str, tuple[str, str | None]] = {
     "open_webui.py": ("Open WebUI's calls", None),
 }
 """Programs, with the names of their clients, and the packages whose versions are shown."""
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.clients.table", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--name", default="table")
-    parser.add_argument("--folder", type=Path, help="where the packages are installed, and stay")
-    parser.add_argument("--clients", nargs="+", choices=sorted(Path(one).stem for one in CLIENTS))
-    arguments = parser.parse_args(words)
-    chosen = [one for one in CLIENTS if arguments.clients is None or Path(one).stem in arguments.clients]
-    with tempfile.TemporaryDirectory() as temporary, servers(temporary) as urls:
-        folder = arguments.folder or Path(temporary)
-        versions = install(folder)
-        rows = [row for program in chosen for row in attempt(program, folder, versions, urls)]
-    found = {"clients": rows}
-    write(arguments.name, "bench.clients.table", found)
-    print(table(found))
-    return 1 if any(row["outcome"] == "fails" for row in rows) else 0
 
 
 @contextmanager
@@ -157,5 +136,18 @@ def table(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", ", ".join(f"{count} {outcome}" for outcome, count in counts.items())])
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def measure(
+    folder: Annotated[Path | None, "where the packages are installed, and stay"] = None,
+    clients: Annotated[Sequence[str], "programs, such as open_webui; none for all"] = (),
+) -> Figures:
+    """Return what each feature of these clients did."""
+    chosen = [one for one in CLIENTS if not clients or Path(one).stem in clients]
+    with tempfile.TemporaryDirectory() as temporary, servers(temporary) as urls:
+        place = folder or Path(temporary)
+        versions = install(place)
+        return {"clients": [row for one in track(chosen, "clients") for row in attempt(one, place, versions, urls)]}
+
+
+def failures(found: Figures) -> list[str]:
+    """Return the features that fail."""
+    return [f"{row['client']}: {row['feature']}" for row in found["clients"] if row["outcome"] == "fails"]

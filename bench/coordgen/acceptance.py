@@ -1,7 +1,5 @@
 """Measure tokens for each verification: by PLD, by SAM, and with each of our techniques on top (CoordGen, Table 4).
 
-    python -m bench.coordgen.acceptance [--pair home|code] [--cases 80] [--name ...]
-
 Mean acceptance length is the tokens of the replies over the verifications. The verifier's own token counts, so 1 is
 plain decoding; the token of the prefill does not. Every method drafts all it finds, up to the same length.
 `calibration + reuse` are the paper's two techniques; `ours` adds past conversations, word by word and by analogy.
@@ -12,26 +10,25 @@ Columns: a task each, and the mean ratio to the method's base.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from bench.coordgen.methods import MOST, Everything, Method, PromptLookup, SuffixLookup
-from bench.coordgen.tasks import SEED, TASKS, Reply, files_of, recorded
-from bench.harness.figures import bar_groups
-from bench.harness.report import write
-from edgellm.engine import Context, ContextSpec, Model, to_f32
+from bench.coordgen.tasks import TASKS, Reply, files_of, recorded
+from bench.harness.results import Figures
+from edgellm.engine import Context, Model, to_f32
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import DraftSource
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
+from testkit.questions import PairName
 
 _EMPTY = Chunk()
 PAPERS = ("calibration", "reuse")
@@ -115,37 +112,17 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def plot(found: dict[str, Any], path: Path) -> Path | None:
-    """Draw the tokens for each verification (Table 4), a panel for each model."""
-    models = found["models"]
-    shown = ("PLD", "PLD + ours", "SAM", "SAM + ours", "automaton with counts + ours")
-    return bar_groups(
-        path,
-        {model: {name: [row[name] for row in tasks.values()] for name in shown} for model, tasks in models.items()},
-        {model: list(tasks) for model, tasks in models.items()},
-        "tokens a verification",
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=80, help="of each task")
-    parser.add_argument("--pair", choices=TASKS, default="home")
-    parser.add_argument("--models", nargs="+", choices=("verifier", "draft"), default=["verifier", "draft"])
-    parser.add_argument("--name", default="acceptance", help="of the result file")
-    arguments = parser.parse_args()
-    models = {}
-    for name, file in files_of(arguments.pair).items():
-        if not name.endswith(tuple(arguments.models)):
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            to_f32(file, Path(folder) / "exact.gguf")
-            with Model.load(Path(folder) / "exact.gguf") as model:
-                models[name] = measured(model, arguments.cases, arguments.pair)
-    sys.stdout.write(table({"models": models}) + "\n")
-    figures = {"pair": arguments.pair, "cases": arguments.cases, "most": MOST, "models": models}
-    sys.stdout.write(f"written: {write(arguments.name, 'bench.coordgen.acceptance', figures, SEED, plot=plot)}\n")
-
-
-if __name__ == "__main__":
-    main()
+def measure(
+    pair: PairName = "home",
+    cases: Annotated[int, "of each task"] = 80,
+    models: Sequence[Literal["verifier", "draft"]] = ("verifier", "draft"),
+) -> Figures:
+    """Return the figures of these models of a pair, in float32."""
+    found = {}
+    for name, file in files_of(pair).items():
+        if name.endswith(tuple(models)):
+            with tempfile.TemporaryDirectory() as folder:
+                to_f32(file, Path(folder) / "exact.gguf")
+                with Model.load(Path(folder) / "exact.gguf") as model:
+                    found[name] = measured(model, cases, pair)
+    return {"pair": pair, "cases": cases, "most": MOST, "models": found}

@@ -1,7 +1,5 @@
 """Measure how far each policy of switching graphs is from the optimal plan (CoordGen, 3.2).
 
-    python -m bench.coordgen.graph_switching [--instances 60] [--seed 0]
-
 CoordGen loads a block's decode graph while other blocks still prefill, and plans that greedily. Random instances have 3
 to 7 blocks and 1 to 5 chunks, times that differ from block to block by up to three times, and loads of a third to six
 computations. They are grouped by the slowdown, the average factor by which decode graphs take longer for a chunk; it is
@@ -17,16 +15,14 @@ is the paper's greedy, from the first computation on; `unhurried` is the same gr
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import random
 import statistics
 from collections.abc import Callable, Sequence
 from time import process_time
-from typing import Any
+from typing import Annotated, Any
 
-from bench.coordgen.gantt import plot
-from bench.harness.report import write
+from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm.coldstart.graph_switching import (
     Instance,
@@ -99,25 +95,15 @@ def _line(name: str, policies: dict[str, dict[str, float]]) -> str:
     return f"{name:<26}" + "".join(f"{cell:>18}" for cell in cells)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--instances", type=int, default=60, help="of each slowdown")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--name", default="graph_switching", help="of the result file")
-    arguments = parser.parse_args()
-    rng = random.Random(arguments.seed)
-    hard = [partition([rng.randint(1, 12) for _ in range(rng.randint(3, 6))]) for _ in range(arguments.instances // 2)]
-    large = [drawn(rng, *LARGE, slowdown=1.25) for _ in range(max(1, arguments.instances // 6))]
-    figures = {
-        "instances": arguments.instances,
-        "slowdowns": random_instances(arguments.instances, arguments.seed),
+def measure(instances: Annotated[int, "of each slowdown"] = 60, seed: int = 0) -> Figures:
+    """Return how far each policy is from the optimum, or from a bound where that takes too long."""
+    rng = random.Random(seed)
+    hard = [partition([rng.randint(1, 12) for _ in range(rng.randint(3, 6))]) for _ in range(instances // 2)]
+    large = [drawn(rng, *LARGE, slowdown=1.25) for _ in range(max(1, instances // 6))]
+    return {
+        "instances": instances,
+        "slowdowns": random_instances(instances, seed),
         "partition": measured(hard, best_latency),
         "large": measured(large, floor),
         "examples": [example(*one) for one in EXAMPLES],
     }
-    print(table(figures), end="")
-    print(f"written: {write(arguments.name, 'bench.coordgen.graph_switching', figures, arguments.seed, plot=plot)}")
-
-
-if __name__ == "__main__":
-    main()

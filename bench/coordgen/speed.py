@@ -1,14 +1,12 @@
 """Measure how much faster replies are with retrieved drafts, and that they are never slower (CoordGen, Table 3).
 
-    python -m bench.coordgen.speed [--pair home|code] [--cases 40] [--past 200] [--models own 0.5b] [--threads N]
-
 For each task, every case is written by every method in turn, in one process: plain decoding; llama-cpp-python's prompt
 lookup, PLD and SAM, which always draft ten tokens; ours on top of those; ours, and ours with or without one of its
 parts; and an oracle that knows the reply and drafts as much of it as pays. The text is that of the pair's verifier.
 Every pass is computed in full, and the verdict is read off that reply. So weights may be random (the 0.5B shape), and
 all methods write the same.
 
-The past cases of a task are remembered from the first one on; one row is ours after `--past` other conversations. The
+The past cases of a task are remembered from the first one on; one row is ours after `past` other conversations. The
 task `none` has nothing to copy: replies of random words to prompts of other words.
 
 Rows are decoding speed as a multiple of plain decoding, the prefill left out; it is timed alone, with calibration and
@@ -18,23 +16,20 @@ llama-cpp-python, and the time of a drafting step.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from bench.coordgen.tasks import SEED, TASKS, Reply, files_of, recorded
+from bench.coordgen.tasks import TASKS, Reply, files_of, recorded
 from bench.coordgen.timed_methods import N_CTX, Run, all_methods, nothing_to_copy
-from bench.harness import hardware
-from bench.harness.figures import bar_groups
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm.engine import HEADS, Context, ContextSpec, Model, head_pays
 from edgellm.engine.hardware import Hardware
@@ -45,6 +40,7 @@ from edgellm.spec.types import Expected, Ids
 from edgellm.verifier.in_process import report_expected
 from testkit.forced_verifier import ForcedVerifier
 from testkit.gguf import random_model
+from testkit.questions import PairName
 
 NONE = "none"
 
@@ -68,7 +64,7 @@ def measured(
         verifiers = {True: ForcedVerifier(model, bare), False: ForcedVerifier(model, own)}
         found: dict[str, Any] = {"curve_ms": dict(zip(curve.rows, [1e3 * s for s in curve.seconds], strict=True))}
         found["heads_ms"] = dict(zip(HEADS, [1e3 * s for s in curve.heads], strict=False))
-        for task, cases in tasks.items():
+        for task, cases in track(tasks.items(), "tasks"):
             runs = methods(curve, task)
             calibrates = any(run.method.calibrates for run in runs)
             for repeat in range(repeats):
@@ -87,10 +83,6 @@ def measured(
                 for run in runs:
                     run.again()
             found[task] = {run.name: figures(run, runs[0], repeats) for run in runs}
-            sys.stdout.write(f"{task}: " + ", ".join(
-                f"{name} {row['decoding_total']:.2f}" for name, row in found[task].items()
-            ) + "\n")  # fmt: skip
-            sys.stdout.flush()
     return found
 
 
@@ -160,68 +152,34 @@ def gain(row: dict[str, Any]) -> float | None:
     return (row["ours"]["decoding_total"] - 1.0) / most if most > 0.02 and "ours" in row else None
 
 
-def plot(found: dict[str, Any], path: Path) -> Path | None:
-    """Draw the decoding speed of every method on every task (Table 3), a panel for each model."""
-    models = found["models"]
-    return bar_groups(
-        path,
-        {
-            model: {
-                name: [tasks[task][name]["decoding_total"] for task in tasks if not task.endswith("_ms")]
-                for name in ("llama-cpp-python", "PLD", "SAM", "ours", "oracle")
-                if all(name in tasks[task] for task in tasks if not task.endswith("_ms"))
-            }
-            for model, tasks in models.items()
-        },
-        {model: [task for task in tasks if not task.endswith("_ms")] for model, tasks in models.items()},
-        "speed over plain decoding",
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pair", choices=TASKS, default="home")
-    parser.add_argument("--cases", type=int, default=40, help="of each task; half of them at the 0.5B shape")
-    parser.add_argument("--past", type=int, default=200, help="earlier conversations, for the row that has them")
-    parser.add_argument("--models", nargs="+", choices=("own", "0.5b"), default=["own", "0.5b"])
-    parser.add_argument("--threads", type=int)
-    hardware.add_arguments(parser, hardware.LOADED)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--name", default="speed", help="of the result file")
-    arguments = parser.parse_args()
-    models = {}
-    own, pair, count = hardware.of(arguments), arguments.pair, arguments.cases + arguments.past
+def measure(
+    hardware: Hardware,
+    pair: PairName = "home",
+    cases: Annotated[int, "of each task; half of them at the 0.5B shape"] = 40,
+    past: Annotated[int, "earlier conversations, for the row that has them"] = 200,
+    models: Sequence[Literal["own", "0.5b"]] = ("own", "0.5b"),
+    threads: int | None = None,
+    repeats: int = 3,
+) -> Figures:
+    """Return the speed of all methods on these models."""
+    found = {}
     (name, big), (_, small) = files_of(pair).items()
-    with ExitStack() as stack, Model.load(big, hardware=own) as verifier:
-        both = {task: recorded(verifier, task, count, pair=pair) for task in TASKS[pair]}
-        tasks = {task: cases[: arguments.cases] for task, cases in both.items()}
-        past = {task: cases[arguments.cases :] for task, cases in both.items()}
-        tasks[NONE] = nothing_to_copy(arguments.cases, verifier.n_vocab)
-        drafter = stack.enter_context(draft_model(small, arguments.threads, own))
+    with ExitStack() as stack, Model.load(big, hardware=hardware) as verifier:
+        both = {task: recorded(verifier, task, cases + past, pair=pair) for task in TASKS[pair]}
+        tasks = {task: replies[:cases] for task, replies in both.items()}
+        earlier = {task: replies[cases:] for task, replies in both.items()}
+        tasks[NONE] = nothing_to_copy(cases, verifier.n_vocab)
+        drafter = stack.enter_context(draft_model(small, threads, hardware))
 
         def methods(model: Model, *, few: bool) -> Callable[[CostCurve, str], list[Run]]:
-            return lambda curve, task: all_methods(curve, model, past.get(task, ()), few, drafter)
+            return lambda curve, task: all_methods(curve, model, earlier.get(task, ()), few, drafter)
 
-        if "own" in arguments.models:
-            every = methods(verifier, few=False)
-            models[name] = measured(verifier, tasks, every, arguments.threads, arguments.repeats)
-        if "0.5b" in arguments.models:
+        if "own" in models:
+            found[name] = measured(verifier, tasks, methods(verifier, few=False), threads, repeats)
+        if "0.5b" in models:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "half.gguf"
             random_model.write(path, random_model.SHAPES["qwen2.5-0.5b"], "Q4_0", 0)
-            half_of = {task: cases[: max(2, arguments.cases // 2)] for task, cases in tasks.items()}
-            half = stack.enter_context(Model.load(path, hardware=own))
-            some = methods(half, few=True)
-            models["Qwen2.5-0.5B shape, Q4_0"] = measured(half, half_of, some, arguments.threads, 1)
-    sys.stdout.write(table({"models": models}) + "\n")
-    kept = {
-        "pair": pair,
-        "cases": arguments.cases,
-        "past": arguments.past,
-        "repeats": arguments.repeats,
-        "models": models,
-    }
-    sys.stdout.write(f"written: {write(arguments.name, 'bench.coordgen.speed', kept, SEED, plot=plot)}\n")
-
-
-if __name__ == "__main__":
-    main()
+            half_of = {task: replies[: max(2, cases // 2)] for task, replies in tasks.items()}
+            half = stack.enter_context(Model.load(path, hardware=hardware))
+            found["Qwen2.5-0.5B shape, Q4_0"] = measured(half, half_of, methods(half, few=True), threads, 1)
+    return {"pair": pair, "cases": cases, "past": past, "repeats": repeats, "models": found}

@@ -1,42 +1,35 @@
 """Measure cold starts in a home of throttled machines: the planned split and others, predicted and measured.
 
-    python -m bench.csgo.cold_start [--fleets 20] [--rpc FOLDER] [--seed 0]
-
 Homes are drawn at random: two to four machines in namespaces (`testkit.network.home`), with disks, lines and processors
 that are really throttled. In each, the laptop measures the devices, plans, and then starts cold, one split after
 another: new workers, no file in memory, `edgellm mesh run` with the split. Every machine has the whole model on its
 disk, already cut, so that every split can run. Linux, as root.
 
-With `--rpc` (see `bench.csgo.llama_rpc`), llama.cpp's RPC backend does the same: a server with its cache on every other
-machine, at its second start, when the cache is full; once with its own shares, and once with those of the plan.
-
 Columns: devices; seconds to the first token with the planned split, the best single device, an even split and a split
-by strength, with the planner's prediction in brackets; the best of RPC; and the planned split.
+by strength, with the planner's prediction in brackets; and the planned split.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 import random
 import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from bench.csgo.llama_rpc import SERVER
-from bench.harness import report
-from bench.harness.llama_source import binaries
+from bench.harness import results
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm.engine import Model
+from edgellm.errors import InvalidOption
 from edgellm.layer_range import HERE, read_split
 from edgellm.llm import compose
 from testkit.gguf.random_model import SHAPES, write
@@ -122,38 +115,7 @@ def cold(machines: Sequence[Throttled], split: str, prompt: str) -> dict[str, An
     return dict(found[-1])
 
 
-def spread_by_rpc(machines: Sequence[Throttled], folder: Path, tokens: int, shares: Sequence[float]) -> dict[str, Any]:
-    """Return the second cold start over llama.cpp's servers, when their caches are full."""
-    laptop, *others = machines
-    server = str(binaries(folder) / SERVER)
-    found: dict[str, Any] = {}
-    for _ in range(2):
-        with ExitStack() as running:
-            for other in others:
-                words = ("-H", other.address, "-p", "50152", "-t", "1", "--cache")
-                running.enter_context(other.running(*words, until="transport", program=("stdbuf", "-oL", server)))
-            time.sleep(0.5)  # it says so just before it listens
-            for machine in machines:
-                machine.forget()
-            servers = ",".join(f"{other.address}:50152" for other in others)
-            command = ["first", str(laptop.home / MODEL), "--libs", str(folder), "--servers", servers]
-            command += ["--tokens", str(tokens), *(("--shares", *map(str, shares)) if shares else ())]
-            process = laptop.start(*command, module="bench.csgo.llama_rpc")
-            out, err = process.communicate(timeout=300)
-            if process.returncode:
-                return {"error": err.strip().splitlines()[-1] if err.strip() else "no word"}
-            found = json.loads(out.splitlines()[-1])
-    return found
-
-
-def shares_of(split: str, machines: Sequence[Throttled]) -> list[float]:
-    """Return the layers that a split gives to each of the other machines, if it gives them any."""
-    layers = {share.name: len(share.layers) for share in read_split(split)}
-    found = [float(layers.get(machine.spec.name, 0)) for machine in machines[1:]]
-    return found if sum(found) else []
-
-
-def one_home(specs: Sequence[Spec], folder: Path, model: Path, prompt: str, tokens: int, rpc: Path | None) -> Any:
+def one_home(specs: Sequence[Spec], folder: Path, model: Path, prompt: str, tokens: int) -> Any:
     with home(specs, folder) as machines:
         planned = plans(machines, model, "bench.csgo.list_plans", "--tokens", str(tokens))
         splits = {name: option["split"] for name, option in planned["ways"].items()}
@@ -161,40 +123,34 @@ def one_home(specs: Sequence[Spec], folder: Path, model: Path, prompt: str, toke
         measured: dict[str, Any] = {}
         for split in dict.fromkeys(splits.values()):
             measured[split] = cold(machines, split, prompt)
-        by_rpc = {}
-        if rpc is not None:
-            by_rpc["as it shares out"] = spread_by_rpc(machines, rpc, tokens, ())
-            if shares := shares_of(splits["planned"], machines):
-                by_rpc["as planned"] = spread_by_rpc(machines, rpc, tokens, shares)
-        return {"specs": [asdict(spec) for spec in specs], "planned": planned, "measured": measured, "rpc": by_rpc}
+        return {"specs": [asdict(spec) for spec in specs], "planned": planned, "measured": measured}
 
 
 SPLITS = ("planned", "best single", "even", "by strength")
 
 
 def row(found: dict[str, Any]) -> list[str]:
-    """Return the cells of a home: each split, measured (predicted), then RPC's better one, and the planned split."""
+    """Return the cells of a home: each split, measured (predicted), and the planned split."""
     options, words = found["planned"]["ways"], [str(len(found["specs"]))]
     for name in SPLITS:
         option = options.get(name)
         took = "" if option is None else f"{found['measured'][option['split']]['ttft_s']:.2f} ({option['ttft_s']:.2f})"
         words.append(took)
-    runs = [run["ttft_s"] for run in found["rpc"].values() if "ttft_s" in run]
-    return [*words, f"{min(runs):.1f}" if runs else "", options["planned"]["split"]]
+    return [*words, options["planned"]["split"]]
 
 
 def table(found: dict[str, Any]) -> str:
     """Return a line for each home, and a summary."""
-    head = ["devices", *(name.upper() for name in SPLITS), "RPC", "SPLIT"]
+    head = ["devices", *(name.upper() for name in SPLITS), "SPLIT"]
     rows = [head, *map(row, found["each"])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in rows]
-    some, rpc = found["prediction"], found["of_rpc"]
+    some = found["prediction"]
     rivals = ", ".join(f"{share:.0%} of {name}" for name, share in found["of_rival"].items())
     model = f"{found['tokens']} tokens, {found['shape']} with {found['layers']} layers"
     lines.append(f"seconds from cold to the first token, measured (predicted): {model}")
     first = f"the planned split came first in {found['first']} of {found['homes']} homes (within 2%)"
-    lines.append(f"{first}; in the median it took {rivals}" + (f", {rpc['median']:.0%} of RPC" if rpc else ""))
+    lines.append(f"{first}; in the median it took {rivals}")
     within = f"{found['planned_within_15']:.0%} of the planned splits, {found['within_15']:.0%} of all splits"
     far = f"{some['min']:+.0%} to {some['max']:+.0%}, in the median {some['median']:+.0%}"
     lines.append(f"predicted within 15%: {within}; {far}")
@@ -203,7 +159,7 @@ def table(found: dict[str, Any]) -> str:
 
 def figures(homes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return over all homes the plan's errors, how often the planned split came first, and its savings."""
-    off, first, ratios = [], 0, []
+    off, first = [], 0
     rivals: dict[str, list[float]] = {}
     for found in homes:
         options = found["planned"]["ways"]
@@ -214,7 +170,6 @@ def figures(homes: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for name, seconds in took.items():
             if name != "planned":
                 rivals.setdefault(name, []).append(took["planned"] / seconds)
-        ratios += [took["planned"] / run["ttft_s"] for run in found["rpc"].values() if "ttft_s" in run]
     planned = [
         found["planned"]["ways"]["planned"]["ttft_s"]
         / found["measured"][found["planned"]["ways"]["planned"]["split"]]["ttft_s"] - 1.0
@@ -225,41 +180,28 @@ def figures(homes: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "within_15": sum(abs(x) <= 0.15 for x in off) / len(off),
         "planned_within_15": sum(abs(x) <= 0.15 for x in planned) / len(planned),
         "of_rival": {name: statistics.median(values) for name, values in rivals.items()},
-        "of_rpc": spread(ratios) if ratios else None,
     }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fleets", type=int, default=20)
-    parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-0.5b")
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--words", type=int, default=60, help="of the prompt")
-    parser.add_argument("--rpc", type=Path, metavar="FOLDER", help="the folder that bench.csgo.llama_rpc built into")
-    parser.add_argument("--rpc-homes", type=int, default=1000, help="measure RPC in the first homes only")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--name", default="cold_start", help="of the result file")
-    args = parser.parse_args()
+def measure(
+    fleets: int = 20,
+    shape: Literal["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b"] = "qwen2.5-0.5b",
+    layers: int = 12,
+    words: Annotated[int, "of the prompt"] = 60,
+    seed: int = 0,
+) -> Iterator[Figures]:
+    """Yield the figures of all homes so far, after each."""
     if reason := why_not():
-        sys.exit(f"no home can be made here: {reason}")
-    rng = random.Random(args.seed)
-    prompt = " ".join(rng.choice(("mug", "book", "lamp", "chair", "garden", "letter")) for _ in range(args.words))
-    homes, found = list[dict[str, Any]](), dict[str, Any]()
+        raise InvalidOption(f"No home can be made here: {reason}.", "Run it on Linux, as root.")
+    rng = random.Random(seed)
+    prompt = " ".join(rng.choice(("mug", "book", "lamp", "chair", "garden", "letter")) for _ in range(words))
+    homes = list[Figures]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = folder / MODEL
-        write(model, replace(SHAPES[args.shape], n_layer=args.layers, n_vocab=8192), "Q4_0", args.seed)
+        write(model, replace(SHAPES[shape], n_layer=layers, n_vocab=8192), "Q4_0", seed)
         with Model.load(model, text_only=True) as text:
             tokens = len(text.chat_prompt(compose(prompt)))
-        print(f"{tokens} tokens; {model.stat().st_size / 1e6:.0f} MB", file=sys.stderr)
-        for at in range(args.fleets):
-            rpc = args.rpc if at < args.rpc_homes else None
-            homes.append(one_home(fleet(rng, os.cpu_count() or 1), folder, model, prompt, tokens, rpc))
-            print("  ".join(row(homes[-1])), flush=True)
-            found = {"shape": args.shape, "layers": args.layers, "tokens": tokens} | figures(homes) | {"each": homes}
-            report.write(args.name, "bench.csgo.cold_start", found, args.seed)
-    print(table(found))
-
-
-if __name__ == "__main__":
-    main()
+        for _ in track(range(fleets), "homes"):
+            homes.append(one_home(fleet(rng, results.cores()), folder, model, prompt, tokens))
+            yield {"shape": shape, "layers": layers, "tokens": tokens} | figures(homes) | {"each": homes}

@@ -1,8 +1,6 @@
 """Compare the fast planner with Algorithm 1 on random fleets of nine families, and measure the gain of planning.
 
-    python -m bench.csgo.exact [--instances 1000] [--seed 0]
-
-Each family has `--instances` fleets of 2 to 6 devices and up to 24 layers, a third of them with each timing model. The
+Each family has `instances` fleets of 2 to 6 devices and up to 24 layers, a third of them with each timing model. The
 smallest are also compared with the best of all possible plans.
 
 Columns: fleets; how many `differ` in T; how many plans were `unproved`; then the average saving against an even split,
@@ -11,13 +9,13 @@ a split by strength, and the best single device, with the share of fleets on whi
 
 from __future__ import annotations
 
-import argparse
 import statistics
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from edgellm.coldstart.algorithm1 import algorithm1, brute_force
 from edgellm.coldstart.exact_search import fastest_first_token
 from edgellm.coldstart.home import best_single, even, heuristic
@@ -73,19 +71,7 @@ def _gain(gain: dict[str, Any]) -> str:
     return "fits none" if gain["mean"] is None else f"{gain['mean']:.0%} ({gain['fits']:.0%})"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--instances", type=int, default=1000, help="of each family")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--name", default="exact", help="of the result file")
-    arguments = parser.parse_args()
-    figures = {
-        "instances": arguments.instances,
-        "families": {family: compared(family, arguments.instances, arguments.seed) for family in FAMILIES},
-    }
-    print(table(figures), end="")
-    print(f"written: {write(arguments.name, 'bench.csgo.exact', figures, arguments.seed)}")
-
-
-if __name__ == "__main__":
-    main()
+def measure(instances: Annotated[int, "fleets of each family"] = 1000, seed: int = 0) -> Figures:
+    """Return the figures of all families."""
+    families = {family: compared(family, instances, seed) for family in track(FAMILIES, "families")}
+    return {"instances": instances, "families": families}

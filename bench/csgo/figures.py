@@ -1,8 +1,7 @@
-"""Pictures of CSGO's results: the paper's Figures 3 to 5 with our numbers, and the planner's time."""
+"""CSGO's Figures 3 to 5 with our numbers."""
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ def _figure(**more: Any) -> Any | None:
     return Figure(layout="constrained", **more)
 
 
-def plot_paper(found: Figures, path: Path) -> Path | None:
+def plot(found: Figures, path: Path) -> Path | None:
     """Draw Figures 3a and 3b above the Gantt charts of Figures 4 and 5; None where matplotlib is missing."""
     figure = _figure(figsize=(13.0, 14.0))
     if figure is None:
@@ -69,27 +68,3 @@ def _way(found: Figures) -> PlanOption:
         found["token_s"],
         found["reply_s"],
     )
-
-
-def plot_speed(found: Figures, path: Path) -> Path | None:
-    """Draw the planner's time against K, a line for each family, at the largest number of layers for each K."""
-    figure = _figure(figsize=(7.5, 4.8))
-    if figure is None:
-        return None
-    axes = figure.subplots()
-    largest = {row["devices"]: row for row in found["sizes"]}
-    many = sorted(largest)
-    for at, family in enumerate(found["sizes"][0]["families"]):
-        points = [statistics.median(largest[k]["families"][family]["seconds"]) for k in many]
-        axes.plot(many, points, "-o" if at < 5 else "--s", label=family, markersize=4)
-    compared = found["algorithm_1"]
-    axes.plot(
-        [row["devices"] for row in compared], [row["seconds"] for row in compared], ":k", label="Algorithm 1, L 40"
-    )
-    axes.axhline(found["limit_seconds"], color="0.7", lw=1.0)
-    axes.set(yscale="log", xlabel="devices", ylabel="seconds", title="Time to plan and to prove, median")
-    axes.set_xticks(many, [f"{k}\nL {largest[k]['layers']}" for k in many])
-    axes.legend(fontsize="x-small", frameon=False, ncols=2)
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=130)
-    return path

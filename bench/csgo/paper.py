@@ -1,7 +1,5 @@
 """Compute T for every strategy and prompt length in CSGO's own setting (Table 1), beside the paper's claims.
 
-    python -m bench.csgo.paper
-
 The figures are exact, so nothing varies from run to run. The picture has Figures 3 to 5 with our numbers.
 
 Columns: tokens of the prompt; seconds to the first token on the ideal single device, with an even split, with the
@@ -11,12 +9,10 @@ the others; and T of the two timing models that overlap more.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from typing import Any
 
-from bench.csgo.figures import plot_paper as plot
-from bench.harness.report import write
+from bench.harness.results import Figures
 from edgellm.coldstart import hardware
 from edgellm.coldstart.algorithm1 import algorithm1
 from edgellm.coldstart.home import Home
@@ -77,18 +73,10 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", default="paper", help="of the result file")
-    arguments = parser.parse_args()
+def measure() -> Figures:
+    """Return the paper's table by our planner."""
     lengths = [row(tokens) for tokens in LENGTHS]
     every = [share for line in lengths for share in line["saved"].values()]
     best = [min(line["saved"].values()) for line in lengths]
     ours = {"mean_over_best_baseline": statistics.fmean(best), "least": min(every), "most": max(every)}
-    figures = {"claims": CLAIMS, "ours": ours, "lengths": lengths}
-    print(table(figures), end="")
-    print(f"written: {write(arguments.name, 'bench.csgo.paper', figures, plot=plot)}")
-
-
-if __name__ == "__main__":
-    main()
+    return {"claims": CLAIMS, "ours": ours, "lengths": lengths}

@@ -1,7 +1,5 @@
 """Measure how long the planner takes against K devices and L layers, on random fleets of nine families.
 
-    python -m bench.csgo.speed [--instances 3] [--limit 10] [--seed 0]
-
 Processor time of one thread, with the first call in the process. A run that reaches the limit ends with the best plan
 so far and a proved gap, and counts with the time it took. Algorithm 1 is measured where it takes seconds, not hours.
 
@@ -11,15 +9,14 @@ second; the share of plans that are proved; and the worst gap of the others.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from time import process_time
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from bench.csgo.figures import plot_speed as plot
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from edgellm.coldstart.algorithm1 import algorithm1
 from edgellm.coldstart.exact_search import fastest_first_token
 from edgellm.coldstart.problem import Task
@@ -78,21 +75,14 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, f"Algorithm 1 (numpy): {paper}"]) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--instances", type=int, default=3, help="of each family and size")
-    parser.add_argument("--limit", type=float, default=10.0, help="seconds for a plan")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--name", default="speed", help="of the result file")
-    arguments = parser.parse_args()
-    sizes = [measured(*size, arguments.instances, arguments.limit, arguments.seed) for size in SIZES]
-    figures = {
-        "instances": arguments.instances, "limit_seconds": arguments.limit, "sizes": sizes,
-        "algorithm_1": [reference(*size, arguments.seed) for size in REFERENCE],
+def measure(
+    instances: Annotated[int, "of each family and size"] = 3,
+    limit: Annotated[float, "seconds for a plan"] = 10.0,
+    seed: int = 0,
+) -> Figures:
+    """Return the times of all sizes, and of Algorithm 1."""
+    return {
+        "instances": instances, "limit_seconds": limit,
+        "sizes": [measured(*size, instances, limit, seed) for size in track(SIZES, "sizes")],
+        "algorithm_1": [reference(*size, seed) for size in track(REFERENCE, "Algorithm 1")],
     }  # fmt: skip
-    print(table(figures), end="")
-    print(f"written: {write(arguments.name, 'bench.csgo.speed', figures, arguments.seed, plot=plot)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,31 +1,29 @@
 """Compare our decoding loop with a bare ctypes loop and with llama_cpp.Llama.
 
-    python -m bench.engine.decode_loop [--tokens 8] [--repeats 300] [--threads 1]
-
 The same greedy text is decoded one token at a time, by three loops that take turns in one process: `Context.decode` and
 `top2` (argmax and the two largest probabilities); `llama_decode` through ctypes and numpy's argmax over a view that is
 made once; and `Llama.eval` and `Llama.sample`. On the bundled draft model, and on random weights of the Qwen2.5-0.5B
 shape.
 
 Each figure has two values: `clock` is the time that a user waits, `processor` leaves out the time of other programs.
-Read the second on a busy machine; it needs `--threads 1`, because threads that wait for each other burn processor time.
+Read the second on a busy machine; it needs one thread, because threads that wait for each other burn processor time.
 Turns are short, because long ones are sure to be interrupted. Ratios are taken within each turn; medians and quartiles
 over the turns. The targets are 0.98 of the bare loop's speed at the 0.5B shape, and 0.75 on the bundled draft model.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any
+from typing import Annotated, Any
 
 import llama_cpp
 import numpy as np
 
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from bench.harness.statistics import alternate, spread
 from edgellm.engine import Context, ContextSpec, Model, top2
 from edgellm.engine.native import lib
@@ -117,7 +115,7 @@ def high_level(path: Path, threads: int) -> tuple[Callable[[], None], Loop]:
     return ready, loop
 
 
-def measure(path: Path, tokens: int, repeats: int, threads: int) -> dict[str, Any]:
+def of_model(path: Path, tokens: int, repeats: int, threads: int) -> dict[str, Any]:
     """Return the milliseconds a token of the three loops, and our speed as a share of the others'."""
     model = Model.load(path)
     loops = [ours(model, threads), bare(model, threads), high_level(path, threads)]
@@ -194,28 +192,14 @@ def _block(row: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", type=Path, default=ROOT / "models" / "draft.gguf")
-    parser.add_argument("--big", type=Path, help="an existing file of testkit.gguf.random_model")
-    parser.add_argument("--tokens", type=int, default=8, help="a turn of the small model; a quarter for the big one")
-    parser.add_argument("--repeats", type=int, default=300, help="turns of the small model; a fifth for the big one")
-    parser.add_argument("--threads", type=int, default=1, help="for all three loops")
-    parser.add_argument("--name", default="decode_loop", help="of the result file")
-    args = parser.parse_args()
+def measure(
+    tokens: Annotated[int, "a turn of the small model; a quarter for the big one"] = 8,
+    repeats: Annotated[int, "turns of the small model; a fifth for the big one"] = 300,
+    threads: Annotated[int, "for all three loops"] = 1,
+) -> Figures:
+    """Return the figures of both models."""
     with tempfile.TemporaryDirectory() as folder:
-        big = args.big or Path(folder) / "random-qwen2.5-0.5b-Q4_0.gguf"
-        if not args.big:
-            random_model.write(big, random_model.SHAPES["qwen2.5-0.5b"], "Q4_0")
-        results = []
-        for path, tokens, repeats in (
-            (args.small, args.tokens, args.repeats),
-            (big, max(1, args.tokens // 4), max(2, args.repeats // 5)),
-        ):
-            results.append(measure(path, tokens, repeats, args.threads))
-            print(_block(results[-1]))
-    print(f"written: {write(args.name, 'bench.engine.decode_loop', {'models': results}, seed=0)}")
-
-
-if __name__ == "__main__":
-    main()
+        big = Path(folder) / "random-qwen2.5-0.5b-Q4_0.gguf"
+        random_model.write(big, random_model.SHAPES["qwen2.5-0.5b"], "Q4_0")
+        runs = ((ROOT / "models" / "draft.gguf", tokens, repeats), (big, max(1, tokens // 4), max(2, repeats // 5)))
+        return {"models": [of_model(*run, threads) for run in track(runs, "models")]}

@@ -1,7 +1,5 @@
 """Measure a pass over drafted tokens up to the LM head, and with the head of the rows that are looked at.
 
-    python -m bench.engine.lm_head [--shapes qwen2.5-0.5b ...] [--type Q4_0] [--repeats 15] [--threads N]
-
 llama.cpp computes the LM head, the product with the whole vocabulary, for every drafted token. A context that decodes
 late stops before it, and computes the head for the rows that are looked at. The variants are decoded in random order
 after the same text, each twice in a row, and the second time counts. Weights are random, of a real model's shape.
@@ -12,11 +10,9 @@ with all of them, one after another. Columns are numbers of rows.
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -24,13 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.report import write
-from edgellm.engine import Context, ContextSpec, Model, head_pays, known
+from bench.harness.progress import track
+from bench.harness.results import Figures
+from edgellm.engine import Context, Model, head_pays, known
 from edgellm.llm.cost_curves import measure_heads
 from testkit.gguf import random_model
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 BEHIND = 128
+TYPE = "Q4_0"
 AT_ONCE, BODY, ONE, ALL = "at once", "up to the head", "and one head", "and all heads"
 
 
@@ -82,24 +80,16 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    shapes = sorted(random_model.SHAPES)
-    parser.add_argument("--shapes", nargs="+", choices=shapes, default=["qwen2.5-0.5b", "qwen2.5-1.5b"])
-    parser.add_argument("--type", default="Q4_0", help="of the weights")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--name", default="lm_head", help="of the result file")
-    arguments = parser.parse_args()
+def measure(
+    shapes: Sequence[str] = ("qwen2.5-0.5b", "qwen2.5-1.5b"),
+    repeats: int = 15,
+    threads: int | None = None,
+) -> Figures:
+    """Return the times of models of these shapes."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for shape in arguments.shapes:
+        for shape in track(shapes, "shapes"):
             path = Path(folder) / "model.gguf"
-            random_model.write(path, random_model.SHAPES[shape], arguments.type)
-            found[f"{shape} shape, {arguments.type}"] = measured(path, arguments.repeats, arguments.threads)
-    sys.stdout.write(table({"models": found}))
-    write(arguments.name, "bench.engine.lm_head", {"models": found})
-
-
-if __name__ == "__main__":
-    main()
+            random_model.write(path, random_model.SHAPES[shape], TYPE)
+            found[f"{shape} shape, {TYPE}"] = measured(path, repeats, threads)
+    return {"models": found}

@@ -1,8 +1,5 @@
 """Compare prefill and decoding behind a long prompt with plain llama.cpp, in one run.
 
-    python -m bench.engine.prefill [--lengths 8192 32768] [--repeats 3] [--threads 1] [--retrieval off auto]
-        [--no-draft]
-
 A file with random weights in the shape of Qwen2.5-0.5B, Q4_0. *Plain* is `llama_decode` in batches of 512 rows with
 llama.cpp's default attention, then one token at a time; *ours* is a reply of `LLM`, with retrieval off, as by default,
 and as by default with a draft model of four layers, which also reads the prompt, behind the first token. They take
@@ -14,20 +11,19 @@ On two slow cores a turn of 8,192 tokens takes about eight minutes.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm import LLM
 from edgellm.engine import Model
@@ -142,29 +138,20 @@ def table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", nargs="+", type=int, default=[8_192, 32_768], help="tokens of the prompt")
-    parser.add_argument("--tokens", type=int, default=32, help="decoded behind it")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--retrieval", nargs="+", choices=("off", "auto"), default=["off", "auto"], help="of ours")
-    parser.add_argument("--draft", action=argparse.BooleanOptionalAction, default=True, help="also with a draft model")
-    parser.add_argument("--name", default="prefill", help="of the result file")
-    arguments = parser.parse_args()
-    rows, ours = [], [*arguments.retrieval, *(["pair"] if arguments.draft else [])]
+def measure(
+    lengths: Annotated[Sequence[int], "tokens of the prompt"] = (8_192, 32_768),
+    tokens: Annotated[int, "decoded behind it"] = 32,
+    repeats: int = 3,
+    threads: int = 1,
+    ways: Annotated[Sequence[Literal["off", "auto", "pair"]], "of ours"] = ("off", "auto", "pair"),
+) -> Iterator[Figures]:
+    """Yield the figures of all lengths so far, after each."""
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "half.gguf"
-        draft = Path(folder) / "draft.gguf"
+        path, draft = Path(folder) / "half.gguf", Path(folder) / "draft.gguf"
         shape = random_model.SHAPES[SHAPE]
         random_model.write(path, shape, TYPE)
         random_model.write(draft, replace(shape, n_layer=4), TYPE, seed=1)
-        for length in arguments.lengths:
-            rows.append(measured(path, draft, length, arguments.tokens, arguments.repeats, arguments.threads, ours))
-            write(arguments.name, "bench.engine.prefill", {"shape": SHAPE, "type": TYPE, "rows": rows}, 0)
-            sys.stdout.write(table({"rows": rows[-1:]}))
-            sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
+        for length in track(lengths, "lengths"):
+            rows.append(measured(path, draft, length, tokens, repeats, threads, ways))
+            yield {"shape": SHAPE, "type": TYPE, "rows": rows}

@@ -1,8 +1,5 @@
 """Measure replies with a speculator and without: tokens a pass, and speed.
 
-    python -m bench.engine.speculators [--kinds mtp eagle3] [--models right useless] [--layers 12] [--width 512]
-        [--tokens 96] [--repeats 9]
-
 The models have random weights in float32, in the structure of Qwen3.5 with an MTP layer, and of Llama with an EAGLE-3
 head that has an LM head of its own. The speculator of each is `right` most of the time, right `now and then`, or
 `useless`. The same model without it writes the same text. Both are opened in one process, in this process as a verifier
@@ -15,17 +12,16 @@ times for a reply with its quartiles; more than 1 is faster with the speculator.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, Literal
 
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from edgellm.engine import Model, ModelFile
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
@@ -132,38 +128,27 @@ def made(kind: str, name: str, folder: Path, sizes: Mapping[str, Any]) -> Case:
     return Case(verifier, other)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--models", nargs="+", choices=BRANCHES, default=list(BRANCHES))
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--name", default="speculators", help="of the result file")
-    arguments = parser.parse_args()
+def measure(
+    kinds: Sequence[Literal["mtp", "eagle3"]] = ("mtp", "eagle3"),
+    models: Sequence[Literal["right", "now and then", "useless"]] = ("right", "now and then", "useless"),
+    layers: int = 12,
+    width: int = 512,
+    tokens: int = 96,
+    repeats: int = 9,
+) -> Figures:
+    """Return the figures of each kind of speculator and model, in this process and served."""
     sizes = {
-        "block_count": arguments.layers, "embedding_length": arguments.width,
-        "feed_forward_length": 3 * arguments.width, "context_length": POSITIONS,
-        "attention.head_count": arguments.width // 32, "attention.head_count_kv": max(1, arguments.width // 128),
+        "block_count": layers, "embedding_length": width, "feed_forward_length": 3 * width,
+        "context_length": POSITIONS, "attention.head_count": width // 32,
+        "attention.head_count_kv": max(1, width // 128),
     }  # fmt: skip
-    states = {
-        "ssm.inner_size": arguments.width, "ssm.time_step_rank": arguments.width // 32,
-        "ssm.group_count": arguments.width // 64,
-    }  # fmt: skip
-    found: dict[str, Any] = {}
+    states = {"ssm.inner_size": width, "ssm.time_step_rank": width // 32, "ssm.group_count": width // 64}
+    found: Figures = {}
     with tempfile.TemporaryDirectory() as folder:
-        for kind in arguments.kinds:
-            for name in arguments.models:
-                case = made(kind, name, Path(folder), sizes | states if kind == "mtp" else sizes)
-                found.setdefault(kind, {})[name] = {
-                    place: measured(case, arguments.tokens, arguments.repeats, served=place == "served")
-                    for place in ("in this process", "served")
-                }
-    results = {"kinds": found, "sizes": sizes}
-    sys.stdout.write(table(results))
-    write(arguments.name, "bench.engine.speculators", results)
-
-
-if __name__ == "__main__":
-    main()
+        for kind, name in track([(kind, name) for kind in kinds for name in models], "models"):
+            case = made(kind, name, Path(folder), sizes | states if kind == "mtp" else sizes)
+            found.setdefault(kind, {})[name] = {
+                place: measured(case, tokens, repeats, served=place == "served")
+                for place in ("in this process", "served")
+            }
+    return {"kinds": found, "sizes": sizes}

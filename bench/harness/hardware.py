@@ -15,8 +15,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
-from edgellm.engine.hardware import Hardware
+from edgellm.cli.options.hardware import DRAFT, VERIFIER
 
 THREADS, MODEL, PAIR = "threads", "model", "pair"
 LOADED = ("gpu_layers", "device", "tensor_split", "cache_type", "flash_attn", "mlock")
@@ -47,15 +46,6 @@ def given(arguments: argparse.Namespace) -> dict[str, list[str]]:
     """Return the options that were given, by name."""
     found = {name: getattr(arguments, _DEST + name, None) for name in ALL}
     return {name: values for name, values in found.items() if values}
-
-
-def of(arguments: argparse.Namespace, role: str = VERIFIER) -> Hardware:
-    """Return the hardware of a model, by default the verifier or a benchmark's only one.
-
-    Raises:
-        InvalidOption: a value that does not exist.
-    """
-    return HardwareOptions(**{name: tuple(values) for name, values in given(arguments).items()}).of(role)
 
 
 def words_for(kind: str | None, options: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:

@@ -25,12 +25,12 @@ def questions(path: Path) -> list[Question]:
     return [Question(line["category"], line["turns"][0]) for line in lines]
 
 
-def greedy_reply(context: Context, prompt: Ids, tokens: int) -> Ids:
-    """Return the greedy reply to a prompt, of at most so many tokens, with its end."""
+def greedy_reply(context: Context, prompt: Ids, tokens: int, *, to_the_end: bool = True) -> Ids:
+    """Return the greedy reply to a prompt, of at most so many tokens, with its end; or beyond that."""
     context.clear()
     written: list[int] = []
     ids = prompt
-    while len(written) < tokens and not (written and context.model.is_eog(written[-1])):
+    while len(written) < tokens and not (to_the_end and written and context.model.is_eog(written[-1])):
         written.append(int(context.decode(ids)[0].argmax()))
         ids = np.array(written[-1:], dtype=np.int32)
     return np.array(written, dtype=np.int32)

@@ -1,39 +1,34 @@
 """Kill or stop a worker during a reply: is a token lost or changed?
 
-    python -m bench.mesh.kill_worker [REPLIES] [--workers 4] [--moves] [--seed 0]
-
 Every worker holds all layers of the bundled verifier (an f32 copy); three of the WORKERS hold its stages at first. Each
 reply is written twice, greedily, TOKENS long: undisturbed, and with one of the three hit by SIGKILL (in every fifth
 reply by SIGSTOP) at a random moment: while it loads, in the prefill, or while it writes. In every second reply the
 bundled draft model drafts, so that drafted chunks are on their way. The worker that was hit is started again for the
 next reply.
 
-With `--moves` all layers move to one worker behind each reply, either one of the three or one that has none; any of the
+With `moves` all layers move to one worker behind each reply, either one of the three or one that has none; any of the
 four is hit, at a random moment between the beginning of the move and its end.
 
-Both texts must be that of the uncut model in one process, else the exit code is 1. The table has the replies with that
+Both texts must be that of the uncut model in one process, else the run fails. The table has the replies with that
 text, those that went on over other devices, the state in which the worker was hit, and the time that this cost.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import random
-import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm.engine import Context, ContextSpec, Ids, Message, Model, to_f32
 from edgellm.errors import EdgeError
@@ -51,11 +46,20 @@ from edgellm.storage import fingerprint, resolve
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
 from testkit.processes.worker import WorkerProcess
-from testkit.traced_reply import Endless
 
 TOKENS = 48
 POSITIONS = 512
 STAGES = 3
+
+
+class Endless:
+    """The draft model's vocabulary, without an end of the turn."""
+
+    def __init__(self, model: Model) -> None:
+        self.piece = model.piece
+
+    def is_eog(self, _token: int) -> bool:
+        return False
 
 
 @dataclass(frozen=True)
@@ -188,10 +192,9 @@ def trial(home: Coordinator, big: Model, prompt: Ids, number: int, rng: random.R
 
 
 def run(
-    draft: Path, verifier: Path, replies: int, seed: int, workers: int = 4,
-    on_outcome: Callable[[Outcome], object] = lambda _outcome: None, *, moves: bool = False,
-) -> list[Outcome]:  # fmt: skip
-    """Run all trials, on f32 model files; call `on_outcome` with each. `moves` as for `trial`."""
+    draft: Path, verifier: Path, replies: int, seed: int, workers: int = 4, *, moves: bool = False
+) -> Iterator[Outcome]:
+    """Yield the outcomes of all trials, on f32 model files. `moves` as for `trial`."""
     rng = random.Random(seed)
     cases = [held_out(family, -(-replies // len(FAMILIES))) for family in FAMILIES]
     prompts = [case.prompt for group in zip(*cases, strict=True) for case in group][:replies]
@@ -200,41 +203,32 @@ def run(
         try:
             with Model.load(draft) as small, Model.load(verifier) as big:
                 home = Coordinator(verifier, small, served)
-                outcomes = []
-                for number, turns in enumerate(prompts):
+                for number, turns in enumerate(track(prompts, "replies")):
                     prompt = small.chat_prompt([Message(turn.role, turn.text) for turn in turns])[: POSITIONS - TOKENS]
-                    outcomes.append(trial(home, big, prompt, number, rng, moves))
-                    on_outcome(outcomes[-1])
-                return outcomes
+                    yield trial(home, big, prompt, number, rng, moves)
         finally:
             for worker in served:
                 worker.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("replies", type=int, nargs="?", default=100)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--moves", action="store_true")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--name", default="kill_worker", help="of the result file")
-    arguments = parser.parse_args()
+def measure(
+    replies: int = 100,
+    workers: int = 4,
+    moves: Annotated[bool, "all layers move to one worker behind each reply"] = False,
+    seed: int = 0,
+) -> Figures:
+    """Return the figures of all replies."""
     with tempfile.TemporaryDirectory() as folder:
         draft, verifier = Path(folder) / "draft.gguf", Path(folder) / "verifier.gguf"
         to_f32(resolve("edgellm-draft"), draft)
         to_f32(resolve("edgellm-verifier"), verifier)
-        on_outcome = partial(print, file=sys.stderr, flush=True)
-        outcomes = run(
-            draft, verifier, arguments.replies, arguments.seed, arguments.workers, on_outcome, moves=arguments.moves
-        )
-    problems = Counter(problem for outcome in outcomes for problem in outcome.problems)
-    figures: dict[str, Any] = {
-        "replies": len(outcomes), "workers": arguments.workers, "stages": STAGES, "tokens": TOKENS,
-        "moves": arguments.moves,
+        outcomes = list(run(draft, verifier, replies, seed, workers, moves=moves))
+    figures: Figures = {
+        "replies": len(outcomes), "workers": workers, "stages": STAGES, "tokens": TOKENS, "moves": moves,
         "complete_and_the_same": sum(not outcome.problems for outcome in outcomes),
         "hit_while": dict(Counter(outcome.state for outcome in outcomes)),
         "recovered": sum(outcome.recovered > 0 for outcome in outcomes),
-        "problems": dict(problems), "load_average": os.getloadavg()[0],
+        "problems": dict(Counter(problem for outcome in outcomes for problem in outcome.problems)),
     }  # fmt: skip
     for kind in ("kill", "hang"):
         of = [outcome for outcome in outcomes if outcome.kind == kind]
@@ -244,10 +238,12 @@ def main() -> None:
                 "seconds_undisturbed": spread([outcome.undisturbed for outcome in of]),
                 "seconds_longer": spread([outcome.longer for outcome in of]),
             }
-    path = write(arguments.name, "bench.mesh.kill_worker", figures, arguments.seed)
-    print(table(figures))
-    print(f"written: {path}")
-    sys.exit(1 if problems else 0)
+    return figures
+
+
+def failures(found: Figures) -> list[str]:
+    """Return what was wrong with a reply."""
+    return list(found["problems"])
 
 
 def table(found: dict[str, Any]) -> str:
@@ -261,7 +257,3 @@ def table(found: dict[str, Any]) -> str:
             longer = row["seconds_longer"]
             lines.append(f"{kind}: {longer['median']:.2f} s longer in the median, {longer['max']:.2f} s at most")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,6 @@
 """Measure the gain when sessions go through a stage of a mesh in one batch, not one after another.
 
-    python -m bench.mesh.micro_batching [MODEL] [--repeats 5] [--tokens 32] [--name NAME]
-
-*Passes*: rows of several sessions through two blocks that hold the model's halves, in one process, in milliseconds of
-processor time. Every session has 64 positions before them.
-
-*Replies*: tokens a second of 1 to 8 replies that are written at once, through one worker and through two, each with a
+Tokens a second of 1 to 8 replies that are written at once, through one worker and through two, each with a
 process and one thread of its own. Both variants take turns; ratios are taken within each turn (`gain`). The prompts are
 in the caches before the clock starts. In brackets is the processor time of the workers for each token, which leaves out
 other programs; `work` is its ratio.
@@ -13,26 +8,20 @@ other programs; `work` is its ratio.
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
 import tempfile
 import threading
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter, process_time
-from typing import Any
+from time import perf_counter
+from typing import Annotated, Any
 
 import numpy as np
 
-from bench.harness.report import write
+from bench.harness.results import Figures
 from bench.harness.statistics import alternate, spread
-from bench.mesh.pass_cost import IN_A_ROW, timed
-from edgellm.engine import Block, BlockRows, Ids, Model, ModelFile, cut
-from edgellm.engine.gguf.cuttable import check_cuttable
+from edgellm.engine import Ids, Model
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
@@ -41,51 +30,14 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
 from edgellm.spec.verifier import Session
 from edgellm.storage import fingerprint, resolve
+from testkit.gguf import random_model
 from testkit.processes.worker import WorkerProcess
 
-BEFORE, CONTEXT, SESSIONS, MOST = 64, 256, 8, 64
+BEFORE, CONTEXT, SESSIONS = 64, 256, 8
 COMPANY = (1, 2, 4, 8)
-ROWS = (1, 2, 5, 8, 16)
 STAGES = (1, 2)
 # Run first by a worker without micro-batching.
 ALONE = "from edgellm.mesh import stage\nstage.SHARED_ROWS = 1\n"
-
-
-def passes(model: Path, repeats: int) -> list[dict[str, Any]]:
-    """Return the milliseconds of a pass for each number of sessions and of rows for each."""
-    n = check_cuttable(ModelFile.open(model).header)
-    ids = np.arange(100, 100 + BEFORE + max(ROWS), dtype=np.int32)
-    found = []
-    with ExitStack() as closing, tempfile.TemporaryDirectory() as folder:
-        chain = []
-        for first, last in ((0, n // 2 - 1), (n // 2, n - 1)):
-            path = Path(folder) / f"{first}.gguf"
-            cut(model, path, first, last, head=last == n - 1)
-            shard = closing.enter_context(Model.load(path))
-            chain.append(Block(shard, head=last == n - 1, n_ctx=CONTEXT, n_seq=SESSIONS, threads=1))
-            closing.callback(chain[-1].close)
-
-        def forward(sessions: Sequence[int], start: int, rows: int) -> None:
-            data: list[Any] = [ids[start : start + rows]] * len(sessions)
-            for block in chain:
-                given = [BlockRows(one, start, seq, 1) for seq, one in zip(sessions, data, strict=True)]
-                data = block.forward_together(given)
-
-        def one_by_one(sessions: int, rows: int) -> None:
-            for seq in range(sessions):
-                forward([seq], BEFORE, rows)
-
-        for seq in range(SESSIONS):
-            forward([seq], 0, BEFORE)
-        for sessions in COMPANY[1:]:
-            for rows in (rows for rows in ROWS if rows * sessions <= MOST):
-                runs = [partial(forward, range(sessions), BEFORE, rows), partial(one_by_one, sessions, rows)]
-                taken = alternate(repeats, *(partial(timed, run, process_time, IN_A_ROW) for run in runs))
-                found.append({
-                    "sessions": sessions, "rows": rows, "together_ms": spread(taken[0]),
-                    "one_by_one_ms": spread(taken[1]),
-                })  # fmt: skip
-    return found
 
 
 class Home:
@@ -168,12 +120,8 @@ def replies(model: Path, repeats: int, tokens: int) -> list[dict[str, Any]]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return medians of passes and of replies, one by one and together."""
-    lines = [f"{found['model']}: median milliseconds of processor time for a pass"]
-    lines.append(f"{'sessions':>8} {'rows each':>9} {'one by one':>11} {'together':>9}")
-    for row in found["passes"]:
-        alone, together = row["one_by_one_ms"]["median"], row["together_ms"]["median"]
-        lines.append(f"{row['sessions']:>8} {row['rows']:>9} {alone:>11.2f} {together:>9.2f} ({together / alone:.0%})")
+    """Return medians of replies, one by one and together."""
+    lines = [found["model"]]
     lines.append("tokens a second of all replies; in brackets milliseconds of the workers' processor time for a token")
     lines.append(f"{'stages':>8} {'replies':>9} {'one by one':>18} {'together':>18} {'gain':>6} {'work':>6}")
     for row in found["replies"]:
@@ -187,24 +135,15 @@ _NOTHING = Chunk()
 _WAYS = ("one_by_one", "together")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default="edgellm-verifier")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=32, help="of each reply")
-    parser.add_argument("--no-replies", action="store_true", help="passes alone")
-    parser.add_argument("--no-passes", action="store_true", help="replies alone")
-    parser.add_argument("--name", default="micro_batching", help="of the result file")
-    arguments = parser.parse_args()
-    path = resolve(arguments.model)
-    found: dict[str, Any] = {
-        "model": path.name, "tokens": arguments.tokens, "load_average": os.getloadavg()[0],
-        "passes": [] if arguments.no_passes else passes(path, arguments.repeats),
-        "replies": [] if arguments.no_replies else replies(path, arguments.repeats, arguments.tokens),
-    }  # fmt: skip
-    print(table(found))
-    print(f"written: {write(arguments.name, 'bench.mesh.micro_batching', found)}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()
+def measure(
+    shape: Annotated[str, "of random weights, in place of the bundled verifier"] = "",
+    repeats: int = 5,
+    tokens: Annotated[int, "of each reply"] = 32,
+) -> Figures:
+    """Return the figures of replies through one worker and through two."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = resolve("edgellm-verifier")
+        if shape:
+            path = Path(folder) / f"{shape}.gguf"
+            random_model.write(path, random_model.SHAPES[shape], "Q4_0")
+        return {"model": path.name, "tokens": tokens, "replies": replies(path, repeats, tokens)}

@@ -1,11 +1,9 @@
 """Run every feature with every architecture, and 10,000 random rollbacks and branches with each.
 
-    python -m bench.models.architectures [NAME ...] [--operations 10000] [--tokens 40] [--again] [--jobs N]
-
 Models are small files with random weights and the structure of their kind (`testkit/gguf/architectures.py`); the draft
 model is the verifier with a noise of 12 %. Each architecture has a process of its own, so that one that llama.cpp
 crashes on is a row that says so; one is measured for each core at a time. Rows that are in the result already are
-kept, so that a run can be stopped and continued; `--again` measures them again.
+kept, so that a run can be stopped and continued.
 
 Columns: *alone*, the verifier without drafts and copies; *pair*, all drafts verified; *copies*, retrieval of the pair
 and of the verifier alone; *budget* and *importance gate*, at 0.4: whether each token is the most probable one of the
@@ -16,39 +14,34 @@ and batches of several sequences, through the contexts of a verifier, a served v
 logits compared with those of a fresh context (`testkit/cache_walk.py`): operations, compared rows, and wrong states.
 
 In the table, a share in the columns *budget* and *importance gate* is that of the tokens that were verified.
-
-Exit code 1 if anything differs.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
-from bench.harness import report
+from bench.harness.children import Crashed, in_child
+from bench.harness.progress import track
+from bench.harness.results import Figures, cores
+from bench.harness.settings import Earlier
 from bench.models.features import EQUAL, Pair, filled
 from edgellm.engine import Model
-from testkit import ROOT, cache_walk
+from edgellm.errors import InvalidOption
+from testkit import cache_walk
 from testkit.gguf import architectures
 
-MODULE = "bench.models.architectures"
 NOISE = 0.12
 N_CTX = 512
 COLUMNS = ("alone", "pair", "copies", "budget", "importance gate", "early exit", "cut into layers", "served")
 
 
-def measured(name: str, operations: int, tokens: int) -> dict[str, Any]:
+def row(name: str, operations: int, tokens: int) -> dict[str, Any]:
     """Return the row of an architecture, computed in this process."""
     began = perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -70,20 +63,6 @@ def measured(name: str, operations: int, tokens: int) -> dict[str, Any]:
         },
         "seconds": round(perf_counter() - began, 1),
     }  # fmt: skip
-
-
-def in_child(name: str, operations: int, tokens: int) -> dict[str, Any]:
-    """Return the row of an architecture, computed in a process of its own with an empty home."""
-    words = [sys.executable, "-m", MODULE, name, "--operations", str(operations), "--tokens", str(tokens), "--one"]
-    with tempfile.TemporaryDirectory() as home:
-        environment = {**os.environ, "EDGELLM_HOME": home, "GGML_NO_BACKTRACE": "1"}
-        done = subprocess.run(words, check=False, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        crash = f"exit code {done.returncode}: {lines[-1] if lines else ''}"
-        return {"kind": architectures.ARCHITECTURES[name].kind, "crash": crash}
-    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return row
 
 
 def is_right(row: Mapping[str, Any]) -> bool:
@@ -138,47 +117,31 @@ def _note(reason: str, notes: list[str]) -> int:
     return notes.index(reason) + 1
 
 
-def kept(name: str) -> dict[str, Any]:
-    """Return the rows of an earlier run."""
-    try:
-        rows: dict[str, Any] = report.read(MODULE, name)["rows"]
-    except FileNotFoundError:
-        return {}
-    return rows
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="all without any")
-    parser.add_argument("--operations", type=int, default=10_000, help="of the random walk")
-    parser.add_argument("--tokens", type=int, default=40, help="of a reply")
-    parser.add_argument("--again", action="store_true", help="measure rows that are there again")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="architectures at once")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--name", default="architectures", help="of the result file")
-    arguments = parser.parse_args(words)
-    if unknown := set(arguments.names) - architectures.ARCHITECTURES.keys():
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(architectures.ARCHITECTURES)}")
-    if arguments.one:
-        (name,) = arguments.names
-        sys.stdout.write(json.dumps(measured(name, arguments.operations, arguments.tokens)) + "\n")
-        return
-    rows = {} if arguments.again and not arguments.names else kept(arguments.name)
-    wanted = [name for name in arguments.names or architectures.ARCHITECTURES if arguments.again or name not in rows]
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        begun = {pool.submit(in_child, name, arguments.operations, arguments.tokens): name for name in wanted}
-        for done in as_completed(begun):
+def measure(
+    earlier: Earlier,
+    names: Annotated[Sequence[str], "none for all"] = (),
+    operations: Annotated[int, "of the random walk"] = 10_000,
+    tokens: Annotated[int, "of a reply"] = 40,
+    again: Annotated[bool, "measure rows that are there again"] = False,
+) -> Iterator[Figures]:
+    """Yield the rows so far, after each architecture; one is measured for each core at a time."""
+    known = architectures.ARCHITECTURES
+    if unknown := set(names) - known.keys():
+        raise InvalidOption(f"There is no architecture {', '.join(unknown)}.", f"Choose from {', '.join(known)}.")
+    rows = dict(earlier.get("rows", {}))
+    wanted = [name for name in names or known if again or name not in rows]
+    with ThreadPoolExecutor(cores()) as pool:
+        begun = {pool.submit(in_child, __name__, "row", name, operations, tokens): name for name in wanted}
+        for done in track(as_completed(begun), "architectures", len(begun)):
             name = begun[done]
-            rows[name] = done.result()
-            sys.stdout.write(f"{name}: {'right' if is_right(rows[name]) else rows[name]}\n")
-            sys.stdout.flush()
-            ordered = {one: rows[one] for one in architectures.ARCHITECTURES if one in rows}
-            report.write(arguments.name, MODULE, {"operations": arguments.operations, "rows": ordered}, 0)
-    found = report.read(MODULE, arguments.name)
-    sys.stdout.write(table(found))
-    counts = Counter(is_right(row) for row in found["rows"].values())
-    sys.exit(1 if counts[False] else 0)
+            try:
+                rows[name] = done.result()
+            except Crashed as crash:
+                rows[name] = {"kind": known[name].kind, "crash": str(crash)}
+            yield {"operations": operations, "rows": {one: rows[one] for one in known if one in rows}}
+    yield {"operations": operations, "rows": rows}
 
 
-if __name__ == "__main__":
-    main()
+def failures(found: Figures) -> list[str]:
+    """Return the architectures of which something differs."""
+    return [name for name, row in found["rows"].items() if not is_right(row)]

@@ -1,33 +1,31 @@
 """Measure SmolLM2's draft model by the categories of Spec-Bench: what is accepted, and what it brings.
 
-    python -m bench.models.distilled_draft QUESTIONS.jsonl [--draft FILE] [--verifier FILE] [--per 40] [--timed 5]
-
-QUESTIONS is Spec-Bench's file of questions, or a part of it; only first turns are asked. *acceptance* is the share of
+ASKED is Spec-Bench's file of questions, or a part of it; only first turns are asked. *acceptance* is the share of
 tokens of the verifier's greedy reply that are the draft model's likeliest ones behind the same text, and *length* the
 mean acceptance length with chunks of `GAMMA`: accepted tokens and the verifier's own one. *cost* is the time of a token
 of the draft model over that of the verifier. *alone* and *pair* are tokens a second of the greedy reply, by turns, with
-retrieval off, over `--timed` questions of each category: of the verifier alone, and of the pair where the draft model
+retrieval off, over `timed` questions of each category: of the verifier alone, and of the pair where the draft model
 drafts in each round, whether that pays or not (by itself a pair drops one that does not pay). *times* is the median of
 their quotients, with quartiles.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from bench.harness.spec_bench import Question, greedy_reply, questions
 from bench.harness.statistics import alternate, spread
 from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.llm import LLM
+from testkit import ROOT
 
 GAMMA = 4
 N_CTX = 2_560
@@ -92,31 +90,6 @@ def speeds(pair: LLM, alone: LLM, question: Question, tokens: int) -> list[float
     return [max(taken) for taken in alternate(2, lambda: speed(alone), lambda: speed(pair))]
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return a row for each question, and the cost of a drafted token."""
-    asked = first_of_each(questions(arguments.questions), arguments.per)
-    rows = []
-    with Model.load(arguments.draft) as small, Model.load(arguments.verifier) as big:
-        draft, verifier = Context(small, ContextSpec(n_ctx=N_CTX)), Context(big, ContextSpec(n_ctx=N_CTX))
-        for question in asked:
-            prompt = big.chat_prompt([Message("user", question.text)])
-            reply = greedy_reply(verifier, prompt, arguments.tokens)
-            agree = agreement(draft, prompt, reply)
-            found = {"tokens": len(reply), "accepted": int(agree.sum()), "rounds": rounds_of(agree)}
-            rows.append({"category": question.category, **found})
-        share = cost(draft, verifier)
-    timed = first_of_each(asked, arguments.timed)
-    with (
-        LLM.open(arguments.draft, arguments.verifier, history=False, n_ctx=N_CTX) as pair,
-        LLM.open(None, arguments.verifier, history=False, n_ctx=N_CTX) as alone,
-    ):
-        speeds(pair, alone, asked[0], arguments.tokens)  # both have measured themselves after that
-        for question, row in zip(asked, rows, strict=True):
-            if question in timed:
-                row.update(zip(SPEEDS, speeds(pair, alone, question, arguments.tokens), strict=True))
-    return {"cost": share, "rows": rows}
-
-
 def table(found: Mapping[str, Any]) -> str:
     """Return a line for each category, and one for all questions."""
     head = f"{'category':16}{'questions':>10}{'acceptance':>12}{'length':>8}"
@@ -138,20 +111,33 @@ def _line(category: str, rows: Sequence[Mapping[str, Any]]) -> str:
     return line
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("questions", type=Path)
-    parser.add_argument("--draft", type=Path, default=Path("models/smollm2/draft.gguf"))
-    parser.add_argument("--verifier", type=Path, required=True)
-    parser.add_argument("--per", type=int, default=40, help="questions of each category, at most")
-    parser.add_argument("--tokens", type=int, default=96, help="of a reply, at most")
-    parser.add_argument("--timed", type=int, default=5, help="questions of each category that are timed")
-    parser.add_argument("--name", default="distilled_draft", help="of the result file")
-    arguments = parser.parse_args()
-    found = measure(arguments)
-    path = write(arguments.name, "bench.models.distilled_draft", found)
-    sys.stdout.write(f"{table(found)}written: {path}\n")
-
-
-if __name__ == "__main__":
-    main()
+def measure(
+    asked: Annotated[Path, "Spec-Bench's questions, or a part of them"],
+    verifier: Annotated[Path, "SmolLM2"],
+    draft: Path = ROOT / "models" / "smollm2" / "draft.gguf",
+    per: Annotated[int, "questions of each category, at most"] = 40,
+    tokens: Annotated[int, "of a reply, at most"] = 96,
+    timed: Annotated[int, "questions of each category that are timed"] = 5,
+) -> Figures:
+    """Return a row for each question, and the cost of a drafted token."""
+    chosen = first_of_each(questions(asked), per)
+    rows = []
+    with Model.load(draft) as small, Model.load(verifier) as big:
+        drafting, verifying = Context(small, n_ctx=N_CTX), Context(big, n_ctx=N_CTX)
+        for question in track(chosen, "questions"):
+            prompt = big.chat_prompt([Message("user", question.text)])
+            reply = greedy_reply(verifying, prompt, tokens)
+            agree = agreement(drafting, prompt, reply)
+            found = {"tokens": len(reply), "accepted": int(agree.sum()), "rounds": rounds_of(agree)}
+            rows.append({"category": question.category, **found})
+        share = cost(drafting, verifying)
+    some = first_of_each(chosen, timed)
+    with (
+        LLM.open(draft, verifier, history=False, n_ctx=N_CTX) as pair,
+        LLM.open(None, verifier, history=False, n_ctx=N_CTX) as alone,
+    ):
+        speeds(pair, alone, chosen[0], tokens)  # both have measured themselves after that
+        for question, row in track(list(zip(chosen, rows, strict=True)), "timed questions"):
+            if question in some:
+                row.update(zip(SPEEDS, speeds(pair, alone, question, tokens), strict=True))
+    return {"cost": share, "rows": rows}

@@ -1,7 +1,5 @@
 """Compare greedy replies of a pair with replies that are sampled as its verifier wants.
 
-    python -m bench.models.sampling_defaults VERIFIER.gguf DRAFT.gguf --prompts prompts.jsonl
-
 `repeated`: the share of a reply's runs of eight tokens that it has had before; `in loops` are replies with more than
 a quarter. `accepted` and `length`: of drafts of the draft model alone, in chunks of four. `same`: replies whose tokens
 the verifier also writes without drafts, by the same seed. Each line of the prompts has `turns`, of which the first is
@@ -10,17 +8,15 @@ asked.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from bench.harness import hardware
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from bench.harness.spec_bench import questions
-from edgellm.cli.options.hardware import DRAFT
+from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
 from edgellm.llm import LLM
 from edgellm.spec.params import CHUNK, ReplyOptions
 from edgellm.spec.types import Summary, Token
@@ -40,31 +36,6 @@ def written(pair: LLM, prompt: str, options: ReplyOptions) -> tuple[list[int], S
     return [event.id for event in reply if isinstance(event, Token)], reply.summary
 
 
-def measure(arguments: argparse.Namespace, prompts: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the figures of each reply."""
-    own, own_draft = hardware.of(arguments), hardware.of(arguments, DRAFT)
-    rows = []
-    with (
-        LLM.open(arguments.draft, arguments.verifier, history=False, hardware=own, draft_hardware=own_draft) as pair,
-        LLM.open("none", arguments.verifier, history=False, hardware=own) as alone,
-    ):
-        rules: dict[str, float | None] = {"greedy": 0.0, "as the model wants": None}
-        for seed, prompt in enumerate(prompts):
-            for rule, temperature in rules.items():
-                options = ReplyOptions(
-                    max_tokens=arguments.tokens, temperature=temperature, seed=seed, gamma=CHUNK, retrieval="off"
-                )
-                ids, summary = written(pair, prompt, options)
-                rows.append(
-                    {
-                        "rule": rule, "tokens": len(ids), "repeated": repeated(ids),
-                        "accepted": summary.acceptance_rate, "length": summary.mean_acceptance_length,
-                        "same": written(alone, prompt, options)[0] == ids,
-                    }
-                )  # fmt: skip
-    return rows
-
-
 def table(figures: Mapping[str, Any]) -> str:
     """Return the means of each rule."""
     lines = [f"{'':20}  tokens  repeated  in loops  accepted  length      same\n"]
@@ -82,24 +53,35 @@ def table(figures: Mapping[str, Any]) -> str:
     return "".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verifier", nargs="?", default="edgellm-verifier")
-    parser.add_argument("draft", nargs="?", default="edgellm-draft")
-    parser.add_argument("--prompts", type=Path, help="JSON lines; by default one question about the bundled home")
-    parser.add_argument("--count", type=int, default=10, help="prompts, spread over the file")
-    parser.add_argument("--tokens", type=int, default=192, help="of a reply at most")
-    parser.add_argument("--name", default="sampling_defaults", help="of the result file")
-    hardware.add_arguments(parser)
-    arguments = parser.parse_args()
+def measure(
+    hardware: HardwareOptions,
+    verifier: str = "edgellm-verifier",
+    draft: str = "edgellm-draft",
+    asked: Annotated[Path | None, "JSON lines; without them one question about the bundled home"] = None,
+    count: Annotated[int, "prompts, spread over the file"] = 10,
+    tokens: Annotated[int, "of a reply at most"] = 192,
+) -> Figures:
+    """Return the figures of each reply."""
     prompts = ["When is the film night?"]
-    if arguments.prompts is not None:
-        found = questions(arguments.prompts)
-        prompts = [question.text for question in found[:: max(1, len(found) // arguments.count)]]
-    figures = {"replies": measure(arguments, prompts[: arguments.count])}
-    path = write(arguments.name, "bench.models.sampling_defaults", figures)
-    sys.stdout.write(f"{table(figures)}written: {path}\n")
-
-
-if __name__ == "__main__":
-    main()
+    if asked is not None:
+        found = questions(asked)
+        prompts = [question.text for question in found[:: max(1, len(found) // count)]][:count]
+    own, own_draft = hardware.of(VERIFIER), hardware.of(DRAFT)
+    rows = []
+    with (
+        LLM.open(draft, verifier, history=False, hardware=own, draft_hardware=own_draft) as pair,
+        LLM.open("none", verifier, history=False, hardware=own) as alone,
+    ):
+        rules: dict[str, float | None] = {"greedy": 0.0, "as the model wants": None}
+        for seed, prompt in enumerate(track(prompts, "prompts")):
+            for rule, temperature in rules.items():
+                options = ReplyOptions(
+                    max_tokens=tokens, temperature=temperature, seed=seed, gamma=CHUNK, retrieval="off"
+                )
+                ids, summary = written(pair, prompt, options)
+                rows.append({
+                    "rule": rule, "tokens": len(ids), "repeated": repeated(ids),
+                    "accepted": summary.acceptance_rate, "length": summary.mean_acceptance_length,
+                    "same": written(alone, prompt, options)[0] == ids,
+                })  # fmt: skip
+    return {"replies": rows}

@@ -1,7 +1,5 @@
 """Measure what CoordGen's techniques add one after the other, in one process (CoordGen, 4.5, Table 3).
 
-    python -m bench.papers.ablation [--pair home] [--cases 40] [--repeats 3] [--threads N]
-
 The replies are those of the pair's verifier to the paper's tasks; the code pair has four of its own. As in
 `bench.coordgen.speed`, every case is written by every method in turn, every pass is computed in full, and the past
 cases of a task are remembered from the first one on. The rows are plain decoding, then the paper's way: SAM, which
@@ -16,25 +14,23 @@ technique changes graphs while the prompt is read. A processor has none; `bench.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from bench.coordgen.methods import Everything, Method, Ours, SuffixLookup
 from bench.coordgen.speed import measured
-from bench.coordgen.tasks import SEED, TASKS, recorded
+from bench.coordgen.tasks import TASKS, recorded
 from bench.coordgen.timed_methods import FIXED, Drafting, Plain, Run
-from bench.harness import hardware
 from bench.harness.figures import bar_groups
-from bench.harness.report import write
+from bench.harness.results import Figures
 from bench.papers.claims import TABLE_3, speeds
 from edgellm.engine import Model
+from edgellm.engine.hardware import Hardware
 from edgellm.spec.draft_length import CostCurve
 from edgellm.storage import resolve
-from testkit.questions import parsed_with_pair
+from testkit.questions import PairName, pair_files
 
 PAPERS: Mapping[str, tuple[str, ...]] = {
     "SAM": (),
@@ -99,25 +95,18 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=40, help="of each task")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int)
-    hardware.add_arguments(parser, hardware.LOADED)
-    parser.add_argument("--name", default="ablation", help="of the result file")
-    arguments = parsed_with_pair(parser)
-    with Model.load(resolve(arguments.verifier), hardware=hardware.of(arguments)) as model:
-        pair = arguments.pair
-        tasks = {task: recorded(model, task, arguments.cases, pair=pair) for task in TASKS[pair]}
-        found = measured(model, tasks, partial(methods, model), arguments.threads, arguments.repeats)
-    figures = {
-        "pair": pair, "cases": arguments.cases, "repeats": arguments.repeats,
+def measure(
+    hardware: Hardware,
+    pair: PairName = "home",
+    cases: Annotated[int, "of each task"] = 40,
+    repeats: int = 3,
+    threads: int | None = None,
+) -> Figures:
+    """Return the speed of each technique on all tasks of a pair."""
+    with Model.load(resolve(pair_files(pair).verifier), hardware=hardware) as model:
+        tasks = {task: recorded(model, task, cases, pair=pair) for task in TASKS[pair]}
+        found = measured(model, tasks, partial(methods, model), threads, repeats)
+    return {
+        "pair": pair, "cases": cases, "repeats": repeats,
         "curve_ms": found.pop("curve_ms"), "heads_ms": found.pop("heads_ms"), "tasks": found,
     }  # fmt: skip
-    sys.stdout.write(table(figures))
-    sys.stdout.write(f"written: {write(arguments.name, 'bench.papers.ablation', figures, SEED, plot=plot)}\n")
-
-
-if __name__ == "__main__":
-    main()

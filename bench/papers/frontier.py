@@ -1,8 +1,5 @@
 """Measure quality against latency, and against the verifier's cost, for Synera and its rivals (Synera, Fig. 11 and 12).
 
-    python -m bench.papers.frontier [--pair home] [--cases 24] [--budgets 0.1 0.2 0.4] [--token-ms 30] [--pass-ms 60]
-                                    [--megabits 10] [--round-trip-ms 20]
-
 The pair answers held-out questions of all families greedily, at the pace of a device: 30 ms for a drafted token, 60 ms
 for a pass of the verifier, and a network between the two (`testkit.processes.paced_pair`). Every question is answered
 by each method in turn, each with a pair of its own. Every budget has a process of its own, and so have the two models
@@ -25,36 +22,32 @@ The last lines have the paper's comparisons, here and there.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from bench.harness.figures import pyplot
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from bench.papers.claims import COST, LATENCY
 from bench.synera.baselines import ReplyRule, hybrid_options
 from bench.synera.quality import half_width, profile_of
-from bench.synera.stalls import Method, timed
+from bench.synera.stalls import NETWORK, Method, open_pair, timed
 from edgellm.llm import LLM
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import BudgetController
 from edgellm.storage import resolve
-from models.home.corpus import HELD_OUT_SEED
-from testkit.network.relay import Network
-from testkit.processes.paced_pair import PASS, TOKEN, paced_pair, paced_verifier
-from testkit.questions import Question, by_family, parsed_with_pair, questions
+from testkit.processes.paced_pair import PASS, paced_verifier
+from testkit.questions import PairFiles, PairName, Question, by_family, pair_files, questions
 
 DRAFT, CLOUD = "draft alone", "verifier alone"
 OURS, RIVALS = ("synera", "auto"), ("edgefm", "hybrid")
 METHODS = (*OURS, *RIVALS)
-SETTING = ("cases", "token_ms", "pass_ms", "megabits", "round_trip_ms")
 
 
 class WholeReplies(Method):
@@ -101,13 +94,12 @@ class Compared:
 
 
 def compared(
-    budget: float | None, arguments: argparse.Namespace, address: str, profile: Profile, closing: ExitStack
+    budget: float | None, files: PairFiles, port: int, profile: Profile, closing: ExitStack
 ) -> Iterator[tuple[str, Compared]]:
     """Yield all methods at a budget with their names; the models alone where it is None."""
 
-    def pair(draft: str = arguments.draft) -> LLM:
-        given = None if draft == "none" else arguments.profile
-        return closing.enter_context(paced_pair(draft, address, 1e-3 * arguments.token_ms, given, arguments.draft))
+    def pair(draft: str = files.draft) -> LLM:
+        return closing.enter_context(open_pair(draft, port, files))
 
     if budget is None:
         yield DRAFT, Compared(Method({"gate": "never"}), pair())
@@ -121,37 +113,18 @@ def compared(
     yield "edgefm", Compared(WholeReplies(ReplyRule(profile, budget, by_reply), pair("none")), pair(), by_reply)
 
 
-def at_one(arguments: argparse.Namespace, budget: float | None) -> dict[str, Any]:
+def at_one(made: PairName, count: int, budget: float | None) -> Figures:
     """Return the figures of all methods at a budget, or those of the models alone."""
-    cases = questions(arguments.cases, pair=arguments.pair)
-    network = Network(arguments.megabits, 1e-3 * arguments.round_trip_ms)
-    verifier = resolve(arguments.verifier)
-    profile = profile_of(resolve(arguments.draft), verifier, arguments.profile)
+    cases, files = questions(count, pair=made), pair_files(made)
+    verifier = resolve(files.verifier)
+    profile = profile_of(resolve(files.draft), verifier, files.profile)
     with ExitStack() as closing:
-        relay = closing.enter_context(
-            paced_verifier(verifier, 1e-3 * arguments.pass_ms, network, sessions=len(METHODS) + 1)
-        )
-        found = dict(compared(budget, arguments, f"127.0.0.1:{relay.port}", profile, closing))
+        relay = closing.enter_context(paced_verifier(verifier, PASS, NETWORK, sessions=len(METHODS) + 1))
+        found = dict(compared(budget, files, relay.port, profile, closing))
         for seed, question in enumerate(cases):
             for one in found.values():
                 one.method.answer(one.pair, question, seed)
         return {name: one.figures(cases) for name, one in found.items()}
-
-
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of all budgets, with costs beside those of the verifier alone."""
-    budgets = [None, *arguments.budgets]
-    with ProcessPoolExecutor(len(budgets), multiprocessing.get_context("spawn")) as pool:
-        alone, *several = pool.map(partial(at_one, arguments), budgets)
-    for found in (alone, *several):
-        for row in found.values():
-            row.update(costs(row, alone[CLOUD]))
-    return {
-        "pair": arguments.pair,
-        "setting": {key: getattr(arguments, key) for key in SETTING},
-        "alone": alone,
-        "budgets": dict(zip(map(str, arguments.budgets), several, strict=True)),
-    }
 
 
 def costs(row: Mapping[str, Any], cloud: Mapping[str, Any]) -> dict[str, float]:
@@ -216,22 +189,14 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
     return path
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=24, help="a family")
-    parser.add_argument("--budgets", type=float, nargs="+", default=[0.1, 0.2, 0.4])
-    parser.add_argument("--token-ms", type=float, default=1e3 * TOKEN)
-    parser.add_argument("--pass-ms", type=float, default=1e3 * PASS)
-    parser.add_argument("--megabits", type=float, default=10.0)
-    parser.add_argument("--round-trip-ms", type=float, default=20.0)
-    parser.add_argument("--profile", type=Path, help="profile to use in place of the pair's own")
-    parser.add_argument("--name", default="frontier", help="of the result file")
-    arguments = parsed_with_pair(parser)
-    figures = run(arguments)
-    sys.stdout.write(table(figures))
-    written = write(arguments.name, "bench.papers.frontier", figures, HELD_OUT_SEED, plot=plot)
-    sys.stdout.write(f"written: {written}\n")
-
-
-if __name__ == "__main__":
-    main()
+def measure(
+    pair: PairName = "home", cases: Annotated[int, "a family"] = 24, budgets: Sequence[float] = (0.1, 0.2, 0.4)
+) -> Figures:
+    """Return the figures of all budgets, each in a process of its own, with costs beside the verifier's alone."""
+    asked = [None, *budgets]
+    with ProcessPoolExecutor(len(asked), multiprocessing.get_context("spawn")) as pool:
+        alone, *several = track(pool.map(partial(at_one, pair, cases), asked), "budgets", len(asked))
+    for found in (alone, *several):
+        for row in found.values():
+            row.update(costs(row, alone[CLOUD]))
+    return {"pair": pair, "alone": alone, "budgets": dict(zip(map(str, budgets), several, strict=True))}

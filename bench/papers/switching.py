@@ -1,8 +1,5 @@
 """Measure progressive graph scheduling on a real mesh, alone and with copied drafts (CoordGen, 3.2, Table 3).
 
-    python -m bench.papers.switching [--pair home] [--cases 2] [--tasks ui] [--drafts off context context,reuse]
-        [--load-ms 1500] [--pass-ms 60] [--row-ms 1] [--megabits 100] [--round-trip-ms 20]
-
 CoordGen changes each block of a model from a graph for the prompt to a graph for decoding. Here the two are placements:
 two devices begin a cold reply, each of which loads half of the layers; a third one writes faster by itself, but has to
 load all of them. The workers are processes on this machine, behind a relay with the network's bandwidth and round trip,
@@ -27,7 +24,6 @@ graph for the prompt and the reply.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -37,12 +33,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from unittest.mock import patch
 
 from bench.coordgen.tasks import SEED, TASKS
 from bench.harness.figures import bar_groups
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from bench.papers.claims import TABLE_3, speeds
 from edgellm.engine import Message, ModelFile
 from edgellm.engine.hardware import Hardware
@@ -55,13 +52,17 @@ from edgellm.storage import resolve
 from models.pairs import PAIRS
 from testkit.network.relay import Network
 from testkit.processes.paced_mesh import Pace, paced, paced_workers
-from testkit.questions import parsed_with_pair
+from testkit.questions import PairName, pair_files
 
 WIDE = ("desk", "phone")
 MOVES = 3
 CHUNK = 64
 """Tokens of a part of the prompt, as CoordGen's prefill graph has a fixed length."""
 CONTEXT, MOST = 1024, 96
+LOAD, PASS, ROW = 1.5, 0.06, 0.001
+"""Seconds to load all layers, of a pass through them, and more for each row of it."""
+NETWORK = Network(100.0, 0.02)
+"""Mbit/s, and the seconds of a round trip."""
 PLAIN = ("wide", "off")
 CLAIMED = {
     PLAIN: "NPU",
@@ -163,45 +164,6 @@ def wait(mesh: Mesh) -> None:
         sleep(0.002)
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write all replies by every schedule in turn, with each of the drafts."""
-    made, path = PAIRS[arguments.pair], resolve(arguments.verifier)
-    families = {task: TASKS[arguments.pair][task] for task in arguments.tasks or TASKS[arguments.pair]}
-    file = ModelFile.open(path)
-    layers = model_costs(file).shape.layers
-    pace = Pace(*(1e-3 * ms / layers for ms in (arguments.load_ms, arguments.pass_ms, arguments.row_ms)))
-    network = Network(arguments.megabits, 1e-3 * arguments.round_trip_ms)
-    ways = [(name, drafts) for drafts in arguments.drafts for name in schedules(layers)]
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {way: [] for way in ways}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        patch.dict(os.environ, {"EDGELLM_HOME": folder}),  # for the pieces that are cut
-        paced(pace),
-        paced_workers(WIDE, path, Path(folder), pace, network) as peers,
-        LLM.open("none", path, threads=1, history=False) as whole,
-    ):
-        home = Home(file, peers, pace)
-        for name in ("wide", "narrow"):  # all pieces are cut
-            home.write(schedules(layers)[name], [Message("user", "?")], "off")
-        for task, family in families.items():
-            for case in made.held_out(family, arguments.cases, SEED):
-                prompt = [Message(turn.role, turn.text) for turn in case.prompt]
-                own = [token.id for token in whole.reply(prompt, max_tokens=MOST, retrieval="off")]
-                for name, drafts in ways:
-                    reply = home.write(schedules(layers)[name], prompt, drafts)
-                    row = {"seconds": reply.seconds, "moves": reply.moves, "same": reply.tokens == own}
-                    found[name, drafts].append({"task": task, **row})
-    keys = ("cases", "load_ms", "pass_ms", "row_ms", "megabits", "round_trip_ms")
-    return {
-        "pair": arguments.pair,
-        "setting": {key: getattr(arguments, key) for key in keys},
-        "ways": [
-            {"schedule": name, "drafts": drafts, **figures(replies, found.get(PLAIN)), "replies": replies}
-            for (name, drafts), replies in found.items()
-        ],
-    }
-
-
 def figures(replies: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     """Return the times of replies, and their speed over plain ones."""
 
@@ -249,23 +211,49 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
     return bar_groups(path, {title: bars}, {title: names}, "speed over the wide placement without drafts")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=2, help="of each task")
-    parser.add_argument("--tasks", nargs="+", help="of the pair's; by default all")
-    parser.add_argument("--drafts", nargs="+", default=["off", "context", "context,reuse"], help="as --retrieval")
-    parser.add_argument("--load-ms", type=float, default=1500.0, help="to load all layers")
-    parser.add_argument("--pass-ms", type=float, default=60.0, help="of a pass through all layers")
-    parser.add_argument("--row-ms", type=float, default=1.0, help="more for each row of it")
-    parser.add_argument("--megabits", type=float, default=100.0)
-    parser.add_argument("--round-trip-ms", type=float, default=20.0)
-    parser.add_argument("--name", default="switching", help="of the result file")
-    arguments = parsed_with_pair(parser)
-    found = run(arguments)
-    sys.stdout.write(table(found))
-    sys.stdout.write(f"written: {write(arguments.name, 'bench.papers.switching', found, SEED, plot=plot)}\n")
-    sys.exit(0 if all(row["same_text"] == len(row["replies"]) for row in found["ways"]) else 1)
+def measure(
+    pair: PairName = "home",
+    cases: Annotated[int, "of each task"] = 2,
+    tasks: Annotated[Sequence[str], "of the pair's; none for all"] = (),
+    drafts: Annotated[Sequence[str], "as --retrieval"] = ("off", "context", "context,reuse"),
+) -> Figures:
+    """Write all replies by every schedule in turn, with each of the drafts."""
+    made, path = PAIRS[pair], resolve(pair_files(pair).verifier)
+    families = {task: TASKS[pair][task] for task in tasks or TASKS[pair]}
+    file = ModelFile.open(path)
+    layers = model_costs(file).shape.layers
+    pace = Pace(LOAD / layers, PASS / layers, ROW / layers)
+    ways = [(name, one) for one in drafts for name in schedules(layers)]
+    found: dict[tuple[str, str], list[Figures]] = {way: [] for way in ways}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.dict(os.environ, {"EDGELLM_HOME": folder}),  # for the pieces that are cut
+        paced(pace),
+        paced_workers(WIDE, path, Path(folder), pace, NETWORK) as peers,
+        LLM.open("none", path, threads=1, history=False) as whole,
+    ):
+        home = Home(file, peers, pace)
+        for name in ("wide", "narrow"):  # all pieces are cut
+            home.write(schedules(layers)[name], [Message("user", "?")], "off")
+        for task, family in track(families.items(), "tasks"):
+            for case in made.held_out(family, cases, SEED):
+                prompt = [Message(turn.role, turn.text) for turn in case.prompt]
+                own = [token.id for token in whole.reply(prompt, max_tokens=MOST, retrieval="off")]
+                for name, one in ways:
+                    reply = home.write(schedules(layers)[name], prompt, one)
+                    row = {"seconds": reply.seconds, "moves": reply.moves, "same": reply.tokens == own}
+                    found[name, one].append({"task": task, **row})
+    rows = [
+        {"schedule": name, "drafts": one, **figures(replies, found.get(PLAIN)), "replies": replies}
+        for (name, one), replies in found.items()
+    ]
+    return {"pair": pair, "ways": rows}
 
 
-if __name__ == "__main__":
-    main()
+def failures(found: Figures) -> list[str]:
+    """Return the ways in which a text is not that of the uncut model."""
+    return [
+        f"{row['schedule']}, {row['drafts']}: another text"
+        for row in found["ways"]
+        if row["same_text"] < len(row["replies"])
+    ]

@@ -1,7 +1,5 @@
 """Check that replies by random JSON schemas are valid, and compare the tokens that a pass of the verifier brings.
 
-    python -m bench.robustness.json_schema [SCHEMAS] [--temperature 1.0] [--seed 0] [--threads N]
-
 Schemas are random, in the shapes of JSONSchemaBench and JSON-Schema-Test-Suite: objects with required and optional
 properties, arrays and tuples, enums, constants, anyOf, references, lengths, patterns, formats, bounds and multiples,
 nested up to three deep. Each has a held-out question of the bundled pair, which is no model for JSON, and its own
@@ -15,7 +13,6 @@ replies.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections import Counter
@@ -24,8 +21,9 @@ from typing import Any, TypeAlias
 
 import jsonschema_rs
 
-from bench.harness.report import write
-from edgellm.engine import Context, ContextSpec, Model
+from bench.harness.progress import track
+from bench.harness.results import Figures
+from edgellm.engine import Context, Model
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
 from edgellm.spec.types import Summary
@@ -146,16 +144,16 @@ def is_valid(schema: Schema, text: str) -> bool:
         return False
 
 
-def measured(count: int, temperature: float, seed: int, threads: int | None) -> dict[str, Any]:
-    """Return the figures of `count` schemas."""
+def measure(schemas: int = 200, temperature: float = 1.0, seed: int = 0, threads: int | None = None) -> Figures:
+    """Return the figures of so many schemas."""
     chance = random.Random(seed)
     outcomes, kinds = Counter[str](), Counter[str]()
     grammar, free, same = Rate(), Rate(), Rate()
     wrong: list[dict[str, Any]] = []
     replies: list[tuple[Any, list[int]]] = []
-    asked = [question.messages for question in questions(-(-count // 8), seed)] * 2
+    asked = [question.messages for question in questions(-(-schemas // 8), seed)] * 2
     with LLM.open("edgellm-draft", "edgellm-verifier", threads=threads, n_ctx=CONTEXT, history=False) as pair:
-        for number, prompt in enumerate(asked[:count]):
+        for number, prompt in enumerate(track(asked[:schemas], "schemas")):
             schema, own = random_schema(chance), seed + number
             options: Any = {"temperature": temperature, "seed": own}
             ids, summary = written(pair, prompt, json_schema=json.dumps(schema), max_tokens=MOST, **options)
@@ -176,7 +174,7 @@ def measured(count: int, temperature: float, seed: int, threads: int | None) -> 
                 same.add(written(told, prompt, max_tokens=len(ids))[1])
     rates = {name: rate.tokens_per_pass for name, rate in (("grammar", grammar), ("other", free), ("same", same))}
     return {
-        "schemas": count, "temperature": temperature, "kinds": kinds, "outcomes": outcomes, "tokens": grammar.tokens,
+        "schemas": schemas, "temperature": temperature, "kinds": kinds, "outcomes": outcomes, "tokens": grammar.tokens,
         "tokens_per_pass": rates, "share_of_other": rates["grammar"] / rates["other"],
         "share_of_same": rates["grammar"] / rates["same"], "refused": refused, "wrong": wrong,
     }  # fmt: skip
@@ -190,19 +188,10 @@ def _refusal(pair: LLM, prompt: Any, schema: Schema) -> bool:
     return False
 
 
-def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("schemas", nargs="?", type=int, default=200)
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--name", default="json_schema", help="name of the result")
-    args = parser.parse_args(words)
-    found = measured(args.schemas, args.temperature, args.seed, args.threads)
-    write(args.name, "bench.robustness.json_schema", found, args.seed)
-    print(table(found), end="")
-    if found["wrong"] or not all(found["refused"].values()):
-        raise SystemExit(1)
+def failures(found: Figures) -> list[str]:
+    """Return how many replies were not valid, and the keywords that were not refused."""
+    kept = [keyword for keyword, refused in found["refused"].items() if not refused]
+    return [*([f"{len(found['wrong'])} replies are not valid"] if found["wrong"] else []), *kept]
 
 
 def table(found: dict[str, Any]) -> str:
@@ -217,7 +206,3 @@ def table(found: dict[str, Any]) -> str:
         f" ({found['share_of_other']:.2f})\n"
         f"refused, {len(refused)} of {len(found['refused'])}: {', '.join(refused)}\n"
     )
-
-
-if __name__ == "__main__":
-    main()

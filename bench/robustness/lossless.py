@@ -1,37 +1,33 @@
 """Check that a reply with every chunk verified is the verifier's own, token by token.
 
-    python -m bench.robustness.lossless [PROMPTS] [--max-tokens 64] [--threads N] [--draft PATH] [--verifier PATH]
-        [--retrieval auto|off] [--device host|rpc|card]
-
 Greedy, on f32 copies of the pair, which are made first, and held-out cases of every family in turn. At the first
 difference the verifier's logits after the common text are computed again, in one pass. If the two tokens are nearly
 equal there, the difference is a numerical tie, because a batch of five adds up in another order than a batch of one;
-else it is a bug, and the exit code is 1. With `--device rpc` or `card` draft model and verifier are on a device whose
+else it is a bug. On a device `rpc` or `card`, draft model and verifier are on a device whose
 memory is not the host's; the verifier that they are compared with stays on the host.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-import edgellm
-from bench.harness.report import write
-from edgellm.engine import Context, ContextSpec, Message, Model, to_f32
+from bench.harness.progress import track
+from bench.harness.results import Figures
+from edgellm.engine import Context, Message, Model, to_f32
 from edgellm.engine.hardware import Hardware, offload_devices
+from edgellm.llm import LLM
 from edgellm.spec.types import Ids
 from edgellm.storage import resolve
 from models.case import Case
-from models.home.corpus import HELD_OUT_SEED, held_out
+from models.home.corpus import held_out
 from models.home.families import FAMILIES
-from testkit.processes.rpc_device import DEVICES, require_device
+from testkit.processes.rpc_device import require_device
 
 ON_HOST = Hardware(gpu_layers=0)
 TIE = 1e-3
@@ -70,53 +66,47 @@ def difference(
     return "tie" if apart < tie else "bug", apart, at
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("prompts", type=int, nargs="?", default=304)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--threads", type=int, help="1 if the machine does other work, too")
-    parser.add_argument("--draft", default="edgellm-draft")
-    parser.add_argument("--verifier", default="edgellm-verifier")
-    parser.add_argument("--retrieval", default="auto", help="as for `edgellm chat`")
-    parser.add_argument("--device", choices=DEVICES, default=DEVICES[0], help="on which the models are")
-    parser.add_argument("--name", default="lossless", help="of the result file")
-    arguments = parser.parse_args()
-    require_device(arguments.device)
-    tie = CARD_TIE if arguments.device == "card" else TIE
+def measure(
+    count: Annotated[int, "of prompts"] = 304,
+    max_tokens: int = 64,
+    threads: Annotated[int | None, "1 if the machine does other work, too"] = None,
+    retrieval: Annotated[str, "as for `edgellm chat`"] = "auto",
+    device: Annotated[Literal["host", "rpc", "card"], "on which the models are"] = "host",
+) -> Figures:
+    """Return how many replies are equal, and what the others differ by."""
+    require_device(device)
+    tie = CARD_TIE if device == "card" else TIE
     counts: Counter[str] = Counter()
     lengths: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         draft, verifier = Path(folder) / "draft.gguf", Path(folder) / "verifier.gguf"
-        to_f32(resolve(arguments.draft), draft)
-        to_f32(resolve(arguments.verifier), verifier)
+        to_f32(resolve("edgellm-draft"), draft)
+        to_f32(resolve("edgellm-verifier"), verifier)
         with (
-            edgellm.LLM.open(draft, verifier, threads=arguments.threads) as pair,
-            edgellm.LLM.open("none", verifier, threads=arguments.threads, hardware=ON_HOST) as alone,
+            LLM.open(draft, verifier, threads=threads) as pair,
+            LLM.open("none", verifier, threads=threads, hardware=ON_HOST) as alone,
             Model.load(verifier) as model,
         ):
-            for number, case in enumerate(prompts(arguments.prompts)):
+            for case in track(prompts(count), "prompts"):
                 messages = [Message(turn.role, turn.text) for turn in case.prompt]
-                reply = pair.reply(messages, max_tokens=arguments.max_tokens, retrieval=arguments.retrieval)
+                reply = pair.reply(messages, max_tokens=max_tokens, retrieval=retrieval)
                 ours = [token.id for token in reply]
-                bare = alone.reply(messages, max_tokens=arguments.max_tokens, retrieval="off")
-                theirs = [token.id for token in bare]
+                theirs = [token.id for token in alone.reply(messages, max_tokens=max_tokens, retrieval="off")]
                 lengths.append(reply.summary.mean_acceptance_length or 0.0)
                 counts["tokens"] += len(ours)
-                if ours == theirs:
-                    counts["equal"] += 1
-                    continue
-                kind, apart, at = difference(model, pair.prompt_ids(messages), ours, theirs, tie)
+                kind = "equal" if ours == theirs else difference(model, pair.prompt_ids(messages), ours, theirs, tie)[0]
                 counts[kind] += 1
-                sys.stdout.write(f"prompt {number}, token {at}: logits {apart:.2e} apart: {kind}\n")
-    n = arguments.prompts
-    figures: dict[str, Any] = {"device": arguments.device, "prompts": n, "tie_below": tie}
-    if arguments.device == "card":
-        figures["cards"] = [card.description for card in offload_devices()]
-    figures["mean_acceptance_length"] = float(np.mean(lengths))
-    figures |= {key: counts[key] for key in ("equal", "tie", "bug", "tokens")}
-    sys.stdout.write(table(figures))
-    sys.stdout.write(f"written: {write(arguments.name, 'bench.robustness.lossless', figures, HELD_OUT_SEED)}\n")
-    sys.exit(1 if counts["bug"] else 0)
+    cards = {"cards": [card.description for card in offload_devices()]} if device == "card" else {}
+    return {
+        "device": device, "prompts": count, "tie_below": tie, **cards,
+        "mean_acceptance_length": float(np.mean(lengths)),
+        **{key: counts[key] for key in ("equal", "tie", "bug", "tokens")},
+    }  # fmt: skip
+
+
+def failures(found: Figures) -> list[str]:
+    """Return how many replies differ by a bug."""
+    return [f"{found['bug']} replies differ by more than a numerical tie"] if found["bug"] else []
 
 
 def table(found: dict[str, Any]) -> str:
@@ -127,7 +117,3 @@ def table(found: dict[str, Any]) -> str:
         f" {found['bug']} bugs; mean acceptance length {found['mean_acceptance_length']:.2f}"
         " (bonus or correction included)\n"
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """Sweep the threshold of the early exit: the share of tokens that leave early, and the time saved (Synera, Fig. 17).
 
-    python -m bench.synera.early_exit [--cases 40] [--thresholds 0.3 0.5 0.7 0.9 1.0] [--draft PATH]
-
 The draft model alone, cut after the first layer of its last quarter, answers held-out cases of every family. A token
 leaves early if its probability exceeds that of the second one by more than the threshold. At 1.0 none does, which is
 the cost of the cut itself.
@@ -12,21 +10,18 @@ tokens that left early; and `time` of a token against full depth, over equal rep
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
-from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
-from bench.harness.figures import empty_plot, save_plot
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm.llm import LLM
-from models.home.corpus import HELD_OUT_SEED
-from testkit.questions import MOST, Question, parsed_with_pair, questions
+from testkit.questions import MOST, PairName, Question, pair_files, questions
 
 
 @dataclass
@@ -51,31 +46,19 @@ class Setting:
         self.exits += summary.exits
 
 
-def run(draft: str, made: str, cases: int, thresholds: list[float]) -> list[dict[str, Any]]:
-    """Return a row for each threshold; `made` is the pair whose questions are asked."""
-    full = Setting({"early_exit": "off"})
-    settings = {threshold: Setting({"early_exit": "on", "exit_threshold": threshold}) for threshold in thresholds}
-    with LLM.open(draft, "none", threads=1) as pair:
-        drawn = questions(cases, pair=made)
-        for setting in (full, *settings.values()):  # not by question, as only drafters of one kind are kept open
-            for question in drawn:
-                setting.answer(pair, question)
-    rows = []
-    for threshold, setting in settings.items():
-        both = zip(setting.seconds, full.seconds, setting.texts, full.texts, strict=True)
-        ratios = [ours / theirs for ours, theirs, *texts in both if texts[0] == texts[1] and not isnan(theirs)]
-        rows.append(
-            {
-                "threshold": threshold,
-                "score": sum(setting.scores) / len(drawn),
-                "full_score": sum(full.scores) / len(drawn),
-                "agreement": sum(a == b for a, b in zip(setting.texts, full.texts, strict=True)) / len(drawn),
-                "left": setting.exits / setting.tokens,
-                "time": median(ratios),
-                "time_spread": spread(ratios),
-            }
-        )
-    return rows
+def row(threshold: float, setting: Setting, full: Setting, questions: int) -> Figures:
+    """Return the figures of a threshold, beside those of full depth."""
+    both = zip(setting.seconds, full.seconds, setting.texts, full.texts, strict=True)
+    ratios = [ours / theirs for ours, theirs, *texts in both if texts[0] == texts[1] and not isnan(theirs)]
+    return {
+        "threshold": threshold,
+        "score": sum(setting.scores) / questions,
+        "full_score": sum(full.scores) / questions,
+        "agreement": sum(a == b for a, b in zip(setting.texts, full.texts, strict=True)) / questions,
+        "left": setting.exits / setting.tokens,
+        "time": median(ratios),
+        "time_spread": spread(ratios),
+    }
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -89,31 +72,17 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join([*lines, f"full depth: {rows[0]['full_score']:.1f}"]) + "\n"
 
 
-def plot(found: dict[str, Any], path: Path) -> Path | None:
-    """Draw score and share of tokens that leave early, against the threshold (Fig. 17)."""
-    made = empty_plot("The early exit's threshold", "threshold of the margin", "%")
-    if made is None:
-        return None
-    figure, axes = made
-    rows = found["thresholds"]
-    for name, style in (("score", "-o"), ("left", "--s"), ("agreement", ":^")):
-        scale = 1.0 if name == "score" else 100.0
-        axes.plot([row["threshold"] for row in rows], [scale * row[name] for row in rows], style, label=name)
-    return save_plot(figure, axes, path)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=40, help="a family")
-    parser.add_argument("--thresholds", type=float, nargs="+", default=[0.3, 0.5, 0.7, 0.9, 1.0])
-    parser.add_argument("--name", default="early_exit", help="of the result file")
-    arguments = parsed_with_pair(parser)
-    rows = run(arguments.draft, arguments.pair, arguments.cases, arguments.thresholds)
-    print(table({"thresholds": rows}), end="")
-    print(
-        f"written: {write(arguments.name, 'bench.synera.early_exit', {'thresholds': rows}, HELD_OUT_SEED, plot=plot)}"
-    )
-
-
-if __name__ == "__main__":
-    main()
+def measure(
+    pair: PairName = "home",
+    cases: Annotated[int, "a family"] = 40,
+    thresholds: Sequence[float] = (0.3, 0.5, 0.7, 0.9, 1.0),
+) -> Figures:
+    """Return a row for each threshold."""
+    full = Setting({"early_exit": "off"})
+    settings = {threshold: Setting({"early_exit": "on", "exit_threshold": threshold}) for threshold in thresholds}
+    drawn = questions(cases, pair=pair)
+    with LLM.open(pair_files(pair).draft, "none", threads=1) as alone:
+        for setting in track((full, *settings.values()), "thresholds"):  # as only drafters of one kind are kept open
+            for question in track(drawn, "questions"):
+                setting.answer(alone, question)
+    return {"thresholds": [row(threshold, one, full, len(drawn)) for threshold, one in settings.items()]}

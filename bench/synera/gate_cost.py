@@ -1,7 +1,5 @@
 """Measure the cost of a gate on the device, against that of the drafted tokens (Synera, Table 5).
 
-    python -m bench.synera.gate_cost [--repeats 60] [--gamma 4] [--threads 1]
-
 At the Qwen2.5-0.5B shape (random weights, Q4_0) and on the bundled draft model, chunks are drafted after the same
 prompt, once without a gate and once with capture of the attention that a gate needs; all runs take turns. Then each
 gate decides on such chunks, with the bundled pair's profile and a budget of 0.2.
@@ -12,8 +10,6 @@ a share of the time of drafting the token.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -25,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.report import write
+from bench.harness.results import Figures
 from bench.harness.statistics import alternate
 from edgellm.engine import Capture, Context, ContextSpec, Model
 from edgellm.spec.drafters.model import ModelDrafter
@@ -123,17 +119,10 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=60)
-    parser.add_argument("--gamma", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--name", default="gate_cost", help="of the result file")
-    arguments = parser.parse_args()
+def measure(repeats: int = 60, gamma: int = 4, threads: int = 1) -> Figures:
+    """Return the figures of both models."""
     profile = Profile.load(PAIRS["home"].profile)
-    each = partial(
-        measured, profile=profile, gamma=arguments.gamma, threads=arguments.threads, repeats=arguments.repeats
-    )
+    each = partial(measured, profile=profile, gamma=gamma, threads=threads, repeats=repeats)
     models = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "half.gguf"
@@ -142,10 +131,4 @@ def main() -> None:
             models["Qwen2.5-0.5B shape, Q4_0"] = each(half)
     with Model.load(resolve("edgellm-draft")) as bundled:
         models["edgellm-draft"] = each(bundled)
-    sys.stdout.write(table({"models": models}) + "\n")
-    kept = {"gamma": arguments.gamma, "threads": arguments.threads, "repeats": arguments.repeats, "models": models}
-    sys.stdout.write(f"written: {write(arguments.name, 'bench.synera.gate_cost', kept, 0)}\n")
-
-
-if __name__ == "__main__":
-    main()
+    return {"gamma": gamma, "threads": threads, "repeats": repeats, "models": models}

@@ -1,8 +1,5 @@
 """Measure how long 64 devices wait for a verdict, against the rate of requests (Synera, Fig. 15).
 
-    python -m bench.synera.many_devices [--devices 64] [--seconds 20] [--repeats 5] [--model PATH] [--threads N]
-                                        [--kept] [--seed 0]
-
 Devices draft chunks at random moments (Poisson, open loop) and send the share of them that their budget allows. Each
 request is five rows at 256 cached tokens; with `--kept` it also has the chunks before it that were not sent. A
 device has one open request. There is no network; `bench.engine.serve_throughput` measures the link.
@@ -18,46 +15,40 @@ sent at once.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from bench.harness import hardware
-from bench.harness.figures import pyplot
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from bench.harness.statistics import alternate, spread
 from edgellm.engine import Model, llama_api
-from edgellm.engine.llama_api import NativeSpec
+from edgellm.engine.hardware import Hardware
 from edgellm.engine.native import lib
 from edgellm.storage import resolve
 from edgellm.verifier.scheduler import SchedulerLimits
-from testkit.simulated_devices import CACHED, Arrival, Fleet, Script, kept_before, scripts
+from testkit.simulated_devices import CACHED, Arrival, Fleet, Script, scripts
 
+MODEL = "edgellm-verifier"
 BUDGETS = (0.3, 0.6, 0.9)
 RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
 MOST = 1.3  # beyond this share of the capacity a queue only grows
 CARRIED = 0.95
 
 
-def trace(rate: float, budget: float, seconds: float, devices: int, seed: int, kept: bool) -> list[Arrival]:
-    """Return the chunks sent, of those drafted `rate` times a second, with the number that each device kept before."""
+def trace(rate: float, budget: float, seconds: float, devices: int, seed: int) -> list[Arrival]:
+    """Return the chunks sent, of those drafted `rate` times a second."""
     rng = random.Random(seed)
-    at, behind, sent = 0.0, [0] * devices, []
+    at, sent = 0.0, []
     while (at := at + rng.expovariate(rate)) < seconds:
         device = rng.randrange(devices)
         if rng.random() < budget:
-            sent.append(Arrival(at, device, min(behind[device], 6) if kept else 0))
-            behind[device] = 0
-        else:
-            behind[device] += 1
+            sent.append(Arrival(at, device, 0))
     return sent
 
 
@@ -118,22 +109,13 @@ class Bare:
         return batch
 
 
-def at_the_same_moment(devices: int, arguments: argparse.Namespace) -> list[Arrival]:
-    """Return requests of all devices at once; with `--kept` they have the chunks that a budget of 0.3 leaves out."""
-    rng = random.Random(arguments.seed)
-    return [
-        Arrival(0.0, number % devices, kept_before(BUDGETS[0], rng) if arguments.kept else 0)
-        for number in range(arguments.rounds * devices)
-    ]
-
-
-def ratios(model: Model, work: list[Script], arguments: argparse.Namespace) -> dict[str, Any]:
+def ratios(model: Model, work: list[Script], rounds: int, repeats: int, seed: int) -> Figures:
     """Return the verified tokens a second of the three methods, and their ratios within each turn."""
-    burst = at_the_same_moment(len(work), arguments)
+    burst = [Arrival(0.0, number % len(work), 0) for number in range(rounds * len(work))]
     limits = SchedulerLimits()
     with (
-        closing(Fleet(model, work, arguments.threads, limits, arguments.seed)) as together,
-        closing(Fleet(model, work, arguments.threads, SchedulerLimits(rows=1), arguments.seed)) as single,
+        closing(Fleet(model, work, None, limits, seed)) as together,
+        closing(Fleet(model, work, None, SchedulerLimits(rows=1), seed)) as single,
     ):
         bare = Bare(model, work, together.context.native.threads, limits.rows, together.context.spec.native.flash)
         tokens: list[int] = []
@@ -152,7 +134,7 @@ def ratios(model: Model, work: list[Script], arguments: argparse.Namespace) -> d
 
         worker()  # warms up, and makes the batches for llama.cpp
         bare.load(together.context.batches)
-        rates = alternate(arguments.repeats, worker, alone, one_by_one)
+        rates = alternate(repeats, worker, alone, one_by_one)
         batches = [len(batch) for batch in together.context.batches]
     ours, theirs, singly = rates
     return {
@@ -187,27 +169,21 @@ def point(play: Callable[[list[Arrival]], Any], sent: list[Arrival], seconds: fl
     }
 
 
-def sweep(fleet: Fleet, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the latency against the rate, for each budget."""
-    most = capacity(fleet, arguments.devices, arguments.rounds)
-    print(f"{most:.1f} requests a second when all are sent at once")
-    print(HEAD)
+def sweep(fleet: Fleet, most: float, devices: int, rates: Sequence[float], seconds: float, seed: int) -> Figures:
+    """Return the latency against the rate, for each budget; `most` is the capacity."""
     curves, carried = [], {}
-    for budget in BUDGETS:
-        for share in arguments.rates:
-            rate = share * most
-            if budget * share > MOST:
-                continue
-            sent = trace(rate, budget, arguments.seconds, arguments.devices, arguments.seed, arguments.kept)
-            found = point(fleet.play, sent, arguments.seconds)
-            if found is None:
-                continue
-            curves.append({"budget": budget, "rate": rate, "sent_per_second": len(sent) / arguments.seconds, **found})
-            if found["answered_in_time"] >= CARRIED:
-                carried[f"{budget}"] = rate
-            print(_row(curves[-1]), flush=True)
-    print("carried: " + ", ".join(f"{rate:.1f} chunks/s at budget {budget}" for budget, rate in carried.items()))
-    return {"capacity": most, "latency": curves, "carried": carried}
+    for budget, share in track([(budget, share) for budget in BUDGETS for share in rates], "rates"):
+        rate = share * most
+        if budget * share > MOST:
+            continue
+        sent = trace(rate, budget, seconds, devices, seed)
+        found = point(fleet.play, sent, seconds)
+        if found is None:
+            continue
+        curves.append({"budget": budget, "rate": rate, "sent_per_second": len(sent) / seconds, **found})
+        if found["answered_in_time"] >= CARRIED:
+            carried[f"{budget}"] = rate
+    return {"latency": curves, "carried": carried}
 
 
 HEAD = f"{'budget':>6}{'chunks/s':>10}{'sent/s':>9}{'p50 ms':>10}{'p95 ms':>10}{'in time':>9}"
@@ -238,54 +214,20 @@ def table(found: dict[str, Any]) -> str:
     return at_once(found["at_once"]) + "\n".join([HEAD, *map(_row, found["latency"])]) + "\n"
 
 
-def plot(found: dict[str, Any], path: Path) -> Path | None:
-    """Draw latency against the rate of requests, a colour for each budget (Fig. 15)."""
-    plt = pyplot()
-    if plt is None:
-        return None
-    figure, axes = plt.subplots(figsize=(6, 4))
-    for budget in BUDGETS:
-        line = [point for point in found["latency"] if point["budget"] == budget]
-        for key, style in (("p50_ms", "-"), ("p95_ms", "--")):
-            axes.plot(
-                [point["rate"] for point in line],
-                [point[key] for point in line],
-                style,
-                marker=".",
-                color=f"C{BUDGETS.index(budget)}",
-                label=f"budget {budget}, {key[:3]}",
-            )
-    axes.set(xlabel="chunks drafted a second, all devices", ylabel="verification latency, ms", yscale="log")
-    axes.legend()
-    figure.savefig(path, bbox_inches="tight")
-    plt.close(figure)
-    return path
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each trace")
-    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="as shares of the capacity")
-    parser.add_argument("--rounds", type=int, default=10, help="requests of each device when all are sent at once")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--kept", action="store_true", help="requests have the chunks that were not sent")
-    parser.add_argument("--model", default="edgellm-verifier")
-    parser.add_argument("--threads", type=int)
-    hardware.add_arguments(parser, hardware.LOADED)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--name", default="many_devices", help="of the result file")
-    arguments = parser.parse_args()
-    with Model.load(resolve(arguments.model), hardware=hardware.of(arguments)) as model:
-        work = scripts(model, arguments.devices, arguments.threads, arguments.seed)
-        found = ratios(model, work, arguments)
-        print(at_once(found), end="")
-        with closing(Fleet(model, work, arguments.threads, SchedulerLimits(), arguments.seed)) as fleet:
-            swept = sweep(fleet, arguments)
-    figures = {"model": arguments.model, "devices": arguments.devices, "kept": arguments.kept, "at_once": found}
-    figures |= {**swept, "load_average": os.getloadavg()[0]}
-    print(f"written: {write(arguments.name, 'bench.synera.many_devices', figures, arguments.seed, plot=plot)}")
-
-
-if __name__ == "__main__":
-    main()
+def measure(
+    hardware: Hardware,
+    devices: int = 64,
+    seconds: Annotated[float, "of each trace"] = 20.0,
+    rates: Annotated[Sequence[float], "as shares of the capacity"] = RATES,
+    rounds: Annotated[int, "requests of each device when all are sent at once"] = 10,
+    repeats: int = 5,
+    seed: int = 0,
+) -> Figures:
+    """Return the throughput of all devices at once, and the latency against their rate."""
+    with Model.load(resolve(MODEL), hardware=hardware) as model:
+        work = scripts(model, devices, None, seed)
+        found = ratios(model, work, rounds, repeats, seed)
+        with closing(Fleet(model, work, None, SchedulerLimits(), seed)) as fleet:
+            most = capacity(fleet, devices, rounds)
+            swept = sweep(fleet, most, devices, rates, seconds, seed)
+    return {"model": MODEL, "devices": devices, "at_once": found, "capacity": most, **swept}

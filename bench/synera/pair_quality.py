@@ -1,7 +1,5 @@
 """Judge a pair that the repository makes through llama.cpp on held-out cases, for the table of the model card.
 
-    python -m bench.synera.pair_quality [--pair home] [--cases 300] [--draft PATH] [--verifier PATH]
-
 Greedy. Columns, for each family: exact match of the draft model alone, of the verifier alone, and of both together with
 every chunk verified; ROUGE-1 of both models; the share of chunks of four drafted tokens that were accepted whole; and
 the mean acceptance length, in tokens for each verification.
@@ -9,23 +7,20 @@ the mean acceptance length, in tokens for each verification.
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import edgellm
-from bench.harness import hardware
-from bench.harness.report import write
-from edgellm.cli.options.hardware import DRAFT
+from bench.harness.progress import track
+from bench.harness.results import Figures
+from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
 from edgellm.engine import Message
 from edgellm.spec.types import Summary
 from models.case import Case
-from models.home.corpus import HELD_OUT_SEED
 from models.pairs import PAIRS
-from testkit.questions import rouge_1
+from testkit.questions import PairName, pair_files, rouge_1
 
 MODES = ("draft", "verifier", "pair")
 
@@ -75,38 +70,25 @@ def replies(pair: edgellm.LLM, cases: Iterable[Case]) -> Iterator[tuple[Case, st
         yield case, reply.summary.text, reply.summary
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=300, help="a family")
-    parser.add_argument("--pair", choices=PAIRS, default="home")
-    parser.add_argument("--draft", help="the pair's by default")
-    parser.add_argument("--verifier", help="the pair's by default")
-    parser.add_argument("--name", default="pair_quality", help="of the result file")
-    parser.add_argument("--show", type=int, default=0, help="the verifier's mistakes to print for each family")
-    hardware.add_arguments(parser)
-    arguments = parser.parse_args()
-    made = PAIRS[arguments.pair]
-    draft, verifier = (getattr(arguments, name) or str(made.folder / f"{name}.gguf") for name in ("draft", "verifier"))
-    chosen = {"draft": (draft, "none"), "verifier": ("none", verifier), "pair": (draft, verifier)}
-    families: dict[str, dict[str, Any]] = {family: {} for family in made.families}
-    own, own_draft = hardware.of(arguments), hardware.of(arguments, DRAFT)
-    for mode in MODES:
-        with edgellm.LLM.open(*chosen[mode], hardware=own, draft_hardware=own_draft) as pair:
-            for family in made.families:
-                score, shown = Score(), 0
-                for case, text, summary in replies(pair, list(made.held_out(family, arguments.cases))):
-                    score.add(case, text, summary)
-                    if mode == "verifier" and text != case.answer and shown < arguments.show:
-                        shown += 1
-                        sys.stdout.write(
-                            f"{family}: {case.prompt[-1].text!r}\n  right {case.answer!r}\n  wrote {text!r}\n"
-                        )
-                families[family][mode] = score.figures()
+def measure(hardware: HardwareOptions, pair: PairName = "home", cases: Annotated[int, "a family"] = 300) -> Figures:
+    """Return the scores of both models alone and together, by family."""
+    made, files = PAIRS[pair], pair_files(pair)
+    chosen = {
+        "draft": (files.draft, "none"),
+        "verifier": ("none", files.verifier),
+        "pair": (files.draft, files.verifier),
+    }
+    families: dict[str, Figures] = {family: {} for family in made.families}
+    own, own_draft = hardware.of(VERIFIER), hardware.of(DRAFT)
+    for mode, family in track([(mode, family) for mode in MODES for family in made.families], "families"):
+        score = Score()
+        with edgellm.LLM.open(*chosen[mode], hardware=own, draft_hardware=own_draft) as opened:
+            for case, text, summary in replies(opened, list(made.held_out(family, cases))):
+                score.add(case, text, summary)
+        families[family][mode] = score.figures()
     chunks = sum(row["pair"]["chunks"] for row in families.values())
     whole = sum(row["pair"]["chunks_accepted_whole"] * row["pair"]["chunks"] for row in families.values()) / chunks
-    figures = {"families": families, "chunks_accepted_whole": whole, "chunks": chunks}
-    write(arguments.name, "bench.synera.pair_quality", figures, HELD_OUT_SEED)
-    sys.stdout.write(table(figures))
+    return {"families": families, "chunks_accepted_whole": whole, "chunks": chunks}
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -122,7 +104,3 @@ def table(figures: dict[str, Any]) -> str:
     lines.append(f"{cases} held-out cases a family; of {figures['chunks']} drafted chunks ")
     lines[-1] += f"{figures['chunks_accepted_whole']:.1%} were accepted whole"
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """Measure the quality of each gate at a budget, by task family (Synera, Table 4 and Fig. 14).
 
-    python -m bench.synera.quality [--cases 300] [--profiled 300] [--budgets 0.1 0.2 0.4] [--profile FILE]
-
 The bundled pair answers held-out cases of all families greedily, in random order, with its own profile, which was made
 on other cases. Every gate has the same budget of chunks and is held to it; those of `hybrid` and `edgefm` are of tokens
 and of replies.
@@ -20,21 +18,20 @@ where that raises the score most; in `oracle_lookup` the draft model looks up th
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from bench.harness.figures import pyplot
-from bench.harness.report import machine, write
+from bench.harness.progress import track
+from bench.harness.results import Figures, cores
 from bench.synera.baselines import edgefm, hybrid
 from bench.synera.oracle_gate import Course, oracle, path
 from edgellm.engine import Context, ContextSpec, Model
@@ -46,17 +43,17 @@ from edgellm.spec.gates.rules import SyneraGate
 from edgellm.spec.state import GenerationState
 from edgellm.storage import fingerprint, resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
-from models.home.corpus import HELD_OUT_SEED
 from models.pairs import PAIRS
 from models.profile import CASES, prompts
 from testkit.questions import (
     MOST,
     Answers,
+    PairName,
     Question,
     Remembering,
     answered,
     by_family,
-    parsed_with_pair,
+    pair_files,
     questions,
     reply_with,
 )
@@ -107,21 +104,20 @@ def at_budget(
     return found
 
 
-def profiles(pool: Executor, arguments: argparse.Namespace, folder: Path) -> dict[int, Path]:
+def profiles(pool: Executor, pair: PairName, cases: int, folder: Path) -> dict[int, Path]:
     """Return profiles by length of chunks, and at 0 one without context lookup, on prompts that nothing else uses."""
     lengths = {gamma for _, gamma in OTHERS} | {PAPERS}
     options: dict[int, dict[str, Any]] = {gamma: {"gamma": gamma} for gamma in lengths}
     options[0] = {"context_lookup": False}
-    made = partial(profiled, arguments.pair, arguments.draft, arguments.verifier, arguments.profiled, folder)
+    made = partial(profiled, pair, cases, folder)
     return dict(pool.map(made, options.keys(), options.values()))
 
 
-def profiled(
-    made: str, draft: str, verifier: str, cases: int, folder: Path, number: int, options: dict[str, Any]
-) -> tuple[int, Path]:
+def profiled(made: PairName, cases: int, folder: Path, number: int, options: dict[str, Any]) -> tuple[int, Path]:
     """Make one profile with these options on `cases` cases of each family; return its number and file."""
     file = folder / f"{number}.json"
-    with LLM.open(draft, verifier, threads=1) as pair:
+    files = pair_files(made)
+    with LLM.open(files.draft, files.verifier, threads=1) as pair:
         pair.profile(prompts(PAIRS[made], cases), **options).save(file)
     return number, file
 
@@ -166,32 +162,14 @@ def figures_at(
     }
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of all budgets, each in a process of its own, one process for each core at a time."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ProcessPoolExecutor(machine()["cores"], multiprocessing.get_context("spawn")) as pool,
-    ):
-        others = profiles(pool, arguments, Path(folder))
-        several = list(pool.map(partial(at_one, arguments, others), arguments.budgets))
-    figures = several[0]
-    for found in several:
-        figures["budgets"] |= found["budgets"]
-    for budget in figures["budgets"]:
-        sys.stdout.write(_at_budget(figures, budget))
-    return figures
-
-
-def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: float) -> dict[str, Any]:
+def at_one(made: PairName, count: int, others: Mapping[int, Path], budget: float) -> Figures:
     """Return the figures of one budget, with those of its references; `others` as returned by `profiles`."""
-    cases = questions(arguments.cases, pair=arguments.pair)
+    cases, files = questions(count, pair=made), pair_files(made)
     with ExitStack() as closing:
-        small, big = (
-            closing.enter_context(Model.load(resolve(name))) for name in (arguments.draft, arguments.verifier)
-        )
-        profile = profile_of(small.path, big.path, arguments.profile)
+        small, big = (closing.enter_context(Model.load(resolve(name))) for name in (files.draft, files.verifier))
+        profile = profile_of(small.path, big.path, files.profile)
         verifier = remembering(big, closing)
-        pair = closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=arguments.profile))
+        pair = closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=files.profile))
         alone = closing.enter_context(LLM(big, draft=None, verifier=verifier))
         pairs = {profile.gamma: pair} | {
             gamma: closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=file))
@@ -215,7 +193,7 @@ def at_one(arguments: argparse.Namespace, others: Mapping[int, Path], budget: fl
         found = at_budget(pairs, alone, profile, paper, cases, budget)
         best = {name: oracle(each, budget) for name, each in paths.items()}
         return {
-            "cases": arguments.cases, "gamma": profile.gamma, "evidence": profile.evidence, "alpha": profile.alpha,
+            "cases": count, "gamma": profile.gamma, "evidence": profile.evidence, "alpha": profile.alpha,
             "c_th": profile.c_th, "never": never.figures(cases), "always": always.figures(cases),
             "budgets": {str(budget): figures_at(found, best, never, always, cases)},
         }  # fmt: skip
@@ -291,16 +269,21 @@ def plot(found: dict[str, Any], path: Path) -> Path | None:
     return path
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=300, help="a family")
-    parser.add_argument("--budgets", type=float, nargs="+", default=[0.1, 0.2, 0.4])
-    parser.add_argument("--profile", type=Path, help="profile to use in place of the pair's own")
-    parser.add_argument("--profiled", type=int, default=CASES, help="cases a family, for other profiles")
-    parser.add_argument("--name", default="quality", help="of the result file")
-    arguments = parsed_with_pair(parser)
-    write(arguments.name, "bench.synera.quality", run(arguments), HELD_OUT_SEED, plot=plot)
-
-
-if __name__ == "__main__":
-    main()
+def measure(
+    pair: PairName = "home",
+    cases: Annotated[int, "a family"] = 300,
+    profiled_cases: Annotated[int, "cases a family, for other profiles"] = CASES,
+    budgets: Sequence[float] = (0.1, 0.2, 0.4),
+) -> Figures:
+    """Return the figures of all budgets, each in a process of its own, one process for each core at a time."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(cores(), multiprocessing.get_context("spawn")) as pool,
+    ):
+        others = profiles(pool, pair, profiled_cases, Path(folder))
+        each = pool.map(partial(at_one, pair, cases, others), budgets)
+        several = list(track(each, "budgets", len(budgets)))
+    figures = several[0]
+    for found in several:
+        figures["budgets"] |= found["budgets"]
+    return figures

@@ -1,7 +1,5 @@
 """Measure the cost of scheduling: the verifier's time outside the model and the rule (Synera, Fig. 18).
 
-    python -m bench.synera.scheduler [--sessions 64] [--rounds 20] [--repeats 5] [--model PATH] [--threads N] [--seed 0]
-
 All sessions always have a request waiting, at 256 cached tokens. A budget is the share of chunks that a device sends; a
 request also has the chunks that were kept before it. The higher the budget, the fewer tokens a request has, and the
 larger the share of its scheduling (25 % at the highest in the paper). Batches are made as the verifier makes them
@@ -14,23 +12,24 @@ medians.
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 from unittest.mock import patch
 
-from bench.harness import hardware
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm.engine import Model
+from edgellm.engine.hardware import Hardware
 from edgellm.spec.verification import judge
 from edgellm.storage import resolve
 from edgellm.verifier.scheduler import SchedulerLimits, next_batch
 from testkit.simulated_devices import Arrival, Fleet, kept_before, scripts
 
+MODEL = "edgellm-verifier"
 BUDGETS = (0.3, 0.6, 0.9, 1.0)
 BATCHING = {"together": SchedulerLimits(), "one_by_one": SchedulerLimits(rows=1)}
 
@@ -85,34 +84,21 @@ def _row(row: dict[str, Any]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=20, help="requests of each session in a burst")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--model", default="edgellm-verifier")
-    parser.add_argument("--threads", type=int)
-    hardware.add_arguments(parser, hardware.LOADED)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--name", default="scheduler", help="of the result file")
-    arguments = parser.parse_args()
-    results = []
-    print(HEAD)
-    with Model.load(resolve(arguments.model), hardware=hardware.of(arguments)) as model:
-        work = scripts(model, arguments.sessions, arguments.threads, arguments.seed)
-        for batching, limits in BATCHING.items():
-            with closing(Fleet(model, work, arguments.threads, limits, arguments.seed)) as fleet:
+def measure(
+    hardware: Hardware,
+    sessions: int = 64,
+    rounds: Annotated[int, "requests of each session in a burst"] = 20,
+    repeats: int = 5,
+    seed: int = 0,
+) -> Figures:
+    """Return the costs of each way to batch, at each budget."""
+    rows = []
+    with Model.load(resolve(MODEL), hardware=hardware) as model:
+        work = scripts(model, sessions, None, seed)
+        for batching, limits in track(BATCHING.items(), "ways to batch"):
+            with closing(Fleet(model, work, None, limits, seed)) as fleet:
                 for budget in BUDGETS:
-                    runs = [
-                        run(fleet, len(work), arguments.rounds, budget, arguments.seed + number)
-                        for number in range(arguments.repeats)
-                    ]
+                    runs = [run(fleet, len(work), rounds, budget, seed + number) for number in range(repeats)]
                     row = {key: spread([one[key] for one in runs]) for key in runs[0]}
-                    results.append({"batches": batching, "budget": budget, **row})
-                    print(_row(results[-1]), flush=True)
-    figures = {"model": arguments.model, "sessions": arguments.sessions, "costs": results}
-    print(f"written: {write(arguments.name, 'bench.synera.scheduler', figures, arguments.seed)}")
-
-
-if __name__ == "__main__":
-    main()
+                    rows.append({"batches": batching, "budget": budget, **row})
+    return {"model": MODEL, "sessions": sessions, "costs": rows}

@@ -1,7 +1,5 @@
 """Measure a device's waiting time for its verifier, and the share that parallel inference hides (Synera, 4.4).
 
-    python -m bench.synera.stalls [--cases 3] [--budget 0.2] [--token-ms 30] [--pass-ms 60] [--megabits 10]
-
 The bundled pair answers held-out questions of all families greedily, at the pace of a device (see
 `testkit.processes.paced_pair`). Every question is answered by each method in turn, each with a pair of its own, because
 a budget is kept for each pair.
@@ -25,24 +23,24 @@ branches follows from their measured time (`branches` in `verdict_prediction.py`
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
-from bench.harness.figures import empty_plot, save_plot
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm.llm import LLM
 from edgellm.spec.types import Summary, Token
 from edgellm.storage import resolve
-from models.home.corpus import HELD_OUT_SEED
 from testkit.network.relay import Network
 from testkit.processes.paced_pair import PASS, TOKEN, paced_pair, paced_verifier
-from testkit.questions import MOST, Question, parsed_with_pair, questions
+from testkit.questions import MOST, PairFiles, PairName, Question, pair_files, questions
+
+NETWORK = Network(10.0, 0.02)
+"""Mbit/s, and the seconds of a round trip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,29 +149,10 @@ def methods(budget: float) -> dict[str, Method]:
     }
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Answer all questions by every method, and return the figures."""
-    network = Network(arguments.megabits, arguments.round_trip_ms / 1e3)
-    cases = questions(arguments.cases, pair=arguments.pair)
-    compared = methods(arguments.budget)
-    with ExitStack() as closing:
-        relay = closing.enter_context(paced_verifier(resolve(arguments.verifier), arguments.pass_ms / 1e3, network))
-        address = f"127.0.0.1:{relay.port}"
-        drafts = [arguments.draft if method.drafted else "none" for method in compared.values()]
-        pairs = [
-            closing.enter_context(
-                paced_pair(
-                    draft, address, arguments.token_ms / 1e3, None if draft == "none" else arguments.profile,
-                    arguments.draft,
-                )
-            )
-            for draft in drafts
-        ]  # fmt: skip
-        for seed, question in enumerate(cases):
-            for method, pair in zip(compared.values(), pairs, strict=True):
-                method.answer(pair, question, seed)
-    base = compared["draft model alone"]
-    return {name: method.figures(base) for name, method in compared.items()}
+def open_pair(draft: str, port: int, files: PairFiles) -> AbstractContextManager[LLM]:
+    """Return a pair at the pace of a device whose verifier listens at a port of this machine."""
+    profile = None if draft == "none" else files.profile
+    return paced_pair(draft, f"127.0.0.1:{port}", TOKEN, profile, files.draft)
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -192,35 +171,15 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(found: dict[str, Any], path: Path) -> Path | None:
-    """Draw the time between tokens of every method."""
-    made = empty_plot("A device's pace: 30 ms a token, 60 ms a verification", "time between tokens, ms", "")
-    if made is None:
-        return None
-    figure, axes = made
-    methods = found["ways"]
-    axes.barh(list(methods), [row["time_between_tokens_ms"] for row in methods.values()], label="mean")
-    axes.axvline(methods["draft model alone"]["time_between_tokens_ms"], color="k", ls=":", label="draft model alone")
-    axes.invert_yaxis()
-    return save_plot(figure, axes, path)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=3, help="a family")
-    parser.add_argument("--budget", type=float, default=0.2)
-    parser.add_argument("--token-ms", type=float, default=1e3 * TOKEN)
-    parser.add_argument("--pass-ms", type=float, default=1e3 * PASS)
-    parser.add_argument("--megabits", type=float, default=10.0)
-    parser.add_argument("--round-trip-ms", type=float, default=20.0)
-    parser.add_argument("--name", default="stalls", help="of the result file")
-    arguments = parsed_with_pair(parser)
-    methods = run(arguments)
-    print(table({"ways": methods}), end="")
-    keys = ("cases", "budget", "token_ms", "pass_ms", "megabits", "round_trip_ms")
-    figures = {"setting": {key: getattr(arguments, key) for key in keys}, "ways": methods}
-    print(f"written: {write(arguments.name, 'bench.synera.stalls', figures, HELD_OUT_SEED, plot=plot)}")
-
-
-if __name__ == "__main__":
-    main()
+def measure(pair: PairName = "home", cases: Annotated[int, "a family"] = 3, budget: float = 0.2) -> Figures:
+    """Answer all questions by every method, and return the figures."""
+    files, compared = pair_files(pair), methods(budget)
+    with ExitStack() as closing:
+        relay = closing.enter_context(paced_verifier(resolve(files.verifier), PASS, NETWORK))
+        drafts = [files.draft if method.drafted else "none" for method in compared.values()]
+        pairs = [closing.enter_context(open_pair(draft, relay.port, files)) for draft in drafts]
+        for seed, question in enumerate(track(questions(cases, pair=pair), "questions")):
+            for method, one in zip(compared.values(), pairs, strict=True):
+                method.answer(one, question, seed)
+    base = compared["draft model alone"]
+    return {"ways": {name: method.figures(base) for name, method in compared.items()}}

@@ -1,7 +1,5 @@
 """Measure how often the right verdict is among the likeliest predictions (Synera, 4.4).
 
-    python -m bench.synera.verdict_prediction [--pair home|code] [--cases 40] [--budget 0.2] [--known 1 3 10 30 100]
-
 The pair writes held-out replies at a budget, as a device that waits for its verifier does. At each verdict but
 a reply's last, the sixteen likeliest predictions are made and the rank of the right one is noted. So a column shows how
 often that many branches would hit, on a device that has time for all of them.
@@ -13,15 +11,15 @@ verifier's corrections are such tokens.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Annotated, Any
 from unittest.mock import patch
 
 import numpy as np
 
-from bench.harness.report import write
+from bench.harness.progress import track
+from bench.harness.results import Figures
 from bench.synera.quality import profile_of
 from edgellm.engine import Context, ContextSpec, Model, top2
 from edgellm.spec.drafters import verdict_prediction as guess
@@ -40,7 +38,7 @@ from edgellm.spec.stats import Stats
 from edgellm.spec.types import Chunk, Ids, Round, Sampling
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
-from testkit.questions import MOST, Question, parsed_with_pair, questions
+from testkit.questions import MOST, PairFiles, PairName, Question, pair_files, questions
 
 SEED = 4004
 POSITIONS = 1024
@@ -92,26 +90,22 @@ class Guesser(Drafter):
         return likely.index((accepted, token)) if (accepted, token) in likely else MAX_BRANCHES
 
 
-def hits(cases: list[Question], arguments: argparse.Namespace) -> dict[str, Any]:
+def hits(cases: list[Question], files: PairFiles, budget: float) -> Figures:
     """Return the shares of verdicts among the 1, 2, ... likeliest guesses: of all verdicts, and of rejections alone."""
     with ExitStack() as closing:
-        small, big = (
-            closing.enter_context(Model.load(resolve(name))) for name in (arguments.draft, arguments.verifier)
-        )
-        local = LocalVerifier(
-            big, ContextPool(lambda: Context(big, ContextSpec(n_ctx=POSITIONS, threads=1))), POSITIONS
-        )
+        small, big = (closing.enter_context(Model.load(resolve(name))) for name in (files.draft, files.verifier))
+        local = LocalVerifier(big, ContextPool(lambda: Context(big, n_ctx=POSITIONS, threads=1)), POSITIONS)
         closing.callback(local.close)
         guesser = Guesser(small, closing)
-        profile = profile_of(small.path, big.path, arguments.profile)
-        controller, options = BudgetController(), ReplyOptions(budget=arguments.budget)
+        profile = profile_of(small.path, big.path, files.profile)
+        controller, options = BudgetController(), ReplyOptions(budget=budget)
         for seed, question in enumerate(cases):
             prompt = big.chat_prompt(question.messages)
             choice = choose(options, 0, profile=profile, controller=controller, linked=True)
             events = generate(
                 GenerationState(
                     prompt,
-                    Sampling(arguments.temperature, seed=seed),
+                    Sampling(0.0, seed=seed),
                     limits=GenerationLimits(MOST, POSITIONS, choice.gamma),
                     rules=DraftRules(choice.stop_below, choice.lookup_below),
                     context=ContextLookup(prompt),
@@ -155,20 +149,13 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join([*lines, f"of rejections {there:.1%} are for a token that stands in the text"]) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=40, help="a family")
-    parser.add_argument("--budget", type=float, default=0.2)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--known", type=float, nargs="+", default=[1.0, 3.0, 10.0, 30.0, 100.0])
-    parser.add_argument("--name", default="verdict_prediction", help="of the result file")
-    arguments = parsed_with_pair(parser)
-    cases = questions(arguments.cases, SEED, arguments.pair)
-    rows = [weighing(known, lambda: hits(cases, arguments)) for known in arguments.known]
-    print(table({"rows": rows}), end="")
-    figures = {name: getattr(arguments, name) for name in ("pair", "budget", "temperature")} | {"rows": rows}
-    print(f"written: {write(arguments.name, 'bench.synera.verdict_prediction', figures, SEED)}")
-
-
-if __name__ == "__main__":
-    main()
+def measure(
+    pair: PairName = "home",
+    cases: Annotated[int, "a family"] = 40,
+    budget: float = 0.2,
+    known: Annotated[Sequence[float], "how much tokens of the question are preferred"] = (1.0, 3.0, 10.0, 30.0, 100.0),
+) -> Figures:
+    """Return the shares of hits for each preference."""
+    asked, files = questions(cases, SEED, pair), pair_files(pair)
+    rows = [weighing(weight, lambda: hits(asked, files, budget)) for weight in track(known, "preferences")]
+    return {"pair": pair, "budget": budget, "rows": rows}

@@ -54,8 +54,7 @@ _TOKEN_END = 1e-9  # a share of a token that rounding may leave of it
 @dataclass(frozen=True, slots=True)
 class Contention:
     """How many times as long work takes that shares its device with other work: `passes` while the device loads,
-    `loads` while it computes, and `reading`, both of two computations. The defaults follow first runs
-    of `bench.mesh.contention`.
+    `loads` while it computes, and `reading`, both of two computations. The defaults were measured once.
     """
 
     passes: float = 2.2

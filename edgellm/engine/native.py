@@ -3,7 +3,7 @@
 GNU's OpenMP keeps a team of threads for every thread that has decoded. As soon as all teams together have more threads
 than there are processors, even if only one team has anything to do, it puts a waiting thread to sleep nearly at once;
 llama.cpp has the threads wait for each other after every operation, and five rows of a small model took five times as
-long as they need (`python -m bench.engine.openmp`). With an active waiting policy they wait ten times as long before
+long as they need. With an active waiting policy they wait ten times as long before
 they sleep, which is enough. How long they spin where nothing is crowded is set to GNU's own default, which that policy
 would raise to minutes.
 
@@ -435,8 +435,8 @@ def flash_pays(n_params: int, rows: int, offloaded: bool = False) -> bool:
     """Return whether flash attention is faster for a model of that size, decoding up to `rows` rows at once.
     `offloaded`: some of its layers are on a graphics card.
 
-    On a processor llama.cpp's flash attention takes the rows of a batch of fewer than 64 one by one (see
-    `bench/engine/attention.py`): a pass that verifies then takes several times as long in a small model, where
+    On a processor llama.cpp's flash attention takes the rows of a batch of fewer than 64 one by one: a
+    pass that verifies then takes several times as long in a small model, where
     attention is most of the work, and a tenth longer in a model of 0.5 billion parameters. For the latter a prefill in
     long batches counts for more, which flash attention does a tenth faster.
     """

@@ -3,7 +3,7 @@
 Drafter-invariant speculative sampling (Daliri et al. 2024): draft model and verifier draw by the same random numbers,
 and a draft is accepted where it equals the verifier's own draw. Unlike rejection sampling (Leviathan et al. 2023, Chen
 et al. 2023), this leaves a sampled text as the verifier writes it alone, accepts copies as well as drawn tokens, and
-needs no distribution of the drafts. `bench/coordgen/sampled_drafts.py` compares how often drafts are accepted.
+needs no distribution of the drafts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Replies over a link that goes wrong in every way. The long run is `python -m bench.robustness.faults`."""
+"""Replies over a link that goes wrong in every way. The long run is `python -m bench run robustness/faults`."""
 
 from __future__ import annotations
 
@@ -6,60 +6,34 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from bench.robustness import faults
-from bench.robustness.faults import DEADLINE, KINDS, Outcome, figures_of, run, table
-from bench.robustness.faults_setup import Scene
-from edgellm.spec.types import Source
+from bench.robustness.faults import DEADLINE, KINDS, Outcome, failures, figures_of, judged, run, table
+from edgellm.spec.types import Source, Token
 from testkit.network.faulty_relay import FaultyRelay
 
 
 @pytest.mark.nightly
 def test_every_word_is_what_it_says_whatever_goes_wrong() -> None:
     outcomes, left = run([*KINDS, "reply abandoned", "none"], seed=3, prompts=1)
-    assert [(one.kind, one.way, one.problems) for one in outcomes if one.problems] == []
+    assert [(one.kind, one.problems) for one in outcomes if one.problems] == []
     assert any(one.unchecked for one in outcomes)  # some of it did go wrong
-    assert left["sessions"] == 0
     found = {"faults": figures_of(outcomes), "replies": 15, "wrong": 0, "late": 0, "left": left}
+    assert failures(found) == []
     assert "0 with a wrong" in table(found)
 
 
-def test_a_pair_that_says_something_else_is_found_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The trial itself: a verified word that is not the verifier's, and a reply that is too short."""
+def test_a_pair_that_says_something_else_is_found_out() -> None:
+    def said(*tokens: tuple[int, Source]) -> tuple[int, list[str]]:
+        return judged("none", [Token(token, b"", source) for token, source in tokens], [1, 2, 3])
 
-    class Said:
-        def __init__(self, token: int, source: Source = Source.ACCEPTED) -> None:
-            self.id, self.source = token, source
-
-    def outcome(*tokens: Said) -> Outcome:
-        monkeypatch.setattr(faults, "paired", lambda *_: (list(tokens), 1.0, []))
-        monkeypatch.setattr(Scene, "wait", lambda _self: None)
-        monkeypatch.setattr(Scene, "heal", lambda _self: None)
-        scene = replace(_nothing(), alone=[[1, 2, 3]], usual={"loop": 0.5, "pair": 0.5})
-        return faults.trial(scene, None, 0, "none", _Tails(), faults.Clock())  # type: ignore[arg-type]
-
-    assert outcome(Said(1), Said(2), Said(3)).problems == []
-    assert outcome(Said(1), Said(2, Source.DRAFT), Said(9, Source.DRAFT)).problems == []
-    assert outcome(Said(1), Said(9), Said(3)).problems == ["what was checked is not the verifier's own text"]
-    assert outcome(Said(1), Said(2)).problems == ["2 tokens, and the verifier writes 3"]
-    assert figures_of([replace(outcome(Said(1)), longer=DEADLINE + 1)])["none"]["late"] == 1
-
-
-class _Tails:
-    """Chance that always says no."""
-
-    def getrandbits(self, _n: int) -> int:
-        return 0
-
-
-def _nothing() -> Scene:
-    made: Any = Scene
-    return cast(Scene, made(*([None] * 9), []))
+    checked, draft = Source.ACCEPTED, Source.DRAFT
+    assert said((1, checked), (2, checked), (3, checked)) == (0, [])
+    assert said((1, checked), (2, draft), (9, draft)) == (2, [])
+    assert said((1, checked), (9, checked), (3, checked))[1] == ["what was checked is not the verifier's own text"]
+    assert said((1, checked), (2, checked))[1] == ["2 tokens, and the verifier writes 3"]
+    assert figures_of([Outcome("none", 1.0, DEADLINE + 1, 0, back=False)])["none"]["late"] == 1
 
 
 @pytest.fixture

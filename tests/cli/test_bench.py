@@ -26,7 +26,7 @@ def test_a_suite_is_listed_and_shown() -> None:
     assert "csgo/paper" in asked("csgo", "--list").stdout
     shown = asked("csgo", "paper", "--show")
     assert shown.returncode == 0
-    assert "python -m bench.csgo.paper" in shown.stdout
+    assert "python -m bench run csgo/paper" in shown.stdout
 
 
 def test_what_is_not_there_is_said(edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,8 +49,8 @@ def test_options_for_hardware_are_checked_and_handed_on(edge: Edge, monkeypatch:
 
     monkeypatch.setattr(subprocess, "call", call)
     words = ("--threads", "2", "--threads", "draft=1", "--cache-type", "q8_0")
-    assert edge("bench", "models", "told_facts", "--quick", *words).code == 0
-    assert ran[-1][2:] == ["bench", "run", "models/told_facts", "--quick", *words]
+    assert edge("bench", "models", "sampling_defaults", "--quick", *words).code == 0
+    assert ran[-1][2:] == ["bench", "run", "models/sampling_defaults", "--quick", *words]
     monkeypatch.setenv("EDGELLM_BENCH_CTX_SIZE", "512")
     assert edge("bench", "models").code == 0
     assert ran[-1][3:] == ["run", "models", "--ctx-size", "512"]

@@ -21,8 +21,8 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage.layers.manifest import LayerPiece, Manifest, forget_hashes, known_pieces, manifest_of
 from edgellm.storage.layers.store import LayerStore
-from testkit.hostile.poisoned_layers import claimed, deadly, garbled
 from tests.cli.conftest import Done
+from tests.cli.poisoned_layers import claimed, deadly, garbled
 from tests.rpc.strangers import befriend, device
 from tests.storage.pieces import cut_singly, layerwise
 

@@ -28,9 +28,9 @@ from edgellm.errors import InvalidOption, ModelUnsupported
 from testkit import ROOT
 from testkit.gguf.architectures import ARCHITECTURES, SHAPES_TO_CUT, WINDOW
 from testkit.gguf.reader import read_gguf
-from testkit.shard_chain import CHANGED, SPANS, WholeModel
 from tests.conftest import Architectures
 from tests.engine.logits import ROUNDED
+from tests.engine.shard_chain import CHANGED, SPANS, WholeModel
 
 SAME = 1e-5  # of the largest logit
 LOOKED_UP = 1e-3  # llama.cpp looks GELU up in a table of 16-bit numbers, where a row may fall on either side of a step

@@ -1,4 +1,4 @@
-"""What llama.cpp takes beside its buffers follows from a header; `bench.models.memory` measures it in processes."""
+"""What llama.cpp takes beside its buffers follows from a header."""
 
 from __future__ import annotations
 

@@ -22,15 +22,15 @@ from edgellm.engine.trial.proven import PROVEN
 from edgellm.engine.trial.self_test import ROLLBACK, ROWS, SEQUENCES, self_test
 from edgellm.errors import ContextFull
 from testkit import ROOT
-from testkit.cache_faults import FAULTS
 from testkit.gguf import random_model
 from testkit.gguf.architectures import ARCHITECTURES, WITH_MTP
 from testkit.gguf.random_model import Shape
 from tests.conftest import Architectures, Heads
+from tests.engine.cache_faults import FAULTS
 
 WRONG = {"plamo2": [SEQUENCES]}
 """Architectures with which llama.cpp itself is wrong: plamo2 with equal numbers of rows of several sequences."""
-TIMES = 2  # or once with each architecture; `python -m bench.robustness.cache_faults` does it 100 times
+TIMES = 2  # or once with each architecture
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -17,10 +17,10 @@ from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from testkit.gguf.random_model import Shape, write
 from testkit.gguf.reader import read_gguf
-from testkit.shard_chain import ShardChain
 from tests.engine import headers
 from tests.engine.conftest import TINY
 from tests.engine.logits import difference, some_ids
+from tests.engine.shard_chain import ShardChain
 
 SAME = 1e-5  # of the largest logit
 IDS = some_ids(60)

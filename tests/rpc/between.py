@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -13,8 +14,8 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.versions import PAIRING_PROTOCOL
-from testkit.hostile import pairing_relay
-from testkit.hostile.pairing_relay import PAIR
+
+PAIR = "/edgellm.v1.Pairing/Pair"
 
 
 class Talk:
@@ -60,7 +61,7 @@ def hello(identity: Identity, spake: bytes, protocol: int = PAIRING_PROTOCOL) ->
     return pb.PairFrame(hello=pb.PairHello(protocol=protocol, certificate=identity.certificate.der, spake=spake))
 
 
-class Relay(pairing_relay.Relay):
+class Relay:
     """A man in the middle: everything passes through him, and he may change it. His address is what `with` gives."""
 
     def __init__(
@@ -70,10 +71,34 @@ class Relay(pairing_relay.Relay):
         up: Callable[[bytes], Any] = lambda _frame: None,
     ) -> None:
         """`up` hears every frame to the window, `change` may change those of either way."""
+        self._at, self._change, self._up = at, change, up
+        self._pool = ThreadPoolExecutor(4)
+        self._server = grpc.server(self._pool, options=[("grpc.so_reuseport", 0)])
 
-        def passing(frame: pb.PairFrame, upwards: bool) -> None:
-            if upwards:
-                up(frame.SerializeToString())
-            change(frame)
+    def __enter__(self) -> Address:
+        method = grpc.stream_stream_rpc_method_handler(self._pass)
+        handler = grpc.method_handlers_generic_handler("edgellm.v1.Pairing", {"Pair": method})
+        self._server.add_generic_rpc_handlers((handler,))
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+        return Address("127.0.0.1", port)
 
-        super().__init__(at, passing)
+    def __exit__(self, *_raised: object) -> None:
+        self._server.stop(None).wait()
+        self._pool.shutdown()
+
+    def _pass(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with grpc.insecure_channel(str(self._at), options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stream: Any = channel.stream_stream
+            try:
+                for frame in stream(PAIR)(self._changed(frame, True) for frame in frames):
+                    yield self._changed(frame, False)
+            except grpc.RpcError as error:
+                context.abort(error.code(), error.details() or "")
+
+    def _changed(self, data: bytes, upwards: bool) -> bytes:
+        if upwards:
+            self._up(data)
+        frame = pb.PairFrame.FromString(data)
+        self._change(frame)
+        return frame.SerializeToString()

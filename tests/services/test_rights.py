@@ -10,8 +10,8 @@ from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import VerifierServer, WorkerServer
 from edgellm.storage.layers.store import LayerStore
-from testkit.hostile.guarded_calls import SUBSETS, VERIFIER, WORKER, broken
 from tests.services.conftest import ANYWHERE
+from tests.services.guarded_calls import SUBSETS, VERIFIER, WORKER, broken
 
 
 def test_a_worker_answers_a_call_with_its_right_alone(host: Trust, guest: Trust, tmp_path: Path) -> None:

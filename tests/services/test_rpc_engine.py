@@ -28,10 +28,10 @@ from edgellm.services.client.rpc_session import RpcSession, ask_offer
 from edgellm.services.client.stage_client import Endpoint
 from edgellm.services.rpc_tunnel import TUNNEL
 from edgellm.services.server.servers import WorkerServer
-from testkit.processes.rpc_client import RpcClient
 from tests.rpc.doors import impostor
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE
+from tests.services.rpc_client import RpcClient
 from tests.services.rpc_servers import rpc_servers
 
 pytestmark = pytest.mark.rpc

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from testkit.network.hub import COMMIT, REPO, Hub, running, tiny_gguf
+from tests.storage.model_hub import COMMIT, REPO, Hub, running, tiny_gguf
 
 __all__ = ["COMMIT", "REPO", "Hub", "cache", "hub", "running", "tiny_gguf"]
 

@@ -1,4 +1,4 @@
-"""The conformance server's answers are those of real servers, which `bench.upstream.lossless --record` has kept.
+"""The conformance server's answers are those of real servers, which were recorded once.
 
 They were asked with the same model, so that tokens are the same, too.
 """

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.robustness.attack.harness import Attack, Found
-from bench.robustness.http_load import served
 from testkit.memory import most_memory
+from testkit.processes.http_server import served
 
 PATIENCE = 30.0  # seconds for one answer
 LATEST_HEALTH, LATEST_ANSWER = 0.1, 2.0  # seconds
@@ -91,9 +91,9 @@ def freezing(quick: bool) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         for name, made in list(BODIES.items())[:: 4 if quick else 1]:
             path, body = made()
-            with served(Path(folder)) as (process, port):
+            with served(Path(folder)) as (process, url):
                 before = most_memory(process.pid)
-                answered, slowest = _attack(port, path, body)
+                answered, slowest = _attack(int(url.rpartition(":")[2]), path, body)
                 memory = (most_memory(process.pid) - before) / 2**20
                 if answered >= PATIENCE:  # it may be busy for minutes, and deaf to a request to end
                     process.kill()

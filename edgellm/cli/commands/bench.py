@@ -24,8 +24,7 @@ def bench(
         str,
         typer.Argument(
             metavar="SUITE",
-            help="Suite: synera, coordgen, papers, csgo, mesh, engine, gpu, models, clients, cli, upstream or "
-            "robustness.",
+            help="Suite: synera, coordgen, papers, csgo, mesh, engine, models, clients, cli, upstream or robustness.",
         ),
     ],
     parts: Annotated[

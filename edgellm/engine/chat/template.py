@@ -4,8 +4,7 @@ It is a stranger's program. A child process (`edgellm.isolation.template_sandbox
 the system's limits, and is kept for the next conversation. A template in KNOWN is rendered in this process by the same
 function: we have written it, and it takes time and memory in proportion to the conversation. So the bundled pair waits
 for no second Python, which takes 80 ms of a core to start. Another model's child starts while the model loads. A
-rendering in the child takes about 0.4 ms more than one here, however long the conversation
-(`python -m bench.engine.chat_templates`).
+rendering in the child takes about 0.4 ms more than one here, however long the conversation.
 """
 
 from __future__ import annotations

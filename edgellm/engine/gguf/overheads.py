@@ -1,6 +1,6 @@
 """The machine's memory that llama.cpp takes beside the buffers that it logs, by the header of a model.
 
-The figures are those of `python -m bench.models.memory`, which measures processes.
+The figures were found by comparing processes, architecture by architecture.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A piece holds consecutive layers of a model. The first piece carries the embedding and the tokeniser, the last one the
 norm and the head. Stages are cut on a grid (`grid`): pieces of about 32 MB, as every block of layers has a cost in each
-pass (`bench.mesh.pass_cost`), and aligned, so that another split of the model needs most of the same pieces.
+pass, and aligned, so that another split of the model needs most of the same pieces.
 """
 
 from __future__ import annotations

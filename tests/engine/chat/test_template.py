@@ -137,7 +137,7 @@ def test_a_long_message_is_within_the_limits(opened: Open) -> None:
 def test_a_hostile_template_is_stopped_before_it_does_harm(
     opened: Open, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """`python -m bench.robustness.attack template-rendering` measures what each takes with the real limits."""
+    """Each one is stopped by a limit, or writes no more than it may."""
     if name not in HARMLESS:
         monkeypatch.setattr(chat_template, "SECONDS", 0.1)
     before = most_memory()

@@ -1,4 +1,4 @@
-"""Use the rights of a paired device and those that it does not have, also when one is taken away meanwhile."""
+"""Use the rights of a paired device to do what it may not, also when one is taken away meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 import psutil
 
-from bench.robustness.attack.devices.layers import MODEL, Home, household
+from bench.robustness.attack.devices.household import MODEL, Home, household
 from bench.robustness.attack.harness import Attack, Found
 from edgellm.engine import ModelFile, check_gguf
 from edgellm.errors import EdgeError
@@ -35,17 +35,6 @@ from edgellm.services.mesh_codec import WORK, write_work
 from edgellm.storage import fingerprint, resolve
 from edgellm.storage.layers.manifest import cut_piece, manifest_of
 from edgellm.storage.layers.store import LayerStore
-from testkit.hostile.guarded_calls import VERIFIER, WORKER, broken
-
-
-def subsets(_quick: bool) -> Found:
-    tried, wrong = 0, list[str]()
-    for role, calls in (("worker", WORKER), ("verifier", VERIFIER)):
-        with household("verify", role=role) as home:
-            server = Trust.load(home.folder / "worker" / "data" / "trust")
-            more, found = broken(server, home.attacker, Address(home.host, home.port), calls)
-            tried, wrong = tried + more, wrong + found
-    return Found(tried, tuple(wrong))
 
 
 def revoked(quick: bool) -> Found:
@@ -218,7 +207,6 @@ def links(_quick: bool) -> Found:
 
 
 ATTACKS = (
-    Attack("rights-subsets", "every call with every set of rights, against a worker and a verifier", subsets),
     Attack("rights-revoked", "a right is taken away while layers arrive and while tokens are computed", revoked),
     Attack("compute-scan", "a device with `compute` has a worker dial its own machine and other networks", scan),
     Attack("compute-memory", "a device with `compute` repeatedly requests a million positions", memory),

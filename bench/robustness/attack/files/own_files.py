@@ -311,6 +311,12 @@ def own_files(quick: bool) -> Found:
     return Found(tried, tuple(wrong), {"files": len(OWN), "damages": len(DAMAGES)})
 
 
+def owned(home: Path) -> list[Path]:
+    """Return the folders and files in a home that edgellm makes; the settings are the user's."""
+    roots = [path for path in home.iterdir() if path.name != "config"]
+    return [path for root in roots for path in (root, *root.rglob("*"))]
+
+
 def own_modes(_quick: bool) -> Found:
     """Look for files and folders of edgellm's own that others may read, in a home that was open to all before."""
     wrong = []
@@ -322,14 +328,12 @@ def own_modes(_quick: bool) -> Found:
         def use() -> None:
             os.umask(0)
             sound_home(home)
-            for path in (home / "data", home / "cache", home / "state"):
-                for one in (path, *path.rglob("*")):
-                    one.chmod(0o777 if one.is_dir() else 0o666)
+            for path in owned(home):
+                path.chmod(0o777 if path.is_dir() else 0o666)
             run_command(ASK)
 
         _in_child(use)
-        roots = [home / "data", home / "cache", home / "state"]
-        paths = [path for root in roots for path in (root, *root.rglob("*"))]
+        paths = owned(home)
         for path in paths:
             mode = stat.S_IMODE(path.lstat().st_mode)
             if mode != (0o700 if path.is_dir() else 0o600):

@@ -1,0 +1,74 @@
+"""Results of benchmarks on disk: figures, settings, the machine, and the commit that they were measured at."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from testkit import ROOT
+
+RESULTS = ROOT / "bench" / "results"
+
+Figures: TypeAlias = dict[str, Any]
+Plot = Callable[[Figures, Path], Path | None]
+"""Plots a result into a file and returns its path; None where matplotlib is missing."""
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine() -> Figures:
+    """Return the processor's name, the cores that this process may use, the system and Python's version."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = [line for line in info.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
+        name = lines[0].split(":", 1)[1].strip() if lines else name
+    return {"processor": name, "cores": cores(), "system": platform.system(), "python": platform.python_version()}
+
+
+def place(suite: str, name: str) -> Path:
+    """Return the file of a result."""
+    return RESULTS / suite / f"{name}.json"
+
+
+def read(suite: str, name: str) -> Figures:
+    """Return a stored result. Raise FileNotFoundError if there is none."""
+    found: Figures = json.loads(place(suite, name).read_text(encoding="utf-8"))
+    return found
+
+
+def write(suite: str, name: str, settings: Mapping[str, Any], figures: Mapping[str, Any]) -> Path:
+    """Write a result, and return its path."""
+    path = place(suite, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"commit": _git("rev-parse", "HEAD"), "machine": machine(), "settings": dict(settings), **figures}
+    path.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
+    return path
+
+
+def changed_since(commit: str, files: Sequence[Path]) -> list[str] | None:
+    """Return those of some files that differ from what they were at `commit`; None where git does not know it."""
+    said = _git("diff", "--name-only", commit, "--", *(str(path.relative_to(ROOT)) for path in files))
+    return None if said is None else said.splitlines()
+
+
+def date_of(commit: str) -> str | None:
+    """Return the day of a commit; None where git does not know it."""
+    return _git("show", "--no-patch", "--format=%cs", commit)
+
+
+def _git(*words: str) -> str | None:
+    """Return what git says of this checkout, without the end of the line; None where it fails."""
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

@@ -1,1 +1,0 @@
-"""Mutated input for every decoder of foreign data."""

@@ -1,0 +1,128 @@
+"""Each declaration in `bench/suites.toml` is well-formed, and its result can be shown."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.harness import hardware, results
+from bench.harness.catalogue import Benchmark, benchmarks, chosen
+from bench.harness.settings import parameters, parser, settings
+from edgellm.cli.app import app
+from edgellm.spec.drafters import verdict_prediction
+from testkit import ROOT
+
+every = pytest.mark.parametrize("benchmark", benchmarks().values(), ids=benchmarks())
+
+
+@every
+def test_its_settings_are_parameters_of_its_module(benchmark: Benchmark) -> None:
+    measure = benchmark.load().measure
+    assert {*benchmark.settings, *benchmark.quick} <= parameters(measure).keys()
+    made = parser(measure, benchmark.quick)
+    required = [action for action in made._actions if action.required]
+    words = [word for action in required for word in (action.option_strings[0], "somewhere")]
+    assert settings(measure, made.parse_args(words)).keys() >= benchmark.quick.keys()
+    assert callable(benchmark.load().table)
+
+
+@every
+def test_it_takes_the_options_for_hardware_that_it_is_said_to_use(benchmark: Benchmark) -> None:
+    shown = parser(benchmark.load().measure, {}).format_help()
+    for name in hardware.USED[benchmark.hardware] if benchmark.hardware else ():
+        assert f"--{name.replace('_', '-')} " in shown
+
+
+@every
+def test_its_page_shows_it_and_it_depends_on_modules_that_are_there(benchmark: Benchmark) -> None:
+    page, _, anchor = benchmark.page.partition("#")
+    text = (ROOT / page).read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    assert anchor in [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+    assert re.search(rf"{benchmark.full_name}\b", text)
+    assert all((ROOT / name).exists() for name in benchmark.runs)
+    assert benchmark.files()
+
+
+@every
+def test_its_result_can_be_shown_and_plotted(benchmark: Benchmark, tmp_path: Path) -> None:
+    if not results.place(benchmark.suite, benchmark.name).is_file():
+        assert benchmark.shown().endswith("not measured yet")
+        return
+    found = benchmark.read_result()
+    assert re.fullmatch(r"[0-9a-f]{40}", found["commit"])
+    assert benchmark.command(found).startswith(f"python -m bench run {benchmark.full_name}")
+    assert len(benchmark.shown().splitlines()) > 4
+    if (plot := getattr(benchmark.load(), "plot", None)) is not None:
+        drawn = plot(found, tmp_path / "drawn.png")
+        if find_spec("matplotlib") is None:
+            assert drawn is None
+        else:
+            assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_result_is_one_of_the_catalogue() -> None:
+    kept = {
+        f"{path.parent.name}/{path.stem}"
+        for path in results.RESULTS.glob("*/*.*")
+        if not path.stem.startswith("trial-")
+    }
+    assert kept <= benchmarks().keys()
+
+
+def test_a_suite_is_all_of_its_benchmarks_each_once() -> None:
+    some = chosen(["csgo/speed", "csgo"])
+    assert [one.name for one in some] == ["speed", "paper", "exact", "cold_start"]
+    for name in ("csgo/nonsense", "speed"):  # the latter is in several suites
+        with pytest.raises(KeyError):
+            chosen([name])
+    assert [one.full_name for one in chosen(["first_minute"])] == ["cli/first_minute"]
+
+
+def test_the_command_line_names_every_suite() -> None:
+    said = " ".join(re.sub(r"[│|]", " ", CliRunner().invoke(app, ["bench", "--help"]).output).split())
+    by_suite: dict[str, list[bool]] = {}
+    for one in benchmarks().values():
+        by_suite.setdefault(one.suite, []).append(one.hardware is not None)
+    named = re.findall(r"Suite: ([a-z, ]+)\.", said)[0]
+    assert set(re.split(r", | or ", named)) == set(by_suite)
+    unused = re.findall(r"trial-PART; of ([a-z, ]+) no part uses any", said)[0]
+    assert set(re.split(r", | and ", unused)) == {suite for suite, used in by_suite.items() if not any(used)}
+
+
+def test_what_a_benchmark_does_not_use_is_kept_from_it() -> None:
+    asked = {"threads": ["2", "draft=1"], "cache_type": ["q8_0"], "ctx_size": ["512"]}
+    everything = ["--threads", "2", "--threads", "draft=1", "--cache-type", "q8_0", "--ctx-size", "512"]
+    assert hardware.words_for(None, asked) == ([], everything)
+    assert hardware.words_for(hardware.PAIR, asked) == (everything, [])
+    assert hardware.words_for(hardware.THREADS, asked) == (everything[:2], everything[2:])
+    used, unused = hardware.words_for(hardware.MODEL, asked)
+    assert (used, unused) == (["--threads", "2", "--cache-type", "q8_0"], ["--threads", "draft=1", "--ctx-size", "512"])
+
+
+def test_the_hit_rates_of_verdict_prediction_are_what_was_measured() -> None:
+    rows = results.read("synera", "verdict_prediction")["rows"]
+    (measured,) = (row["hits"] for row in rows if row["known"] == verdict_prediction.CONTEXT_BOOST)
+    assert pytest.approx(measured, abs=0.006) == verdict_prediction.TOPK_HIT_RATE
+
+
+def test_settings_of_every_kind_are_read() -> None:
+    measure = benchmarks()["cli/never_slower"].load().measure
+    made = parser(measure, {"shapes": ["tiny"]})
+    assert isinstance(made, argparse.ArgumentParser)
+    found = settings(measure, made.parse_args(["--doors", "here", "link", "--threads", "1", "--seconds", "0.5"]))
+    assert (found["shapes"], found["doors"], found["threads"], found["seconds"]) == (
+        ["tiny"],
+        ["here", "link"],
+        [1],
+        0.5,
+    )
+    with pytest.raises(SystemExit):
+        made.parse_args(["--doors", "window"])
+    answer = parser(benchmarks()["mesh/kill_worker"].load().measure, {}).parse_args(["--moves"])
+    assert answer.moves

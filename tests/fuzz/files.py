@@ -1,0 +1,199 @@
+"""Decoders of data from users, files and announcements: names, lists, and GGUF headers, which llama.cpp then loads."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from zeroconf import ServiceInfo
+
+from edgellm.engine.gguf.reader import check_gguf
+from edgellm.errors import EdgeError, InvalidOption
+from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.mdns import ServiceKind, parse_announcement
+from edgellm.rpc.trust.device_id import DeviceID, parse_short
+from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.trust.pairing import Code
+from edgellm.rpc.trust.peer_store import Peers
+from edgellm.rpc.trust.trust import Trust
+from edgellm.storage import resolve
+from edgellm.storage.model_names import parse_hub_name
+from testkit import ROOT
+from testkit.gguf.random_model import Shape, write
+from tests.fuzz.reading import Outcome, Reader
+
+TINY = Shape("llama", 400, 2, 32, 2, 1, 64, 512)
+_NUMBERS = (0, 1, 2, 63, 64, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
+
+_LOAD = """
+import sys
+from pathlib import Path
+from edgellm.engine import Context, Message, Model
+from edgellm.errors import EdgeError
+for line in sys.stdin:
+    try:
+        with Model.load(Path(line.strip())) as model:
+            model.chat_prompt([Message("user", "hello")])
+            with Context(model, n_ctx=16, threads=1) as context:
+                context.decode(model.tokenize("hello")[:8])
+        said = "loaded"
+    except EdgeError as error:
+        said = type(error).__name__ + ": " + error.what
+    except Exception as error:
+        said = "!" + type(error).__name__ + ": " + str(error)
+    print(said.replace("\\n", " "), flush=True)
+"""
+
+
+class Loader:
+    """A process that loads model files with llama.cpp, and is replaced when it dies.
+
+    Files that pass the check are loaded at once, without a trial in a child process.
+    """
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _LOAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, cwd=ROOT, env={**os.environ, "EDGELLM_PROBE": "off"},
+        )  # fmt: skip
+
+    def load(self, path: Path) -> str:
+        """Return the outcome of loading `path`; empty if the process died."""
+        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: PT018
+        self._process.stdin.write(f"{path}\n")
+        self._process.stdin.flush()
+        outcome = self._process.stdout.readline().strip()
+        if not outcome:
+            self.close()
+            self._start()
+        return outcome
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
+
+def _text(read: Callable[[str], object]) -> Callable[[bytes], object]:
+    return lambda data: read(data.decode("utf-8", "surrogateescape"))
+
+
+def _hub_name(text: str) -> None:
+    name = parse_hub_name(text)
+    if {"/", "\\", "..", "\0"} & set(name.folder) or ".." in str(name) or not name.folder.isascii():
+        raise AssertionError(f"{text!r} leads out of the cache")
+
+
+def readers(folder: Path) -> list[Reader]:
+    """Return readers of typed, announced and stored text, the last in files below `folder`."""
+    device = Identity.new()
+    full, short = str(device.id).encode(), device.id.short.encode()
+    trust = Trust(device, Peers(folder / "there"))
+    listed = folder / "listed"
+    listed.mkdir(mode=0o700)
+
+    def peers(data: bytes) -> None:
+        Peers(listed).all()
+        path = listed / "peers.json"
+        path.write_bytes(data)
+        path.chmod(0o600)
+        try:
+            Peers(listed).all()
+        finally:
+            path.unlink()
+
+    def announced(data: bytes) -> None:
+        info = ServiceInfo(
+            ServiceKind.DEVICE.value, f"x.{ServiceKind.DEVICE.value}", port=50151, parsed_addresses=["10.0.0.2"],
+            properties=dict(part[:250].partition(b"=")[::2] for part in data.split(b"\0")),
+        )  # fmt: skip
+        if parse_announcement(info, local=False) is None:
+            raise InvalidOption("It is not one of ours.", "Ignore it.")
+
+    rows = _peers_file(folder, trust)
+    names = [
+        b"hf.co/user/repo:Q4_K_M",
+        b"user/repo@Q8_0",
+        b"edgellm-draft",
+        b"~/x.gguf",
+        b"a/../../etc/passwd",
+        b"../x.gguf",
+    ]
+    return [
+        Reader("addresses", [b"127.0.0.1:50151", b"[::1]:1", b"desk.local:80"], _text(Address.parse)),
+        Reader("codes", [b"7-lamp-otter", b"99 zeb zig"], _text(Code.parse)),
+        Reader("devices", [full, full.lower()], _text(DeviceID.parse)),
+        Reader("short devices", [short], _text(parse_short)),
+        Reader("model names", names[:2], _text(_hub_name)),
+        Reader("models", names, _text(resolve)),
+        Reader("announcements", [b"id=" + short + b"\0v=1\0i=0123456789abcdef"], announced),
+        Reader("paired devices", [rows], peers),
+    ]
+
+
+def _peers_file(folder: Path, trust: Trust) -> bytes:
+    from edgellm.rpc.protos import trust_pb2 as pb
+    from edgellm.rpc.trust.pairing import read_introduction
+    from edgellm.rpc.trust.rights import Right
+
+    words = pb.Introduction(name="desk", rights=["verify"], addresses=["10.0.0.2:1"]).SerializeToString()
+    trust.peers.add(read_introduction(Identity.new().certificate, words, frozenset(Right), "10.0.0.2"))
+    return (folder / "there" / "peers.json").read_bytes()
+
+
+def headers(count: int, seed: int, folder: Path) -> Outcome:
+    """Try `count` GGUF files with changed headers: none may harm the check, and none that passes may kill llama.cpp."""
+    rng, done = random.Random(f"headers/{seed}"), Outcome()
+    sound = folder / "sound.gguf"
+    write(sound, TINY, "Q8_0")
+    whole, header = sound.read_bytes(), check_gguf(sound)
+    places = [*header.value_offsets.values()]
+    path = folder / "changed.gguf"
+    with Loader() as loader:
+        for number in range(count):
+            path.write_bytes(_changed(whole, header.data_offset, places, rng))
+            try:
+                check_gguf(path)
+            except EdgeError:
+                done.refused += 1
+                continue
+            except Exception as error:  # noqa: BLE001 - finding these is what this is for
+                done.strange.append(f"header {number}: {type(error).__name__}: {error}")
+                continue
+            outcome = loader.load(path)
+            if not outcome or outcome.startswith("!"):
+                done.strange.append(f"header {number}: {outcome or 'llama.cpp has ended the process'}")
+            done.taken += outcome == "loaded"
+            done.refused += outcome != "loaded"
+    return done
+
+
+def _changed(whole: bytes, end: int, places: list[int], rng: random.Random) -> bytes:
+    made = bytearray(whole)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        at = rng.choice((rng.randrange(end), rng.choice(places), rng.choice(places) - 4, 8, 16))
+        value = rng.choice((struct.pack("<Q", rng.choice(_NUMBERS)), rng.randbytes(rng.randrange(1, 9))))
+        match rng.randrange(5):
+            case 0 | 1:
+                made[at : at + len(value)] = value
+            case 2:
+                made[at] ^= 1 << rng.randrange(8)
+            case 3:
+                made[at:at] = value
+            case _:
+                del made[at : at + rng.choice((1, 4, 8, 64))]
+    return bytes(made)

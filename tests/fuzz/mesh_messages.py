@@ -1,0 +1,116 @@
+"""Decoders of messages between the devices of a mesh: orders, rows, reports, recipes, figures."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgellm.errors import ProtocolError
+from edgellm.layer_range import LayerRange
+from edgellm.mesh.messages import (
+    Event,
+    Failed,
+    Forward,
+    Loaded,
+    MicroBatch,
+    StageAnswer,
+    StageSpec,
+    StageTrace,
+    TraceSpan,
+)
+from edgellm.mesh.stage import check
+from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
+from edgellm.rpc.layers.benchmark_service import read_blocks, read_figures
+from edgellm.rpc.layers.codec import read_manifest, read_places
+from edgellm.rpc.protos import layers_pb2, mesh_pb2
+from edgellm.rpc.versions import parse_message
+from edgellm.services.mesh_codec import (
+    read_event,
+    read_micro_batch,
+    read_work,
+    write_event,
+    write_micro_batch,
+    write_work,
+)
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Sampling, Verdict
+from edgellm.verifier.requests import VerifyRequest
+from tests.fuzz.reading import Reader
+
+WORK = StageSpec("ab" * 32, "big", LayerRange(2, 8), 8, 16, 300, 512)
+FIRST = StageSpec("ab" * 32, "big", LayerRange(0, 4), 8, 16, 300, 512)
+NUMBER = 7
+_CHUNK = Chunk(ids=np.array([5, 6], np.int32))
+_ROWS = np.linspace(-3, 3, 4 * WORK.n_embd, dtype=np.float32).reshape(4, -1)
+
+
+def _order(data: bytes) -> None:
+    """Decode an order as the worker's service and its stage do."""
+    order = parse_message(mesh_pb2.Order, data)
+    kind = order.WhichOneof("order")
+    if kind == "prepare":
+        read_work(order.prepare)
+    elif kind == "parcel":
+        work = FIRST if order.parcel.ids else WORK
+        check(read_micro_batch(order.parcel, work), work)
+    elif kind is None:
+        raise ProtocolError("An order is empty.", "Say what is to be done.")
+
+
+def _report(data: bytes) -> None:
+    """Decode a report as a coordinator does that requested logits."""
+    event = read_event(
+        parse_message(mesh_pb2.Report, data), WORK, {NUMBER: VerifyRequest(0, GREEDY, 8, NO_IDS, _CHUNK, logits=True)}
+    )
+    if isinstance(event, StageAnswer) and (
+        event.logits is None or event.logits.shape != (len(_CHUNK) + 1, WORK.n_vocab)
+    ):
+        raise AssertionError(f"logits of another shape got through: {event.logits}")
+
+
+def _put(data: bytes) -> None:
+    """Decode the first frame of an upload as the store of layers does."""
+    frame = parse_message(layers_pb2.PutFrame, data)
+    if frame.WhichOneof("frame") != "wanted":
+        raise ProtocolError("The first frame is not Wanted.", "Begin with Wanted.")
+    read_places(frame.wanted.pieces, read_manifest(frame.wanted.recipe))
+
+
+def _figures(data: bytes) -> None:
+    reply = parse_message(layers_pb2.MeasureReply, data)
+    if reply.WhichOneof("reply") == "figures":
+        read_figures(reply.figures)
+
+
+def _line(data: bytes) -> None:
+    reply = parse_message(layers_pb2.LineReply, data)
+    LinkSpeed(reply.round_trip, reply.up, reply.down)
+
+
+def readers() -> list[Reader]:
+    """Return all readers of a mesh's messages."""
+    warm = VerifyRequest(0, Sampling(0.8, 40, 0.9, 5), 2, NO_IDS, _CHUNK, logits=True)
+    ids = MicroBatch(0, 1, 0, np.array([1, 2, 5, 6], np.int32), warm)
+    orders = [mesh_pb2.Order(prepare=write_work(WORK, bytes(16))),
+              mesh_pb2.Order(parcel=write_micro_batch(ids, wide=False)),
+              mesh_pb2.Order(parcel=write_micro_batch(MicroBatch(1, 2, 8, _ROWS, warm), wide=True)),
+              mesh_pb2.Order(parcel=write_micro_batch(MicroBatch(1, 2, 8, _ROWS), wide=False))]  # fmt: skip
+    verdict = Verdict(1, np.array([9], np.int32), 0.1)
+    logits = np.zeros((3, WORK.n_vocab), np.float32)
+    events: list[Event] = [
+        Loaded(3, 0.5), Forward(MicroBatch(1, 2, 8, _ROWS)), StageAnswer(1, NUMBER, verdict, logits),
+        Failed(1, NUMBER, ProtocolError("No.", "Ask again.")), StageTrace(1, (TraceSpan("load", 1, 0.0, 0.5),)),
+    ]  # fmt: skip
+    reports = [made for event in events if (made := write_event(event, wide=False)) is not None]
+    piece = layers_pb2.Piece(first=0, last=1, size=5, sha256=bytes(32))
+    recipe = layers_pb2.Recipe(fingerprint=bytes(32), name="big", architecture="llama", layers=2, pieces=[piece])
+    wanted = layers_pb2.PutFrame(wanted=layers_pb2.Wanted(protocol=1, recipe=recipe, pieces=[0]))
+    figures = layers_pb2.Figures(taken=1, rows=[1, 4], seconds=[0.1, 0.2], layer=9, disk=1e9, memory=5, threads=2)
+    query = layers_pb2.MeasureRequest(protocol=1, header=b"GGUF" * 9, data=5, layers=2, width=64)
+    line = layers_pb2.LineReply(round_trip=0.01, up=1e6, down=1e6)
+    return [
+        Reader("mesh orders", orders, _order),
+        Reader("mesh reports", reports, _report),
+        Reader("layers", [wanted], _put),
+        Reader("figures", [layers_pb2.MeasureReply(figures=figures)], _figures),
+        Reader("measuring", [query], lambda data: read_blocks(parse_message(layers_pb2.MeasureRequest, data))),
+        Reader("lines", [line], _line),
+    ]

@@ -1,0 +1,80 @@
+"""Whatever comes in is taken, or refused by an error of ours: messages, names, lists and headers, changed at random."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgellm.errors import InvalidOption
+from tests.fuzz import files, link_messages, mesh_messages
+from tests.fuzz.reading import Outcome, Reader, fire
+
+NAMES = ("session", "verdict", "probabilities", "hello", "vocabulary", "welcome", "pairing", "introduction",
+         "certificate", "spake", "mesh orders", "mesh reports", "layers", "figures", "measuring", "lines",
+         "addresses", "codes", "devices", "short devices", "model names", "models", "announcements",
+         "paired devices")  # fmt: skip
+SLOW = ("spake",)
+NEVER_TAKEN = ("vocabulary", "certificate", "spake")
+INPUTS, MORE = 120, 20_000  # of each reader, and of each at night
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Reader]]:
+    folder = tmp_path_factory.mktemp("fuzz")
+    with ExitStack() as stack:
+        link = stack.enter_context(link_messages.readers(folder / "link"))
+        yield {one.name: one for one in (*link, *mesh_messages.readers(), *files.readers(folder))}
+
+
+def test_every_reader_is_here(readers: dict[str, Reader]) -> None:
+    assert tuple(readers) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_bad_input_does_harm(readers: dict[str, Reader], name: str) -> None:
+    done = fire(readers[name], 20 if name in SLOW else INPUTS, seed=1)
+    assert done.strange == []
+    assert done.refused
+    assert done.taken or name in NEVER_TAKEN
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", NAMES)
+def test_none_of_thousands_does_harm(readers: dict[str, Reader], name: str) -> None:
+    assert fire(readers[name], 200 if name in SLOW else MORE, seed=2).strange == []
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(sorted({*NAMES} - {*SLOW})), data=st.binary(max_size=200))
+def test_noise_does_no_harm(readers: dict[str, Reader], name: str, data: bytes) -> None:
+    done = Outcome()
+    done.take(readers[name], data)
+    assert done.strange == []
+
+
+def test_what_is_neither_taken_nor_refused_is_found() -> None:
+    def odd(data: bytes) -> None:
+        if data == b"a":
+            raise InvalidOption("No.", "Say something else.")
+        if data == b"b":
+            raise KeyError(data)
+        if data == b"c":
+            bytearray(64 * 2**20)
+
+    found = Outcome()
+    for data in (b"a", b"b", b"c", b"d"):
+        found.take(Reader("odd", [b"a"], odd), data, weigh=True)
+    assert (found.taken, found.refused) == (2, 1)
+    assert ["KeyError" in one or "bytes" in one for one in found.strange] == [True, True]
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(5_000, marks=pytest.mark.nightly)])
+def test_no_header_kills_the_process(tmp_path: Path, count: int) -> None:
+    done = files.headers(count, 1, tmp_path)
+    assert done.strange == []
+    assert count > done.taken > 0
