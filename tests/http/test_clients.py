@@ -180,9 +180,3 @@ def test_unverified_text_can_be_refused(leaving: tuple[Ask, VerifierServer]) -> 
         assert events[-1]["error"]["code"] == "not_verified"
     answer = ask("POST", CHAT, conversation(max_tokens=8))
     assert (answer.status, answer.headers["x-edgellm-verified"]) == (200, "0.0000")
-
-
-def test_without_a_verifier_none_can_be_required(f32_pair: tuple[Path, Path]) -> None:
-    with LLM.open(f32_pair[0], "none", threads=1) as pair, serving(pair, "edgellm-draft") as server:
-        answer = asker(server)("POST", CHAT, conversation(require_verified=True))
-        assert (answer.status, answer.error["param"]) == (400, "require_verified")

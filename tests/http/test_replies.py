@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
 from typing import Any
 
 import openai
@@ -57,17 +56,6 @@ def test_a_stream_says_the_same_in_chunks(client: openai.OpenAI, pair: LLM) -> N
     assert chunks[-1].usage.completion_tokens > 0
     assert all(chunk.usage is None for chunk in chunks[:-1])
     assert len({chunk.id for chunk in chunks}) == 1
-
-
-def test_plain_curl_sees_events_and_done(server: HttpServer) -> None:
-    done = subprocess.run(
-        ["curl", "-sN", f"{server.url}/v1/completions", "-H", "Content-Type: application/json", "-d",
-         '{"prompt": "The film night", "max_tokens": 4, "stream": true}'],
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    assert done.stdout.endswith("data: [DONE]\n\n")
-    assert all(line.startswith("data: ") for line in done.stdout.split("\n\n") if line)
-    assert '"usage"' not in done.stdout
 
 
 def test_a_completion_goes_on_from_a_text_or_from_tokens(client: openai.OpenAI, pair: LLM) -> None:
@@ -228,28 +216,6 @@ def test_several_prompts_have_n_choices_each(ask: Ask, prompts: list[object], st
     assert texts == wanted
     for name in ("prompt_tokens", "completion_tokens"):
         assert usage[name] == sum(one["usage"][name] for one in single)
-
-
-@pytest.mark.parametrize(
-    "prompt", [[], [[]], ["a", 5], [[1], "a"], [[1.5]], ["a"] * 65, [[10**6]]], ids=lambda p: str(p)[:20]
-)
-def test_what_is_no_list_of_prompts(ask: Ask, prompt: object) -> None:
-    answer = ask("POST", "/v1/completions", {"prompt": prompt})
-    assert (answer.status, len(answer.error["message"]) < 200) == (400, True)
-
-
-@pytest.mark.parametrize(
-    "named",
-    [
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["yes", "no"]}}}},
-        {"json_schema": {"enum": ["yes", "no"]}}, {"guided_json": '{"enum": ["yes", "no"]}'},
-        {"structured_outputs": {"json": {"enum": ["yes", "no"]}}},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_completion_keeps_a_schema(ask: Ask, named: dict[str, object]) -> None:
-    answer = ask("POST", "/v1/completions", {"prompt": "The film", **named})
-    assert answer.json["choices"][0]["text"] in ('"yes"', '"no"')
 
 
 @pytest.mark.parametrize("stream", [False, True])

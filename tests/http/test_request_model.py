@@ -90,6 +90,17 @@ def test_a_schema_is_kept_by_every_name(form: type[ChatRequest], named: dict[str
     assert list(asked.unknown()) == []
 
 
+def test_a_schema_is_kept_in_every_api() -> None:
+    asked = AnthropicRequest.model_validate({**VALID[AnthropicRequest], "output_format": {"type": "json_schema",
+                                             "schema": SCHEMA}}).completion()  # fmt: skip
+    config = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    newer = AnthropicRequest.model_validate({**VALID[AnthropicRequest], "output_config": config}).completion()
+    by_ollama = OllamaChatRequest.model_validate({**VALID[OllamaChatRequest], "format": SCHEMA}).chat("m")
+    response = ResponsesRequest.model_validate({"input": "Hi", "text": config})
+    for one in (asked, newer, by_ollama, response.chat(response.turns())):
+        assert json.loads(one.options(ReplyOptions(), CONTEXT).json_schema or "") == SCHEMA
+
+
 CONSTRAINTS = [name for name in NEUTRAL if name not in ("best_of", "functions", "function_call", "modalities", "echo")]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import re
 import socket
 import threading
 import time
@@ -269,39 +268,6 @@ def test_too_many_at_once_are_refused_and_one_in_the_queue_that_leaves_makes_roo
         second.join()
         assert [answer.status for answer in answers] == [200, 200]
         assert b'edgellm_requests_total{outcome="refused"} 2.0' in ask("GET", "/metrics").body
-
-
-def test_the_time_to_the_first_token_includes_the_wait_for_a_slot() -> None:
-    first_goes, second_goes = threading.Event(), threading.Event()
-    events = iter((first_goes, second_goes))
-
-    def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
-        assert next(events).wait(60)
-        yield from said(b"done")
-
-    with opened(script, replies=1, waiting=1) as server:
-        ask = asker(server)
-
-        def metric(name: str) -> float:
-            text = ask("GET", "/metrics").body.decode()
-            return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1])  # type: ignore[index]
-
-        ttft = "edgellm_time_to_first_token_seconds"
-        threads = [threading.Thread(target=ask, args=("POST", "/v1/completions", {"prompt": "a"})) for _ in range(2)]
-        threads[0].start()
-        until(lambda: metric("edgellm_requests_running") == 1.0)
-        threads[1].start()
-        until(lambda: metric("edgellm_requests_waiting") == 1.0)
-        waits_since = time.perf_counter()
-        time.sleep(0.2)
-        first_goes.set()
-        until(lambda: metric(f"{ttft}_count") == 1.0)
-        first = metric(f"{ttft}_sum")
-        waited = time.perf_counter() - waits_since
-        second_goes.set()
-        for thread in threads:
-            thread.join()
-        assert metric(f"{ttft}_sum") - first >= waited
 
 
 def test_while_it_loads_and_while_it_stops_it_says_so() -> None:

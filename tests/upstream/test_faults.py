@@ -105,29 +105,6 @@ def test_a_server_that_dies_and_comes_back_within_a_reply(
             assert token.source in UNVERIFIED or token.id == said
 
 
-def test_a_server_of_another_model_is_not_used(
-    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served, looks = Vllm(engine), list[str]()
-    pair, server = open_pair(closing, served, f32_pair[0], timing=QUICK)
-    answer = served.serving_as("another/model").get  # before it is looked for again
-
-    def get(path: str) -> object:
-        looks.append(path)
-        return answer(path)
-
-    monkeypatch.setattr(served, "get", get)
-    server.fault = Fault.FAILED
-    written(pair)
-    server.fault = None
-    looked, up = len(looks), pair.verifier_up
-    assert up is not None
-    while len(looks) < looked + 2 and not up():
-        sleep(0.02)
-    tokens, _ = written(pair)
-    assert {token.source for token in tokens} <= UNVERIFIED
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [

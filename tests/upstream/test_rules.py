@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
-from edgellm.spec.sampling import Choice, distribution, penalised
-from edgellm.spec.types import NO_IDS, Constraint, Floats, Ids, Penalties, Sampling
-from edgellm.upstream.rows import Steering, Tier
+from edgellm.spec.sampling import distribution, penalised
+from edgellm.spec.types import Floats, Ids, Penalties, Sampling
+from edgellm.upstream.rows import Steering
 from edgellm.upstream.verdict import Undecided, added, distribution_of_top
-from testkit.upstream.dialects import LlamaServer, Sglang, Vllm
+from testkit.upstream.dialects import Vllm
 from testkit.upstream.engine import Engine, logprobs, top
 from testkit.upstream.text_dialects import Ollama
 from tests.spec.real import case, ids
@@ -136,11 +136,6 @@ def test_what_cannot_be_decided_is_refused_before_the_reply(
             mute.reply(case(2), **options)
 
 
-def test_servers_of_all_kinds_that_tell_likely_tokens_are_among_those_tried(engine: Engine) -> None:
-    assert {WAYS[way][0](engine).__class__ for way in TELLING} == {Vllm, LlamaServer, Sglang}
-    assert {WAYS[way][1] for way in TELLING} == {None, Tier.SCORE, Tier.FAN_OUT, Tier.CONTINUE}
-
-
 ROWS = st.lists(st.floats(-12.0, 6.0, width=32), min_size=24, max_size=24)
 BIAS = st.dictionaries(st.integers(0, 23), st.floats(-9.0, 9.0), max_size=6)
 
@@ -182,12 +177,3 @@ def test_a_penalty_beyond_what_servers_take_is_not_asked_for() -> None:
         distribution_of_top(((3, -0.1), (5, -3.0)), Sampling(penalties=penalties), 9, np.array([3], dtype=np.int32))
     assert raised.value.steering is None
     assert added(penalties, np.array([3, 3], dtype=np.int32)) == {3: -102.0, 5: -100.0}
-
-
-def test_whole_rows_follow_every_rule() -> None:
-    rule = Sampling(1.0, 0, penalties=Penalties(repeat=1.3), constraint=Constraint("{}", 0))
-    assert not Choice().refusal(rule)
-    assert Choice(0).refusal(rule) == "it does not tell which tokens are likely"
-    assert Choice(20, draws_itself=True).draws_alike(Sampling(0.8, 8, constraint=rule.constraint))
-    assert not Choice(20, draws_itself=True).draws_alike(Sampling(0.8, 8))
-    assert len(NO_IDS) == 0

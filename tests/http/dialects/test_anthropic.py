@@ -118,14 +118,6 @@ def test_errors_are_the_clients_own_exceptions(connect: Connect, server: HttpSer
         assert connect(locked, KEY).messages.create(**ASKED, max_tokens=1).usage.output_tokens == 1
 
 
-def test_replies_follow_a_schema(connect: Connect, server: HttpServer) -> None:
-    schema = {"type": "object", "properties": {"day": {"enum": ["Monday", "Friday"]}}, "required": ["day"],
-              "additionalProperties": False}  # fmt: skip
-    form: Any = {"format": {"type": "json_schema", "schema": schema}}
-    done = connect(server).messages.create(**ASKED, max_tokens=200, output_config=form)
-    assert json.loads(done.content[0].text)["day"] in ("Monday", "Friday")
-
-
 @pytest.fixture(scope="module")
 def writing(
     connect: Connect, f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory

@@ -48,12 +48,12 @@ def test_an_error_in_the_middle_of_a_stream_ends_it_in_the_form_of_the_dialect(p
     assert "The verifier is gone." in error
 
 
-@every
+@pytest.mark.parametrize("path", [*REQUESTS, "/v1/chat/completions"])
 def test_without_a_verifier_none_can_be_required(path: str, f32_pair: tuple[Path, Path]) -> None:
     with LLM.open(f32_pair[0], "none", threads=1) as pair, serving(pair, "edgellm-draft") as server:
         ask = asker(server)
         for more, headers in (({"require_verified": True}, {}), ({}, {"X-EdgeLLM-Require-Verified": "true"})):
-            answer = ask("POST", path, {**REQUESTS[path], "stream": False, **more}, headers)
+            answer = ask("POST", path, {**REQUESTS.get(path, {"messages": SAID}), "stream": False, **more}, headers)
             assert (answer.status, "no verifier is open here" in said(answer)) == (400, True)
 
 

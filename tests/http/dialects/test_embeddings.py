@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 
 import numpy as np
@@ -49,13 +48,6 @@ def test_the_openai_client_gets_the_models_vectors(embedding: HttpServer, embedd
     assert [entry.index for entry in by_client.data] == [0, 1]
     assert by_client.model == "bert"
     assert by_client.usage.prompt_tokens == sum(len(embedder.ids(text)) for text in TEXTS)
-
-
-def test_base64_is_float32_in_the_order_of_every_client(embedding: HttpServer) -> None:
-    ask = asker(embedding)
-    plain = ask("POST", "/v1/embeddings", {"input": TEXTS[0]}).json["data"][0]["embedding"]
-    coded = ask("POST", "/v1/embeddings", {"input": TEXTS[0], "encoding_format": "base64"}).json["data"][0]["embedding"]
-    np.testing.assert_array_equal(np.frombuffer(base64.b64decode(coded), "<f4"), np.array(plain, np.float32))
 
 
 def test_ollamas_client_gets_them_too(embedding: HttpServer, embedder: Embedder) -> None:

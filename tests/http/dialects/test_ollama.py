@@ -68,13 +68,6 @@ def test_options_mean_what_they_mean_elsewhere(client: ollama.Client, ask: Ask) 
     assert client.chat(**ASKED, options={"num_predict": -1}).done_reason == "stop"
 
 
-def test_replies_follow_a_schema(client: ollama.Client) -> None:
-    schema = {"type": "object", "properties": {"day": {"enum": ["Monday", "Friday"]}}, "required": ["day"],
-              "additionalProperties": False}  # fmt: skip
-    done = client.chat(**ASKED, format=schema)
-    assert json.loads(done.message.content or "")["day"] in ("Monday", "Friday")
-
-
 def test_what_clients_ask_about_models(client: ollama.Client, own: LLM, ask: Ask) -> None:
     (listed,) = client.list().models
     (running,) = client.ps().models
