@@ -22,15 +22,6 @@ if TYPE_CHECKING:
 _QUIET_SECONDS = 1.0  # before progress is printed
 
 
-def survey_home(
-    model: ModelFile, interface: Sequence[str] | None, fresh: bool, peers: Sequence[str] = (), *, hardware: Hardware,
-    by_stand_in: bool = False,
-) -> Survey:  # fmt: skip
-    """Find the workers, and survey them and this device for a model. Arguments as for `find_home_workers` and
-    `survey_workers`."""
-    return survey_workers(model, find_home_workers(interface, peers), fresh, hardware, by_stand_in=by_stand_in)
-
-
 def find_home_workers(interface: Sequence[str] | None, peers: Sequence[str] = ()) -> list[Worker]:
     """Return the workers among the paired devices, and those at the addresses `peers`, [NAME=]HOST:PORT."""
     from edgellm.mesh.home_workers import discover_workers, parse_peer

@@ -33,8 +33,8 @@ def print_plan(
     console: Console, plan: Plan, milliseconds: float, moves: Sequence[tuple[str, int]] | None = None,
     units: Mapping[str, str] | None = None,
 ) -> None:  # fmt: skip
-    """Print a plan. `moves`: bytes of layers that each device still lacks, if known; `units`: the graphics cards of
-    those devices that compute on some."""
+    """Print a plan. `moves`: bytes of layers that each device still lacks, if known; `units`: the graphics cards on
+    which devices compute, if they do."""
     home, model = plan.home, plan.home.model
     console.print(f"{one_line(model.name)}: {model.shape.layers} layers, {size(int(model.bytes))}; {_goal(home)}")
     console.print()
@@ -57,7 +57,7 @@ def _goal(home: Home | RpcHome) -> str:
 
 def _stages(plan: Plan, units: Mapping[str, str]) -> Table:
     def named(device: str) -> str:
-        return one_line(f"{device} ({units[device]})" if device in units else device)
+        return one_line(f"{device} ({units[device]})" if units.get(device) else device)
 
     table = Table(box=None, pad_edge=False)
     for name in ("DEVICE", "LAYERS", "SIZE", "LOAD", "WAIT", "NETWORK", "COMPUTE", "FINISH", "WHY"):

@@ -15,13 +15,13 @@ import typer
 from rich.table import Table
 
 from edgellm.cli.commands.mesh.peers import held_by, paired_workers
-from edgellm.cli.commands.mesh.run import Workers
 from edgellm.cli.options.completion import model_names
 from edgellm.cli.options.hardware import PLANNING, DeployHardware
-from edgellm.cli.options.models import Interfaces
-from edgellm.cli.options.records import refuse_given, with_records
+from edgellm.cli.options.mesh import DeployOptions, HomeOptions
+from edgellm.cli.options.models import AsJson, Interfaces
+from edgellm.cli.options.records import only, refuse_given, with_records
 from edgellm.cli.views.console import emit, err, is_terminal, one_line, out, say, size
-from edgellm.cli.views.device_table import find_home_workers, progress, survey_home
+from edgellm.cli.views.device_table import find_home_workers, progress, survey_workers
 from edgellm.cli.views.progress import Loading
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
@@ -45,23 +45,11 @@ class LayerAction(enum.StrEnum):
 def deploy(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", autocompletion=model_names, help="As for mesh plan.")],
-    split: Annotated[
-        str | None,
-        typer.Option(metavar="NAME:A-B,NAME:C-D", show_default="as mesh plan advises",
-                     help="Layers of each device, counted from 1. NAME: here, a paired device, or HOST:PORT."),
-    ] = None,
-    tokens_in: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of the prompt to plan for.")] = 1024,
-    tokens_out: Annotated[int, typer.Option(metavar="N", min=0, help="Tokens of the reply to plan for.")] = 128,
-    reply: Annotated[bool, typer.Option("--reply", help="Minimise the time to the end of the reply.")] = False,
-    rate: Annotated[
-        float, typer.Option(metavar="MBIT", min=0.0, help="Limit over all links together, in Mbit/s; 0: none.")
-    ] = 0.0,
-    peer: Workers = None,
-    interface: Interfaces = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    *,
+    asked: DeployOptions,
+    home: Annotated[HomeOptions, only("peer", "interface")],
     hardware: DeployHardware,
-) -> None:  # fmt: skip
+    as_json: AsJson = False,
+) -> None:
     from edgellm.coldstart.plan import plan
     from edgellm.engine import ModelFile
     from edgellm.llm.home import Workload, planned_positions
@@ -71,14 +59,14 @@ def deploy(
     from edgellm.storage import resolve
     from edgellm.storage.layers.manifest import manifest_of
 
-    if split is not None:
+    if asked.split is not None:
         refuse_given(ctx, PLANNING, "is for a plan, and --split says what is sent", "Leave one of them out.")
     file = ModelFile.open(resolve(model))
-    if split is None:
+    if asked.split is None:
         own = hardware.of_planned()
-        own = replace(own, n_ctx=planned_positions(file, own.n_ctx, tokens_in + tokens_out))
-        workload = Workload(tokens_in, tokens_out, "reply" if reply else "ttft", hardware=own)
-        survey = survey_home(file, interface, False, peer or (), hardware=own)
+        own = replace(own, n_ctx=planned_positions(file, own.n_ctx, asked.tokens_in + asked.tokens_out))
+        workload = Workload(asked.tokens_in, asked.tokens_out, "reply" if asked.reply else "ttft", hardware=own)
+        survey = survey_workers(file, find_home_workers(home.interface, home.peer), False, own)
         found = plan(workload.home(file, survey.fleet()))
         say(found.advice)
         say(f"Memory is counted for a context of {own.n_ctx:,} tokens; change it with --ctx-size.", style="dim")
@@ -89,15 +77,15 @@ def deploy(
                 emit("[]")
             return
     else:
-        named = read_split(split)
+        named = read_split(asked.split)
         addressed = all(one.name == HERE or ":" in one.name for one in named)
-        workers = {} if addressed else {worker.name: worker for worker in find_home_workers(interface, peer or ())}
+        workers = {} if addressed else {worker.name: worker for worker in find_home_workers(home.interface, home.peer)}
     parts = deploy_parts(named, workers)
     with Loading("reading") as loading:
         manifest = manifest_of(file, [part.layers for part in parts], lambda share: loading(file.path.name, share))
     with transfer_progress(parts) as update:
         done = send_layers(
-            file, manifest, parts, trust=Trust.load() if workers else None, rate=rate * _MEGABIT, notify=update
+            file, manifest, parts, trust=Trust.load() if workers else None, rate=asked.rate * _MEGABIT, notify=update
         )
     if as_json:
         emit(json.dumps([_row(moved) for moved in done], indent=2))

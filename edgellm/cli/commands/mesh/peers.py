@@ -11,7 +11,7 @@ import typer
 from edgellm.cli.options.completion import model_names
 from edgellm.cli.options.models import Interfaces
 from edgellm.cli.views.console import emit, out, say
-from edgellm.cli.views.device_table import progress, row_of, survey_home, table
+from edgellm.cli.views.device_table import find_home_workers, progress, row_of, survey_workers, table
 from edgellm.layer_range import HERE, ranges
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def peers(
     from edgellm.storage.layers.store import LayerStore
 
     if measure is not None:
-        survey_home(ModelFile.open(resolve(measure)), interface, fresh=True, hardware=ON_PROCESSOR)
+        survey_workers(ModelFile.open(resolve(measure)), find_home_workers(interface), True, ON_PROCESSOR)
     workers = paired_workers(interface)
     stored = LayerStore().models()
     held = [{"model": one.manifest.name, "layers": ranges(one.layers), "size": one.size} for one in stored]

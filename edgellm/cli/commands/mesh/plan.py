@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import time
 from dataclasses import replace
@@ -11,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgellm.cli.commands.mesh.run import EngineName, Objective, Workers, engine_for
+from edgellm.cli.commands.mesh.run import engine_for
 from edgellm.cli.options.completion import model_names
 from edgellm.cli.options.hardware import PLANNING, PlanHardware
-from edgellm.cli.options.models import Engine, Interfaces
+from edgellm.cli.options.mesh import HomeOptions, PlanOptions
+from edgellm.cli.options.models import AsJson, Engine
 from edgellm.cli.options.records import refuse_given, with_records
 from edgellm.cli.views.console import emit, out, say
-from edgellm.cli.views.device_table import print_units, progress, survey_home
+from edgellm.cli.views.device_table import find_home_workers, print_units, progress, survey_workers
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -30,103 +30,77 @@ if TYPE_CHECKING:
     from edgellm.mesh.fleet_profiler import Survey
 
 
-class Overlap(enum.StrEnum):
-    """Work that a device may do while it still loads."""
-
-    PAPER = "paper"
-    RECEIVING = "receiving"
-    STREAMED = "streamed"
-
-
 @with_records
 def plan(
     ctx: typer.Context,
+    asked: PlanOptions,
+    home: HomeOptions,
+    hardware: PlanHardware,
     model: Annotated[
         str | None,
         typer.Argument(metavar="[MODEL]", autocompletion=model_names, show_default=False,
                        help="Name from `edgellm ls`, user/repo[:quant], or path. Not needed if the devices "
                        "file or the preset describes a model."),
     ] = None,
-    devices: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="Devices file; see --help-all.", show_default=False)
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Named devices: csgo, those of the paper.", show_default=False)
-    ] = None,
-    tokens_in: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of the prompt.")] = 1024,
-    tokens_out: Annotated[int, typer.Option(metavar="N", min=0, help="Tokens of the reply.")] = 128,
-    objective: Annotated[
-        Objective, typer.Option(help="Time to minimise: to the first token (ttft), or to the end of the reply.")
-    ] = Objective.TTFT,
-    overlap: Annotated[
-        Overlap,
-        typer.Option(help="What a device does while it loads: nothing (paper), receive, or also compute (streamed)."),
-    ] = Overlap.STREAMED,
-    warm: Annotated[bool, typer.Option("--warm", help="Assume that every device has its layers loaded.")] = False,
-    time_limit: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="After this time use the best plan so far.")
-    ] = 10.0,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Measure all devices again.")
-    ] = False,
-    engine: EngineName = Engine.AUTO,
-    peer: Workers = None,
-    interface: Interfaces = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw the plan: a .png or .svg file.", show_default=False)
-    ] = None,
-    *,
-    hardware: PlanHardware,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    from edgellm.cli.views.plan_view import figures, print_plan
-    from edgellm.coldstart.plan import plan as best_plan
     from edgellm.engine import ModelFile
     from edgellm.llm.home import Workload
     from edgellm.storage import resolve
 
-    _check_hardware(ctx, engine, described=devices is not None or preset is not None, has_file=model is not None)
-    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
-        raise InvalidOption(f"--plot cannot write {plot}.", "Use a file name that ends in .png or .svg.")
+    _check_hardware(ctx, home.engine, described=asked.described, has_file=model is not None)
+    if asked.plot is not None and asked.plot.suffix.lower() not in (".png", ".svg"):
+        raise InvalidOption(f"--plot cannot write {asked.plot}.", "Use a file name that ends in .png or .svg.")
     file = None if model is None else ModelFile.open(resolve(model))
-    own = _with_context(hardware.of_planned(), file, tokens_in + tokens_out)
-    workload = Workload(tokens_in, tokens_out, objective.value, hardware=own, cold=not warm)
-    survey: Survey | None = None
-    choice: EngineChoice | None = None
-    if devices is None and preset is None and model is not None and file is not None:
-        choice = engine_for(file, engine)
-        if choice.over_rpc and plot is not None:  # before anything is measured
-            raise InvalidOption(
-                f"--plot draws stages, and this plan is over RPC: {choice.reason.rstrip('.')}.", "Leave it out."
-            )
-        survey = survey_home(file, interface, measure, peer or (), hardware=own, by_stand_in=choice.over_rpc)
-        if choice.over_rpc:
-            show_over_rpc(model, file, survey, workload, choice, as_json)
-            return
-    fleet = _fleet(devices, preset) if survey is None else survey.fleet()
-    home = replace(_described(fleet, workload) if file is None else workload.home(file, fleet), overlap=overlap.value)
+    own = _with_context(hardware.of_planned(), file, asked.tokens_in + asked.tokens_out)
+    workload = Workload(asked.tokens_in, asked.tokens_out, asked.objective.value, hardware=own, cold=not asked.warm)
+    if asked.described or model is None or file is None:
+        show_stages(asked, file, _fleet(asked.devices, asked.preset), workload, as_json=as_json)
+        return
+    choice = engine_for(file, home.engine)
+    if choice.over_rpc and asked.plot is not None:  # before anything is measured
+        raise InvalidOption(
+            f"--plot draws stages, and this plan is over RPC: {choice.reason.rstrip('.')}.", "Leave it out."
+        )
+    workers = find_home_workers(home.interface, home.peer)
+    survey = survey_workers(file, workers, asked.measure, own, by_stand_in=choice.over_rpc)
+    if choice.over_rpc:
+        show_over_rpc(model, file, survey, workload, choice, as_json)
+    else:
+        show_stages(asked, file, survey.fleet(), workload, survey, choice, as_json=as_json)
+
+
+def show_stages(
+    asked: PlanOptions, file: ModelFile | None, fleet: Fleet, workload: Workload, survey: Survey | None = None,
+    choice: EngineChoice | None = None, *, as_json: bool,
+) -> None:  # fmt: skip
+    """Make and print a plan for a fleet; with the `survey` in which it was measured, what is to be deployed, too."""
+    from edgellm.cli.views.plan_view import figures, print_plan
+    from edgellm.coldstart.plan import plan as best_plan
+
+    home = _described(fleet, workload) if file is None else workload.home(file, fleet)
     began = time.perf_counter()
     with progress("planning"):
-        found = best_plan(home, lambda: time.perf_counter() - began > time_limit)
+        found = best_plan(
+            replace(home, overlap=asked.overlap.value), lambda: time.perf_counter() - began > asked.time_limit
+        )
     milliseconds = 1e3 * (time.perf_counter() - began)
     moves = None if survey is None or file is None else _moves(file, found, survey)
-    if plot is not None:
-        _draw(found, plot)
+    if asked.plot is not None:
+        _draw(found, asked.plot)
     if as_json:
-        row = figures(found, milliseconds) | {"context_length": own.n_ctx}
-        if survey is not None and choice is not None:
-            row |= _engine_row(choice) | _units_row(survey) | {"doubtful": survey.doubts()}
-        emit(json.dumps(row if moves is None else row | _moves_row(moves)))
+        row = figures(found, milliseconds) | {"context_length": workload.hardware.n_ctx}
+        if survey is not None and choice is not None and moves is not None:
+            row |= _engine_row(choice) | _moves_row(moves) | _units_row(survey) | {"doubtful": survey.doubts()}
+        emit(json.dumps(row))
         return
-    cards = (
-        {} if survey is None else {name: one.figures.unit for name, one in survey.speeds.items() if one.figures.unit}
-    )
-    print_plan(out(), found, milliseconds, moves, cards)
-    _say_context(own)
+    speeds = {} if survey is None else survey.speeds
+    print_plan(out(), found, milliseconds, moves, {name: one.figures.unit for name, one in speeds.items()})
+    _say_context(workload.hardware)
     if survey is not None:
         print_units(survey)
-    if plot is not None:
-        say(f"wrote {plot}", style="dim")
+    if asked.plot is not None:
+        say(f"wrote {asked.plot}", style="dim")
 
 
 def _check_hardware(ctx: typer.Context, engine: Engine, *, described: bool, has_file: bool) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,14 +10,14 @@ import typer
 
 from edgellm.cli.options.completion import model_names
 from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions, MeshHardware
-from edgellm.cli.options.models import DEVICES, ENGINES, INTERRUPTED, Engine, PairOptions, ThinkOptions
+from edgellm.cli.options.mesh import HomeOptions, RunOptions
+from edgellm.cli.options.models import INTERRUPTED, Engine, PairOptions, ThinkOptions
 from edgellm.cli.options.records import only, with_records
 from edgellm.cli.views.console import say
 from edgellm.cli.views.device_table import find_home_workers, print_left_out, print_units, survey_workers
 from edgellm.cli.views.progress import Loading
 from edgellm.cli.views.reply_printer import Display
 from edgellm.errors import InvalidOption, PlanImpossible
-from edgellm.flags import flag
 from edgellm.layer_range import HERE
 from edgellm.spec.params import ReplyOptions
 
@@ -39,54 +37,12 @@ AUTO = "auto"
 CHAT_TOKENS = 256  # of a prompt, in a conversation whose length is unknown
 
 
-class Objective(enum.StrEnum):
-    """The time that a plan minimises: to the first token, or to the end of the reply."""
-
-    TTFT = "ttft"
-    REPLY = "reply"
-
-
-Workers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--peer", metavar="[NAME=]HOST:PORT", show_default=False,
-        help="Address of a worker besides the paired ones. In a run, a worker without layers replaces a lost one.",
-    ),
-]  # fmt: skip
-EngineName = Annotated[Engine, typer.Option("--engine", metavar="auto|stages|rpc", show_default="auto", help=ENGINES)]
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """How a model is split over devices, and what is asked."""
-
-    split: str | None = flag(
-        None, "Layers of each device, counted from 1. NAME: here, a paired device, or HOST:PORT.",
-        "NAME:A-B,NAME:C-D", shown="the best one",
-    )  # fmt: skip
-    devices: Path | None = flag(None, "Devices file to plan for; see edgellm mesh plan --help-all.", "FILE.toml")
-    engine: Engine = flag(Engine.AUTO, ENGINES, "auto|stages|rpc")
-    peer: tuple[str, ...] = flag(
-        (), "Address of a worker besides the paired ones. In a run, a worker without layers replaces a lost one.",
-        "[NAME=]HOST:PORT",
-    )  # fmt: skip
-    draft: str = flag("none", "Small model that drafts; 'none': no drafts.", "MODEL", complete=model_names)
-    system: str | None = flag(None, "System prompt.", "TEXT", names=("-s", "--system"))
-    objective: Objective = flag(
-        Objective.TTFT, "Without --split: time to minimise, to the first token or the reply's end."
-    )
-    interface: tuple[str, ...] = flag(
-        (), "Network to use; can be given several times, or set with EDGELLM_INTERFACE.", "NAME|IP", panel=DEVICES,
-        shown="those of the home",
-    )  # fmt: skip
-    f32: bool = flag(False, "Send activations as 32-bit, not 16-bit floats.", names=("--f32",), panel=DEVICES)
-
-
 @with_records
 def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", autocompletion=model_names, help="As for mesh plan.")],
     prompt: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Question.")],
     asked: RunOptions,
+    home: HomeOptions,
     reply: Annotated[ReplyOptions, only("max_tokens", "temperature", "seed", "retrieval")],
     think: ThinkOptions,
     display: Annotated[Display, only("as_json", "explain")],
@@ -103,9 +59,7 @@ def run(
     if asked.split is not None and asked.devices is not None:
         raise InvalidOption("--split and --devices exclude each other.", "Leave one of them out.")
     options = replace(reply, **think.fields())
-    spread = Spread.of(
-        model, asked.engine, asked.peer, asked.draft, hardware, interface=asked.interface, explain=display.explain
-    )
+    spread = Spread.of(model, home, asked.draft, hardware, explain=display.explain)
     if spread.choice.over_rpc and (asked.f32 or asked.devices is not None):
         raise InvalidOption(f"--{'f32' if asked.f32 else 'devices'} is for stages only.", "Leave it out.")
     workload = spread.workload(max(1, len(question) // 4), options.max_tokens, asked.objective.value)
@@ -140,9 +94,8 @@ def over_devices(
     from edgellm.llm.mesh_llm import OpenedMesh
 
     mesh = models.mesh or AUTO
-    spread = Spread.of(
-        str(pair.verifier), models.engine, models.peer, str(pair.draft), hardware, explain=display.explain
-    )
+    home = HomeOptions(models.engine, models.peer)
+    spread = Spread.of(str(pair.verifier), home, str(pair.draft), hardware, explain=display.explain)
     described = Path(mesh).expanduser() if mesh.endswith(".toml") else None
     if described is not None and spread.choice.over_rpc:
         raise InvalidOption(f"--mesh {mesh} is for stages only.", "Give a split, or --mesh auto.")
@@ -162,23 +115,19 @@ class Spread:
     model: str
     file: ModelFile
     choice: EngineChoice
-    peers: tuple[str, ...]
+    home: HomeOptions
     draft: str
     hardware: HardwareOptions
-    interface: Sequence[str] | None
     explain: bool
 
     @classmethod
-    def of(
-        cls, model: str, engine: Engine, peers: tuple[str, ...], draft: str, hardware: HardwareOptions, *,
-        interface: Sequence[str] | None = None, explain: bool = False,
-    ) -> Spread:  # fmt: skip
+    def of(cls, model: str, home: HomeOptions, draft: str, hardware: HardwareOptions, *, explain: bool) -> Spread:
         """Find the model and choose the engine."""
         from edgellm.engine import ModelFile
         from edgellm.storage import resolve
 
         file = ModelFile.open(resolve(model))
-        return cls(model, file, engine_for(file, engine), peers, draft, hardware, interface, explain)
+        return cls(model, file, engine_for(file, home.engine), home, draft, hardware, explain)
 
     def workload(
         self, tokens_in: int, tokens_out: int, objective: Literal["ttft", "reply"], sessions: int = 1
@@ -214,13 +163,13 @@ class Spread:
                 stages = self._placed(survey, workload)
         own, of_draft, sessions = workload.hardware, self.hardware.of(DRAFT), workload.sessions
         if self.choice.over_rpc:
-            rpc = RpcOptions(split, over_rpc, self.peers, workload.context, sessions)
+            rpc = RpcOptions(split, over_rpc, self.home.peer, workload.context, sessions)
             with Loading() as loading:
                 return open_over_rpc(
                     self.file, rpc, draft=self.draft, hardware=own, draft_hardware=of_draft, history=history,
                     notify=_notify, progress=loading,
                 )  # fmt: skip
-        options = MeshOptions(split, stages, self.peers, workload.context, sessions, wide, rests)
+        options = MeshOptions(split, stages, self.home.peer, workload.context, sessions, wide, rests)
         opened = open_mesh(
             self.file, options, draft=self.draft, hardware=own, draft_hardware=of_draft, history=history,
             notify=_notify,
@@ -231,7 +180,7 @@ class Spread:
 
     def _survey(self, workload: Workload) -> Survey | None:
         """Measure the devices; return None without other devices, and then nothing is measured."""
-        workers = find_home_workers(self.interface, self.peers)
+        workers = find_home_workers(self.home.interface, self.home.peer)
         if all(worker.error is not None for worker in workers):
             print_left_out([(worker.name, worker.error) for worker in workers if worker.error is not None])
             say("No other device can be used, so this one holds all layers.", style="dim")
