@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import math
 import random
+import sys
 from collections.abc import Callable, Sequence
 
 from edgellm.coldstart.graph_switching import (
     Instance,
+    LowerBounds,
     Plan,
     beam,
-    late_greedy,
+    latency,
     naive,
     progressive,
     synchronous,
 )
 
-Policy = Callable[[Instance], tuple[Plan, str]]
+Policy = Callable[[Instance], Plan]
+
+
+def optimum(instance: Instance) -> Plan:
+    """Return the plan of least latency, for small instances (8 blocks, 8 chunks): a beam that leaves nothing out."""
+    return beam(instance, width=sys.maxsize)
+
+
+def floor(instance: Instance) -> float:
+    """Return a lower bound on the latency of every plan."""
+    return max(LowerBounds(instance).rest(0, 0), math.fsum(instance.load))
+
+
+def late_greedy(instance: Instance) -> Plan:
+    """Start the paper's greedy after 0, 1, 2 ... all computations; return the best of these plans and of `naive`.
+
+    The early greedy hides loads as soon as it can, and pays for each with the slower graph in every later chunk.
+    Started later it can hide as much and pay less.
+    """
+    plans = [progressive(instance, first) for first in range(instance.steps + 1)]
+    return min((*plans, naive(instance)), key=lambda plan: latency(instance, plan))
 
 
 POLICIES: dict[str, Policy] = {

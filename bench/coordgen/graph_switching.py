@@ -26,12 +26,10 @@ from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm.coldstart.graph_switching import (
     Instance,
-    floor,
     latency,
-    optimum,
     simulate,
 )
-from testkit.switching_instances import EXAMPLES, POLICIES, drawn, partition
+from testkit.switching_instances import EXAMPLES, POLICIES, drawn, floor, optimum, partition
 
 SLOWDOWNS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0)
 LARGE = (12, 6)
@@ -43,7 +41,7 @@ def measured(instances: Sequence[Instance], least: Callable[[Instance], float]) 
     found = {}
     for name, policy in POLICIES.items():
         began = process_time()
-        plans = [policy(instance)[0] for instance in instances]
+        plans = [policy(instance) for instance in instances]
         cost = 1e3 * (process_time() - began) / len(instances)
         gaps = [latency(instance, plan) / low - 1.0 for instance, plan, low in zip(instances, plans, lows, strict=True)]
         best = statistics.fmean(gap < 1e-9 for gap in gaps)
@@ -55,9 +53,8 @@ def example(title: str, instance: Instance, names: Sequence[str]) -> dict[str, A
     """Return the timelines of an instance for a Gantt chart."""
     rows = {}
     for name in names:
-        plan, reason = POLICIES[name](instance)
-        timeline = simulate(instance, plan)
-        rows[name] = {"reason": reason, "latency": timeline.latency, **dataclasses.asdict(timeline)}
+        timeline = simulate(instance, POLICIES[name](instance))
+        rows[name] = {"latency": timeline.latency, **dataclasses.asdict(timeline)}
     least = best_latency(instance)
     return {"title": title, "instance": dataclasses.asdict(instance), "optimum": least, "ways": rows}
 
@@ -73,7 +70,7 @@ def random_instances(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def best_latency(instance: Instance) -> float:
-    return latency(instance, optimum(instance)[0])
+    return latency(instance, optimum(instance))
 
 
 HEAD = f"{'above the optimum, %':<26}" + "".join(f"{name:>18}" for name in POLICIES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -21,7 +21,7 @@ class Instance:
     prefill graph, to compute the same chunk with its decode graph (run once a sub-chunk, so never faster), and to load
     its decode graph. Step s, from 0, is block s % m on chunk s // m.
 
-    Raises `InvalidOption` if the lengths differ, a time is negative or not finite, or a decode graph is the faster one.
+    Raises `InvalidOption` for other numbers of times, a time below 0, or a decode graph that is the faster one.
     """
 
     prefill: tuple[float, ...]
@@ -30,24 +30,11 @@ class Instance:
     chunks: int
 
     def __post_init__(self) -> None:
-        lengths = (len(self.prefill), len(self.decode), len(self.load))
-        if len(set(lengths)) > 1 or not self.prefill:
-            raise InvalidOption(
-                f"The times are of {lengths[0]} (prefill), {lengths[1]} (decode) and {lengths[2]} (load) blocks.",
-                "Give the three times of every block, and at least one block.",
-            )
-        if not isinstance(self.chunks, int) or self.chunks < 1:
-            raise InvalidOption(f"chunks is {self.chunks}.", "Give a whole number of at least 1.")
-        for name in ("prefill", "decode", "load"):
-            for block, seconds in enumerate(getattr(self, name)):
-                if not (math.isfinite(seconds) and seconds >= 0.0):
-                    raise InvalidOption(f"The {name} time of block {block} is {seconds}.", "Give a time of 0 or more.")
-        for block, (fast, slow) in enumerate(zip(self.prefill, self.decode, strict=True)):
-            if slow < fast:
-                raise InvalidOption(
-                    f"Block {block} computes a chunk in {slow} with its decode graph and in {fast} with the other.",
-                    "Use the decode graph for everything: there is nothing to schedule.",
-                )
+        same = len(self.prefill) == len(self.decode) == len(self.load) > 0 < self.chunks
+        if not same or not all(math.isfinite(time) and time >= 0.0 for time in (*self.prefill, *self.load)):
+            raise InvalidOption(f"{self} is no instance.", "Give each block three times of 0 or more, and a chunk.")
+        if not all(fast <= slow < math.inf for fast, slow in zip(self.prefill, self.decode, strict=True)):
+            raise InvalidOption("A decode graph is the faster one.", "Use it for everything: there is nothing to plan.")
 
     @property
     def blocks(self) -> int:
@@ -58,9 +45,12 @@ class Instance:
         """Number of computations in a whole prefill."""
         return self.blocks * self.chunks
 
+    def time(self, block: int, switched: bool) -> float:
+        """Return the time to compute a chunk with a block's graph."""
+        return (self.decode if switched else self.prefill)[block]
 
-@dataclass(frozen=True, slots=True)
-class Switch:
+
+class Switch(NamedTuple):
     """A load of `block`'s decode graph after the first `step` computations; its next computation waits for it."""
 
     block: int
@@ -121,7 +111,13 @@ def simulate(instance: Instance, plan: Plan) -> Timeline:
 
     Raises `InvalidOption` unless the plan switches each block once, at ascending steps of the instance.
     """
-    check(instance, plan)
+    steps = [switch.step for switch in plan]
+    each_once = sorted(switch.block for switch in plan) == list(range(instance.blocks))
+    if not each_once or steps != sorted(steps) or steps[0] < 0 or steps[-1] > instance.steps:
+        raise InvalidOption(
+            f"{plan} is no plan for {instance.blocks} blocks.",
+            f"Switch each block once, at ascending steps from 0 to {instance.steps}.",
+        )
     computed, loaded = 0.0, 0.0  # until when each of the two lines is taken
     ready: dict[int, float] = {}
     computes: list[Compute] = []
@@ -135,10 +131,9 @@ def simulate(instance: Instance, plan: Plan) -> Timeline:
             loads.append(Load(block, start, loaded))
         if step < instance.steps:
             chunk, block = divmod(step, instance.blocks)
-            switched = block in ready
             start = max(computed, ready.get(block, 0.0))
-            computed = start + (instance.decode if switched else instance.prefill)[block]
-            computes.append(Compute(block, chunk, switched, start, computed))
+            computed = start + instance.time(block, block in ready)
+            computes.append(Compute(block, chunk, block in ready, start, computed))
     return Timeline(tuple(computes), tuple(loads))
 
 
@@ -147,36 +142,19 @@ def latency(instance: Instance, plan: Plan) -> float:
     return simulate(instance, plan).latency
 
 
-def check(instance: Instance, plan: Sequence[Switch]) -> None:
-    """Raise `InvalidOption` if `simulate` cannot run the plan."""
-    blocks = [switch.block for switch in plan]
-    if sorted(blocks) != list(range(instance.blocks)):
-        raise InvalidOption(
-            f"The plan switches the blocks {blocks}.", f"Switch each of 0 to {instance.blocks - 1} once."
-        )
-    steps = [switch.step for switch in plan]
-    if steps != sorted(steps) or steps[0] < 0 or steps[-1] > instance.steps:
-        raise InvalidOption(
-            f"The plan switches at the steps {steps}.",
-            f"Give steps from 0 to {instance.steps}, each no lower than the one before it.",
-        )
-
-
-def synchronous(instance: Instance) -> tuple[Plan, str]:
+def synchronous(instance: Instance) -> Plan:
     """Switch every block after the whole prefill (Fig. 8b, 1)."""
-    plan = tuple(Switch(block, instance.steps) for block in range(instance.blocks))
-    return described(instance, plan, "everything is loaded after the prefill")
+    return tuple(Switch(block, instance.steps) for block in range(instance.blocks))
 
 
-def naive(instance: Instance) -> tuple[Plan, str]:
+def naive(instance: Instance) -> Plan:
     """Switch every block as soon as its last computation is over, so during the last chunk only (Fig. 8b, 2)."""
     first = instance.steps - instance.blocks
-    plan = tuple(Switch(block, first + block + 1) for block in range(instance.blocks))
-    return described(instance, plan, "each block is loaded after its last chunk")
+    return tuple(Switch(block, first + block + 1) for block in range(instance.blocks))
 
 
-def progressive(instance: Instance) -> tuple[Plan, str]:
-    """Return the paper's greedy plan (equations 1 and 2), in rounds from the first computation on.
+def progressive(instance: Instance, first: int = 0) -> Plan:
+    """Return the paper's greedy plan (equations 1 and 2), in rounds that begin after the `first` computations.
 
     Some symbols of the equations are missing from the available text; the following is inferred from the surrounding
     words and the example of four blocks, two chunks and two computations a load (Fig. 8). Let i be the block that
@@ -193,40 +171,13 @@ def progressive(instance: Instance) -> tuple[Plan, str]:
     too long for any round starts after j's own computation, where most of it is hidden. Blocks left over when the
     rounds end are loaded after the prefill.
     """
-    plan = _rounds(instance, 0)
-    return described(instance, plan, "rounds from the start, each with the fewest computations that hide a load")
-
-
-def late_greedy(instance: Instance) -> tuple[Plan, str]:
-    """Start the same greedy after 0, 1, 2 ... all computations; return the best of these plans and of `naive`.
-
-    The early greedy hides loads as soon as it can, and pays for each with the slower graph in every later chunk.
-    Started later it can hide as much and pay less. O(m^3 n^2).
-    """
-    candidates = [(_rounds(instance, first), first) for first in range(instance.steps + 1)]
-    plan, first = min(candidates, key=lambda candidate: latency(instance, candidate[0]))
-    late = naive(instance)[0]
-    if latency(instance, late) < latency(instance, plan):
-        return described(instance, late, "no round pays: each block is loaded after its last chunk")
-    return described(instance, plan, f"greedy rounds, started after {first} of {instance.steps} computations")
-
-
-def described(instance: Instance, plan: Plan, how: str) -> tuple[Plan, str]:
-    """Return the plan, and a sentence on what it does and costs."""
-    time, least = latency(instance, plan), instance.chunks * sum(instance.prefill)
-    return plan, f"{how}: {time:.4g}; a prefill without switching takes {least:.4g}"
-
-
-def _rounds(instance: Instance, first: int) -> Plan:
-    """Return the plan of the greedy's rounds, started after `first` computations."""
     m, step = instance.blocks, first
-    left = set(range(m))
-    plan = []
+    left, plan = set(range(m)), list[Switch]()
     while left and step < instance.steps:
         distance, block = max(((block - step) % m, block) for block in left)
         at, end, covered = step, min(step + distance, instance.steps), 0.0
         while at < end and covered < instance.load[block]:
-            covered += (instance.prefill if at % m in left else instance.decode)[at % m]
+            covered += instance.time(at % m, at % m not in left)
             at += 1
         if covered < instance.load[block] and distance < m - 1:
             step += 1
@@ -239,8 +190,6 @@ def _rounds(instance: Instance, first: int) -> Plan:
 
 WIDTH = 8
 """Beginnings that `beam` follows for each number of switches: enough to miss the optimum seldom, and then by little."""
-MAX_PARTIAL = 1_000_000
-"""Beginnings that `optimum` looks at before it gives up: about half a minute."""
 MARGIN = 1e-9
 """A plan is better where it is so by more than this share; rounding makes smaller differences."""
 
@@ -267,41 +216,50 @@ class SwitchState(NamedTuple):
     last: int = -1
 
 
-def optimum(instance: Instance, most: int = MAX_PARTIAL) -> tuple[Plan, str]:
-    """Return the plan of least latency (to 1e-9), and how it was found. For small instances (8 blocks, 8 chunks).
+def beam(instance: Instance, width: int = WIDTH) -> Plan:
+    """Return a plan near the optimum in polynomial time, never worse than the schedules above: at most about m^4 n
+    `width` partial plans, for m blocks and n chunks.
 
     Dynamic programming over (computations done, set of blocks switched). A partial plan matters only by when computing
     and loading are free again and whether a block is still waited for, so most are dominated; others cannot beat the
-    plan of `beam` (`LowerBounds`). Exponential in the number of blocks: the problem is NP-hard (Appendix A).
-
-    Raises `InvalidOption` if it would explore more than `most` partial plans.
+    best plan known (`LowerBounds`). Of the rest, the `width` most promising with the same number of computations and
+    switches are followed. With a width beyond all of them, the plan is the optimum; the problem is NP-hard (Appendix
+    A).
     """
-    best, _ = beam(instance)
-    found, visited, _ = _search(instance, latency(instance, best), None, most)
-    return described(instance, found or best, f"the optimal plan, found after {visited} partial plans")
+    schedules = (synchronous(instance), naive(instance), progressive(instance))
+    best = min(schedules, key=lambda plan: latency(instance, plan))
+    costs, target = LowerBounds(instance), latency(instance, best) * (1.0 - MARGIN)
+    layer = [SwitchState(0, 0.0, 0.0, -1, None)]
+    for step in range(instance.steps):
+        following: dict[Mask, list[SwitchState]] = {}
+        opened = _promising(costs, step + 1, target, width, (_after_compute(costs, step, node) for node in layer))
+        while opened:
+            for node in opened:
+                _add_state(following.setdefault(node.mask, []), _after_step(costs, step + 1, node))
+            more = chain.from_iterable(_after_load(costs, step, node) for node in opened)
+            opened = _promising(costs, step + 1, target, width, more)
+        layer = _promising(costs, step + 1, target, width, chain.from_iterable(following.values()))
+    found = min(layer, key=lambda node: costs.bound(instance.steps, node)[1], default=None)
+    if found is None or costs.bound(instance.steps, found)[1] >= target:
+        return best
+    return _plan(costs, found)
 
 
-def beam(instance: Instance, width: int = WIDTH) -> tuple[Plan, str]:
-    """Return a plan near the optimum in polynomial time, never worse than the other heuristics.
-
-    The search of `optimum`, restricted to the `width` most promising partial plans with the same number of computations
-    and switches: at most about m^4 n `width` of them, for m blocks and n chunks.
-
-    Raises `InvalidOption` for a width below 1.
-    """
-    if width < 1:
-        raise InvalidOption(
-            f"The width of the beam is {width}.", f"Give a whole number of at least 1, such as {WIDTH}."
-        )
-    best, _ = late_greedy(instance)
-    found, _, thinned = _search(instance, latency(instance, best), width, None)
-    how = f"the best of a beam {width} wide" if thinned else "the optimal plan"
-    return described(instance, found or best, how)
-
-
-def floor(instance: Instance) -> float:
-    """Return a lower bound on the latency of every plan, also for instances too large for `optimum`."""
-    return max(LowerBounds(instance).rest(0, 0), math.fsum(instance.load))
+def _promising(
+    costs: LowerBounds, step: int, target: float, width: int, nodes: Iterable[SwitchState]
+) -> list[SwitchState]:
+    """Return the best `width` of these partial plans for each number of switches, as different numbers do not compare,
+    without those that cannot beat the `target`."""
+    ranked = [(costs.bound(step, node), at, node) for at, node in enumerate(nodes)]
+    seen: Counter[int] = Counter()
+    kept = []
+    for (least, _), _, node in sorted(ranked, key=itemgetter(0, 1)):
+        if least >= target:
+            break
+        seen[node.mask.bit_count()] += 1
+        if seen[node.mask.bit_count()] <= width:
+            kept.append(node)
+    return kept
 
 
 class LowerBounds:
@@ -315,7 +273,7 @@ class LowerBounds:
 
     def time(self, block: int, mask: Mask) -> float:
         """Return the time to compute a chunk with the graph that the block has."""
-        return (self.instance.decode if mask >> block & 1 else self.instance.prefill)[block]
+        return self.instance.time(block, bool(mask >> block & 1))
 
     def until(self, step: int, block: int, mask: Mask) -> float:
         """Return the least time from `step` to the block's next computation; infinite if it has none."""
@@ -380,42 +338,6 @@ class LowerBounds:
         return least, max(node.computed, node.loaded) + loads
 
 
-def _search(instance: Instance, upper: float, width: int | None, most: int | None) -> tuple[Plan | None, int, bool]:
-    """Return a plan faster than `upper`, None if none was found; the number of partial plans explored; and whether the
-    width limit dropped some."""
-    costs, target = LowerBounds(instance), upper * (1.0 - MARGIN)
-    layer = [SwitchState(0, 0.0, 0.0, -1, None)]
-    visited, thinned = 0, False
-
-    def promising(step: int, nodes: Iterable[SwitchState]) -> list[SwitchState]:
-        nonlocal visited, thinned
-        kept = [(costs.bound(step, node), at, node) for at, node in enumerate(nodes)]
-        visited += len(kept)
-        if most is not None and visited > most:
-            raise InvalidOption(
-                f"The optimal plan for {instance.blocks} blocks and {instance.chunks} chunks needs more than {most}"
-                " partial plans.",
-                "Use beam, or raise the limit.",
-            )
-        found = [entry for entry in kept if entry[0][0] < target]
-        if width is not None:
-            found, before = _pruned(found, width), len(found)
-            thinned |= len(found) < before
-        return [node for _, _, node in found]
-
-    for step in range(instance.steps):
-        following: dict[Mask, list[SwitchState]] = {}
-        opened = promising(step + 1, (_after_compute(costs, step, node) for node in layer))
-        while opened:
-            for node in opened:
-                _add_state(following.setdefault(node.mask, []), _after_step(costs, step + 1, node))
-            opened = promising(step + 1, (more for node in opened for more in _after_load(costs, step, node)))
-        layer = promising(step + 1, chain.from_iterable(following.values()))
-    ended = [(costs.bound(instance.steps, node)[1], at) for at, node in enumerate(layer)]
-    time, at = min(ended, default=(math.inf, -1))
-    return _plan(costs, layer[at]) if time < target else None, visited, thinned
-
-
 def _after_compute(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState:
     """Return the partial plan with the step computed by the block's current graph.
 
@@ -466,21 +388,6 @@ def _dominates(one: SwitchState, other: SwitchState) -> bool:
     if one.computed > other.computed or one.loaded > other.loaded:
         return False
     return one.pending < 0 or one.pending == other.pending or one.loaded <= other.computed
-
-
-Ranked = tuple[tuple[float, float], int, SwitchState]
-
-
-def _pruned(ranked: list[Ranked], width: int) -> list[Ranked]:
-    """Return the best `width` beginnings for each number of switches, as different numbers do not compare."""
-    time: Counter[int] = Counter()
-    kept = []
-    for entry in sorted(ranked, key=itemgetter(0, 1)):
-        many = entry[2].mask.bit_count()
-        time[many] += 1
-        if time[many] <= width:
-            kept.append(entry)
-    return kept
 
 
 def _plan(costs: LowerBounds, node: SwitchState) -> Plan:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations, combinations_with_replacement, pairwise, permutations
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -17,17 +17,14 @@ from edgellm.coldstart.graph_switching import (
     Plan,
     Switch,
     beam,
-    floor,
-    late_greedy,
     latency,
     naive,
-    optimum,
     progressive,
     simulate,
     synchronous,
 )
 from edgellm.errors import InvalidOption
-from testkit.switching_instances import EXAMPLES, POLICIES, drawn, partition
+from testkit.switching_instances import EXAMPLES, POLICIES, floor, optimum, partition
 from tests.coldstart.clock import least_ticks
 
 FIG_8 = EXAMPLES[0][1]
@@ -100,86 +97,82 @@ def test_a_computation_waits_for_its_graph_and_a_load_for_the_one_before() -> No
 
 
 @pytest.mark.parametrize(
-    ("plan", "says"),
+    "plan",
     [
-        (switches((0, 0)), r"blocks \[0\]"),
-        (switches((0, 0), (0, 1)), r"blocks \[0, 0\]"),
-        (switches((0, 0), (2, 1)), r"blocks \[0, 2\]"),
-        (switches((0, 2), (1, 1)), r"steps \[2, 1\]"),
-        (switches((0, -1), (1, 1)), r"steps \[-1, 1\]"),
-        (switches((0, 0), (1, 5)), r"steps \[0, 5\].* 0 to 4"),
+        switches((0, 0)),
+        switches((0, 0), (0, 1)),
+        switches((0, 0), (2, 1)),
+        switches((0, 2), (1, 1)),
+        switches((0, -1), (1, 1)),
+        switches((0, 0), (1, 5)),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused(plan: Plan, says: str) -> None:
-    with pytest.raises(InvalidOption, match=says):
+def test_a_plan_that_cannot_be_is_refused(plan: Plan) -> None:
+    with pytest.raises(InvalidOption, match="no plan for 2 blocks"):
         simulate(Instance((1.0, 1.0), (1.0, 1.0), (1.0, 1.0), chunks=2), plan)
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode", "load", "chunks", "says"),
+    "times",
     [
-        ((), (), (), 1, "0 .prefill., 0 .decode. and 0"),
-        ((1.0,), (1.0, 1.0), (1.0,), 1, "1 .prefill., 2 .decode. and 1"),
-        ((1.0,), (1.0,), (1.0, 1.0), 1, "and 2 .load."),
-        ((1.0,), (1.0,), (1.0,), 0, "chunks is 0"),
-        ((1.0,), (1.0,), (1.0,), 1.5, "chunks is 1.5"),
-        ((-1.0,), (1.0,), (1.0,), 1, "prefill time of block 0 is -1.0"),
-        ((1.0,), (float("inf"),), (1.0,), 1, "decode time of block 0 is inf"),
-        ((1.0,), (1.0,), (float("nan"),), 1, "load time of block 0 is nan"),
-        ((1.0, 2.0), (1.0, 1.5), (1.0, 1.0), 1, "Block 1 .* 1.5 .* 2.0"),
+        ((), (), (), 1),
+        ((1.0,), (1.0, 1.0), (1.0,), 1),
+        ((1.0,), (1.0,), (1.0, 1.0), 1),
+        ((1.0,), (1.0,), (1.0,), 0),
+        ((-1.0,), (1.0,), (1.0,), 1),
+        ((1.0,), (float("inf"),), (1.0,), 1),
+        ((1.0,), (1.0,), (float("nan"),), 1),
+        ((1.0, 2.0), (1.0, 1.5), (1.0, 1.0), 1),
     ],
 )
-def test_an_instance_that_cannot_be_is_refused(
-    prefill: tuple[float, ...], decode: tuple[float, ...], load: tuple[float, ...], chunks: int, says: str
-) -> None:
-    with pytest.raises(InvalidOption, match=says):
-        Instance(prefill, decode, load, chunks)
+def test_an_instance_that_cannot_be_is_refused(times: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidOption):
+        Instance(*times)
 
 
 # --- the paper's ways -----------------------------------------------------------------------------------------------
 
 
 def test_figure_8() -> None:
-    plan, reason = progressive(FIG_8)
+    plan = progressive(FIG_8)
     assert plan == switches((3, 0), (1, 2), (2, 4), (0, 6))
     first = [done for done in simulate(FIG_8, plan).computes if done.chunk == 0]
     assert [done.switched for done in first] == [False, False, False, True]
-    assert [latency(FIG_8, way(FIG_8)[0]) for way in (synchronous, naive, progressive, optimum)] == [32, 26, 18, 18]
-    assert reason.endswith("18; a prefill without switching takes 16")
+    assert [latency(FIG_8, way(FIG_8)) for way in (synchronous, naive, progressive, optimum)] == [32, 26, 18, 18]
 
 
 def test_a_round_is_of_the_fewest_computations_that_hide_its_load() -> None:
     instance = Instance((2.0,) * 4, (2.5,) * 4, (4.0, 4.0, 4.0, 3.9), chunks=2)
-    assert progressive(instance)[0][:2] == switches((3, 0), (1, 2))
+    assert progressive(instance)[:2] == switches((3, 0), (1, 2))
     longer = Instance((2.0,) * 4, (2.5,) * 4, (4.0, 4.0, 4.0, 4.1), chunks=2)
-    assert progressive(longer)[0][:2] == switches((3, 0), (2, 3))
+    assert progressive(longer)[:2] == switches((3, 0), (2, 3))
 
 
 def test_a_round_counts_the_graphs_that_the_blocks_have_by_then() -> None:
     instance = Instance((2.0,) * 4, (2.5,) * 4, (4.0, 4.5, 4.0, 4.0), chunks=2)
-    assert progressive(instance)[0][:3] == switches((3, 0), (1, 2), (2, 4))  # block 2 takes 2, and block 3 then 2.5
+    assert progressive(instance)[:3] == switches((3, 0), (1, 2), (2, 4))  # block 2 takes 2, and block 3 then 2.5
 
 
 def test_a_round_wraps_around_to_the_next_chunk() -> None:
     instance = Instance((1.0,) * 3, (1.0,) * 3, (1.0, 2.0, 1.0), chunks=2)
-    assert progressive(instance)[0] == switches((2, 0), (0, 1), (1, 2))
+    assert progressive(instance) == switches((2, 0), (0, 1), (1, 2))
 
 
 def test_where_a_load_cannot_be_hidden_yet_the_greedy_computes_on() -> None:
     # at step 3 block 1 is left and nearly next: only behind its own computation is there time for its load
     instance = Instance((1.0, 1.0, 1.0), (1.0, 1.0, 1.0), (2.0, 2.0, 1.0), chunks=3)
-    assert progressive(instance)[0] == switches((2, 0), (0, 1), (1, 5))
+    assert progressive(instance) == switches((2, 0), (0, 1), (1, 5))
 
 
 def test_what_no_round_is_left_for_comes_after_the_prefill() -> None:
     instance = Instance((1.0, 1.0, 1.0), (1.0, 1.0, 1.0), (9.0, 9.0, 9.0), chunks=1)
-    assert progressive(instance)[0] == switches((2, 0), (1, 2), (0, 3))
+    assert progressive(instance) == switches((2, 0), (1, 2), (0, 3))
 
 
 @given(instances())
 def test_the_greedy_loads_the_last_block_not_switched(instance: Instance) -> None:
     left = set(range(instance.blocks))
-    for switch in progressive(instance)[0]:
+    for switch in progressive(instance):
         if switch.step < instance.steps:
             assert (switch.block - switch.step) % instance.blocks == max(
                 (b - switch.step) % instance.blocks for b in left
@@ -189,58 +182,23 @@ def test_the_greedy_loads_the_last_block_not_switched(instance: Instance) -> Non
 
 def test_the_comparators_load_after_all_and_behind_each_last_computation() -> None:
     instance = Instance((1.0, 2.0), (1.0, 2.0), (5.0, 6.0), chunks=3)
-    assert [load.start for load in simulate(instance, synchronous(instance)[0]).loads] == [9.0, 14.0]
-    assert [load.start for load in simulate(instance, naive(instance)[0]).loads] == [7.0, 12.0]
+    assert [load.start for load in simulate(instance, synchronous(instance)).loads] == [9.0, 14.0]
+    assert [load.start for load in simulate(instance, naive(instance)).loads] == [7.0, 12.0]
 
 
 # --- better ways ----------------------------------------------------------------------------------------------------
 
 
-def test_without_haste_the_greedy_waits_where_its_graphs_are_slow() -> None:
-    instance = EXAMPLES[1][1]
-    plan, reason = late_greedy(instance)
-    assert plan[0].step > 0
-    assert latency(instance, plan) < latency(instance, progressive(instance)[0])
-    assert f"started after {plan[0].step} of 12" in reason
-
-
-def test_without_haste_it_is_naive_where_no_round_pays() -> None:
-    instance = Instance((1.0,) * 3, (9.0,) * 3, (1.5,) * 3, chunks=1)
-    plan, reason = late_greedy(instance)
-    assert plan == naive(instance)[0]
-    assert reason.startswith("no round pays")
-
-
-def test_no_beam_is_narrower_than_one() -> None:
-    with pytest.raises(InvalidOption, match="beam is 0"):
-        beam(FIG_8, width=0)
-
-
-def test_a_search_that_would_not_end_is_refused() -> None:
-    instance = drawn(random.Random(1), 12, 4, 2.0)
-    with pytest.raises(InvalidOption, match=r"12 blocks and 4 chunks needs more than 5000 .* beam"):
-        optimum(instance, most=5000)
-    assert latency(instance, beam(instance)[0]) >= floor(instance)
-
-
 @given(instances(), st.integers(1, 3))
 @example(Instance((3.0, 0.0), (6.0, 4.0), (0.0, 0.0), chunks=2), 1)
-def test_nothing_undercuts_the_optimum_and_the_better_ways_are_never_worse(instance: Instance, width: int) -> None:
-    taken = {name: latency(instance, way(instance)[0]) for name, way in POLICIES.items()}
-    narrow, sure = beam(instance, width)
-    taken["narrow"], best = latency(instance, narrow), latency(instance, optimum(instance)[0])
+def test_nothing_undercuts_the_optimum_and_no_beam_is_worse_than_the_papers_ways(
+    instance: Instance, width: int
+) -> None:
+    taken = {name: latency(instance, way(instance)) for name, way in POLICIES.items()}
+    narrow, best = latency(instance, beam(instance, width)), latency(instance, optimum(instance))
     assert floor(instance) <= best * (1 + 1e-9)
-    assert best <= min(taken.values())
-    assert max(taken["beam"], taken["narrow"]) <= taken["unhurried"]
-    assert taken["unhurried"] <= min(taken[name] for name in ("synchronous", "naive", "progressive"))
-    assert not sure.startswith("the optimal plan") or taken["narrow"] == pytest.approx(best)
-
-
-@pytest.mark.parametrize("slowdown", [1.0, 1.5, 3.0])
-def test_a_narrow_beam_says_so_and_is_still_a_plan(slowdown: float) -> None:
-    rng = random.Random(2)
-    told = [beam(drawn(rng, 7, 4, slowdown), 1)[1] for _ in range(8)]
-    assert any(reason.startswith("the best of a beam 1 wide") for reason in told)
+    assert best <= min(narrow, *taken.values())
+    assert max(taken["beam"], narrow) <= min(taken[name] for name in ("synchronous", "naive", "progressive"))
 
 
 def tried(instance: Instance) -> float:
@@ -255,13 +213,13 @@ def tried(instance: Instance) -> float:
 @example(Instance((2.0, 1.0, 0.0), (5.0, 3.0, 2.0), (5.0, 2.0, 3.0), chunks=2))
 @example(Instance((3.0, 2.0, 1.0), (6.0, 3.0, 1.0), (1.0, 4.0, 4.0), chunks=1))
 def test_the_optimum_is_the_best_of_all_plans(instance: Instance) -> None:
-    assert latency(instance, optimum(instance)[0]) == pytest.approx(tried(instance))
+    assert latency(instance, optimum(instance)) == pytest.approx(tried(instance))
 
 
 @given(instances(blocks=3, chunks=3, most=3))
 @settings(max_examples=60)
 def test_the_optimum_is_the_best_there_is_even_without_plans(instance: Instance) -> None:
-    assert latency(instance, optimum(instance)[0]) == pytest.approx(least_ticks(instance))
+    assert latency(instance, optimum(instance)) == pytest.approx(least_ticks(instance))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +230,7 @@ def test_the_optimum_is_the_best_there_is_even_without_plans(instance: Instance)
     ],
 )
 def test_a_beginning_that_waits_for_another_block_is_not_beaten(instance: Instance) -> None:
-    assert latency(instance, optimum(instance)[0]) == least_ticks(instance)
+    assert latency(instance, optimum(instance)) == least_ticks(instance)
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=5))
@@ -281,14 +239,5 @@ def test_hiding_every_load_is_number_partitioning(items: list[int]) -> None:
     """Appendix A."""
     instance = partition(items)
     sums = {sum(some) for many in range(len(items)) for some in combinations(items, many)}
-    hidden = latency(instance, optimum(instance)[0]) == instance.chunks * sum(instance.prefill)
+    hidden = latency(instance, optimum(instance)) == instance.chunks * sum(instance.prefill)
     assert hidden == (sum(items) / 2 in sums)
-
-
-@pytest.mark.parametrize("way", [*POLICIES.values(), optimum])
-@given(instances(blocks=4, chunks=3))
-@settings(max_examples=20)
-def test_every_way_tells_what_its_plan_takes(way: Callable[[Instance], tuple[Plan, str]], instance: Instance) -> None:
-    plan, reason = way(instance)
-    assert f": {latency(instance, plan):.4g}; a prefill" in reason
-    assert "\n" not in reason
