@@ -93,12 +93,12 @@ class StoredConversation:
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """A question and its reply, as they are sent, the question without the texts before it, and the names of these."""
+    """A question as it was typed, the names of the texts that are sent with it, and its replies: one, unless somebody
+    else has written the conversation."""
 
-    asked: Message
-    reply: Message
-    question: str
-    texts: tuple[str, ...]
+    question: Message
+    texts: tuple[str, ...] = ()
+    replies: tuple[Message, ...] = ()
 
 
 def _compose(prompt: str, **parts: Any) -> list[Message]:
@@ -107,8 +107,20 @@ def _compose(prompt: str, **parts: Any) -> list[Message]:
     return compose(prompt, **parts)
 
 
+def _turns(messages: Sequence[Message]) -> list[ChatTurn]:
+    """Return messages as turns, each of which begins with a user's message."""
+    found: list[ChatTurn] = []
+    for message in messages:
+        if message.role == "user" or not found:
+            found.append(ChatTurn(message))
+        else:
+            found[-1] = replace(found[-1], replies=(*found[-1].replies, message))
+    return found
+
+
 class ChatSession:
-    """The messages so far. `context` texts are part of the first turn, and of the first one after `clear`.
+    """The turns so far. `context` texts, by name, are sent with the first question, and with the first one after
+    `clear`.
 
     A conversation that is longer than the model's context loses its oldest turns: they stay in the stored copy, and are
     no longer sent. The system prompt and the context texts always are.
@@ -119,50 +131,29 @@ class ChatSession:
         pair: LLM,
         options: ReplyOptions,
         *,
-        context: Sequence[tuple[str, str]],
-        system: str | None,
+        context: Sequence[tuple[str, str]] = (),
+        system: str | None = None,
         remember: Remember | None = None,
-        history: Sequence[Message] = (),
         stored: StoredConversation | None = None,
         reports: Reports | None = None,
     ) -> None:
         """Args:
         context: names and texts.
-        system: the system prompt, in place of that of `history`.
-        history: earlier messages.
+        system: the system prompt, in place of that of `stored`.
         remember: called with each question, without the context, and its complete reply.
-        stored: gets all messages after each change.
+        stored: a conversation to continue; gets all messages after each change.
         reports: prints a report after each reply, if several devices hold the model.
         """
-        opening = [message for message in history[:1] if message.role == "system"]
-        self._pair = pair
-        self._options = options
-        self._summary: Summary | None = None
+        before = [] if stored is None else stored.messages()
+        opening = [message for message in before[:1] if message.role == "system"]
+        self.pair = pair
+        self.system = system or next((message.content for message in opening), None)
+        self.summary: Summary | None = None  # the last reply's; None before the first one of a conversation
+        self._options, self._remember, self._stored, self._reports = options, remember, stored, reports
         self._context = dict(context)
-        self._sent: dict[str, int] = {}  # places in the history of the questions that have them
-        self._system = system or next((message.content for message in opening), None)
-        self._history: list[Message] = list(history[len(opening) :])
-        self._questions: dict[int, str] = {}  # without context texts, by their places in the history
-        self._left_out = 0  # messages at the beginning of the history that are no longer sent
-        self._stored = stored
-        self._asked: list[Message] = []
-        self._question = ""
-        self._remember, self._reports = remember, reports
-
-    @property
-    def pair(self) -> LLM:
-        """The models that answer."""
-        return self._pair
-
-    @property
-    def summary(self) -> Summary | None:
-        """The last reply's; None before the first one of a conversation."""
-        return self._summary
-
-    @property
-    def system(self) -> str | None:
-        """The system prompt."""
-        return self._system
+        self._turns = _turns(before[len(opening) :])
+        self._left_out = 0  # turns at the beginning that are no longer sent
+        self._asked: ChatTurn | None = None
 
     @property
     def context(self) -> Mapping[str, str]:
@@ -172,17 +163,15 @@ class ChatSession:
     @property
     def turns(self) -> list[tuple[str, str]]:
         """The roles and the texts of all messages but the system prompt; questions without the context texts."""
-        return [
-            (message.role, self._questions.get(place, message.content)) for place, message in enumerate(self._history)
-        ]
+        return [(one.role, one.content) for turn in self._turns for one in (turn.question, *turn.replies)]
 
     def use(self, pair: LLM, remember: Remember | None) -> None:
         """Have other models answer from now on."""
-        self._pair, self._remember, self._left_out = pair, remember, 0
+        self.pair, self._remember, self._left_out = pair, remember, 0
 
     def set_system(self, text: str | None) -> None:
         """Set the system prompt, from the beginning of the conversation on."""
-        self._system = text
+        self.system = text
         self._save()
 
     def add_context(self, name: str, text: str) -> None:
@@ -194,36 +183,42 @@ class ChatSession:
         """Remove a text, also from the question with which it was sent; return False if there is none of that name."""
         if self._context.pop(name, None) is None:
             return False
-        if (place := self._sent.pop(name, None)) is not None:
-            self._pair.forget_prompts()
-            texts = [text for other, text in self._context.items() if self._sent.get(other) == place]
-            (self._history[place],) = _compose(self._questions[place], context=texts)
-            self._save()
+        for place, turn in enumerate(self._turns):
+            if name in turn.texts:
+                self._turns[place] = replace(turn, texts=tuple(one for one in turn.texts if one != name))
+                self.pair.forget_prompts()
+                self._save()
         return True
 
     def ask(self, prompt: str, temperature: float | None = None) -> Reply:
         """Return the reply to `prompt`, by default with the temperature of all replies. Raises what `LLM.reply` raises,
         and then does not keep `prompt`; PromptTooLong with the tokens of each text, and what would help."""
+        from edgellm.engine import Message
         from edgellm.llm.messages import leave_out_turns
 
         options = self._options if temperature is None else replace(self._options, temperature=temperature)
-        self._question = prompt
         if self._reports is not None:
             self._reports.reply_started()
-        before, most = self._left_out, self._pair.context_length - self._room()
-        turns = [at for at, message in enumerate(self._history) if message.role == "user"]
+        before, most = self._left_out, self.pair.context_length - self._room()
+
+        def request(begin: int) -> Reply:
+            sent = {name for turn in self._turns[begin:] for name in turn.texts}
+            texts = tuple(name for name in self._context if name not in sent)
+            self._asked = ChatTurn(Message("user", prompt), texts)
+            context = [self._context[name] for name in texts]
+            messages = _compose(prompt, context=context, history=self._messages(begin), system=self.system)
+            return self.pair.reply(messages, options)
+
         try:
             reply, self._left_out = leave_out_turns(
-                turns, len(self._history), lambda begin: self._request(prompt, options, begin),
-                lambda reply: reply.prompt_tokens <= most, before,
-            )  # fmt: skip
+                range(len(self._turns)), len(self._turns), request, lambda reply: reply.prompt_tokens <= most, before
+            )
         except PromptTooLong:
             raise self._too_long(prompt) from None
         if self._left_out and not before:
-            length = self._pair.context_length
             say(
-                f"The conversation is longer than the context of {length} tokens. Its oldest turns are no longer sent"
-                " to the model; for a longer context: --ctx-size",
+                f"The conversation is longer than the context of {self.pair.context_length} tokens. Its oldest turns "
+                "are no longer sent to the model; for a longer context: --ctx-size",
                 style="yellow",
             )
         return reply
@@ -231,92 +226,79 @@ class ChatSession:
     def _too_long(self, prompt: str) -> PromptTooLong:
         """Return the error for texts and a question that are longer than the context."""
         texts = [*self._context.items(), ("The question", prompt)]
-        if self._system:
-            texts.insert(0, ("The system prompt", self._system))
+        if self.system:
+            texts.insert(0, ("The system prompt", self.system))
         counts: list[tuple[int, str]] = []
         for name, text in texts:
             try:
-                counts.append((self._pair.count_tokens(text, _COUNTED), name))
+                counts.append((self.pair.count_tokens(text, _COUNTED), name))
             except PromptTooLong:
                 counts.append((_COUNTED, name))
         longest, name = max(counts)
-        length, total = self._pair.context_length, sum(count for count, _ in counts)
+        length, total = self.pair.context_length, sum(count for count, _ in counts)
         other = f", {total} with the rest of the prompt" if _COUNTED > total > longest else ""
         more = "more than " if longest == _COUNTED else ""
         unit = "token" if longest == 1 else "tokens"
         return PromptTooLong(
             f"{name} has {more}{longest} {unit}{other}, and the context holds {length} with the reply.",
-            self._pair.longer_context(total + _MARKUP + self._room()),
+            self.pair.longer_context(total + _MARKUP + self._room()),
         )
 
-    def _request(self, prompt: str, options: ReplyOptions, begin: int) -> Reply:
-        """Return the reply to `prompt` behind the history from message `begin` on."""
-        self._asked = _compose(
-            prompt, context=[self._context[name] for name in self._unsent(begin)], history=self._history[begin:],
-            system=self._system,
-        )  # fmt: skip
-        return self._pair.reply(self._asked, options)
-
-    def _unsent(self, begin: int) -> list[str]:
-        """Return the names of the context texts that no question from message `begin` on has."""
-        return [name for name in self._context if self._sent.get(name, -1) < begin]
+    def _messages(self, begin: int = 0) -> list[Message]:
+        """Return the messages of the turns from `begin` on, questions with their texts."""
+        found: list[Message] = []
+        for turn in self._turns[begin:]:
+            texts = [self._context[name] for name in turn.texts]
+            found += [_compose(turn.question.content, context=texts)[-1] if texts else turn.question, *turn.replies]
+        return found
 
     def _room(self) -> int:
         """Return how many tokens of the context the reply should have."""
         from edgellm.llm.messages import room_for_reply
 
-        return room_for_reply(self._options.max_tokens, self._pair.context_length)
+        return room_for_reply(self._options.max_tokens, self.pair.context_length)
 
     def add_reply(self, summary: Summary) -> None:
         """Add the finished reply to the conversation: a stopped one as far as it got, an empty one not at all."""
         from edgellm.engine import Message
 
-        self._summary = summary
+        self.summary = summary
         if self._reports is not None:
             self._reports.reply_finished(summary)
-        if summary.text:
-            reply = Message("assistant", summary.text)
-            self.put_back(ChatTurn(self._asked[-1], reply, self._question, tuple(self._unsent(self._left_out))))
+        if summary.text and self._asked is not None:
+            self.put_back(replace(self._asked, replies=(Message("assistant", summary.text),)))
             if self._remember is not None and summary.finish_reason == "stop":
-                self._remember(self._question, summary.text)
+                self._remember(self._asked.question.content, summary.text)
 
     def undo(self) -> ChatTurn | None:
         """Take back the last question and its reply, and return them; None if there are none."""
-        if len(self._history) < 2:
+        if not self._turns:
             return None
-        self._pair.forget_prompts()
-        *self._history, asked, reply = self._history
-        place = len(self._history)
-        self._left_out = min(self._left_out, place)
-        texts = tuple(name for name, at in self._sent.items() if at == place)
-        for name in texts:
-            del self._sent[name]
+        self.pair.forget_prompts()
+        turn = self._turns.pop()
+        self._left_out = min(self._left_out, len(self._turns))
         self._save()
-        return ChatTurn(asked, reply, self._questions.pop(place, asked.content), texts)
+        return turn
 
     def put_back(self, turn: ChatTurn) -> None:
         """Add a question and its reply behind the last ones."""
-        place = len(self._history)
-        self._sent |= dict.fromkeys(turn.texts, place)
-        self._questions[place] = turn.question
-        self._history += [turn.asked, turn.reply]
+        self._turns.append(turn)
         self._save()
 
     def clear(self) -> None:
         """Forget all messages; the stored copy stays as it is, and a new one begins."""
-        self._history, self._questions, self._sent, self._left_out = [], {}, {}, 0
-        self._summary = None
+        self._turns, self._left_out, self.summary = [], 0, None
         if self._stored is not None:
             self._stored.begin()
 
     def close(self) -> None:
         """Close the models."""
-        self._pair.close()
+        self.pair.close()
 
     def _save(self) -> None:
-        if self._stored is None or not (self._history or self._stored.conversation.turns):
+        if self._stored is None or not (self._turns or self._stored.conversation.turns):
             return
         from edgellm.engine import Message
 
-        opening = [Message("system", self._system)] if self._system and self._history else []
-        self._stored.save([*opening, *self._history])
+        opening = [Message("system", self.system)] if self.system and self._turns else []
+        self._stored.save([*opening, *self._messages()])

@@ -221,14 +221,14 @@ def _retry(conversing: Conversing, words: str) -> None:
     if turn is None:
         say("There is no question to ask again.", style="dim")
         return
-    say(f"> {one_line(turn.question)}", style="dim")
+    say(f"> {one_line(turn.question.content)}", style="dim")
     added = False
     try:
-        added = conversing.answer(turn.question, temperature)
+        added = conversing.answer(turn.question.content, temperature)
     finally:
         if not added:
             conversing.session.put_back(turn)
-    if not words and conversing.session.turns[-1][1] == turn.reply.content:
+    if not words and conversing.session.turns[-1][1] in [reply.content for reply in turn.replies]:
         say("The same reply again. For another one: /retry 0.8", style="dim")
 
 
@@ -237,7 +237,7 @@ def _undo(conversing: Conversing, _: str) -> None:
     if turn is None:
         say("There is nothing to undo.", style="dim")
     else:
-        say(f"Taken back: {one_line(turn.question)}", style="dim")
+        say(f"Taken back: {one_line(turn.question.content)}", style="dim")
 
 
 def _system(conversing: Conversing, words: str) -> None:

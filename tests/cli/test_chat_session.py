@@ -46,12 +46,12 @@ class Listener:
 class Kept(StoredConversation):
     """A stored conversation, in a list instead of a database."""
 
-    def __init__(self) -> None:
+    def __init__(self, *turns: tuple[str, str]) -> None:
         self.saved: list[tuple[str, Sequence[tuple[str, str]]]] = []
         store = SimpleNamespace(
             save=lambda one: self.saved.append((one.id, one.turns)), remove=lambda one: self.saved.append((one.id, ()))
         )
-        super().__init__(store, Conversation.new(), True)  # type: ignore[arg-type]
+        super().__init__(store, Conversation.new().with_turns(turns), True)  # type: ignore[arg-type]
 
 
 def heard(text: str) -> Any:
@@ -136,8 +136,8 @@ def test_a_long_conversation_loses_its_oldest_turns_and_neither_system_nor_conte
 
 
 def test_a_stored_conversation_keeps_its_own_system_prompt(listener: Listener) -> None:
-    past = [Message("system", "Be brief."), *[Message(role, "x" * 90) for role in ("user", "assistant") * 2]]
-    talk = ChatSession(listener, ReplyOptions(max_tokens=40), context=(), system=None, history=past)  # type: ignore[arg-type]
+    past = Kept(("system", "Be brief."), *((role, "x" * 90) for role in ("user", "assistant") * 2))
+    talk = ChatSession(listener, ReplyOptions(max_tokens=40), stored=past)  # type: ignore[arg-type]
     listener.context_length = 300
     talk.ask("And now?")
     assert [role for role, _ in listener.asked[-1]] == ["system", "user", "assistant", "user"]
@@ -168,7 +168,7 @@ def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(
     said(stored, "Sure?", "Yes.")
     turn = stored.undo()
     assert turn is not None
-    assert (turn.question, turn.reply.content) == ("Sure?", "Yes.")
+    assert [turn.question, *turn.replies] == [Message("user", "Sure?"), Message("assistant", "Yes.")]
     assert listener.forgotten == 1, "nor is what was read kept on disk"
     assert [text for _, text in kept.saved[-1][1]] == ["Be kind.", FIRST[1][1], "Red."]
     stored.put_back(turn)
@@ -197,8 +197,8 @@ def test_a_system_prompt_holds_from_the_beginning_on(stored: ChatSession, listen
     stored.set_system(None)
     stored.ask("Sure?")
     assert listener.asked[-1][0] == FIRST[1]
-    past = [Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", "Hello")]
-    talk = ChatSession(listener, ReplyOptions(), context=(), system="Be kind.", history=past)  # type: ignore[arg-type]
+    past = Kept(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"))
+    talk = ChatSession(listener, ReplyOptions(), system="Be kind.", stored=past)  # type: ignore[arg-type]
     talk.ask("And now?")
     assert [text for _, text in listener.asked[-1]] == ["Be kind.", "Hi", "Hello", "And now?"]
 

@@ -97,9 +97,8 @@ def chat(
         over = over_devices(models, named, options.max_tokens, hardware, display=display, history=talk.history)
         pair, reports = opener.prepare(over.pair), over.reports
     session = ChatSession(
-        pair, options, context=texts, system=talk.system, remember=opener.recall(pair), history=stored.messages(),
-        stored=stored, reports=reports,
-    )  # fmt: skip
+        pair, options, context=texts, system=talk.system, remember=opener.recall(pair), stored=stored, reports=reports
+    )
     with closing(session):
         if question is None:
             from edgellm.cli.interactive import converse

@@ -6,17 +6,17 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table
 
 from edgellm.cli.options.completion import catalog_names
-from edgellm.cli.options.models import Interfaces
+from edgellm.cli.options.records import with_records
 from edgellm.cli.settings import config_file, write_settings
-from edgellm.cli.views.console import emit, is_terminal, one_line, out, say, size
+from edgellm.cli.views.console import emit, is_terminal, one_line, out, say, size, table
 from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, PullFailed
+from edgellm.flags import flag
 
 if TYPE_CHECKING:
     from edgellm.rpc.discovery.peer_probe import ProbeResult
@@ -72,42 +72,55 @@ class SetupChoice:
         return sum(model.size for model in self.missing)
 
 
-def setup(
-    context: typer.Context,
-    verifier: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|auto", help="Verifier from `edgellm catalog`; 'auto': that of a paired device.",
-                     show_default="the one that suits this machine", autocompletion=catalog_names),
-    ] = None,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Ask nothing: download, and write the settings.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")] = False,
-    pair_device: Annotated[
-        bool | None,
-        typer.Option("--pair/--no-pair", help="Pair another device afterwards; see edgellm pair.",
-                     show_default="ask, if none is paired"),
-    ] = None,
-    at_login: Annotated[
-        bool | None,
-        typer.Option("--at-login/--no-at-login", help="Serve the pair at every login; see edgellm service.",
-                     show_default="ask"),
-    ] = None,
-    interface: Interfaces = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; asks nothing.")] = False,
-) -> None:  # fmt: skip
-    asks = not (yes or dry_run or as_json)
-    if asks and not is_terminal(sys.stdin):
-        raise InvalidOption("Nobody can be asked here.", "Add --yes, or --dry-run to see what would be done.")
-    if as_json and not (yes or dry_run):
-        raise InvalidOption("--json asks nothing.", "Add --yes, or --dry-run to see what would be done.")
-    answers = _peers(interface)
-    choice = _choose(verifier, answers, must_ask_hub=not dry_run)
-    if not as_json:
+@dataclass(frozen=True, slots=True)
+class SetupOptions:
+    """What is chosen already, and what is asked."""
+
+    verifier: str | None = flag(
+        None, "Verifier from `edgellm catalog`; 'auto': that of a paired device.", "NAME|auto",
+        shown="the one that suits this machine", complete=catalog_names,
+    )  # fmt: skip
+    yes: bool = flag(False, "Ask nothing: download, and write the settings.", names=("-y", "--yes"))
+    dry_run: bool = flag(False, "Say what would be done, and change nothing.", names=("--dry-run",))
+    pair_device: bool | None = flag(
+        None, "Pair another device afterwards; see edgellm pair.", names=("--pair/--no-pair",),
+        shown="ask, if none is paired",
+    )  # fmt: skip
+    at_login: bool | None = flag(
+        None, "Serve the pair at every login; see edgellm service.", names=("--at-login/--no-at-login",), shown="ask"
+    )
+    interface: tuple[str, ...] = flag(
+        (), "Network to use; can be given several times, or set with EDGELLM_INTERFACE.", "NAME|IP",
+        shown="those of the home",
+    )  # fmt: skip
+    as_json: bool = flag(False, "Print JSON; asks nothing.", names=("--json",))
+
+    @property
+    def asks(self) -> bool:
+        """Whether the user is asked. Raise InvalidOption where somebody would have to be, and nobody can."""
+        asks = not (self.yes or self.dry_run or self.as_json)
+        if asks and not is_terminal(sys.stdin):
+            raise InvalidOption("Nobody can be asked here.", "Add --yes, or --dry-run to see what would be done.")
+        if self.as_json and not (self.yes or self.dry_run):
+            raise InvalidOption("--json asks nothing.", "Add --yes, or --dry-run to see what would be done.")
+        return asks
+
+    def wants(self, answer: bool | None, question: str) -> bool:
+        """Return the `answer` that was given already, or that of the user to a question."""
+        return bool(answer) if answer is not None else self.asks and typer.confirm(question, default=False, err=True)
+
+
+@with_records
+def setup(context: typer.Context, asked: SetupOptions) -> None:
+    asks, answers = asked.asks, _peers(asked.interface)
+    choice = _choose(asked.verifier, answers, must_ask_hub=not asked.dry_run)
+    if not asked.as_json:
         _print(choice)
-    wanted = choice.download_size
-    if dry_run:
-        if as_json:
+    if asked.dry_run:
+        if asked.as_json:
             emit(json.dumps(_row(choice, dry_run=True), indent=2))
         return
+    wanted = choice.download_size
     question = f"Download {size(wanted)}, and use this pair from now on?" if wanted else "Use this pair from now on?"
     if asks and not typer.confirm(question, default=True, err=True):
         raise typer.Exit(1)
@@ -116,18 +129,13 @@ def setup(
     values = {_DRAFT: draft, _VERIFIER: choice.verifier.name}
     root: Any = context.find_root()
     write_settings(root, dict.fromkeys(_COMMANDS, values))
-    if not as_json:
+    if not asked.as_json:
         say(f"chat, serve and profile use this pair now: {config_file()}")
-    if at_login or (at_login is None and asks and typer.confirm("Serve it at every login?", default=False, err=True)):
+    if asked.wants(asked.at_login, "Serve it at every login?"):
         _call(context, "service", "install")
-    if pair_device or (
-        pair_device is None
-        and asks
-        and not answers
-        and typer.confirm("Pair another device now?", default=False, err=True)
-    ):
+    if asked.wants(False if answers and asked.pair_device is None else asked.pair_device, "Pair another device now?"):
         _call(context, "pair")
-    if as_json:
+    if asked.as_json:
         row = _row(choice, dry_run=False)
         row["draft"]["name"] = draft
         emit(json.dumps({**row, "received": sum(one.sent for one in pulled)}, indent=2))
@@ -135,7 +143,7 @@ def setup(
         say('Ask it something: edgellm chat "Why is the sky blue?"', style="bold")
 
 
-def _peers(interface: list[str] | None) -> list[ProbeResult]:
+def _peers(interface: Sequence[str]) -> list[ProbeResult]:
     """Return the paired devices, with what they offer now."""
     from edgellm.rpc.discovery.interfaces import chosen_hosts
     from edgellm.rpc.discovery.peer_probe import probe_peers
@@ -143,7 +151,7 @@ def _peers(interface: list[str] | None) -> list[ProbeResult]:
     from edgellm.rpc.trust.trust import Trust
 
     known = Peers().all()
-    return probe_peers(Trust.load(), known, chosen_hosts(interface or ())) if known else []
+    return probe_peers(Trust.load(), known, chosen_hosts(interface)) if known else []
 
 
 def _choose(wanted: str | None, peers: Sequence[ProbeResult], *, must_ask_hub: bool) -> SetupChoice:
@@ -246,15 +254,11 @@ def _machine(room: ModelRoom, peers: Sequence[ProbeResult]) -> str:
 
 def _print(choice: SetupChoice) -> None:
     say(f"This machine: {one_line(choice.machine)}")
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "MODEL", "SIZE", "RUNS ON", "HERE"):
-        table.add_column(column, justify="right" if column == "SIZE" else "left", no_wrap=True)
+    rows = table("", "MODEL", "SIZE", "RUNS ON", "HERE", right=("SIZE",))
     for model, role in ((choice.verifier, "verifier"), (choice.draft, "draft model")):
-        here = "yes" if model.plan is not None and model.plan.path is not None else "-"
-        table.add_row(
-            role, one_line(model.name), size(model.size) if model.size else "-", one_line(model.runs_on), here
-        )
-    out().print(table)
+        bytes_ = size(model.size) if model.size else "-"
+        rows.add_row(role, one_line(model.name), bytes_, one_line(model.runs_on), "yes" if model.here else "-")
+    out().print(rows)
     for reason in choice.reasons:
         say(f"- {one_line(reason)}", style="dim")
     say(one_line(choice.expect), style="dim")
@@ -280,13 +284,13 @@ def _checked(choice: SetupChoice) -> str:
 
 def _call(context: typer.Context, *words: str) -> None:
     """Run another command of edgellm; report an error of it, and go on."""
-    command: Any = context.find_root().command
     parent: Any = context.find_root()
     for word in words:
-        command = command.get_command(parent, word)
-        parent = command.make_context(word, [], parent=parent) if word == words[-1] else parent
+        command = parent.command.get_command(parent, word)
+        last = word == words[-1]
+        parent = command.make_context(word, [], parent=parent) if last else typer.Context(command, parent, word)
     try:
-        command.invoke(parent)
+        parent.command.invoke(parent)
     except EdgeError as error:
         say(f"{error}", style="yellow")
 
