@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from edgellm.cli.chat_session import ChatSession
     from edgellm.cli.pair_opener import ChatPairOpener
     from edgellm.cli.views.reply_printer import Display
-    from edgellm.storage import History as Lines
 
 _MENU_ROWS = 6  # for completions below the prompt
 
@@ -40,7 +39,16 @@ def converse(
     """Converse until the user leaves, and return the exit code. `models` are the names of the draft model and the
     verifier, None if the verifier is on other devices. Without `history` no typed line is kept."""
     conversing = Conversing(session, display, opener, models)
-    terminal = _prompt_session(_typed_history() if history else InMemoryHistory(), conversing)
+    terminal: PromptSession[str] = PromptSession(
+        history=_TypedLines() if history else InMemoryHistory(),
+        completer=_Completer(conversing),
+        reserve_space_for_menu=_MENU_ROWS,
+        key_bindings=_keys(),
+        multiline=True,
+        prompt_continuation=". ",
+        output=create_output(stdout=sys.stderr),  # the answer alone goes to stdout
+        color_depth=None if coloured(sys.stderr) else ColorDepth.DEPTH_1_BIT,
+    )
     say("Ask something, or type /help.", style="dim")
     while not conversing.left:
         try:
@@ -72,20 +80,6 @@ class _Completer(Completer):
                 yield Completion(text, start_position=-replaced, display_meta=about)
 
 
-def _prompt_session(history: History, conversing: Conversing) -> PromptSession[str]:
-    colours = None if coloured(sys.stderr) else ColorDepth.DEPTH_1_BIT
-    return PromptSession(
-        history=history,
-        completer=_Completer(conversing),
-        reserve_space_for_menu=_MENU_ROWS,
-        key_bindings=_keys(),
-        multiline=True,
-        prompt_continuation=". ",
-        output=create_output(stdout=sys.stderr),  # the answer alone goes to stdout
-        color_depth=colours,
-    )
-
-
 def _keys() -> KeyBindings:
     keys = KeyBindings()
 
@@ -110,10 +104,11 @@ def _keys() -> KeyBindings:
 class _TypedLines(History):
     """The lines typed in this process and in earlier ones."""
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self) -> None:
+        from edgellm.storage.chat_log import typed_lines
+
         super().__init__()
-        self._lines = lines
-        self._usable = True
+        self._lines, self._usable = typed_lines(), True
 
     def load_history_strings(self) -> Iterator[str]:
         """Yield the earlier texts, the newest first."""
@@ -135,9 +130,3 @@ class _TypedLines(History):
     def _fail(self, error: HistoryUnusable) -> None:
         self._usable = False
         say(f"Typed lines are not kept: {error}", style="yellow")
-
-
-def _typed_history() -> History:
-    from edgellm.storage.chat_log import typed_lines
-
-    return _TypedLines(typed_lines())

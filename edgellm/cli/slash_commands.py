@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -45,32 +46,17 @@ class Conversing:
     def __init__(
         self, session: ChatSession, display: Display, opener: ChatPairOpener, models: tuple[str, str] | None
     ) -> None:
-        self.session = session
-        self._display, self._opener, self._models = display, opener, models
-        self._left = False
+        self.session, self.display, self.models = session, display, models
+        self.left = False  # whether the user has left
+        self._opener = opener
         self._written: ReplyRecorder | None = None
         self._saved: Path | None = None
-
-    @property
-    def left(self) -> bool:
-        """Whether the user has left."""
-        return self._left
-
-    @property
-    def models(self) -> tuple[str, str] | None:
-        """The names of the draft model and the verifier, None if the verifier is on other devices."""
-        return self._models
-
-    @property
-    def colours(self) -> bool:
-        """Whether each word has the colour of its source."""
-        return self._display.colours
 
     def enter(self, line: str) -> None:
         """Run a line as a command, or answer it. Errors are raised."""
         first, _, rest = line.partition(" ")
         if line.strip() in _LEAVE:
-            self.leave()
+            self.left = True
         elif _NAME.fullmatch(first):
             find(first).run(self, rest.strip())
         elif question := line.strip().removeprefix(QUOTES).removesuffix(QUOTES).strip():
@@ -79,24 +65,24 @@ class Conversing:
     def answer(self, question: str, temperature: float | None = None) -> bool:
         """Print the reply to a question; return whether it is part of the conversation now."""
         reply = self.session.ask(question, temperature)
-        self._written = ReplyRecorder.of(self._display)
-        summary = print_reply(reply, self._display, self._written)
+        self._written = ReplyRecorder.of(self.display)
+        summary = print_reply(reply, self.display, self._written)
         self.session.add_reply(summary)
         return bool(summary.text)
 
     def leave(self) -> None:
         """End the conversation behind this command."""
-        self._left = True
+        self.left = True
 
     def show_colours(self, on: bool) -> None:
         """Show by colours who wrote what, or no longer; the last reply, too."""
-        self._display = replace(self._display, colours=on)
+        self.display = replace(self.display, colours=on)
         if on and self._written is not None:
             self._written.replay(TokenWriter(by_source=True))
 
     def switch(self, draft: str, verifier: str) -> None:
         """Have other models answer. Raise what opening them raises, and then use the former ones again."""
-        former = self._models
+        former = self.models
         if former is None:
             raise InvalidOption("The verifier is on other devices.", "Start again: edgellm run MODEL")
         self.session.close()
@@ -110,7 +96,7 @@ class Conversing:
     def _use(self, draft: str, verifier: str) -> None:
         pair = self._opener.open(draft, verifier)
         self.session.use(pair, self._opener.recall(pair))
-        self._models = (draft, verifier)
+        self.models = (draft, verifier)
 
     def save(self, path: Path | None, text: str) -> Path:
         """Write a text to a file that is not there yet, or was written by this conversation. Return its path.
@@ -147,14 +133,18 @@ class SlashCommand:
     complete: Callable[[Conversing, str], Completions] = lambda _, __: ()
 
 
+def _known(name: str) -> SlashCommand | None:
+    """Return the command of a name or of another program's name for it."""
+    return next((one for one in COMMANDS if one.name == _ALIASES.get(name, name)), None)
+
+
 def find(name: str) -> SlashCommand:
-    """Return the command of a name or of another program's name for it.
+    """Return the command of a name.
 
     Raises:
         InvalidOption: there is none.
     """
-    found = next((one for one in COMMANDS if one.name == _ALIASES.get(name, name)), None)
-    if found is None:
+    if (found := _known(name)) is None:
         near = difflib.get_close_matches(name, [*_ALIASES, *(one.name for one in COMMANDS)], 1, _NEAR)
         meant = f"Did you mean {near[0]}?" if near else "/help lists them; a blank before the slash sends the line."
         raise InvalidOption(f"There is no command {name}.", meant)
@@ -167,9 +157,7 @@ def completions(conversing: Conversing, line: str) -> Iterator[tuple[str, int, s
     first, space, rest = line.partition(" ")
     if not space:
         yield from ((one.name, len(first), one.about) for one in COMMANDS if one.name.startswith(first))
-        return
-    command = next((one for one in COMMANDS if one.name == _ALIASES.get(first, first)), None)
-    if command is not None:
+    elif (command := _known(first)) is not None:
         yield from ((text, len(rest), about) for text, about in command.complete(conversing, rest))
 
 
@@ -178,7 +166,7 @@ def _help(conversing: Conversing, _: str) -> None:
     for one in COMMANDS:
         say(f"{f'{one.name} {one.arguments}':<{width}}  {one.about}")
     say(KEYS, style="dim")
-    if conversing.colours:
+    if conversing.display.colours:
         print_legend()
 
 
@@ -204,7 +192,7 @@ def _stats(conversing: Conversing, _: str) -> None:
 def _colors(conversing: Conversing, words: str) -> None:
     if words not in ("", "on", "off"):
         raise InvalidOption(f"/colors {words} is not known.", "Type /colors, /colors on or /colors off.")
-    on = words == "on" or (not words and not conversing.colours)
+    on = words == "on" or (not words and not conversing.display.colours)
     conversing.show_colours(on)
     if on:
         print_legend()
@@ -344,11 +332,8 @@ def transcript(session: ChatSession) -> str:
 def _free_name(session: ChatSession) -> Path:
     """Return a file that is not there, named after the first question."""
     title = re.sub(r"\W+", "-", session.turns[0][1].lower())[:_MOST_TITLE].strip("-") or "conversation"
-    number, path = 1, Path(f"{title}.md")
-    while path.exists():
-        number += 1
-        path = Path(f"{title}-{number}.md")
-    return path
+    names = (Path(f"{title}{'' if number == 1 else f'-{number}'}.md") for number in itertools.count(1))
+    return next(path for path in names if not path.exists())
 
 
 COMMANDS = (

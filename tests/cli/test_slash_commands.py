@@ -128,9 +128,9 @@ def test_colours_show_the_last_reply_too(talk: Conversing, monkeypatch: pytest.M
     talk.enter("/colors")
     assert coloured.search(out.getvalue().removeprefix(plain))
     talk.enter("Hello")
-    assert talk.colours
+    assert talk.display.colours
     talk.enter("/colors off")
-    assert not talk.colours
+    assert not talk.display.colours
     with pytest.raises(InvalidOption):
         talk.enter("/colors maybe")
 
