@@ -12,7 +12,6 @@ from time import monotonic
 from typing import Protocol, TypeVar
 
 from edgellm.verifier.judgement import Job
-from edgellm.verifier.prefill_pieces import PrefillPieces
 from edgellm.verifier.scheduler import ScheduledBatch, Scheduler, SchedulerLimits, next_batch
 
 RECENT = 30.0  # seconds after its last request for which a device counts as active
@@ -108,51 +107,28 @@ class FairScheduler(Scheduler):
 
     def __init__(self, limits: SchedulerLimits) -> None:
         super().__init__(limits)
-        self.rate = ServiceRate()
-        self.pieces = PrefillPieces(limits)
         self._turns, self._cost = DeviceTurns(), PassCost()
+        self._seconds = self._answers = 0.0  # of the last passes, both decaying
 
     def next(self, ready: Collection[Job], prefills: int, single_session: bool) -> ScheduledBatch[Job] | None:
         """See `Scheduler.next`."""
         if self._turns.several_devices():
             budget = self._cost.budget(self.limits)
-            return next_batch(self._turns.order(ready), self.chosen, prefills, budget=budget)
+            return next_batch(self._turns.order(ready), self.limits, prefills, budget=budget)
         return super().next(ready, prefills, single_session)
 
-    @property
-    def chosen(self) -> SchedulerLimits:
-        """See `Scheduler.chosen`."""
-        return self.pieces.current.limits
-
-    def several_devices(self) -> bool:
-        """See `Scheduler.several_devices`."""
-        return self._turns.several_devices()
-
-    def on_request(self, request: Job) -> None:
+    def on_request(self, job: Job) -> None:
         """See `Scheduler.on_request`."""
-        self._turns.record_request(request.device)
+        self._turns.record_request(job.device)
 
     def on_batch(self, batch: ScheduledBatch[Job], seconds: float, answered: int) -> None:
         """See `Scheduler.on_batch`."""
         self._cost.add(sum(piece.weight for piece in batch.slices), seconds)
-        self.pieces.on_batch(batch, seconds)
         self._turns.record_batch({piece.request.device for piece in batch.slices})
-        self.rate.batch(seconds, answered)
-
-
-class ServiceRate:
-    """The recent time per answer: computing seconds and answers, both decaying."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._answers = 0.0
-
-    def batch(self, seconds: float, answers: int) -> None:
-        """Record a batch that took `seconds` and answered `answers` requests."""
         self._seconds = _DECAY * self._seconds + seconds
-        self._answers = _DECAY * self._answers + answers
+        self._answers = _DECAY * self._answers + answered
 
-    def seconds(self, requests: int) -> float:
+    def wait_seconds(self, requests: int) -> float:
         """Return the expected seconds until `requests` are answered."""
         if not self._answers:  # before the first answer, one takes at least the time already spent
             return requests * max(self._seconds, _INITIAL_SECONDS)

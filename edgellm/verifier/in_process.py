@@ -24,7 +24,7 @@ from edgellm.verifier.engine import ModelRunner, VerifierEngine
 from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.fairness import FairScheduler
 from edgellm.verifier.judgement import Answer, Counters, Deliver, MissingPrefix
-from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
+from edgellm.verifier.scheduler import DELAY, Scheduler, SchedulerLimits
 
 
 class ContextPool:
@@ -100,7 +100,7 @@ class VerifierWorker(VerifierBackend):
 
     def wait_seconds(self) -> float:
         """See `VerifierBackend.wait_seconds`."""
-        return self._scheduler.rate.seconds(self.waiting)
+        return self._scheduler.wait_seconds(self.waiting)
 
     def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
         """See `VerifierBackend.submit`. `deliver` is called from the worker's thread.
@@ -121,10 +121,13 @@ class VerifierWorker(VerifierBackend):
         self._inbox.put(lambda: self._runner.fill(widths, heads))
 
     def use_curve(self, rows: Sequence[int], seconds: Sequence[float]) -> str:
-        """Choose the pieces of prefills by a measured cost curve, see `PrefillPieces`; return the reason. To be called
-        before `start`."""
-        self._scheduler.pieces.use_curve(rows, seconds)
-        return self._scheduler.pieces.current.reason
+        """Choose the chunks of prefills by a measured cost curve, see `SchedulerLimits.measured`; return the reason. To
+        be called before `start`."""
+        limits = self._scheduler.limits = self._scheduler.limits.measured(rows, seconds)
+        return (
+            f"Prefills advance by {limits.chunk} tokens at a time, by {limits.solo_chunk} for a session without others:"
+            f" a verdict should wait at most {1e3 * DELAY:.0f} ms"
+        )
 
     def close(self) -> None:
         """Stop the thread after the current batch, and close the context."""

@@ -4,10 +4,12 @@ Algorithm 1)."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 from edgellm.verifier.judgement import Job
 
@@ -24,11 +26,10 @@ class SchedulerLimits:
     """Limits of a batch.
 
     A batch has at most `rows`. A prefill advances by `chunk` tokens at a time (Synera: 32), or by `solo_chunk` if there
-    is only one session: no other one waits for a verdict then, and larger chunks are faster. `PrefillPieces` chooses
-    larger ones where that pays. A request with no more unseen tokens than a chunk needs no prefill: they join its
-    verification. A verification waits behind at most `max_prefill_ahead` chunks of prefill, of all sessions together.
-    `equal_rows`: verifications share a batch only if they have the same number of rows, because llama.cpp splits a
-    batch of several streams into equal parts.
+    is only one session: no other one waits for a verdict then, and larger chunks are faster. A request with no more
+    unseen tokens than a chunk needs no prefill: they join its verification. A verification waits behind at most
+    `max_prefill_ahead` chunks of prefill, of all sessions together. `equal_rows`: verifications share a batch only if
+    they have the same number of rows, because llama.cpp splits a batch of several streams into equal parts.
     """
 
     rows: int = 512
@@ -36,6 +37,17 @@ class SchedulerLimits:
     max_prefill_ahead: int = 1
     equal_rows: bool = True
     solo_chunk: int = 128
+
+    def measured(self, rows: Sequence[int], seconds: Sequence[float]) -> SchedulerLimits:
+        """Return limits with chunks as large as a verdict may wait for them, by the measured `seconds` of a pass over
+        each number of `rows`; never smaller ones than these."""
+        slope, base = np.polyfit(rows, seconds, 1)
+        chunk, solo = (int((delay - base) / max(slope, _FASTEST)) for delay in (DELAY, SOLO_DELAY))
+        return replace(
+            self,
+            chunk=max(self.chunk, min(chunk, self.rows)),
+            solo_chunk=max(self.solo_chunk, min(solo, self.rows)),
+        )
 
 
 class Schedulable(Protocol):
@@ -129,16 +141,7 @@ class Scheduler:
 
     def next(self, ready: Collection[Job], prefills: int, single_session: bool) -> ScheduledBatch[Job] | None:
         """Return the next batch over `ready`; see `next_batch`."""
-        return next_batch(ready, self.chosen, prefills, single_session)
-
-    @property
-    def chosen(self) -> SchedulerLimits:
-        """The limits as they are now."""
-        return self.limits
-
-    def several_devices(self) -> bool:
-        """Return whether several devices share the slots."""
-        return False
+        return next_batch(ready, self.limits, prefills, single_session)
 
     def on_request(self, request: Job) -> None:
         """Called for every new request."""
@@ -178,3 +181,8 @@ def _fit(slices: Iterable[ScheduledSlice[R]], rows: int, budget: int | None) -> 
 
 _MAX_ROWS_TURN = 32  # rows of one request in a batch, where devices take turns and a pass has no room for more
 _MAX_ROWS_SHARED = 16  # rows of one request in a batch, if a device sends several at once beside other devices
+DELAY = 0.05
+"""Seconds that a chunk of a prefill may delay the verdict of another session."""
+SOLO_DELAY = 0.5
+"""Seconds of a chunk of a session without others: the longest wait of a new one."""
+_FASTEST = 1e-9  # seconds a row, where measurements do not tell rows apart

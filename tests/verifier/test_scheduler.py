@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, ScheduledSlice, SchedulerLimits, next_batch
+from edgellm.engine import Context, Model
+from edgellm.spec.types import GREEDY, Chunk
+from edgellm.spec.verifier import VerifyRequest
+from edgellm.verifier.in_process import VerifierWorker
+from edgellm.verifier.judgement import Answer
+from edgellm.verifier.scheduler import (
+    DELAY,
+    SOLO_DELAY,
+    BatchKind,
+    ScheduledBatch,
+    ScheduledSlice,
+    SchedulerLimits,
+    next_batch,
+)
 from tests.verifier.wants import Want
 
 LIMITS = SchedulerLimits(rows=128, chunk=32)
@@ -161,3 +175,40 @@ def test_a_prefill_does_not_wait_for_what_another_device_has_asked_before() -> N
     then = next_batch([flood[0], honest, *flood[1:]], SchedulerLimits(), prefills=3, budget=10)
     assert then is not None
     assert then.kind is BatchKind.VERIFY
+
+
+ROWS = (1, 2, 4, 8, 16, 32, 48, 64)
+
+
+def curve(base: float, slope: float) -> list[float]:
+    return [base + slope * rows for rows in ROWS]
+
+
+def test_chunks_take_as_long_as_a_verdict_may_wait_and_are_never_below_the_papers() -> None:
+    for base, slope in ((0.010, 0.00005), (0.010, 0.001), (0.060, 0.004), (1.0, 0.0)):
+        limits = SchedulerLimits().measured(ROWS, curve(base, slope))
+        for size, least, delay in ((limits.chunk, 32, DELAY), (limits.solo_chunk, 128, SOLO_DELAY)):
+            assert least <= size <= limits.rows
+            assert size == least or base + slope * size <= 1.001 * delay
+            assert size == limits.rows or base + slope * (size + 1) >= 0.999 * delay
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_worker_prefills_in_the_chunks_that_its_curve_chooses(exact: Model, fast: bool) -> None:
+    """Two sessions, so that the chunks are those beside another session."""
+    counts: dict[int, int] = {}
+    ids = np.arange(400, 730, dtype=np.int32)
+    worker = VerifierWorker(Context(exact, n_ctx=512, n_seq=2, n_batch=512, threads=1, unified=False), 2, exact.is_eog)
+    engine = worker._engine
+    worker.use_curve(ROWS, curve(0.010, 0.00005) if fast else curve(0.060, 0.004))
+    try:
+        for session, prompt in ((1, ids[:5]), (2, ids)):
+            answers: list[Answer] = []
+            engine.add(VerifyRequest(session, GREEDY, 0, prompt, Chunk()), answers.append)
+            before = engine.prefills
+            while not answers:
+                engine.step()
+            counts[session] = engine.prefills - before
+    finally:
+        worker.close()
+    assert counts == {1: 0, 2: 0 if fast else 10}
