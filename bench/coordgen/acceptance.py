@@ -22,7 +22,7 @@ import numpy as np
 from bench.coordgen.methods import MOST, Everything, Method, PromptLookup, SuffixLookup
 from bench.coordgen.tasks import TASKS, Reply, files_of, recorded
 from bench.harness.results import Figures
-from edgellm.engine import Context, Model, to_f32
+from edgellm.engine import Context, ContextSpec, Model, to_f32
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import DraftSource
 from edgellm.spec.state import GenerationState

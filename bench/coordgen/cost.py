@@ -24,7 +24,7 @@ import numpy as np
 from bench.coordgen.tasks import SEED, TASKS
 from bench.harness.results import Figures
 from bench.harness.statistics import alternate, spread
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.suffix_automaton import SuffixAutomaton

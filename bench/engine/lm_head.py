@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.harness.progress import track
 from bench.harness.results import Figures
-from edgellm.engine import Context, Model, head_pays, known
+from edgellm.engine import Context, ContextSpec, Model, head_pays, known
 from edgellm.llm.cost_curves import measure_heads
 from testkit.gguf import random_model
 

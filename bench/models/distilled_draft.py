@@ -123,7 +123,7 @@ def measure(
     chosen = first_of_each(questions(asked), per)
     rows = []
     with Model.load(draft) as small, Model.load(verifier) as big:
-        drafting, verifying = Context(small, n_ctx=N_CTX), Context(big, n_ctx=N_CTX)
+        drafting, verifying = Context(small, ContextSpec(n_ctx=N_CTX)), Context(big, ContextSpec(n_ctx=N_CTX))
         for question in track(chosen, "questions"):
             prompt = big.chat_prompt([Message("user", question.text)])
             reply = greedy_reply(verifying, prompt, tokens)

@@ -213,7 +213,7 @@ def opened(folder: Path, seed: int, prompts: int) -> Iterator[Scene]:
     try:
         with Model.load(paths[0]) as small, FaultyRelay(served.port, seed) as relay:
             remote = served.line(small.vocabulary, trust, relay.port)
-            with LLM(small, draft=small, verifier=remote, threads=1, model_hash=lambda: remote.model_hash) as pair:
+            with LLM(small, draft=small, verifier=remote, threads=1, model_hash=lambda: remote.info.model_hash) as pair:
                 scene = Scene(served, relay, pair, remote, folder / "other", talks, alone)
                 taken = []
                 for number in range(len(talks)):

@@ -23,7 +23,7 @@ import jsonschema_rs
 
 from bench.harness.progress import track
 from bench.harness.results import Figures
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
 from edgellm.spec.types import Summary

@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.harness.progress import track
 from bench.harness.results import Figures
-from edgellm.engine import Context, Message, Model, to_f32
+from edgellm.engine import Context, ContextSpec, Message, Model, to_f32
 from edgellm.engine.hardware import Hardware, offload_devices
 from edgellm.llm import LLM
 from edgellm.spec.types import Ids

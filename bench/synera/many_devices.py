@@ -58,7 +58,7 @@ class Bare:
     def __init__(self, model: Model, work: list[Script], threads: int, rows: int, flash: bool) -> None:
         rows = max(rows, len(work), CACHED)
         kind = "f32" if model.is_f32 else "f16"
-        spec = NativeSpec(
+        spec = llama_api.NativeSpec(
             (CACHED + 64) * len(work), len(work), rows, threads, unified=False, cache_type=kind, flash=flash
         )
         self._context = llama_api.open_context(model.owned, spec)

@@ -94,7 +94,9 @@ def hits(cases: list[Question], files: PairFiles, budget: float) -> Figures:
     """Return the shares of verdicts among the 1, 2, ... likeliest guesses: of all verdicts, and of rejections alone."""
     with ExitStack() as closing:
         small, big = (closing.enter_context(Model.load(resolve(name))) for name in (files.draft, files.verifier))
-        local = LocalVerifier(big, ContextPool(lambda: Context(big, n_ctx=POSITIONS, threads=1)), POSITIONS)
+        local = LocalVerifier(
+            big, ContextPool(lambda: Context(big, ContextSpec(n_ctx=POSITIONS, threads=1))), POSITIONS
+        )
         closing.callback(local.close)
         guesser = Guesser(small, closing)
         profile = profile_of(small.path, big.path, files.profile)

@@ -36,7 +36,8 @@ from edgellm.spec.lost_verifier import VerdictDeadline
 from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.types import GREEDY, Chunk, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.verification import judge
-from edgellm.verifier.requests import MissingPrefix, VerifyRequest
+from edgellm.spec.verifier import Capabilities, VerifyRequest
+from edgellm.verifier.judgement import MissingPrefix
 from tests.fuzz.reading import Reader, Refused
 
 WORDS, CONTEXT = 300, 512

@@ -32,7 +32,7 @@ from edgellm.services.mesh_codec import (
     write_work,
 )
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Sampling, Verdict
-from edgellm.verifier.requests import VerifyRequest
+from edgellm.spec.verifier import VerifyRequest
 from tests.fuzz.reading import Reader
 
 WORK = StageSpec("ab" * 32, "big", LayerRange(2, 8), 8, 16, 300, 512)

@@ -54,7 +54,10 @@ def main(model: str, *ports: str) -> None:
     sys.stdin.readline()
     names = tuple(name for port in ports for name in backend.add_server(int(port)))
     hardware = Hardware(gpu_layers=ALL_LAYERS, devices=names)
-    with Model.load(Path(model), hardware=hardware, probe=False) as loaded, Context(loaded, n_ctx=256) as context:
+    with (
+        Model.load(Path(model), hardware=hardware, probe=False) as loaded,
+        Context(loaded, ContextSpec(n_ctx=256)) as context,
+    ):
         sys.stdout.write("loaded\n")
         sys.stdout.flush()
         for line in sys.stdin:

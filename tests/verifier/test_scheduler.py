@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.spec.types import GREEDY, Chunk
 from edgellm.spec.verifier import VerifyRequest
 from edgellm.verifier.in_process import VerifierWorker
@@ -198,7 +198,8 @@ def test_a_worker_prefills_in_the_chunks_that_its_curve_chooses(exact: Model, fa
     """Two sessions, so that the chunks are those beside another session."""
     counts: dict[int, int] = {}
     ids = np.arange(400, 730, dtype=np.int32)
-    worker = VerifierWorker(Context(exact, n_ctx=512, n_seq=2, n_batch=512, threads=1, unified=False), 2, exact.is_eog)
+    context = Context(exact, ContextSpec(n_ctx=512, n_seq=2, n_batch=512, threads=1, unified=False))
+    worker = VerifierWorker(context, 2, exact.is_eog)
     engine = worker._engine
     worker.use_curve(ROWS, curve(0.010, 0.00005) if fast else curve(0.060, 0.004))
     try:
