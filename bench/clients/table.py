@@ -67,7 +67,7 @@ def servers(folder: str) -> Iterator[tuple[str, str]]:
         Model.load(bert, embeds=True) as vectors,
         Embedder(vectors) as embedder,
         Model.load(resolve(MODEL)) as model,
-        LLM(model, draft=None, verifier=ToolCaller(model), history=False) as caller,
+        LLM.of(model, verifier=ToolCaller(model), history=False) as caller,
         HttpServer(home, HttpConfig(replies=2)) as server,
         HttpServer(home, HttpConfig(replies=1)) as tools,
     ):

@@ -213,7 +213,8 @@ def opened(folder: Path, seed: int, prompts: int) -> Iterator[Scene]:
     try:
         with Model.load(paths[0]) as small, FaultyRelay(served.port, seed) as relay:
             remote = served.line(small.vocabulary, trust, relay.port)
-            with LLM(small, draft=small, verifier=remote, threads=1, model_hash=lambda: remote.info.model_hash) as pair:
+            opened = OpenedVerifier(remote, lambda: remote.info.model_hash)
+            with LLM.of(small, small, opened, threads=1) as pair:
                 scene = Scene(served, relay, pair, remote, folder / "other", talks, alone)
                 taken = []
                 for number in range(len(talks)):

@@ -103,7 +103,7 @@ class ChatPairOpener:
         announce(pair.verifier_reason, pair.notices)
         with ExitStack() as failed:
             failed.push(pair)
-            pair.check_options(self.options)
+            pair.prompts.check(self.options)
             if needs_profile(self.options):
                 with Loading("hashing") as hashing:
                     pair.hash_models(hashing)

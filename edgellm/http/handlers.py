@@ -188,7 +188,7 @@ class RequestHandler:
 
             def count(left: Callable[[], bool]) -> Ids:
                 options, _ = self._fitting_options(served, request, {})
-                return served.pair.prompt_ids(messages, options, left)
+                return served.pair.prompts.ids(messages, options, left)
 
             ids = await self.compute(http, count)
         finally:
@@ -200,7 +200,7 @@ class RequestHandler:
     ) -> tuple[ReplyOptions, list[str]]:
         """Return the options of a reply to `request`, as far as the model has them, and the parameters that are
         therefore ignored. Raises ApiError where the server is strict, and there are some."""
-        options, left_out = served.pair.fitting_options(served.options_for(request))
+        options, left_out = served.pair.prompts.fitting_options(served.options_for(request))
         ignored = header_names(names.get(name) or request.parameter(name) for name in left_out)
         self.check_known(ignored)
         return options, ignored
@@ -454,7 +454,7 @@ def _read(
 ) -> Iterator[Token | ToolCall]:
     """Yield the tokens of a reply, and its first `most` calls of tools."""
     calls = 0
-    for one in pair.calls(tokens, options, cut):
+    for one in pair.prompts.calls(tokens, options, cut):
         calls += isinstance(one, ToolCall)
         if not isinstance(one, ToolCall) or most is None or calls <= most:
             yield one

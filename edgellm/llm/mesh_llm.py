@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -21,9 +21,10 @@ from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
 from edgellm.llm.home import LocalDevice, overhead_of, positions_of
-from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.llm import LLM
-from edgellm.llm.model_loading import PairFit, fit, load, named, place_named
+from edgellm.llm.model_loading import EngineConfig, named
+from edgellm.llm.opening.elsewhere import OpenedVerifier
+from edgellm.llm.opening.engine import PairEngine
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.layer_sources import WholeModel
@@ -148,9 +149,7 @@ def open_mesh(
         whole.model, model.name, LayerRange(0, model.shape.layers), model.shape.layers, int(model.shape.d_model),
         vocabulary, positions, options.sessions, options.wide,
     )  # fmt: skip
-    closing = ExitStack()
-    idle = IdleWork()
-    closing.callback(idle.close)
+    engine = PairEngine(EngineConfig(history=history))
     try:
         mesh = Mesh(
             devices,
@@ -161,36 +160,24 @@ def open_mesh(
             overhead=overhead,
             notify=notify,
         )
-        closing.callback(mesh.close)
+        engine.own(mesh)
         mesh.pipeline()
         mesh.move(
             following, phases.rest if phases is not None and options.rests else (),
             sends_caches=options.sends_caches if phases is None else phases.sends_caches,
         )  # fmt: skip
-        text = Model.load(file, text_only=True, chat=True)
-        closing.callback(text.close)
-        small, compared = None, PairFit()
-        if (name := named(draft)) is not None:
-            taken = _taken(next((share for share in shares if share.name == HERE), None), model, overhead, unit)
-            beside = place_named(name, draft_hardware, taken, verifies=False)
-            small = load(beside, progress=None, closing=closing, idle=idle)
-            compared = fit(small, text, name, file.path)
-            small = None if compared.left_out else small
+        text = engine.own(Model.load(file, text_only=True, chat=True))
+        own = next((share for share in shares if share.name == HERE), None)
+        small, compared = engine.load_beside(
+            text, named(draft), draft_hardware, _taken(own, model, overhead, unit)
+        )  # fmt: skip
         verifier = MeshVerifier(
             mesh, text.is_eog, min(parts.tokens, hardware.n_batch or MAX_ROWS, _most_rows(devices, work)), text.grammar
         )
-        pair = LLM(
-            text,
-            draft=small,
-            verifier=verifier,
-            model_hash=lambda: whole.model,
-            fit=compared,
-            history=history,
-            closing=closing,
-            idle=idle,
-        )
+        engine.attach(text, small, OpenedVerifier(verifier, lambda: whole.model), compared)
+        pair = LLM(engine)
     except BaseException:
-        closing.close()
+        engine.close()
         raise
     return OpenedMesh(pair, verifier, model, placed, parts.reason, began)
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
 
-from edgellm.engine import Message, Model
+from edgellm.engine import Message, Model, ToolCall
 from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InputNotText, InvalidOption, ModelUnsupported, PromptTooLong, TextRefused
+from edgellm.llm.tools import Toolbox, split_calls
 from edgellm.spec.channels import ChannelSplitter, split_text
-from edgellm.spec.types import Ids
+from edgellm.spec.params import ReplyOptions
+from edgellm.spec.types import Channel, Constraint, Ids, Notice, Token
 
 Written = TypeVar("Written")
 
@@ -190,3 +192,107 @@ def check_length(ids: Ids, context: int) -> Ids:
             "Shorten the prompt, its context files or the history.",
         )
     return ids
+
+
+@dataclass(frozen=True, slots=True)
+class PromptWriter:
+    """Writes questions and conversations in the form of a `model`, with room for a reply in the `context`, in tokens,
+    and says what the reply must be like. `grammars`: a reply can be made to follow a schema."""
+
+    model: Model
+    context: int
+    grammars: bool
+
+    def fitting_ids(
+        self, messages: Sequence[Message], options: ReplyOptions, should_stop: ShouldStop, tell: Callable[[str], None]
+    ) -> tuple[Ids, Sequence[Message], list[Notice]]:
+        """Return the ids (n,) of a conversation, and what is sent of it: without its oldest turns where it would leave
+        the reply no room, of which there is a notice then. Raises what `chat_ids` raises."""
+        turns, end = turns_of(messages)
+        most = self.context - room_for_reply(options.max_tokens, self.context)
+        ids, begin = leave_out_turns(
+            turns, end, lambda at: self.ids(without_turns(messages, at), options, should_stop, tell),
+            lambda ids: len(ids) <= most,
+        )  # fmt: skip
+        if not (count := sum(at < begin for at in turns)):
+            return ids, messages, []
+        text = (
+            f"The conversation is longer than the context of {self.context} tokens. Its"
+            f" {'oldest turn is' if count == 1 else f'{count} oldest turns are'} no longer sent to the model."
+        )
+        return ids, without_turns(messages, begin), [Notice(text, count)]
+
+    def ids(
+        self, prompt: str | Sequence[Message], options: ReplyOptions | None = None, should_stop: ShouldStop = never,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> Ids:  # fmt: skip
+        """Return the token ids of the prompt, shape (n,), for a reply with `options`; `tell` is called with what the
+        chat template wants changed. Raises what `chat_ids` raises."""
+        options = options or ReplyOptions()
+        arguments = options.template_arguments()
+        used = not isinstance(prompt, str) and any(turn.tool_calls or turn.role == "tool" for turn in prompt)
+        if not (options.tools or used):
+            return chat_ids(self.model, prompt, self.context, should_stop, arguments, tell)
+        toolbox = self.toolbox(options)
+        turns = toolbox.messages(compose(prompt) if isinstance(prompt, str) else prompt)
+        ids = chat_ids(self.model, turns, self.context, should_stop, arguments | toolbox.arguments(), tell)
+        if not (opening := toolbox.opening()):
+            return ids
+        markup = self.model.thinking
+        if markup is not None and channels_of(self.model, ids).channel is Channel.THINKING:
+            if options.think:
+                raise InvalidOption(
+                    f"tool_choice is {options.tool_choice}, so that the reply begins with a call, and think asks for a"
+                    " thought.",
+                    "Leave think out, or leave the choice to the model.",
+                )
+            opening = f"{markup.closing}\n\n{opening}"  # behind an empty thought
+        return check_length(np.concatenate((ids, self.model.tokenize(opening, special=True))), self.context)
+
+    def constraint(self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter) -> Constraint | None:
+        """Return the constraint of a reply to `ids` (n,): behind its thought, where there is one; a call that must come
+        follows at once. Raises InvalidOption where the schema cannot be used."""
+        toolbox = self.toolbox(options) if options.tools else None
+        called = None if toolbox is None else toolbox.schema()
+        schema = options.json_schema if called is None else called
+        if schema is None:
+            return None
+        self.model.grammar(schema)
+        after: list[int] = []
+        opened = called is not None and toolbox is not None and toolbox.opening()
+        if not opened and channels.thinks and (markup := self.model.thinking) is not None:
+            if markup.channels:
+                after = self.model.tokenize("<|channel|>final<|message|>", special=True).tolist()
+            elif channels.channel is Channel.THINKING or options.think:
+                after = self.model.tokenize(markup.closing, special=True).tolist()
+        return Constraint(schema, len(ids), tuple(after))
+
+    def check(self, options: ReplyOptions) -> None:
+        """Raise InvalidOption where the model cannot think as `options` say, or its chat template does not read one of
+        their arguments."""
+        self.model.check_template_arguments(options.template_args)
+        if options.think and self.model.thinking is None:
+            raise InvalidOption(
+                f"think is {options.think}, and {self.model.name} is not known to think.",
+                "Leave it out, or use a model whose chat template has thoughts.",
+            )
+
+    def fitting_options(self, options: ReplyOptions) -> tuple[ReplyOptions, list[str]]:
+        """Return `options` with what the model has of the thoughts that they ask for, or what is nearest to it, and the
+        names of those that it has not, or not so."""
+        arguments, thinks, left_out = self.model.fitting_arguments(options.template_args)
+        think = thinks if thinks is False or (thinks and not options.think) else options.think
+        if think and self.model.thinking is None:
+            think, left_out = None, [*left_out, "think"]
+        return replace(options, template_args=arguments, think=think), left_out
+
+    def calls(
+        self, reply: Iterable[Token], options: ReplyOptions, cut: Callable[[], bool] = lambda: False
+    ) -> Iterator[Token | ToolCall]:
+        """Yield the tokens of a `reply` with `options`, and the calls of its tools, whose tokens have no text then.
+        `cut` returns, after the last token, whether the reply broke off there."""
+        return split_calls(reply, self.toolbox(options), self.model.control_text, cut)
+
+    def toolbox(self, options: ReplyOptions) -> Toolbox:
+        """Return the tools of a reply with `options`, in the form of the model."""
+        return Toolbox.of(self.model, options, grammars=self.grammars)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,27 +13,21 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 from edgellm.engine import Context, ContextSpec, Model, ModelFile, head_pays
 from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token
-from edgellm.engine.hardware import ALL_LAYERS, Hardware, offload_devices
+from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, Hardware, offload_devices
 from edgellm.engine.kv.prompt_cache import PromptCache
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, check_context, most_that_fit, place
 from edgellm.engine.model import probe_of
 from edgellm.engine.native import Stop
 from edgellm.engine.speculators.eagle3 import is_eagle3
 from edgellm.engine.trial.probe import TrialChild, start_trial
-from edgellm.errors import EdgeError, MemoryShort, ModelUnsupported, VocabularyMismatch
+from edgellm.errors import InvalidOption, MemoryShort, ModelUnsupported
 from edgellm.llm.cost_curves import ModelCurve, token_seconds
 from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafters.translation import TokenTranslation
-from edgellm.spec.model_sampling import ModelSampling, sampling_elsewhere
-from edgellm.spec.verifier import Verifier
 from edgellm.storage.default_pair import DEFAULT, Named
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 
 if TYPE_CHECKING:
-    from edgellm.rpc.address import ModelAddress
-    from edgellm.rpc.trust.device_id import DeviceID
-    from edgellm.rpc.trust.trust import Trust
-    from edgellm.services.client.verifier_client import RemoteVerifier
     from edgellm.upstream.opening import UpstreamOptions
 
 AUTO = "auto"
@@ -59,6 +53,63 @@ def is_address(verifier: Named) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine opens, and how.
+
+    A model is a path, an alias or `user/repo:quant`. The default pair is SmolLM2 and its draft model where they are on
+    this machine; nothing is downloaded. Else, and with EDGELLM_PAIR=home, it is the bundled home pair. A default that
+    has another tokenizer than the model that is named is left out. None or "none" leaves one of the two out. In place
+    of the draft model, an EAGLE-3 head drafts from the states of a verifier in this process.
+
+    The verifier may also be the `HOST:PORT[#MODEL]` of a served one, or "auto" for the best one of the paired devices
+    (of `peers`, if any, given as names, IDs or `HOST:PORT`, with `#MODEL` behind it where one of several models is
+    wanted). Or it is the URL of a stock server such as vLLM or llama-server, used as `upstream` says. Where the
+    tokenizers differ, drafts are translated, and all of them are verified; a verifier on another device sends its
+    tokenizer once, which is kept. Stock servers need the draft model's tokenizer. `tokenizer` names the model whose
+    vocabulary and template are used if neither model is in this process.
+
+    `profile` is a file from `edgellm profile`; by default the pair's own is found by the hashes of its models. `n_ctx`
+    limits prompt and reply together, in tokens. `hardware` says how the verifier, or the only model, is loaded and
+    computed; `draft_hardware` says it of the draft model, and is the same by default. Where neither says how many
+    layers go on graphics cards, as many do as fit, those of the verifier first. `threads` holds for both. Without
+    `history`, and while `edgellm history` is off, nothing derived from prompts is written to disk. `beside` are bytes
+    by device that other models take though the system counts them as free. There is to be memory for as many `replies`
+    at once; with `fewer_replies` as many as fit. What the models in this process have read is kept on disk when the
+    engine is closed, in at most `prompt_cache` bytes for all models, so that a later process need not read the same
+    beginning of a prompt again; but not without `history`.
+    """
+
+    draft: Named | None = DEFAULT
+    verifier: Named | None = DEFAULT
+    tokenizer: Named = DEFAULT
+    profile: Path | None = None
+    n_ctx: int | None = None
+    threads: int | None = None
+    hardware: Hardware = ON_PROCESSOR
+    draft_hardware: Hardware | None = None
+    peers: Sequence[str] = ()
+    history: bool = True
+    beside: Mapping[str, int] | None = None
+    upstream: UpstreamOptions | None = None
+    replies: int = 1
+    fewer_replies: bool = False
+    prompt_cache: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise InvalidOption if both models are left out, or a number is not positive."""
+        if named(self.draft) is None and named(self.verifier) is None:
+            raise InvalidOption("Both the draft model and the verifier are 'none'.", "Give at least one of the two.")
+        for name, value in (("n_ctx", self.n_ctx), ("replies", self.replies)):
+            if value is not None and value < 1:
+                raise InvalidOption(f"{name} is {value}.", "Give a whole number of at least 1.")
+
+    def computing(self, hardware: Hardware | None) -> Hardware:
+        """Return `hardware`, by default the verifier's, with the length of the context."""
+        chosen = hardware or self.hardware
+        return chosen if self.n_ctx is None else replace(chosen, n_ctx=self.n_ctx)
+
+
+@dataclass(frozen=True, slots=True)
 class PairFit:
     """How a draft model's vocabulary fits its verifier's.
 
@@ -73,7 +124,7 @@ class PairFit:
     notice: str = ""
 
 
-def fit(draft: Model, verifier: Model, draft_name: Named, verifier_name: Named) -> PairFit:
+def fit(draft: Model, verifier: Model, draft_name: Named | None, verifier_name: Named | None) -> PairFit:
     """Compare the vocabularies of two models that were asked for by these names, or by `DEFAULT`."""
     draft.share_vocabulary(verifier)
     match = draft.vocabulary.match(verifier.vocabulary)
@@ -229,35 +280,41 @@ class PairPlacement:
     verifier: Placed | None
     draft: DraftPlacement | None
     taken: Counter[str]
-    replies: int
+    replies: int = 1
     reason: str = ""
     each: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def placed(self) -> tuple[Placed, ...]:
+        """The places of both, the draft model's first."""
+        both = None if self.draft is None else self.draft.placed, self.verifier
+        return tuple(one for one in both if one is not None)
+
 
 def place_pair(
-    draft: Named | None, verifier: Named | None, hardware: Hardware, draft_hardware: Hardware, before: Counter[str],
-    threads: int | None, eagle3: ModelFile | None, replies: int, *, fewer: bool,
-) -> PairPlacement:  # fmt: skip
-    """Return where a pair goes beside what is taken `before`, with contexts for several `replies` at once; with
-    `fewer`, for as many as fit.
+    draft: Named | None, verifier: Named | None, config: EngineConfig, eagle3: ModelFile | None = None
+) -> PairPlacement:
+    """Return where a pair goes beside what `config` says is taken, with contexts for as many replies at once as it
+    says, or as fit if it allows fewer.
 
     Raises:
         InvalidOption: a context is to be longer than its model was trained for.
-        MemoryShort: not all of them fit, or with `fewer` not even one.
+        MemoryShort: not all of them fit, or if fewer are allowed not even one.
         Also what `place_verifier` and `place_draft` raise.
     """
+    hardware, draft_hardware, replies = config.computing(None), config.computing(config.draft_hardware), config.replies
     for name, own in ((verifier, hardware), (draft, draft_hardware)):
         if name is not None and not is_remote(name):
             file = _file(name)
             check_context(file.header, file.path.name, own.n_ctx)
 
     def placed(n: int, like: PairPlacement | None = None) -> PairPlacement:
-        taken, of, of_draft = Counter(before), hardware, draft_hardware
+        taken, of, of_draft = Counter(config.beside or {}), hardware, draft_hardware
         if like is not None:  # a default context depends on the number of replies
             of = of if like.verifier is None else replace(of, n_ctx=like.verifier.hardware.n_ctx)
             of_draft = of_draft if like.draft is None else replace(of_draft, n_ctx=like.draft.placed.hardware.n_ctx)
         big = place_verifier(verifier, of, taken, eagle3, n)
-        small = None if draft is None else place_draft(draft, of_draft, taken, threads, n)
+        small = None if draft is None else place_draft(draft, of_draft, taken, config.threads, n)
         return PairPlacement(big, small, taken, n)
 
     def with_each(found: PairPlacement) -> PairPlacement:
@@ -272,7 +329,7 @@ def place_pair(
         if replies == 1:
             raise
         most, found = most_that_fit(placed, replies)
-        if not fewer:
+        if not config.fewer_replies:
             raise MemoryShort(short.what, f"Give --replies {most}, or a shorter --ctx-size.") from None
         several = "replies are" if most > 1 else "reply is"
         return replace(with_each(found), reason=f"{most} {several} written at once, not {replies}: {short.what}")
@@ -309,36 +366,6 @@ def try_ahead(placed: Placed | None, closing: ExitStack) -> TrialChild | None:
     return trial
 
 
-def load(
-    placed: Placed, *, progress: Progress | None, closing: ExitStack, idle: IdleWork, chat: bool = False,
-    speculates: bool = False, trial: TrialChild | None = None,
-) -> Model:  # fmt: skip
-    """Load a model, owned by `closing`; `chat`, `speculates` and `trial` as for `Model.load`. Meanwhile, its file is
-    hashed. Raises what `Model.load` raises."""
-    idle.file_hash(placed.file.path)
-    on_progress = partial(progress, placed.file.path.name) if progress else None
-    model = Model.load(
-        placed.file,
-        hardware=placed.hardware,
-        progress=on_progress,
-        chat=chat,
-        speculates=speculates,
-        eagle3=placed.eagle3,
-        trial=trial,
-    )
-    closing.callback(model.close)
-    return model
-
-
-def local_verifier(
-    model: Model, n_ctx: int, threads: int | None, closing: ExitStack, prompt_cache: PromptCache | None = None
-) -> LocalVerifier:
-    """Return a verifier over `model`; `closing` closes it."""
-    verifier = verifier_of(model, n_ctx, threads, prompt_cache)
-    closing.callback(verifier.close)
-    return verifier
-
-
 def verifier_of(
     model: Model, n_ctx: int, threads: int | None, prompt_cache: PromptCache | None = None
 ) -> LocalVerifier:
@@ -349,131 +376,3 @@ def verifier_of(
         return Context(model, spec, prompt_cache=prompt_cache)
 
     return LocalVerifier(model, ContextPool(context), n_ctx)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedVerifier:
-    """A verifier across a link, functions that return its model's hash and whether it is reachable, the reason why
-    "auto" chose it ("" if it was named), and the `sampling` that its model wants. Of a stock server, or a gateway to
-    one, also the `finding` how it verifies, and `notices` for its user. `text` is its tokenizer where the draft model
-    has another one, else None."""
-
-    verifier: Verifier
-    model_hash: Callable[[], str]
-    up: Callable[[], bool]
-    reason: str
-    address: str
-    shared_tokens: int
-    sampling: ModelSampling
-    finding: str = ""
-    notices: tuple[str, ...] = ()
-    text: Model | None = None
-
-
-def remote_verifier(
-    where: str, peers: Sequence[str], text: Model, closing: ExitStack, options: UpstreamOptions | None = None,
-    progress: Progress | None = None,
-) -> OpenedVerifier:  # fmt: skip
-    """Open the verifier at the address `where`, or the best one of `peers` if that is "auto", for drafts in the
-    vocabulary of `text`, which renders conversations by the verifier's chat template from now on; or, where the
-    verifier has another tokenizer, in that one's vocabulary: it is fetched then, as `progress` is told. Off loopback,
-    and for every paired device, the connection uses mutual TLS. A URL is that of a stock server, used as `options` say.
-
-    Raises what `RemoteVerifier`, `open_tokenizer`, `choose_verifier` and `open_upstream` raise.
-    """
-    if is_url(where):
-        return _stock_server(where, text, options, closing)
-    # gRPC is slow to import, so only a pair that needs it waits
-    from edgellm.rpc.address import ModelAddress
-    from edgellm.rpc.trust.trust import Trust
-    from edgellm.services.client.verifier_client import RemoteVerifier
-    from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, trust_for
-
-    trust: Trust | None
-    if where == AUTO:
-        trusted = Trust.load()
-
-        def fits(address: ModelAddress, device: DeviceID) -> TokenizerFit:
-            try:
-                RemoteVerifier(address, text.vocabulary, trust=trusted, device=device).close()
-            except VocabularyMismatch as mismatch:
-                return TokenizerFit.TRANSLATED if mismatch.tokenizer else TokenizerFit.NONE
-            except EdgeError:
-                return TokenizerFit.NONE
-            return TokenizerFit.SAME
-
-        trust = trusted
-        chosen = choose_verifier(trusted, text.vocabulary.fingerprint, peers, fits=fits)
-        address, device, reason = chosen.address, chosen.device, chosen.reason
-    else:
-        address, device, reason = ModelAddress.parse(where), None, ""
-        trust = trust_for(address.address)
-    verifier, its_own = _connected(address, text, trust, device, closing, progress)
-    info = verifier.info
-    if info.chat_template:
-        (its_own or text).use_chat_template(info.chat_template, info.model)
-    finding = f"{address} is a gateway to {info.model}, by {info.behind}" if info.behind else ""
-    return OpenedVerifier(
-        verifier, lambda: verifier.info.model_hash, verifier.up, reason, str(address), info.shared_tokens,
-        info.sampling, finding, text=its_own,
-    )  # fmt: skip
-
-
-def _connected(
-    address: ModelAddress, text: Model, trust: Trust | None, device: DeviceID | None, closing: ExitStack,
-    progress: Progress | None,
-) -> tuple[RemoteVerifier, Model | None]:  # fmt: skip
-    """Return the connected verifier, and its tokenizer if that is another one than that of `text`; `closing` owns
-    both."""
-    from edgellm.services.client.verifier_client import RemoteVerifier
-    from edgellm.services.client.verifier_tokenizer import forget_tokenizer, open_tokenizer, unusable
-
-    def on_wait(doing: str) -> None:
-        if progress is not None:
-            progress(f"the verifier at {address}, which is {doing}", 0.0)
-
-    its_own: Model | None = None
-    try:
-        verifier = RemoteVerifier(address, text.vocabulary, trust=trust, device=device, on_wait=on_wait)
-    except VocabularyMismatch as mismatch:
-        if not (sha256 := mismatch.tokenizer):
-            raise
-        on_progress = partial(progress, f"the tokenizer of {address}") if progress else None
-        its_own = open_tokenizer(address, sha256, trust=trust, device=device, progress=on_progress)
-        closing.callback(its_own.close)
-        try:
-            verifier = RemoteVerifier(address, its_own.vocabulary, trust=trust, device=device)
-        except VocabularyMismatch as other:
-            forget_tokenizer(sha256)
-            raise unusable(address, f"it is not that of its model. {other.what}") from None
-    closing.callback(verifier.close)
-    return verifier, its_own
-
-
-def fit_remote(
-    draft: Model | None, text: Model, remote: OpenedVerifier, draft_name: Named | None, verifier_name: Named
-) -> PairFit:
-    """Compare the vocabularies of a draft model, if there is one, and a verifier across a link, for which `text` was
-    named as the tokenizer."""
-    if remote.text is None:
-        return PairFit(remote.shared_tokens if remote.shared_tokens < text.n_vocab else None)
-    if draft is None or draft_name is None:
-        return PairFit()
-    return fit(draft, remote.text, draft_name, verifier_name)
-
-
-def _stock_server(where: str, text: Model, options: UpstreamOptions | None, closing: ExitStack) -> OpenedVerifier:
-    # its HTTP client is slow to import, so only a pair that needs it waits
-    from edgellm.upstream.opening import open_upstream
-
-    opened = open_upstream(where, text, options)
-    closing.callback(opened.verifier.close)
-    return OpenedVerifier(
-        opened.verifier, lambda: opened.identity, opened.verifier.up, "", str(opened.url), text.n_vocab,
-        sampling_behind(opened.verifier, text), opened.finding, opened.notices,
-    )  # fmt: skip
-
-
-def sampling_behind(verifier: Verifier, text: Model) -> ModelSampling:
-    """Return what the model of a verifier wants that does not say so, as far as it can be done there."""
-    return sampling_elsewhere(verifier.capabilities.name, text.file).told_by(verifier.capabilities.choice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -18,10 +18,11 @@ from edgellm.engine.memory_fit import free_memory
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import HERE, StageShare, read_split
 from edgellm.llm.home import context_sizes
-from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.llm import LLM
 from edgellm.llm.mesh_llm import SESSIONS
-from edgellm.llm.model_loading import PairFit, Progress, fit, load, named, place_named
+from edgellm.llm.model_loading import EngineConfig, Progress, named
+from edgellm.llm.opening.elsewhere import OpenedVerifier
+from edgellm.llm.opening.engine import PairEngine
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.ggml_rpc.model import RpcDevice, RpcModel, RpcWork
 from edgellm.mesh.ggml_rpc.placement import MARGIN, RpcPlacement, by_memory, rpc_costs
@@ -85,31 +86,20 @@ def open_over_rpc(
     sizes = context_sizes(file, options.context, options.sessions, hardware)
     work = RpcWork(file, costs.vocabulary, sizes, unit.hardware, unit.devices if unit.name else ())
     devices = _devices(options, [share.name for share in shares])
-    closing, idle = ExitStack(), IdleWork()
-    closing.callback(idle.close)
+    engine = PairEngine(EngineConfig(history=history))
     try:
-        model = RpcModel(work, devices, _planner(options, shares, devices, file), notify)
-        closing.callback(model.close)
+        model = engine.own(RpcModel(work, devices, _planner(options, shares, devices, file), notify))
         with ThreadPoolExecutor(1) as pool:
             opening = pool.submit(model.open, partial(progress, file.path.name) if progress else None)
-            text = Model.load(file, text_only=True, chat=True)
-            closing.callback(text.close)
+            text = engine.own(Model.load(file, text_only=True, chat=True))
             opening.result()
-        small, compared = None, PairFit()
-        if (name := named(draft)) is not None:
-            own = sum(costs.weights(share.layers) for share in model.shares if share.name == HERE) + costs.embedding
-            placed = place_named(name, draft_hardware, Counter({"CPU": own}), verifies=False)
-            small = load(placed, progress=progress, closing=closing, idle=idle)
-            compared = fit(small, text, name, file.path)
-            small = None if compared.left_out else small
-        verifier = RpcVerifier(model, text.is_eog, text.grammar)
-        closing.callback(verifier.close)
-        pair = LLM(
-            text, draft=small, verifier=verifier, model_hash=idle.file_hash(file.path).compute, fit=compared,
-            history=history, closing=closing, idle=idle,
-        )  # fmt: skip
+        own = sum(costs.weights(share.layers) for share in model.shares if share.name == HERE) + costs.embedding
+        small, compared = engine.load_beside(text, named(draft), draft_hardware, Counter({"CPU": own}), progress)
+        verifier = engine.own(RpcVerifier(model, text.is_eog, text.grammar))
+        model_hash = engine.idle.file_hash(file.path).compute
+        pair = LLM(engine.attach(text, small, OpenedVerifier(verifier, model_hash), compared))
     except BaseException:
-        closing.close()
+        engine.close()
         raise
     return OpenedRpc(pair, verifier, began)
 

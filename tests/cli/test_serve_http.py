@@ -10,7 +10,6 @@ import socket
 import stat
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
 from edgellm.http.middleware import api_key, page_key
 from edgellm.http.server import Credentials, HttpConfig, HttpServer
-from edgellm.llm.model_loading import place_pair
+from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
@@ -101,7 +100,7 @@ def test_a_pair_writes_no_more_replies_at_once_than_fit(
 ) -> None:
     monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
     hardware = Hardware(n_ctx=1_024)
-    one = place_pair(draft_path, verifier_path, hardware, hardware, Counter(), None, None, 1, fewer=False)
+    one = place_pair(draft_path, verifier_path, EngineConfig(hardware=hardware))
     free = str(one.taken["CPU"])
     _, url = start(program=("-c", WITH_LITTLE_MEMORY, free))
     with urlopen(url.replace("/v1", "/status"), timeout=60) as answer:

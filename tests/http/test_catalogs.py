@@ -20,7 +20,7 @@ from edgellm.http.catalogs import LocalModels, ModelDefaults, ModelOpener, PairO
 from edgellm.http.model_pool import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
-from edgellm.llm.model_loading import place_pair
+from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stream import Reply
 from edgellm.storage import list_models
@@ -160,8 +160,8 @@ def test_a_named_model_has_contexts_for_as_many_replies_as_fit(cache: Path, monk
     hardware, opened = Hardware(n_ctx=512, threads=1), list[str]()
 
     def taken(replies: int) -> int:
-        found = place_pair(None, VERIFIER, hardware, hardware, Counter(), 1, None, replies, fewer=False)
-        return found.taken["CPU"]
+        config = EngineConfig(hardware=hardware, threads=1, replies=replies)
+        return place_pair(None, VERIFIER, config).taken["CPU"]
 
     room = (taken(2) + taken(3)) // 2
     monkeypatch.setattr(memory_fit, "free_memory", lambda: room)
@@ -188,7 +188,7 @@ def test_a_named_model_writes_no_more_replies_at_once_than_fit(own: LLM) -> None
             go.wait(60)
             return own.reply("Where is my mug?", max_tokens=1)
 
-        fitting_options, piece = own.fitting_options, own.piece
+        prompts, piece = own.prompts, own.piece
 
     with serving(own, "own", replies=3) as server:
         server.add(ServedModel(cast(LLM, Waiting()), "waiting", in_turns=False, replies=1))

@@ -60,7 +60,7 @@ class Scripted:
     sampling = ModelSampling(temperature=0.0)
 
     def __init__(self, script: Script) -> None:
-        self._script = script
+        self._script, self.prompts = script, self
 
     def reply(self, *_: object, **_options: object) -> Reply:
         return scripted(self._script)

@@ -75,7 +75,7 @@ def writing_over(path: Path) -> Iterator[tuple[Writer, HttpServer]]:
     """A server whose model writes what it is told."""
     with Model.load(path) as model:
         writer = Writer(model)
-        with LLM(model, draft=None, verifier=writer) as pair, serving(pair, "writer") as server:
+        with LLM.of(model, verifier=writer) as pair, serving(pair, "writer") as server:
             yield writer, server
 
 

@@ -146,7 +146,7 @@ def test_a_reply_that_never_lets_it_be_measured_leaves_what_it_learned(
     assert kept.estimated
     assert kept.seconds[0] < f32_pair[1].stat().st_size / 1e3 / 10.0
     with LLM.open("none", f32_pair[1], threads=1) as pair:
-        assert pair._retrieval.curve().seconds == kept.seconds
+        assert pair.engine.retrieval.curve().seconds == kept.seconds
         assert pair.curve().filled
 
 

@@ -84,7 +84,7 @@ def test_a_server_follows_a_schema_for_its_own_replies(alone: LLM, f32_pair: tup
     with (
         Model.load(f32_pair[1]) as big,
         VerifierServer(big, Address("127.0.0.1", 0), context=512, sessions=2, threads=1) as server,
-        LLM(big, draft=None, verifier=server.inside(), history=False) as pair,
+        LLM.of(big, verifier=server.inside(), history=False) as pair,
     ):
         for schema in SCHEMAS:
             options: Any = {"json_schema": json.dumps(schema), "max_tokens": 200, "retrieval": "off"}

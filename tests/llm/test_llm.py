@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from edgellm.errors import (
     VerifierUnreachable,
 )
 from edgellm.llm import DEFAULT, LLM, compose, generate, is_address
-from edgellm.llm.model_loading import place_pair
+from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Explanation, Notice, PromptProgress, Token
@@ -217,7 +216,8 @@ def test_a_pair_has_memory_for_as_many_replies_as_fit(
     monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
 
     def taken(replies: int) -> int:
-        return place_pair(*f32_pair, hardware, hardware, Counter(), 1, None, replies, fewer=False).taken["CPU"]
+        config = EngineConfig(hardware=hardware, threads=1, replies=replies)
+        return place_pair(*f32_pair, config).taken["CPU"]
 
     free = (taken(2) + taken(3)) // 2
     assert taken(1) < taken(2) < free < taken(3)

@@ -21,6 +21,7 @@ from edgellm.cli.app import app
 from edgellm.engine import Model
 from edgellm.errors import EdgeError, EngineFailed, InvalidOption, VerifierBusy, VerifierLost, VocabularyMismatch
 from edgellm.llm import LLM
+from edgellm.llm.opening.elsewhere import OpenedVerifier
 from edgellm.rpc.address import Address
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
@@ -100,7 +101,7 @@ def houses(engine: Engine, text: Model, f32_pair: tuple[Path, Path]) -> Iterator
             closing.enter_context(gateway)
             remote = RemoteVerifier(gateway.address, text.vocabulary, timing=DEVICE)
             closing.callback(remote.close)
-            pair = LLM(draft, draft=draft, verifier=remote, model_hash=lambda: remote.info.model_hash, history=False)
+            pair = LLM.of(draft, draft, OpenedVerifier(remote, lambda: remote.info.model_hash), history=False)
             return House(servers, gateway, pair)
 
         yield {

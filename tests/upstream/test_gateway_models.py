@@ -18,6 +18,7 @@ import pytest
 from edgellm.engine import Model
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelNotFound, VerifierUnreachable, VocabularyMismatch
 from edgellm.llm import LLM
+from edgellm.llm.opening.elsewhere import OpenedVerifier
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
@@ -141,7 +142,7 @@ def house(engine: Engine, other_engine: Engine, drafts: dict[str, Path]) -> Iter
             draft = closing.enter_context(Model.load(path))
             remote = RemoteVerifier(ModelAddress(gateway.address, name), draft.vocabulary, timing=DEVICE)
             closing.callback(remote.close)
-            devices[name] = LLM(draft, draft=draft, verifier=remote, model_hash=_hash_of(remote), history=False)
+            devices[name] = LLM.of(draft, draft, OpenedVerifier(remote, _hash_of(remote)), history=False)
         yield House(servers, gateway, devices)
 
 
@@ -297,7 +298,7 @@ def test_a_model_is_served_as_soon_as_its_first_server_comes(
         draft = closing.enter_context(Model.load(drafts[name]))
         remote = RemoteVerifier(ModelAddress(gateway.address, wanted), draft.vocabulary, timing=DEVICE)
         closing.callback(remote.close)
-        pair = LLM(draft, draft=draft, verifier=remote, model_hash=_hash_of(remote), history=False)
+        pair = LLM.of(draft, draft, OpenedVerifier(remote, _hash_of(remote)), history=False)
         assert [token.id for token in written(pair)] == texts[name]
         return pair
 

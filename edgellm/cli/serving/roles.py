@@ -80,7 +80,7 @@ def serve_pair(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
         if served.in_turns:
             opener = PairOpener(pair.name, named(draft), named(verifier), defaults)
     with served.pair:
-        served.pair.check_options(replies)
+        served.pair.prompts.check(replies)
         if http is not None:
             http.open(served, plan, opener=opener, catalog=PairedModels(LocalModels(defaults), defaults))
             print_urls(http, served.replies)
@@ -128,8 +128,8 @@ def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) ->
     say_how_to_use(server, link)
     with ExitStack() as closing:
         if http is not None:
-            pair = closing.enter_context(LLM(server.model, draft=None, verifier=server.inside()))
-            pair.check_options(asked.replies)
+            pair = closing.enter_context(LLM.of(server.model, verifier=server.inside()))
+            pair.prompts.check(asked.replies)
             http.open(ServedModel(pair, pair.name, in_turns=False, options=asked.replies))
             print_urls(http)
         serve_until_stopped(server, http, link)
@@ -230,7 +230,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
                     say(notice)
             if http is not None:
                 pair = closing.enter_context(_pair_over(model, served.verifying.inside()))
-                pair.check_options(asked.replies)
+                pair.prompts.check(asked.replies)
                 over_http = ServedModel(pair, pair.name, in_turns=False, options=asked.replies)
                 (http.open if model is server.models[0] else http.add)(over_http)
 
@@ -268,16 +268,13 @@ def _check_gateway(ctx: typer.Context, asked: Asked) -> None:
 def _pair_over(model: GatewayModel, verifier: ColocatedVerifier) -> LLM:
     """Return a pair without a draft model, whose replies the servers of a gateway's `model` write beside those of
     devices, as `verifier`."""
-    from edgellm.llm.llm import EXTRA_TOKENS
-    from edgellm.llm.model_loading import OpenedVerifier, sampling_behind
+    from edgellm.llm.opening.elsewhere import EXTRA_TOKENS, OpenedVerifier, sampling_behind
 
     pool = model.pool
     where = ", ".join(str(one.url) for one in pool.servers)
     finding = "; ".join(one.opened.finding for one in pool.servers)
     remote = OpenedVerifier(
-        verifier, lambda: pool.identity, pool.ready, "", where, model.text.n_vocab,
-        sampling_behind(verifier, model.text), finding,
+        verifier, lambda: pool.identity, where, pool.ready, sampling=sampling_behind(verifier, model.text),
+        extra=EXTRA_TOKENS, finding=finding,
     )  # fmt: skip
-    return LLM(
-        model.text, draft=None, verifier=verifier, model_hash=remote.model_hash, remote=remote, extra=EXTRA_TOKENS
-    )
+    return LLM.of(model.text, verifier=remote)

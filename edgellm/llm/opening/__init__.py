@@ -1,0 +1,1 @@
+"""Opening a pair: its engine, and verifiers in other processes."""

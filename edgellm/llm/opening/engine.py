@@ -1,0 +1,255 @@
+"""The engine of a pair: its models, opened once, and what is known about them; it owns and closes everything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, Self, TypeVar
+
+from edgellm.engine import Model
+from edgellm.engine.hardware import Hardware
+from edgellm.engine.memory_fit import Placed
+from edgellm.errors import InvalidOption
+from edgellm.llm.cost_curves import ModelCurve
+from edgellm.llm.drafter_pool import Drafters
+from edgellm.llm.generation import Components
+from edgellm.llm.idle_work import IdleWork
+from edgellm.llm.model_loading import (
+    EngineConfig,
+    PairFit,
+    PairMemory,
+    PairPlacement,
+    Progress,
+    eagle3_beside,
+    fit,
+    measure_elsewhere,
+    named,
+    place_named,
+    place_pair,
+    positions,
+    try_ahead,
+    verifier_of,
+)
+from edgellm.llm.ngram_runtime import NgramRuntime
+from edgellm.llm.opening.elsewhere import OpenedVerifier, fit_remote, remote_verifier
+from edgellm.llm.pair_stats import PairStats
+from edgellm.spec.model_sampling import ModelSampling, sampling_of
+from edgellm.spec.verifier import Verifier
+from edgellm.storage import History
+from edgellm.storage.caches.saved_prompts import SavedPrompts
+from edgellm.storage.default_pair import Named, resolve_pair
+from edgellm.verifier.in_process import LocalVerifier
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=_Closable)
+
+
+class PairEngine:
+    """The opened models of one pair, and everything that replies of it share.
+
+    `parts` write replies. `sampling` is what the model that decides the text wants where a reply's options say nothing.
+    `elsewhere` describes a verifier in another process, `fit` compares the vocabularies, and `placement` says where the
+    models of this process are.
+    """
+
+    parts: Components
+    retrieval: NgramRuntime
+    sampling: ModelSampling
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        """Set up an engine without models: `open` loads them, or `load`, `own` and `attach` do."""
+        self.config = config or EngineConfig()
+        self.idle = IdleWork()
+        self.prompts = SavedPrompts(self.config.prompt_cache if self.config.history else 0, lambda: History().on)
+        self.closing = ExitStack()
+        self.closing.callback(self.idle.close)
+        self.elsewhere: OpenedVerifier | None = None
+        self.fit, self.placement = PairFit(), PairPlacement(None, None, Counter())
+
+    @classmethod
+    def open(cls, config: EngineConfig, progress: Progress | None = None) -> Self:
+        """Load the models, and compare their vocabularies. `progress` is called with a model's name and its loaded
+        share.
+
+        Raises:
+            InvalidOption: `n_ctx` is more than a model was trained for, or there is no such device.
+            ModelNotFound, ModelCorrupt, ModelUnsupported: from loading.
+            ModelUnsupported: an EAGLE-3 head does not fit the verifier, which must be in this process.
+            MemoryShort: the models and their contexts do not fit; raised before anything is loaded.
+            VocabularyMismatch: a stock server has another tokenizer, or a verifier that does not send it; names the
+                first token that differs.
+            ProtocolError: a verifier sends a tokenizer that is not its own.
+            VerifierUnreachable: nothing answers at the address.
+            PairingRequired, NotPaired, NotPermitted, IdentityClash: the devices do not trust each other.
+            ProfileUnusable: the profile is of other models or of another version.
+        """
+        engine = cls(config)
+        try:
+            engine._open(progress)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def _open(self, progress: Progress | None) -> None:
+        config = self.config
+        draft, verifier, _ = resolved = resolve_pair(named(config.draft), named(config.verifier))
+        eagle3 = eagle3_beside(verifier, draft)
+        draft = None if eagle3 is not None else draft
+        self.placement = found = place_pair(draft, verifier, config, eagle3)
+        ahead = None if found.draft is None else try_ahead(found.verifier, self.closing)
+        small = None
+        if found.draft is not None:
+            placed, alone = found.draft.placed, verifier is None
+            small = self.load(placed, progress, chat=found.verifier is None, speculates=alone)
+        checks: Verifier | OpenedVerifier | None = None
+        fits = PairFit()
+        if found.verifier is not None:
+            text = self.load(found.verifier, progress, chat=True, speculates=True, trial=ahead)
+            if small is not None:
+                fits = fit(small, text, config.draft, config.verifier)
+            if small is not None and fits.left_out == "verifier":
+                text = small
+            else:
+                context = positions(text, config.n_ctx), config.threads, self.prompts.of(text.path)
+                checks = self.own(verifier_of(text, *context))
+        else:
+            text = small or self._load_tokenizer(found.taken, progress)
+            if verifier is not None:
+                far = checks = remote_verifier(str(verifier), config, text, self.closing, progress)
+                fits = fit_remote(small, text, far, config.draft, verifier)
+                text = far.text or text
+        if fits.left_out == "draft":
+            small = None
+        if small is not None:
+            measure_elsewhere(found.draft, config.threads, self.idle)
+        self.attach(text, small, checks, replace(fits, notice=fits.notice or resolved.notice))
+
+    def _load_tokenizer(self, taken: Counter[str], progress: Progress | None) -> Model:
+        """Return the model whose vocabulary and template are used where no other model is in this process."""
+        name = resolve_pair(self.config.tokenizer, None).draft or self.config.tokenizer
+        return self.load(place_named(name, self.config.computing(None), taken, verifies=False), progress, chat=True)
+
+    def load(self, placed: Placed, progress: Progress | None = None, **purpose: Any) -> Model:
+        """Load a model, owned by this engine; `purpose` as for `Model.load`. Meanwhile, its file is hashed. Raise what
+        `Model.load` raises."""
+        self.idle.file_hash(placed.file.path)
+        on_progress = partial(progress, placed.file.path.name) if progress else None
+        model = Model.load(
+            placed.file, hardware=placed.hardware, progress=on_progress, eagle3=placed.eagle3, **purpose
+        )  # fmt: skip
+        return self.own(model)
+
+    def load_beside(
+        self,
+        text: Model,
+        name: Named | None,
+        hardware: Hardware,
+        taken: Counter[str],
+        progress: Progress | None = None,
+    ) -> tuple[Model | None, PairFit]:
+        """Load a draft model, if one is named, beside what is `taken` for a verifier with the tokenizer of `text`, and
+        compare their vocabularies. A default that has another tokenizer is left out."""
+        if name is None:
+            return None, PairFit()
+        small = self.load(place_named(name, hardware, taken, verifies=False), progress)
+        compared = fit(small, text, name, text.path)
+        return None if compared.left_out else small, compared
+
+    def own(self, part: T) -> T:
+        """Return a part, which is closed with the engine."""
+        self.closing.callback(part.close)
+        return part
+
+    def attach(
+        self,
+        text: Model,
+        draft: Model | None = None,
+        verifier: Verifier | OpenedVerifier | None = None,
+        fits: PairFit | None = None,
+    ) -> Self:
+        """Add loaded models, of which `text` has the tokenizer and chat template that are used, and what replies of
+        them need. The vocabularies are equal if nothing else is said.
+
+        Raises:
+            InvalidOption: both models are missing, or `n_ctx` is more than the draft model was trained for.
+            ProfileUnusable: the profile is not of this pair.
+        """
+        config, idle = self.config, self.idle
+        self.fit = fits or PairFit()
+        if isinstance(verifier, OpenedVerifier):
+            self.elsewhere, verifier = verifier, verifier.verifier
+        far = self.elsewhere
+        lengths = (
+            [] if verifier is None else [min(length := verifier.capabilities.context_length, config.n_ctx or length)]
+        )
+        drafters = knowledge = None
+
+        def curve(model: Model) -> ModelCurve:
+            return ModelCurve(model, config.threads, idle.file_hash(model.path), idle, history=config.history)
+
+        if draft is not None:
+            draft_hash = idle.file_hash(draft.path)
+            lengths.append(positions(draft, config.n_ctx))
+            if verifier is not None:
+                model_hash = idle.file_hash(text.path) if far is None else far.model_hash
+                knowledge = PairStats(draft_hash, model_hash, config.profile, history=config.history)
+            drafters = self.own(Drafters(
+                draft, lengths[-1], config.threads, draft_hash.compute, curve(draft), shared=self.fit.shared_tokens,
+                translation=self.fit.translation, prompt_cache=self.prompts.of(draft.path),
+            ))  # fmt: skip
+        if not lengths:
+            raise InvalidOption("Neither a draft model nor a verifier is given.", "Give at least one of the two.")
+        own_curve = None if far is not None else curve(text)
+        prompts = self.prompts.of(text.path)
+        self.retrieval = self.own(NgramRuntime(text, min(lengths), config.threads, own_curve, prompts))
+        self.own(idle)  # closed before the models that it uses
+        told = None if far is None else far.sampling
+        self.sampling = sampling_of(text.file) if told is None else told
+        reasons = [placed.reason for placed in self.placement.placed]
+        if far is not None and far.finding:
+            reasons.append(far.finding)
+        self.parts = Components(
+            text, draft, drafters, verifier, knowledge, min(lengths), 0 if far is None else far.extra, config.threads,
+            far is not None, self.retrieval, idle, tuple(reasons),
+        )  # fmt: skip
+        return self
+
+    @property
+    def models(self) -> list[Model]:
+        """Return the models in this process."""
+        return list(
+            {id(model): model for model in (self.parts.draft, self.parts.text) if model is not None}.values()
+        )  # fmt: skip
+
+    @property
+    def memory(self) -> PairMemory:
+        """Return the bytes that the models take, with contexts for all replies."""
+        placement, taken = self.placement, None
+        if placement.placed:
+            taken = placement.taken - Counter(self.config.beside or {})
+        return replace(
+            PairMemory.of(self.models, taken, self.parts.context),
+            unopened=Counter({name: self._unopened * size for name, size in placement.each.items()}),
+        )
+
+    @property
+    def _unopened(self) -> int:
+        """Return how many contexts there is memory for that are not open yet."""
+        parts = self.parts
+        opened = self.placement.replies
+        if isinstance(parts.verifier, LocalVerifier):
+            opened = parts.verifier.opened()
+        elif parts.drafters is not None:
+            opened = parts.drafters.opened()
+        return max(0, self.placement.replies - opened)
+
+    def close(self) -> None:
+        """Free the memory."""
+        self.closing.close()
