@@ -4,6 +4,8 @@ The only network that it uses is the model hub's.
 """
 
 import os
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 # Read when the hub's library is first imported: with telemetry on, it asks the hub for a list of agents before every
 # request, and reads the answer without a limit.
@@ -13,7 +15,6 @@ from edgellm.places import cache_dir, data_dir
 from edgellm.storage.catalog import Catalog, CatalogModel, catalog
 from edgellm.storage.chat_log import ChatEntry, History, HistoryFacts
 from edgellm.storage.fingerprint import fingerprint, quick_fingerprint
-from edgellm.storage.hub.pull import DownloadPlan, PulledModel, Transfer, fetch, plan, pull
 from edgellm.storage.model_files import (
     StoredModel,
     bundled,
@@ -25,6 +26,9 @@ from edgellm.storage.model_files import (
     resolve,
 )
 from edgellm.storage.model_names import ALIASES, HubName, hub_name, looks_like_path, parse_hub_name
+
+if TYPE_CHECKING:
+    from edgellm.storage.hub.pull import DownloadPlan, PulledModel, Transfer, fetch, plan, pull
 
 __all__ = [
     "ALIASES",
@@ -57,3 +61,10 @@ __all__ = [
     "remove",
     "resolve",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Return a name of the hub's, imported when it is first used: a question needs none of them."""
+    if name in ("DownloadPlan", "PulledModel", "Transfer", "fetch", "plan", "pull"):
+        return getattr(import_module("edgellm.storage.hub.pull"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

