@@ -52,7 +52,7 @@ def main() -> None:
     """Write one reply with this verifier and one with the project's own, and compare them."""
     with Model.load(resolve("edgellm-draft")) as draft, Model.load(resolve("edgellm-verifier")) as model:
         verifier = Greedy(model)
-        with LLM(model, draft=draft, verifier=verifier) as pair:
+        with LLM.of(model, draft, verifier) as pair:
             ours = [token.id for token in pair.reply(PROMPT, max_tokens=40)]
         verifier.close()
     with LLM.open() as pair:
