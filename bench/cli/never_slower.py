@@ -47,7 +47,8 @@ from edgellm.http.model_pool import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
-from edgellm.services.server.servers import serve_verifier
+from edgellm.services.server.listener import Listening
+from edgellm.services.server.servers import VerifierOptions, serve_verifier
 from edgellm.spec.types import Summary
 from testkit.gguf import random_model
 from testkit.processes.busy import busy
@@ -146,7 +147,7 @@ def asked_over_http(llm: LLM, stack: ExitStack, *, plain: bool) -> Side:
 
 def serve(path: Path, threads: int, pipe: Connection) -> None:
     """Serve a verifier until the pipe ends. The main function of a process."""
-    server = serve_verifier(path, port=0, sessions=2, context=1024, threads=threads)
+    server = serve_verifier(path, Listening(port=0), VerifierOptions(2, 1024, threads))
     pipe.send(server.address.port)
     pipe.recv()
     server.stop()

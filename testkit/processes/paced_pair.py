@@ -36,7 +36,8 @@ from testkit.processes.paced_pair import Paced
 from edgellm.services.server import servers
 model, port, pace, sessions = sys.argv[1:]
 servers.Context = partial(Paced, pace=float(pace))
-servers.serve_verifier(Path(model), port=int(port), sessions=int(sessions), context=1024, threads=1).wait()
+options = servers.VerifierOptions(int(sessions), context=1024, threads=1)
+servers.serve_verifier(Path(model), servers.Listening(port=int(port)), options).wait()
 """
 
 

@@ -30,18 +30,20 @@ from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.server.servers import serve_verifier
-from edgellm.services.server.verification_service import EventKind, ServerEvent
+from edgellm.services.server.listener import EventKind, Listening, ServerEvent
+from edgellm.services.server.servers import VerifierOptions, serve_verifier
 from testkit import ROOT
 
 _SERVE = """
 import sys
 from pathlib import Path
-from edgellm.services.server.servers import serve_verifier
+from edgellm.services.server.listener import Listening
+from edgellm.services.server.servers import VerifierOptions, serve_verifier
 from testkit.processes.rpc_device import require_device
 model, port, sessions, threads, device = sys.argv[1:]
 require_device(device)
-serve_verifier(Path(model), port=int(port), sessions=int(sessions), context=1024, threads=int(threads) or None).wait()
+options = VerifierOptions(int(sessions), context=1024, threads=int(threads) or None)
+serve_verifier(Path(model), Listening(port=int(port)), options).wait()
 """
 
 
@@ -169,12 +171,8 @@ def main() -> None:
 
     server = serve_verifier(
         Path(model),
-        port=int(port),
-        sessions=int(sessions),
-        context=CONTEXT,
-        threads=1,
-        paired_only=True,
-        on_event=on_event,
+        Listening(port=int(port), paired_only=True, on_event=on_event),
+        VerifierOptions(int(sessions), CONTEXT, threads=1),
     )
     while not server.wait(1.0):
         print(json.dumps({"sessions": open_now, **asdict(server.counters)}), flush=True)

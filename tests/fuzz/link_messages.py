@@ -141,7 +141,7 @@ class _Session:
     async def feed(self, data: bytes) -> None:
         if self._service is None:
             model = VerifyingModel(INFO, VOCABULARY, cast(Any, _Worker(random.Random(0))), 128)
-            self._service = VerificationService([model], notify=lambda _event: None)
+            self._service = VerificationService([model], notify=lambda *_: None)
         if self._task is None:
             self._line = _Line()
             self._task = asyncio.create_task(self._service.session(None, cast(Any, self._line)))

@@ -14,8 +14,8 @@ from edgellm.engine import Model
 from edgellm.errors import VerifierBusy
 from edgellm.rpc.channel import MAX_BUSY_MS, SESSION
 from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.services.server.listener import EventKind, ServerEvent
 from edgellm.services.server.servers import VerifierServer
-from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids

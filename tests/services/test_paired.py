@@ -26,8 +26,8 @@ from edgellm.rpc.versions import check_version
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, trust_for
+from edgellm.services.server.listener import EventKind, ServerEvent
 from edgellm.services.server.servers import VerifierServer
-from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Ids
 from edgellm.spec.verifier import Session

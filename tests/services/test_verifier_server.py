@@ -35,8 +35,8 @@ from edgellm.errors import (
 )
 from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.server.servers import VerifierServer, serve_verifier
-from edgellm.services.server.verification_service import EventKind, ServerEvent
+from edgellm.services.server.listener import EventKind, Listening, ServerEvent
+from edgellm.services.server.servers import VerifierOptions, VerifierServer, serve_verifier
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
@@ -45,6 +45,9 @@ from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 from tests.services.test_verification_service import Device, verify
 
 NEVER = replace(PATIENT, retry=60.0, retry_most=60.0)
+
+
+FREE = Listening(port=0)
 
 
 @pytest.fixture
@@ -70,14 +73,15 @@ SERVES = """
 import sys
 from pathlib import Path
 from edgellm.llm.cost_curves import estimated_curve
-from edgellm.services.server.servers import serve_verifier
+from edgellm.services.server.listener import Listening
+from edgellm.services.server.servers import VerifierOptions, serve_verifier
 
 def measure(model):
     sys.stdin.readline()
     return estimated_curve(model)
 
-options = {"sessions": 1, "context": 64, "threads": 1}
-server = serve_verifier(Path(sys.argv[1]), port=int(sys.argv[2]), measure=measure, **options)
+options = VerifierOptions(1, context=64, threads=1)
+server = serve_verifier(Path(sys.argv[1]), Listening(port=int(sys.argv[2])), options, measure=measure)
 sys.stdin.read()
 server.stop(0.0)
 """
@@ -241,15 +245,15 @@ def test_a_taken_port_is_an_error(own: VerifierServer, exact: Model) -> None:
 
 def test_a_taken_port_is_said_before_a_model_is_loaded(own: VerifierServer, tmp_path: Path) -> None:
     with pytest.raises(PortTaken):
-        serve_verifier(tmp_path / "nothing.gguf", port=own.address.port)
+        serve_verifier(tmp_path / "nothing.gguf", Listening(port=own.address.port))
     with pytest.raises(ModelNotFound):
-        serve_verifier(tmp_path / "nothing.gguf", port=0)
+        serve_verifier(tmp_path / "nothing.gguf", Listening(port=0))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.20"])
 def test_any_other_bind_needs_pairing_first(exact: Model, tmp_path: Path, host: str) -> None:
     with pytest.raises(PairingRequired, match="Pair the devices first"):
-        serve_verifier(tmp_path / "nothing.gguf", host=host)
+        serve_verifier(tmp_path / "nothing.gguf", Listening(host))
     with pytest.raises(PairingRequired):
         VerifierServer(exact, Address.of(host, 50151))
 
@@ -317,7 +321,7 @@ def test_a_verifier_has_fewer_sessions_where_they_do_not_fit(
     taken = Counter[str]()
     place(ModelFile.open(path), Hardware(n_ctx=256), taken, verifies=True, sessions=5)
     monkeypatch.setattr(memory_fit, "free_memory", lambda: taken["CPU"])
-    server = serve_verifier(path, port=0, context=256, threads=1)
+    server = serve_verifier(path, FREE, VerifierOptions(context=256, threads=1))
     try:
         assert server.sessions == 5
         assert "5 sessions at once, not 8: " in server.placement
@@ -325,14 +329,14 @@ def test_a_verifier_has_fewer_sessions_where_they_do_not_fit(
         server.stop()
         server.close()
     with pytest.raises(MemoryShort, match="fewer sessions, 5 fit"):
-        serve_verifier(path, port=0, context=256, threads=1, sessions=6)
+        serve_verifier(path, FREE, VerifierOptions(6, 256, 1))
     with pytest.raises(InvalidOption, match="was trained for 1024"):  # no matter how much fits
-        serve_verifier(path, port=0, context=2_048, threads=1)
+        serve_verifier(path, FREE, VerifierOptions(context=2_048, threads=1))
 
 
 def test_a_head_is_served_with_its_verifier(architectures: Architectures, heads: Heads) -> None:
     head = ModelFile.open(heads("llama", own=True))
-    server = serve_verifier(architectures("llama"), port=0, sessions=2, context=128, threads=1, eagle3=head)
+    server = serve_verifier(architectures("llama"), FREE, VerifierOptions(2, 128, 1), eagle3=head)
     try:
         assert server.model.speculator is not None
         assert f"the EAGLE-3 head {head.path.name} drafts from its states" in server.placement
@@ -340,14 +344,15 @@ def test_a_head_is_served_with_its_verifier(architectures: Architectures, heads:
         server.stop()
         server.close()
     with pytest.raises(ModelUnsupported, match="does not fit the verifier"):
-        serve_verifier(architectures("qwen2"), port=0, sessions=2, context=128, threads=1, eagle3=head)
+        serve_verifier(architectures("qwen2"), FREE, VerifierOptions(2, 128, 1), eagle3=head)
 
 
 SERVE = """
 import sys
 from pathlib import Path
-from edgellm.services.server.servers import serve_verifier
-server = serve_verifier(Path(sys.argv[1]), port=int(sys.argv[2]), sessions=2, context=512, threads=1)
+from edgellm.services.server.listener import Listening
+from edgellm.services.server.servers import VerifierOptions, serve_verifier
+server = serve_verifier(Path(sys.argv[1]), Listening(port=int(sys.argv[2])), VerifierOptions(2, 512, 1))
 {rest}
 """
 

@@ -26,6 +26,7 @@ from edgellm.rpc.address import Address
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
+from edgellm.services.server.listener import Listening
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Source, Token, Verdict
 from edgellm.spec.verifier import Tenant, VerifyRequest
 from edgellm.upstream.gateway.backend import GatewayBackend
@@ -446,7 +447,7 @@ def test_a_gateway_needs_the_servers_tokenizer(
     there = server.dialect.text
     monkeypatch.setattr(server.dialect, "text", lambda tokens: there([max(0, token - 1) for token in tokens]))
     with pytest.raises(VocabularyMismatch, match="The vocabulary here and that of") as raised:
-        serve_gateway([server.url], f32_pair[0], port=0)
+        serve_gateway([server.url], f32_pair[0], Listening(port=0))
     assert "with -m" in raised.value.next_step
 
 

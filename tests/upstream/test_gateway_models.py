@@ -24,7 +24,7 @@ from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_selection import choose_verifier
 from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
-from edgellm.services.server.verification_service import ServerEvent
+from edgellm.services.server.listener import Listening, ServerEvent
 from edgellm.spec.types import Source, Token
 from edgellm.upstream.gateway.metrics import families
 from edgellm.upstream.gateway.opening import PoolOpening
@@ -284,7 +284,7 @@ def test_a_model_is_served_as_soon_as_its_first_server_comes(
     ports = dict(zip((ONE, OTHER), free_ports(2), strict=True))
     urls = [f"http://127.0.0.1:{ports[ONE]}", f"http://127.0.0.1:{ports[OTHER]}#{OTHER}"]
     events: list[ServerEvent] = []
-    gateway = serve_gateway(urls, list(drafts.values()), options=OPTIONS, port=0, on_event=events.append)
+    gateway = serve_gateway(urls, list(drafts.values()), Listening(port=0, on_event=events.append), OPTIONS)
     closing.callback(gateway.close)
     closing.callback(gateway.stop)
     watched: list[str] = []

@@ -15,8 +15,7 @@ from edgellm.cli.views.console import say
 if TYPE_CHECKING:
     from edgellm.cli.options.serve import LinkOptions
     from edgellm.http.server import HttpServer
-    from edgellm.services.server.servers import Listener
-    from edgellm.services.server.verification_service import ServerEvent
+    from edgellm.services.server.listener import Listener, ServerEvent
 
 
 def hosts_of(server: Listener, interface: Sequence[str]) -> list[str]:

@@ -104,6 +104,8 @@ def _over_devices(asked: Asked, draft: str, verifier: str) -> ServedModel:
 def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     """Verify drafts of other devices with a model, which answers HTTP clients, too."""
     from edgellm.llm.cost_curves import ModelCurve
+    from edgellm.services.server.listener import Listening
+    from edgellm.services.server.servers import VerifierOptions
     from edgellm.services.server.servers import serve_verifier as start
     from edgellm.storage.default_pair import resolve_pair
     from edgellm.storage.fingerprint import FileHash
@@ -119,9 +121,9 @@ def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) ->
             return ModelCurve(loaded, None, file_hash).measure(progress=partial(measuring, path.name))
 
         server = start(
-            path, host=link.host, port=link.port, sessions=asked.served.sessions, paired_only=link.paired_only,
-            on_event=print_server_event, hardware=asked.hardware.of(VERIFIER), progress=partial(loading, path.name),
-            measure=measured, eagle3=head,
+            path, Listening(link.host, link.port, link.paired_only, print_server_event),
+            VerifierOptions(asked.served.sessions), hardware=asked.hardware.of(VERIFIER), eagle3=head,
+            progress=partial(loading, path.name), measure=measured,
         )  # fmt: skip
     say(f"{server.placement}.", style="dim")
     say(f"{server.pieces}.", style="dim")
@@ -202,6 +204,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
     """Have stock servers verify for devices and answer HTTP clients; no model is computed here."""
     from edgellm.services.server.gateway_server import TIMING
     from edgellm.services.server.gateway_server import serve_gateway as start
+    from edgellm.services.server.listener import Listening
     from edgellm.upstream.gateway.metrics import families
     from edgellm.upstream.opening import UpstreamOptions
 
@@ -209,8 +212,8 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
     how = upstream_options(served.upstream_tier, served.upstream_key_file, "--upstream-tier") or UpstreamOptions()
     _check_gateway(ctx, asked)
     server = start(
-        served.upstream, [resolve(one) for one in served.model], options=replace(how, timing=TIMING), host=link.host,
-        port=link.port, paired_only=link.paired_only, on_event=print_server_event,
+        served.upstream, [resolve(one) for one in served.model],
+        Listening(link.host, link.port, link.paired_only, print_server_event), replace(how, timing=TIMING),
     )  # fmt: skip
 
     def say_how() -> None:

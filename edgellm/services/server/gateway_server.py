@@ -9,11 +9,11 @@ from pathlib import Path
 
 from edgellm.errors import InvalidOption
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import DEFAULT_PORT, check_bindable, run_in_network_loop
+from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.handshake import VerifierInfo
+from edgellm.services.server.listener import EventKind, Listening, ServerEvent
 from edgellm.services.server.servers import SessionServer, positive
-from edgellm.services.server.verification_service import EventKind, ServerEvent
 from edgellm.services.server.verifying_model import VerifyingModel, tokenizer_to_send
 from edgellm.spec.model_sampling import sampling_elsewhere
 from edgellm.spec.verifier import Capabilities
@@ -132,18 +132,12 @@ def _info(model: GatewayModel) -> VerifierInfo:
 def serve_gateway(
     addresses: Sequence[str],
     tokenizers: Path | Sequence[Path],
-    *,
+    where: Listening = Listening(),
     options: UpstreamOptions | None = None,
-    host: str = "127.0.0.1",
-    port: int = DEFAULT_PORT,
-    paired_only: bool = False,
-    on_event: Callable[[ServerEvent], None] | None = None,
 ) -> GatewayServer:
     """Open the stock servers at `addresses` and serve their models; return the running gateway, which the caller stops.
     Servers that do not answer are used, and their models served, as soon as they do, even if none does at first.
     `tokenizers` are files with the tokenizers of the models, of which nothing else is read.
-
-    Off loopback, and with `paired_only` everywhere, paired devices alone are answered, by mutual TLS.
 
     Raises:
         PairingRequired, TrustUnusable, PortTaken, InvalidOption: it is impossible to listen there; raised before any
@@ -154,20 +148,16 @@ def serve_gateway(
     files = [tokenizers] if isinstance(tokenizers, Path) else list(tokenizers)
     if not files:
         raise InvalidOption("A gateway needs a model with the server's tokenizer.", "Give at least one.")
-    address = Address.of(host, port)
-    trust = None if address.loopback and not paired_only else Trust.load()
-    if trust is not None:
-        trust.require_peers()
-    check_bindable(address)
+    address, trust = where.checked()
 
     def news(what: str) -> None:
-        if on_event is not None:
-            on_event(ServerEvent(EventKind.UPSTREAM, what))
+        if where.on_event is not None:
+            where.on_event(ServerEvent(EventKind.UPSTREAM, what))
 
     opening = PoolOpening(files, options or UpstreamOptions(timing=TIMING), news)
     models = opening.open(addresses)
     try:
-        server = GatewayServer(models, address, on_event=on_event, trust=trust, opening=opening)
+        server = GatewayServer(models, address, on_event=where.on_event, trust=trust, opening=opening)
         server.start()
     except BaseException:
         opening.close()

@@ -51,8 +51,7 @@ from edgellm.services.mesh_codec import (
     write_micro_batch,
     write_working,
 )
-from edgellm.services.server.streams import first_of
-from edgellm.services.server.verification_service import EventKind, ServerEvent
+from edgellm.services.server.listener import EventKind, Notify, first_of
 from edgellm.storage.layers.manifest import LayerPiece
 
 CONNECT_SECONDS = 15.0  # the next stage may have to be prepared first
@@ -164,7 +163,7 @@ class WorkerService:
         self,
         cache: WeightCache,
         *,
-        notify: Callable[[ServerEvent], None],
+        notify: Notify,
         trust: Trust | None,
         guard: AuthInterceptor | None,
         stored: StoredLayers | None = None,
@@ -228,7 +227,7 @@ class WorkerService:
         try:
             await self._stage(stream)
         except EdgeError as error:
-            self._notify(ServerEvent(EventKind.FAILED, f"A stage has ended: {error.what}"))
+            self._notify(EventKind.FAILED, f"A stage has ended: {error.what}")
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
 
     async def _stage(self, stream: Stream) -> None:
@@ -249,7 +248,7 @@ class WorkerService:
         stage = await self._new_stage(work, post)
         forwarder: StageForwarder | None = None
         try:
-            self._notify(ServerEvent(EventKind.CONNECTED, f"Loading {what} for {stream.peer()}."))
+            self._notify(EventKind.CONNECTED, f"Loading {what} for {stream.peer()}.")
             forwarder = (
                 StageForwarder(prepare, self._trust, is_local_caller(stream))
                 if prepare.next and not work.ends
@@ -270,7 +269,7 @@ class WorkerService:
             closing = asyncio.ensure_future(asyncio.to_thread(stage.close))
             if forwarder is not None:
                 forwarder.close()
-            closing.add_done_callback(lambda _: self._notify(ServerEvent(EventKind.ENDED, f"Released {what}.")))
+            closing.add_done_callback(lambda _: self._notify(EventKind.ENDED, f"Released {what}."))
             await asyncio.shield(closing)
 
     async def _new_stage(self, work: StageSpec, post: Callable[[Event], None]) -> Stage:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,7 @@ from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method,
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.services.rpc_tunnel import RPC_ENGINE, RPC_SERVICE, SESSION_BYTES, Socket, carry, ended
-from edgellm.services.server.streams import first_of
-from edgellm.services.server.verification_service import EventKind, ServerEvent
+from edgellm.services.server.listener import EventKind, Notify, first_of
 from edgellm.storage.caches.tensor_cache import TensorCache
 
 MAX_SESSIONS = 4  # each has a process
@@ -50,7 +48,7 @@ class RpcEngineService:
         self,
         cache: WeightCache,
         *,
-        notify: Callable[[ServerEvent], None],
+        notify: Notify,
         guard: AuthInterceptor | None,
         tensors: TensorCache | None = None,
     ) -> None:
@@ -99,7 +97,7 @@ class RpcEngineService:
         try:
             await self._session(stream)
         except EdgeError as error:
-            self._notify(ServerEvent(EventKind.FAILED, f"An RPC session has ended: {error.what}"))
+            self._notify(EventKind.FAILED, f"An RPC session has ended: {error.what}")
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
 
     async def _session(self, stream: Context) -> None:
@@ -124,14 +122,14 @@ class RpcEngineService:
         finally:
             self._starting -= 1
         self._sessions[name] = session
-        self._notify(ServerEvent(EventKind.CONNECTED, f"An RPC server holds a part of {what} for {stream.peer()}."))
+        self._notify(EventKind.CONNECTED, f"An RPC server holds a part of {what} for {stream.peer()}.")
         try:
             await _write(stream, pb.RpcReport(serving=pb.Serving()))
             await first_of(self._orders(stream, session), self._beats(stream, session))
         finally:
             del self._sessions[name]
             closing = asyncio.ensure_future(asyncio.to_thread(_close, session, reserved))
-            closing.add_done_callback(lambda _: self._notify(ServerEvent(EventKind.ENDED, f"Released {what}.")))
+            closing.add_done_callback(lambda _: self._notify(EventKind.ENDED, f"Released {what}."))
             await asyncio.shield(closing)
 
     async def _started(self, begin: pb.Begin, owner: str) -> _RpcSession:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+import grpc
 import grpc.aio
 
 from edgellm.engine import Context, ContextSpec, Model, ModelFile, head_pays
@@ -25,22 +23,18 @@ from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import (
-    DEFAULT_PORT,
     MAX_CHUNK,
-    bind,
-    check_bindable,
-    network_loop,
-    new_server,
     run_in_network_loop,
 )
 from edgellm.rpc.layers.service import layer_handlers
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
-from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
+from edgellm.rpc.trust.handshake import OfferedModel
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.handshake import VerifierInfo
+from edgellm.services.server.listener import EventKind, Listener, Listening, ServerEvent
 from edgellm.services.server.mesh_service import WorkerService
 from edgellm.services.server.rpc_engine_service import RpcEngineService
-from edgellm.services.server.verification_service import EventKind, ServerEvent, VerificationService
+from edgellm.services.server.verification_service import VerificationService
 from edgellm.services.server.verifying_model import VerifyingModel, tokenizer_to_send
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.model_sampling import sampling_of
@@ -54,106 +48,18 @@ from edgellm.verifier.scheduler import SchedulerLimits
 
 SESSIONS = 8
 """Replies for which a verifier has memory, by default."""
-GRACE_SECONDS = 10.0  # for what is in flight, when the server is stopped
-
-
-class Listener:
-    """`start`, then `stop`; both may come from any thread. Subclasses implement `_serve`."""
-
-    def __init__(self, address: Address, trust: Trust | None) -> None:
-        """With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine.
-
-        Raises:
-            PairingRequired: the address is not loopback, and there is no `trust`.
-        """
-        self.address = address if trust is not None else address.require_loopback()
-        self.trust = trust
-        self._task: Future[None] | None = None
-        self._started = threading.Event()  # listening, or failed to
-        self._error: BaseException | None = None
-        self._stop_requests: asyncio.Queue[float] = asyncio.Queue()
-
-    def start(self) -> Address:
-        """Start to listen; return the address, with the real port if port 0 was asked for.
-
-        Raises:
-            PairingRequired: with `trust`, no device is paired.
-            PortTaken: something else listens there.
-            InvalidOption: this machine does not have the address, or does not give away the port.
-        """
-        self._task = run_in_network_loop(self._live())
-        self._started.wait()
-        if self._error is not None:
-            self._task.result()
-            raise self._error
-        return self.address
-
-    def request_stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Begin to stop, and return at once; may be called in a signal handler, and again with less grace.
-
-        Nothing new is taken from now on. What is in flight is finished, for at most `grace` seconds; 0 cuts it off.
-        """
-        if self._task is not None and not self._task.done():
-            network_loop().call_soon_threadsafe(self._stop_requests.put_nowait, grace)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the server has ended; return whether it has."""
-        return self._task is None or bool(wait_for([self._task], timeout).done)
-
-    def stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Stop, and return when everything is closed."""
-        self.request_stop(grace)
-        self.wait()
-
-    def close(self) -> None:
-        """Release the server's resources, after it has ended."""
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        self.stop()
-
-    async def _live(self) -> None:
-        try:
-            await self._serve()
-        except Exception as error:  # noqa: BLE001 - whatever it is, `start` waits for it and raises it
-            self._error = error
-        finally:
-            self._started.set()
-
-    async def _serve(self) -> None:
-        """Serve until a stop is requested; set `_started` once the server listens."""
-        raise NotImplementedError
-
-    async def _shut_down(self, server: grpc.aio.Server, grace: float) -> None:
-        """Stop the server; a further stop request may shorten the `grace`."""
-        closing = asyncio.create_task(server.stop(grace))
-        while grace > 0 and not closing.done():
-            shorten = asyncio.create_task(self._stop_requests.get())
-            await asyncio.wait({closing, shorten}, return_when=asyncio.FIRST_COMPLETED)
-            if not shorten.cancel():
-                grace = shorten.result()
-                if grace <= 0:
-                    await server.stop(None)
-        await closing
 
 
 class SessionServer(Listener):
     """Answers sessions of several devices at once. Subclasses say what verifies."""
 
-    def __init__(self, address: Address, on_event: Callable[[ServerEvent], None] | None, trust: Trust | None) -> None:
-        """`on_event` is called from the loop's thread, and must not block.
+    kind = "verifier"
 
-        Raises:
-            PairingRequired: the address is not loopback, and there is no `trust`.
-        """
-        super().__init__(address, trust)
-        self._notify = on_event or (lambda _event: None)
+    def __init__(self, address: Address, on_event: Callable[[ServerEvent], None] | None, trust: Trust | None) -> None:
+        """See `Listener`."""
+        super().__init__(address, trust, on_event)
         self._preparing = ""
         self._serving: list[VerifyingModel] = []
-        self._offers: list[OfferedModel] = []
         self._service: VerificationService | None = None
 
     def verifying(self) -> Sequence[VerifyingModel]:
@@ -165,60 +71,54 @@ class SessionServer(Listener):
         meanwhile."""
         self._preparing = doing
 
-    def _offer(self, model: VerifyingModel) -> OfferedModel:
-        info = model.info
-        return OfferedModel("verifier", info.model, model.size_bytes, info.vocabulary, info.behind)
+    def _handlers(self, guard: AuthInterceptor | None) -> Sequence[grpc.GenericRpcHandler[Any, Any]]:
+        self._service = VerificationService((), notify=self._notify, guard=guard, preparing=lambda: self._preparing)
+        for model in self.verifying():
+            self._add(self._service, model)
+        return (self._service.handlers(),)
 
-    async def _serve(self) -> None:
-        server = new_server()
-        guard = None if self.trust is None else AuthInterceptor(self.trust, self._refused)
-        watch = None if guard is None else asyncio.create_task(guard.watch())
-        self._serving = list(self.verifying())
-        self._offers = [*map(self._offer, self._serving)]
-        service = self._service = VerificationService(
-            self._serving, notify=self._notify, guard=guard, preparing=lambda: self._preparing
-        )
-        server.add_generic_rpc_handlers((service.handlers(),))
-        if self.trust is not None and guard is not None:
-            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, self._offers),))
-        try:
-            self.address = bind(server, self.address, self.trust)
-            await server.start()
-            for model in self._serving:
-                self._begin(model)
-            self._started.set()
-            await self._finish(server, service)
-        finally:
-            await server.stop(None)
-            if watch is not None:
-                watch.cancel()
-            for model in self._serving:
-                await asyncio.to_thread(model.backend.close)
+    def _add(self, service: VerificationService, model: VerifyingModel) -> None:
+        info = model.info
+        self._serving.append(model)
+        self._offers.append(OfferedModel("verifier", info.model, model.size_bytes, info.vocabulary, info.behind))
+        service.add(model)
+
+    def _listening(self) -> None:
+        for model in self._serving:
+            self._begin(model)
 
     def _begin(self, model: VerifyingModel) -> None:
         model.backend.start()
-        self._notify(ServerEvent(EventKind.LISTENING, f"{model.name} verifies at {self.address}."))
+        self._notify(EventKind.LISTENING, f"{model.name} verifies at {self.address}.")
 
     async def _serve_another(self, model: VerifyingModel) -> None:
         """Serve another model from now on, if the server runs; it is closed with it."""
         if self._service is not None:
-            self._serving.append(model)
-            self._offers.append(self._offer(model))
-            self._service.add(model)
+            self._add(self._service, model)
             self._begin(model)
 
-    def _refused(self, what: str) -> None:
-        self._notify(ServerEvent(EventKind.REFUSED, what))
+    def _stopping(self, grace: float) -> float:
+        self._notify(EventKind.STOPPING, "The verifier finishes running requests, and accepts no new ones.")
+        if self._service is not None:
+            self._service.drain()
+        return grace
 
-    async def _finish(self, server: grpc.aio.Server, service: VerificationService) -> None:
-        """Wait for a stop request, then for requests in flight; a later stop request may shorten that."""
-        grace = await self._stop_requests.get()
-        self._notify(
-            ServerEvent(EventKind.STOPPING, "The verifier finishes running requests, and accepts no new ones.")
-        )
-        service.drain()
-        await self._shut_down(server, grace)
-        self._notify(ServerEvent(EventKind.STOPPED, "The verifier has stopped."))
+    async def _release(self) -> None:
+        for model in self._serving:
+            await asyncio.to_thread(model.backend.close)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierOptions:
+    """How a model verifies for devices. Memory is reserved for `sessions` replies of `context` tokens each; more may be
+    open than that. Beyond `max_waiting` requests at once, further ones are answered *busy*. The rows of a batch are
+    those of the model's hardware, unless there are `limits`."""
+
+    sessions: int | None = None
+    context: int | None = None
+    threads: int | None = None
+    max_waiting: int = 128
+    limits: SchedulerLimits | None = None
 
 
 class VerifierServer(SessionServer):
@@ -237,53 +137,34 @@ class VerifierServer(SessionServer):
         trust: Trust | None = None,
         **options: Any,
     ) -> None:
-        """Serve `model` with these options of `use`; without it, listen, and have devices wait for `use`.
-
-        With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine.
-        `on_event` is called from the loop's thread, and must not block.
-
-        Raises:
-            PairingRequired: the address is not loopback, and there is no `trust`.
-            Also what `use` raises.
-        """
+        """Serve `model` with these `VerifierOptions`; without it, listen, and have devices wait for `use`. See
+        `Listener`, and for what it raises also `use`."""
         super().__init__(address, on_event, trust)
         self._verifying: tuple[VerifyingModel, ...] = ()
         if model is not None:
-            self.use(model, **options)
+            self.use(model, VerifierOptions(**options))
 
-    def use(
-        self,
-        model: Model,
-        *,
-        sessions: int = SESSIONS,
-        context: int | None = None,
-        threads: int | None = None,
-        max_waiting: int = 128,
-        limits: SchedulerLimits | None = None,
-        curve: CostCurve | None = None,
-        placement: str = "",
-    ) -> None:
-        """Serve `model` from now on. Memory is reserved for `sessions` replies of `context` tokens each; more may be
-        open than that. It stays the caller's to close; the rows of a batch are those of its hardware, unless there are
-        `limits`. By its cost `curve` it is chosen to how many rows the decodes of a device that is alone are filled up
-        (see `Context.fill`), and by how many tokens prefills advance. `placement` says where it is, and why.
+    def use(self, model: Model, options: VerifierOptions, curve: CostCurve | None = None, placement: str = "") -> None:
+        """Serve `model` from now on. It stays the caller's to close. By its cost `curve` it is chosen to how many rows
+        the decodes of a device that is alone are filled up (see `Context.fill`), and by how many tokens prefills
+        advance. `placement` says where it is, and why.
 
         Raises:
             InvalidOption: a size that cannot be meant.
             EngineFailed: no memory for that many sessions.
         """
         self.model, self.placement = model, placement
-        self.sessions = positive("sessions", sessions)
-        self.context_length = _positions(model, context)
-        positive("max_waiting", max_waiting)
-        limits = limits or _limits(model.hardware.n_batch)
+        self.sessions = sessions = positive("sessions", SESSIONS if options.sessions is None else options.sessions)
+        self.context_length = _positions(model, options.context)
+        positive("max_waiting", options.max_waiting)
+        limits = options.limits or _limits(model.hardware.n_batch)
         model_hash = ""
         with suppress(OSError):  # the file has been removed: it is not offered
             model_hash = fingerprint(model.path)
         # llama.cpp aborts where a batch cannot hold a row of every sequence; the longest chunk fits in any case
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
         spec = ContextSpec(
-            self.context_length, sessions, rows, threads, unified=False, lazy=head_pays(model), rolls_back=True,
+            self.context_length, sessions, rows, options.threads, unified=False, lazy=head_pays(model), rolls_back=True,
             speculates=True,
         )  # fmt: skip
         engine = Context(model, spec)
@@ -302,7 +183,7 @@ class VerifierServer(SessionServer):
             model.chat_template_source,
         )  # fmt: skip
         verifying = VerifyingModel(
-            info, vocabulary, self._worker, max_waiting, model.grammar, model.size_bytes,
+            info, vocabulary, self._worker, options.max_waiting, model.grammar, model.size_bytes,
             tokenizer_to_send(model.file, name),
         )  # fmt: skip
         self._verifying = (verifying,)
@@ -329,47 +210,33 @@ class VerifierServer(SessionServer):
 
 def serve_verifier(
     model: Path,
+    where: Listening = Listening(),
+    options: VerifierOptions = VerifierOptions(),
     *,
-    host: str = "127.0.0.1",
-    port: int = DEFAULT_PORT,
-    sessions: int | None = None,
-    context: int | None = None,
-    threads: int | None = None,
     hardware: Hardware = ON_PROCESSOR,
     eagle3: ModelFile | None = None,
-    paired_only: bool = False,
-    on_event: Callable[[ServerEvent], None] | None = None,
     progress: Callable[[float], None] | None = None,
     measure: Callable[[Model], CostCurve] | None = None,
 ) -> VerifierServer:
     """Listen, load the model file and serve it; return the running server, which the caller stops. Devices that connect
-    meanwhile wait, and are told what is done. It reserves memory for that
-    many `sessions`, by default for `SESSIONS`, or as many as fit: `VerifierServer.placement` says why. `measure`
-    returns the cost curve of the loaded model, before any request; see `VerifierServer.use`. `eagle3` is an
-    EAGLE-3 head that drafts the extra tokens of verdicts.
-
-    Off loopback, and with `paired_only` everywhere, paired devices alone are answered, by mutual TLS.
+    meanwhile wait, and are told what is done. Without a number of sessions there is memory for `SESSIONS`, or as many
+    as fit: `VerifierServer.placement` says why. `measure` returns the cost curve of the loaded model, before any
+    request; see `VerifierServer.use`. `eagle3` is an EAGLE-3 head that drafts the extra tokens of verdicts.
 
     Raises:
         PairingRequired, TrustUnusable, PortTaken, InvalidOption: it is impossible to listen there; raised before the
-        model
-            is loaded.
+            model is loaded.
         ModelNotFound, ModelCorrupt, ModelUnsupported, EngineFailed: from loading.
         ModelUnsupported: the head does not fit the model.
         MemoryShort: the sessions, or not even one of them, do not fit; raised before the model is loaded.
     """
+    sessions, context = options.sessions, options.context
     wanted = SESSIONS if sessions is None else positive("sessions", sessions)
-    address = Address.of(host, port)
-    trust = None if address.loopback and not paired_only else Trust.load()
-    if trust is not None:
-        trust.require_peers()
-    check_bindable(address)
+    address, trust = where.checked()
     file, hardware = ModelFile.open(model), replace(hardware, n_ctx=context or hardware.n_ctx)
     check_context(file.header, file.path.name, hardware.n_ctx)
-    placed = place_sessions(
-        file, hardware, Counter(), sessions=wanted, fewer=sessions is None, eagle3=eagle3
-    )  # fmt: skip
-    server = VerifierServer(None, address, on_event=on_event, trust=trust)
+    placed = place_sessions(file, hardware, Counter(), sessions=wanted, fewer=sessions is None, eagle3=eagle3)
+    server = VerifierServer(None, address, on_event=where.on_event, trust=trust)
     name = name_of(model)
     server.prepare(f"loading {name}")
     server.start()
@@ -379,9 +246,7 @@ def serve_verifier(
         )
         server.prepare(f"measuring {name}")
         curve = None if measure is None else measure(loaded)
-        server.use(
-            loaded, sessions=placed.sessions, context=context, threads=threads, curve=curve, placement=placed.reason
-        )  # fmt: skip
+        server.use(loaded, replace(options, sessions=placed.sessions), curve, placed.reason)
     except BaseException:
         server.stop(0.0)
         raise
@@ -415,6 +280,8 @@ _TIDY_SECONDS = 1.0
 class WorkerServer(Listener):
     """Computes layers for several coordinators at once."""
 
+    kind = "worker"
+
     def __init__(
         self,
         cache: WeightCache,
@@ -432,55 +299,43 @@ class WorkerServer(Listener):
         Raises:
             PairingRequired: the address is not loopback, and there is no `trust`.
         """
-        super().__init__(address, trust)
+        super().__init__(address, trust, on_event)
         self.cache = cache
-        self._notify = on_event or (lambda _event: None)
         self._stored, self._rpc_engine = stored, rpc_engine
+        self._tidying: asyncio.Task[None] | None = None
 
     def close(self) -> None:
         """Release all weights."""
         self.cache.evict_unused(everything=True)
 
-    async def _serve(self) -> None:
-        server = new_server()
-        guard = None if self.trust is None else AuthInterceptor(self.trust, self._refused)
-        tasks = [asyncio.create_task(self._evict_unused())]
-        if guard is not None:
-            tasks.append(asyncio.create_task(guard.watch()))
+    def _handlers(self, guard: AuthInterceptor | None) -> Sequence[grpc.GenericRpcHandler[Any, Any]]:
         service = WorkerService(self.cache, notify=self._notify, trust=self.trust, guard=guard, stored=self._stored)
-        server.add_generic_rpc_handlers((service.handlers(),))
+        handlers = [service.handlers()]
         if self._rpc_engine:
-            rpc_engine = RpcEngineService(self.cache, notify=self._notify, guard=guard)
-            server.add_generic_rpc_handlers((rpc_engine.handlers(),))
+            handlers.append(RpcEngineService(self.cache, notify=self._notify, guard=guard).handlers())
         if self._stored is not None:
             measurer = partial(
                 measure_device, folder=self._stored.store.root, unit=self.cache.unit, memory=self.cache.available
             )
-            handlers = layer_handlers(self._stored.store, guard, self._notify_upload, measurer, self.trust)
-            server.add_generic_rpc_handlers((handlers,))
-        if self.trust is not None and guard is not None:
-            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, ()),))
-        try:
-            self.address = bind(server, self.address, self.trust)
-            await server.start()
-            self._notify(ServerEvent(EventKind.LISTENING, f"Layers are computed at {self.address}."))
-            self._started.set()
-            await self._stop_requests.get()
-            self._notify(ServerEvent(EventKind.STOPPING, "The worker stops; its coordinators continue without it."))
-        finally:
-            await server.stop(0)  # a reply may go on for minutes; its coordinator can go on without this device
-            for task in tasks:
-                task.cancel()
-            self._notify(ServerEvent(EventKind.STOPPED, "The worker has stopped."))
+            uploaded = partial(self._notify, EventKind.CONNECTED)
+            handlers.append(layer_handlers(self._stored.store, guard, uploaded, measurer, self.trust))
+        return handlers
 
-    def _refused(self, what: str) -> None:
-        self._notify(ServerEvent(EventKind.REFUSED, what))
+    def _listening(self) -> None:
+        self._tidying = asyncio.create_task(self._evict_unused())
+        self._notify(EventKind.LISTENING, f"Layers are computed at {self.address}.")
 
-    def _notify_upload(self, what: str) -> None:
-        self._notify(ServerEvent(EventKind.CONNECTED, what))
+    def _stopping(self, grace: float) -> float:  # noqa: ARG002
+        """Wait for nothing: a reply may go on for minutes, and its coordinator can go on without this device."""
+        self._notify(EventKind.STOPPING, "The worker stops; its coordinators continue without it.")
+        return 0.0
+
+    async def _release(self) -> None:
+        if self._tidying is not None:
+            self._tidying.cancel()
 
     async def _evict_unused(self) -> None:
         while True:
             await asyncio.sleep(_TIDY_SECONDS)
             if evicted := await asyncio.to_thread(self.cache.evict_unused):
-                self._notify(ServerEvent(EventKind.ENDED, f"{evicted} unused pieces of models were unloaded."))
+                self._notify(EventKind.ENDED, f"{evicted} unused pieces of models were unloaded.")

@@ -7,8 +7,6 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from itertools import count
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
@@ -34,6 +32,7 @@ from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method, caller_i
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, parse_message
 from edgellm.services.handshake import PREPARING, check_protocol, first_different_block
+from edgellm.services.server.listener import EventKind, Notify
 from edgellm.services.server.session_grammar import GrammarOwner, SessionGrammar
 from edgellm.services.server.verifying_model import VerifyingModel, find_model
 from edgellm.services.verification_codec import (
@@ -49,27 +48,6 @@ from edgellm.verifier.fairness import Pacing, Queue
 from edgellm.verifier.judgement import Answer, MissingPrefix
 
 Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
-
-
-class EventKind(StrEnum):
-    """What a verifier tells those who run it."""
-
-    LISTENING = "listening"
-    CONNECTED = "connected"
-    ENDED = "ended"
-    REFUSED = "refused"
-    FAILED = "failed"
-    UPSTREAM = "upstream"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class ServerEvent:
-    """`what` happened, and a sentence for people. No prompt and no token is ever in it."""
-
-    what: EventKind
-    text: str
 
 
 class _Model:
@@ -131,7 +109,7 @@ class VerificationService:
         self,
         models: Sequence[VerifyingModel],
         *,
-        notify: Callable[[ServerEvent], None],
+        notify: Notify,
         guard: AuthInterceptor | None = None,
         preparing: Callable[[], str] = lambda: "",
     ) -> None:
@@ -217,17 +195,17 @@ class VerificationService:
     async def session(self, _frames: Any, stream: Stream) -> None:
         """Serve one session, from Open to the end of the stream."""
         number = next(self._numbers)
-        self._notify(ServerEvent(EventKind.CONNECTED, f"Session {number} from {stream.peer()} begins."))
+        self._notify(EventKind.CONNECTED, f"Session {number} from {stream.peer()} begins.")
         session = _Session(number, self._tenant(stream))
         try:
             await self._serve(session, stream)
         except EdgeError as error:
             session.end()  # before the goodbye, which a device that does not read never takes
-            self._notify(ServerEvent(_event_kind(error), f"Session {number} is closed: {error.what}"))
+            self._notify(_event_kind(error), f"Session {number} is closed: {error.what}")
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.what)
         finally:
             session.end()
-            self._notify(ServerEvent(EventKind.ENDED, f"Session {number} ends."))
+            self._notify(EventKind.ENDED, f"Session {number} ends.")
 
     def _tenant(self, stream: Stream) -> Tenant:
         """Return the tenant of a stream: a paired device is one tenant over all its connections; on this machine each

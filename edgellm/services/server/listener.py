@@ -1,0 +1,211 @@
+"""A server of gRPC services, which is started and stopped from any thread, and what it tells those who run it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any, Self, TypeAlias
+
+import grpc
+import grpc.aio
+
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import DEFAULT_PORT, bind, check_bindable, network_loop, new_server, run_in_network_loop
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
+from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
+from edgellm.rpc.trust.trust import Trust
+
+GRACE_SECONDS = 10.0  # for what is in flight, when the server is stopped
+
+
+class EventKind(StrEnum):
+    """What a verifier tells those who run it."""
+
+    LISTENING = "listening"
+    CONNECTED = "connected"
+    ENDED = "ended"
+    REFUSED = "refused"
+    FAILED = "failed"
+    UPSTREAM = "upstream"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    """`what` happened, and a sentence for people. No prompt and no token is ever in it."""
+
+    what: EventKind
+    text: str
+
+
+Notify: TypeAlias = Callable[[EventKind, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where to listen, and for whom: off loopback, and with `paired_only` everywhere, only paired devices are answered,
+    by mutual TLS. `on_event` is called from the loop's thread, and must not block."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    paired_only: bool = False
+    on_event: Callable[[ServerEvent], None] | None = None
+
+    def checked(self) -> tuple[Address, Trust | None]:
+        """Return the address, and the trust to answer paired devices with.
+
+        Raises:
+            PairingRequired, TrustUnusable, PortTaken, InvalidOption: it is impossible to listen there.
+        """
+        address = Address.of(self.host, self.port)
+        trust = None if address.loopback and not self.paired_only else Trust.load()
+        if trust is not None:
+            trust.require_peers()
+        check_bindable(address)
+        return address, trust
+
+
+class Listener:
+    """A server of gRPC services: `start`, then `stop`; both may come from any thread."""
+
+    kind = "server"
+    """What it is, for events."""
+
+    def __init__(self, address: Address, trust: Trust | None, on_event: Callable[[ServerEvent], None] | None) -> None:
+        """With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine. `on_event`
+        is called from the loop's thread, and must not block.
+
+        Raises:
+            PairingRequired: the address is not loopback, and there is no `trust`.
+        """
+        self.address = address if trust is not None else address.require_loopback()
+        self.trust = trust
+        self._on_event = on_event
+        self._offers: list[OfferedModel] = []  # what paired devices are told of it
+        self._task: Future[None] | None = None
+        self._started = threading.Event()  # listening, or failed to
+        self._error: BaseException | None = None
+        self._stop_requests: asyncio.Queue[float] = asyncio.Queue()
+
+    def start(self) -> Address:
+        """Start to listen; return the address, with the real port if port 0 was asked for.
+
+        Raises:
+            PairingRequired: with `trust`, no device is paired.
+            PortTaken: something else listens there.
+            InvalidOption: this machine does not have the address, or does not give away the port.
+        """
+        self._task = run_in_network_loop(self._live())
+        self._started.wait()
+        if self._error is not None:
+            self._task.result()
+            raise self._error
+        return self.address
+
+    def request_stop(self, grace: float = GRACE_SECONDS) -> None:
+        """Begin to stop, and return at once; may be called in a signal handler, and again with less grace.
+
+        Nothing new is taken from now on. What is in flight is finished, for at most `grace` seconds; 0 cuts it off.
+        """
+        if self._task is not None and not self._task.done():
+            network_loop().call_soon_threadsafe(self._stop_requests.put_nowait, grace)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the server has ended; return whether it has."""
+        return self._task is None or bool(wait_for([self._task], timeout).done)
+
+    def stop(self, grace: float = GRACE_SECONDS) -> None:
+        """Stop, and return when everything is closed."""
+        self.request_stop(grace)
+        self.wait()
+
+    def close(self) -> None:
+        """Release the server's resources, after it has ended."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.stop()
+
+    async def _live(self) -> None:
+        try:
+            await self._serve()
+        except Exception as error:  # noqa: BLE001 - whatever it is, `start` waits for it and raises it
+            self._error = error
+        finally:
+            self._started.set()
+
+    def _notify(self, kind: EventKind, what: str) -> None:
+        if self._on_event is not None:
+            self._on_event(ServerEvent(kind, what))
+
+    def _handlers(self, guard: AuthInterceptor | None) -> Sequence[grpc.GenericRpcHandler[Any, Any]]:
+        """Return the handlers of the services."""
+        raise NotImplementedError
+
+    def _listening(self) -> None:
+        """Begin with what is to be done as soon as the server listens."""
+
+    def _stopping(self, grace: float) -> float:
+        """Return the seconds for what is in flight, of the `grace` that is given to it."""
+        return grace
+
+    async def _release(self) -> None:
+        """Release what is held for answering, once the server has ended."""
+
+    async def _serve(self) -> None:
+        """Serve until a stop is requested."""
+        server = new_server()
+        guard = None if self.trust is None else AuthInterceptor(self.trust, partial(self._notify, EventKind.REFUSED))
+        watch = None if guard is None else asyncio.create_task(guard.watch())
+        handlers = list(self._handlers(guard))
+        if self.trust is not None and guard is not None:
+            handlers.append(welcome_handlers(self.trust, guard, self._offers))
+        server.add_generic_rpc_handlers(tuple(handlers))
+        try:
+            self.address = bind(server, self.address, self.trust)
+            await server.start()
+            self._listening()
+            self._started.set()
+            grace = self._stopping(await self._stop_requests.get())
+            await self._shut_down(server, grace)
+            self._notify(EventKind.STOPPED, f"The {self.kind} has stopped.")
+        finally:
+            await server.stop(None)
+            if watch is not None:
+                watch.cancel()
+            await self._release()
+
+    async def _shut_down(self, server: grpc.aio.Server, grace: float) -> None:
+        """Stop the server; a further stop request may shorten the `grace`."""
+        closing = asyncio.create_task(server.stop(grace))
+        while grace > 0 and not closing.done():
+            shorten = asyncio.create_task(self._stop_requests.get())
+            await asyncio.wait({closing, shorten}, return_when=asyncio.FIRST_COMPLETED)
+            if not shorten.cancel():
+                grace = shorten.result()
+                if grace <= 0:
+                    await server.stop(None)
+        await closing
+
+
+async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
+    """Run all until one of them ends, and cancel the others. Raise the error of the one that ended."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
