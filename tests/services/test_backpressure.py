@@ -68,7 +68,7 @@ def eventually(what: EventKind, events: list[ServerEvent]) -> str:
 def test_a_device_that_does_not_read_is_dropped_and_nobody_else_notices(
     exact: Model, events: list[ServerEvent], prompt: Ids, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.services.server.verification_service.READ_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr("edgellm.services.server.listener.READ_TIMEOUT_SECONDS", 0.3)
     narrow = [("grpc.http2.lookahead_bytes", 64), ("grpc.http2.bdp_probe", 0)]  # takes 64 bytes without being read
     with (
         VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, on_event=events.append) as server,

@@ -64,19 +64,7 @@ def ask_offer(endpoint: Endpoint) -> RpcOffer:
 
 
 async def _offer(endpoint: Endpoint) -> RpcOffer:
-    channel: grpc.aio.Channel | None = None
-    try:
-        async with asyncio.timeout(2 * HELLO_SECONDS):
-            channel = await endpoint.connect()
-            ask = channel.unary_unary(OFFER, pb.OfferRequest.SerializeToString, bytes)
-            reply = parse_message(pb.OfferReply, await ask(pb.OfferRequest(protocol=RPC_ENGINE)))
-    except TimeoutError:
-        raise lost(f"{endpoint.name} at {endpoint.address} does not answer.") from None
-    except grpc.aio.AioRpcError as error:
-        raise lost(f"{endpoint.name} at {endpoint.address}: {explained(error)}") from None
-    finally:
-        if channel is not None:
-            await channel.close(None)
+    reply = parse_message(pb.OfferReply, await endpoint.ask(OFFER, pb.OfferRequest(protocol=RPC_ENGINE)))
     check_version(reply.protocol, RPC_ENGINE, endpoint.name)
     if not reply.server:
         raise DeviceLost(

@@ -12,6 +12,7 @@ from time import monotonic
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, EngineFailed, LayersRefused, ProtocolError
@@ -69,6 +70,23 @@ class Endpoint:
             return open_channel(self.address)
         return (await connect_authenticated(self.address, self.trust, self.device, HELLO_SECONDS))[0]
 
+    async def ask(self, method: str, request: Message) -> bytes:
+        """Return a worker's answer to one request. Raise DeviceLost if there is none, and the errors of
+        `connect_authenticated`."""
+        channel: grpc.aio.Channel | None = None
+        try:
+            async with asyncio.timeout(2 * HELLO_SECONDS):
+                channel = await self.connect()
+                answer: bytes = await channel.unary_unary(method, None, bytes)(request.SerializeToString())
+                return answer
+        except TimeoutError:
+            raise lost(f"{self.name} at {self.address} does not answer.") from None
+        except grpc.aio.AioRpcError as error:
+            raise lost(f"{self.name} at {self.address}: {explained(error)}") from None
+        finally:
+            if channel is not None:
+                await channel.close(None)
+
 
 OwnPieces = Callable[[Collection[LayerRange]], Sequence[LayerPiece]]
 """Returns the known pieces of this device's own model file, and those of the layers given."""
@@ -102,21 +120,8 @@ class RemoteDevice:
         return RemoteStageHost(self.endpoint, self._timeouts, self._direct, self._own(()))
 
     async def _holds(self, model: str, pieces: Sequence[LayerPiece]) -> pb.HoldsReply:
-        channel = None
-        try:
-            async with asyncio.timeout(2 * HELLO_SECONDS):
-                channel = await self.endpoint.connect()
-                ask = channel.unary_unary(HOLDS, pb.HoldsRequest.SerializeToString, pb.HoldsReply.FromString)
-                reply: pb.HoldsReply = await ask(
-                    pb.HoldsRequest(protocol=MESH, model=bytes.fromhex(model), pieces=write_pieces(pieces))
-                )
-        except TimeoutError:
-            raise lost(f"{self.name} at {self.endpoint.address} does not answer.") from None
-        except grpc.aio.AioRpcError as error:
-            raise lost(f"{self.name} at {self.endpoint.address}: {explained(error)}") from None
-        finally:
-            if channel is not None:
-                await channel.close(None)
+        request = pb.HoldsRequest(protocol=MESH, model=bytes.fromhex(model), pieces=write_pieces(pieces))
+        reply = parse_message(pb.HoldsReply, await self.endpoint.ask(HOLDS, request))
         if reply.protocol != MESH:
             raise ProtocolError(
                 f"{self.name} speaks mesh version {reply.protocol}, but this device speaks version {MESH}.",

@@ -10,16 +10,31 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
+from edgellm.errors import DeviceStuck
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import DEFAULT_PORT, bind, check_bindable, network_loop, new_server, run_in_network_loop
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
+from edgellm.rpc.channel import (
+    DEFAULT_PORT,
+    READ_TIMEOUT_SECONDS,
+    bind,
+    check_bindable,
+    network_loop,
+    new_server,
+    run_in_network_loop,
+)
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method
 from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
+from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.versions import parse_message
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 
 GRACE_SECONDS = 10.0  # for what is in flight, when the server is stopped
 
@@ -209,3 +224,52 @@ async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Service:
+    """Calls that devices with a `right` may make, or every caller on this machine. Lives in one event loop."""
+
+    right: Right
+
+    def __init__(self, notify: Notify, guard: AuthInterceptor | None) -> None:
+        """With a `guard`, answer only paired devices that have the right."""
+        self._notify, self._guard = notify, guard
+
+    def _guarded(self, method: Method) -> Any:
+        return method if self._guard is None else self._guard.wrap(method, self.right)
+
+
+async def next_message(stream: Context, kind: type[M]) -> M | None:
+    """Return the next message of a stream; None at its end. Raises ProtocolError."""
+    data = await stream.read()
+    return parse_message(kind, data) if isinstance(data, bytes) else None
+
+
+async def write_in_time(stream: Context, message: Message) -> None:
+    """Send a message. No other one ever waits for a device: the next one is made when this one is taken.
+
+    Raises:
+        DeviceStuck: the device does not read, and so has no use for what would be computed for it.
+    """
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_SECONDS):
+            await stream.write(message.SerializeToString())
+    except TimeoutError:
+        raise DeviceStuck(
+            f"The device has not read its stream for {READ_TIMEOUT_SECONDS:g} seconds.", "Begin another session."
+        ) from None
+
+
+async def made_in_thread(make: Callable[[], T], close: Callable[[T], None]) -> T:
+    """Return what `make` makes, in a thread; `close` it if the call is cancelled before it is there."""
+
+    def close_abandoned(making: asyncio.Future[T]) -> None:
+        if making.exception() is None:
+            close(making.result())
+
+    making = asyncio.ensure_future(asyncio.to_thread(make))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(close_abandoned)
+        raise

@@ -33,12 +33,11 @@ from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, READ_TIMEOUT_S
 from edgellm.rpc.dialing import dialable_addresses, is_local_caller, uniform_failure
 from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.protos import mesh_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import parse_message
 from edgellm.services.mesh_codec import (
     CARRY,
     ENGINE,
@@ -51,7 +50,7 @@ from edgellm.services.mesh_codec import (
     write_micro_batch,
     write_working,
 )
-from edgellm.services.server.listener import EventKind, Notify, first_of
+from edgellm.services.server.listener import EventKind, Notify, Service, first_of, made_in_thread, next_message
 from edgellm.storage.layers.manifest import LayerPiece
 
 CONNECT_SECONDS = 15.0  # the next stage may have to be prepared first
@@ -156,8 +155,10 @@ class _ServedStage:
     out: asyncio.Queue[Event | None]
 
 
-class WorkerService:
-    """The calls of `mesh.proto`. Lives in one event loop."""
+class WorkerService(Service):
+    """The calls of `mesh.proto`."""
+
+    right = Right.COMPUTE
 
     def __init__(
         self,
@@ -170,8 +171,8 @@ class WorkerService:
     ) -> None:
         """With a `guard`, answer only paired devices with the right to compute here. `stored` are those sources of the
         `cache` that other devices uploaded."""
-        self._cache, self._notify, self._stored = cache, notify, stored
-        self._trust, self._guard = trust, guard
+        super().__init__(notify, guard)
+        self._cache, self._stored, self._trust = cache, stored, trust
         self._stages: dict[bytes, _ServedStage] = {}
         self._changed = asyncio.Condition()
 
@@ -187,9 +188,6 @@ class WorkerService:
                 "Carry": grpc.stream_stream_rpc_method_handler(self._guarded(self.carry)),
             },
         )
-
-    def _guarded(self, method: Method) -> Any:
-        return method if self._guard is None else self._guard.wrap(method, Right.COMPUTE)
 
     async def holds(self, request: pb.HoldsRequest, context: Stream) -> pb.HoldsReply:
         """Reply with the layers of a model that are here."""
@@ -231,7 +229,7 @@ class WorkerService:
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
 
     async def _stage(self, stream: Stream) -> None:
-        first = await _next(stream, pb.Order)
+        first = await next_message(stream, pb.Order)
         if first is None or first.WhichOneof("order") != "prepare":
             raise ProtocolError("The first order is not Prepare.", SAME_VERSION)
         prepare = first.prepare
@@ -245,7 +243,7 @@ class WorkerService:
                 loop.call_soon_threadsafe(out.put_nowait, event)
 
         what = f"{work.layers.named} of {work.name}"
-        stage = await self._new_stage(work, post)
+        stage = await made_in_thread(lambda: Stage(work, self._cache, post), Stage.close)  # which may wait for memory
         forwarder: StageForwarder | None = None
         try:
             self._notify(EventKind.CONNECTED, f"Loading {what} for {stream.peer()}.")
@@ -272,24 +270,15 @@ class WorkerService:
             closing.add_done_callback(lambda _: self._notify(EventKind.ENDED, f"Released {what}."))
             await asyncio.shield(closing)
 
-    async def _new_stage(self, work: StageSpec, post: Callable[[Event], None]) -> Stage:
-        """Create a stage, which may wait for memory. If the call is cancelled, close the stage once it is created."""
-        making = asyncio.ensure_future(asyncio.to_thread(Stage, work, self._cache, post))
-        try:
-            return await asyncio.shield(making)
-        except asyncio.CancelledError:
-            making.add_done_callback(_close_abandoned)
-            raise
-
     async def carry(self, _parcels: Any, stream: Stream) -> None:
         """Receive micro-batches from the preceding stage."""
         try:
-            first = await _next(stream, pb.Carried)
+            first = await next_message(stream, pb.Carried)
             if first is None or first.WhichOneof("carried") != "meeting" or first.meeting.protocol != MESH:
                 raise ProtocolError("The first parcel is not a Meeting.", SAME_VERSION)
             served = await self._served(first.meeting.stage)
             await stream.write(pb.Met().SerializeToString())
-            while (frame := await _next(stream, pb.Carried)) is not None:
+            while (frame := await next_message(stream, pb.Carried)) is not None:
                 _put(served.stage, frame.parcel, served.out.put_nowait)
         except EdgeError as error:
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
@@ -316,7 +305,7 @@ class WorkerService:
             self._stages.pop(name, None)
 
     async def _orders(self, stage: Stage, post: Callable[[Event], None], stream: Stream) -> None:
-        while (order := await _next(stream, pb.Order)) is not None:
+        while (order := await next_message(stream, pb.Order)) is not None:
             kind = order.WhichOneof("order")
             if kind == "parcel":
                 _put(stage, order.parcel, post)
@@ -350,11 +339,6 @@ class WorkerService:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             if stage.idle > self._cache.keep:
                 raise StageIdle(f"There was no request for {self._cache.keep:g} seconds.", "Prepare the stage again.")
-
-
-def _close_abandoned(making: asyncio.Future[Stage]) -> None:
-    if making.exception() is None:
-        making.result().close()
 
 
 class _ReportStream:
@@ -391,13 +375,6 @@ def _put(stage: Stage, message: pb.MeshParcel, post: Callable[[Event], None]) ->
         stage.put(read_micro_batch(message, stage.work))
     except EdgeError as error:
         post(Failed(message.session, message.number, error))
-
-
-async def _next(stream: Stream, kind: type[M]) -> M | None:
-    data = await stream.read()
-    if not isinstance(data, bytes):  # the end of the stream
-        return None
-    return parse_message(kind, data)
 
 
 _STATUS = {

@@ -13,15 +13,32 @@ import grpc.aio
 from edgellm.engine.ggml_rpc.backend import HOST
 from edgellm.engine.ggml_rpc.server import RpcServer, server_kind
 from edgellm.engine.native import VERSION
-from edgellm.errors import SAME_VERSION, EdgeError, EngineFailed, MemoryShort, PeerTooNew, PeerTooOld, ProtocolError
+from edgellm.errors import (
+    SAME_VERSION,
+    DeviceStuck,
+    EdgeError,
+    EngineFailed,
+    MemoryShort,
+    PeerTooNew,
+    PeerTooOld,
+    ProtocolError,
+)
 from edgellm.mesh.weight_cache import MemoryReservation, WeightCache
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, READ_TIMEOUT_SECONDS
+from edgellm.rpc.channel import HEARTBEAT_SECONDS
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method, caller_id
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, caller_id
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.versions import check_version, parse_message
-from edgellm.services.rpc_tunnel import RPC_ENGINE, RPC_SERVICE, SESSION_BYTES, Socket, carry, ended
-from edgellm.services.server.listener import EventKind, Notify, first_of
+from edgellm.services.rpc_tunnel import RPC_ENGINE, RPC_SERVICE, SESSION_BYTES, Socket, carry
+from edgellm.services.server.listener import (
+    EventKind,
+    Notify,
+    Service,
+    first_of,
+    made_in_thread,
+    next_message,
+    write_in_time,
+)
 from edgellm.storage.caches.tensor_cache import TensorCache
 
 MAX_SESSIONS = 4  # each has a process
@@ -41,8 +58,10 @@ class _RpcSession:
     folder: Path | None
 
 
-class RpcEngineService:
-    """The calls of `rpc_engine.proto`. Lives in one event loop."""
+class RpcEngineService(Service):
+    """The calls of `rpc_engine.proto`."""
+
+    right = Right.COMPUTE
 
     def __init__(
         self,
@@ -54,7 +73,8 @@ class RpcEngineService:
     ) -> None:
         """Serve where the `cache` has its layers computed, from its memory. With a `guard`, answer only paired devices
         with the right to compute here."""
-        self._cache, self._notify, self._guard = cache, notify, guard
+        super().__init__(notify, guard)
+        self._cache = cache
         self._tensors = tensors or TensorCache()
         self._sessions: dict[bytes, _RpcSession] = {}
         self._starting = 0
@@ -71,9 +91,6 @@ class RpcEngineService:
                 "Tunnel": grpc.stream_stream_rpc_method_handler(self._guarded(self.tunnel)),
             },
         )
-
-    def _guarded(self, method: Method) -> Any:
-        return method if self._guard is None else self._guard.wrap(method, Right.COMPUTE)
 
     def _owner(self, context: Context) -> str:
         return _THIS_MACHINE if self._guard is None else caller_id(context).digest.hex()
@@ -101,8 +118,7 @@ class RpcEngineService:
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
 
     async def _session(self, stream: Context) -> None:
-        data = await stream.read()
-        order = pb.RpcOrder() if ended(data) else parse_message(pb.RpcOrder, data)
+        order = await next_message(stream, pb.RpcOrder) or pb.RpcOrder()
         if order.WhichOneof("order") != "begin" or len(order.begin.session) != SESSION_BYTES:
             raise ProtocolError("The first order is not Begin, or its session is not 16 bytes.", SAME_VERSION)
         begin, name = order.begin, order.begin.session
@@ -124,7 +140,7 @@ class RpcEngineService:
         self._sessions[name] = session
         self._notify(EventKind.CONNECTED, f"An RPC server holds a part of {what} for {stream.peer()}.")
         try:
-            await _write(stream, pb.RpcReport(serving=pb.Serving()))
+            await write_in_time(stream, pb.RpcReport(serving=pb.Serving()))
             await first_of(self._orders(stream, session), self._beats(stream, session))
         finally:
             del self._sessions[name]
@@ -133,7 +149,7 @@ class RpcEngineService:
             await asyncio.shield(closing)
 
     async def _started(self, begin: pb.Begin, owner: str) -> _RpcSession:
-        """Start a server. If the call is cancelled meanwhile, end it once it is started."""
+        """Start a server."""
         unit = self._cache.unit
 
         def start() -> _RpcSession:
@@ -141,23 +157,18 @@ class RpcEngineService:
             memory = None if unit.name else begin.memory  # what a card's driver maps cannot be told from it
             return _RpcSession(owner, RpcServer(unit.hardware, unit.devices, memory=memory, cache=folder), folder)
 
-        making = asyncio.ensure_future(asyncio.to_thread(start))
-        try:
-            return await asyncio.shield(making)
-        except asyncio.CancelledError:
-            making.add_done_callback(_close_abandoned)
-            raise
+        return await made_in_thread(start, lambda session: session.server.close())
 
     async def _orders(self, stream: Context, session: _RpcSession) -> None:
-        while not ended(data := await stream.read()):
-            if parse_message(pb.RpcOrder, data).WhichOneof("order") != "whole":
+        while (order := await next_message(stream, pb.RpcOrder)) is not None:
+            if order.WhichOneof("order") != "whole":
                 raise ProtocolError("The session was begun twice, or an order is empty.", SAME_VERSION)
             if session.folder is not None:
                 await asyncio.to_thread(self._tensors.confirm, session.folder)
 
     async def _beats(self, stream: Context, session: _RpcSession) -> None:
         while session.server.alive:
-            await _write(stream, pb.RpcReport(beat=pb.Beat()))
+            await write_in_time(stream, pb.RpcReport(beat=pb.Beat()))
             await asyncio.sleep(HEARTBEAT_SECONDS)
         words = session.server.last_words()
         raise EngineFailed(f"The RPC server has ended: {words or 'without a word'}.", "Begin another session.")
@@ -165,9 +176,8 @@ class RpcEngineService:
     async def tunnel(self, _frames: Any, stream: Context) -> None:
         """Carry one connection to the server of a session of the caller."""
         try:
-            data = await stream.read()
-            name = b"" if ended(data) else parse_message(pb.RpcFrame, data).session
-            session = self._sessions.get(name)
+            frame = await next_message(stream, pb.RpcFrame) or pb.RpcFrame()
+            session = self._sessions.get(frame.session)
             if session is None or session.owner != self._owner(stream):
                 await stream.abort(grpc.StatusCode.NOT_FOUND, "The caller has no such session.")
                 return
@@ -185,21 +195,8 @@ def _close(session: _RpcSession, reserved: MemoryReservation) -> None:
     reserved.close()
 
 
-def _close_abandoned(making: asyncio.Future[_RpcSession]) -> None:
-    if making.exception() is None:
-        making.result().server.close()
-
-
-async def _write(stream: Context, report: pb.RpcReport) -> None:
-    """Send a report. Raise ProtocolError if the caller does not read it in time."""
-    try:
-        async with asyncio.timeout(READ_TIMEOUT_SECONDS):
-            await stream.write(report.SerializeToString())
-    except TimeoutError:
-        raise ProtocolError("The caller does not read its stream.", "Begin another session.") from None
-
-
 _STATUS = {
+    DeviceStuck: grpc.StatusCode.INVALID_ARGUMENT,
     ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
     PeerTooOld: grpc.StatusCode.FAILED_PRECONDITION,
     PeerTooNew: grpc.StatusCode.FAILED_PRECONDITION,

@@ -26,13 +26,13 @@ from edgellm.errors import (
     VerifierBusy,
     VocabularyMismatch,
 )
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, PROTOCOL, READ_TIMEOUT_SECONDS, SERVICE
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, PROTOCOL, SERVICE
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method, caller_id
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, caller_id
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, parse_message
 from edgellm.services.handshake import PREPARING, check_protocol, first_different_block
-from edgellm.services.server.listener import EventKind, Notify
+from edgellm.services.server.listener import EventKind, Notify, Service, write_in_time
 from edgellm.services.server.session_grammar import GrammarOwner, SessionGrammar
 from edgellm.services.server.verifying_model import VerifyingModel, find_model
 from edgellm.services.verification_codec import (
@@ -102,8 +102,10 @@ class _Session:
             self.grammar.end()
 
 
-class VerificationService:
-    """The calls of the contract, for each of several models. Lives in one event loop."""
+class VerificationService(Service):
+    """The calls of the contract, for each of several models."""
+
+    right = Right.VERIFY
 
     def __init__(
         self,
@@ -115,12 +117,12 @@ class VerificationService:
     ) -> None:
         """Serve `models`. With a `guard`, only paired devices with the right to have drafts verified are answered.
         `preparing` returns what is done before there is a model, of which devices are told; "" if nothing is."""
+        super().__init__(notify, guard)
         self._models = tuple(models)
         self._by_name = {model.name: _Model(model) for model in models}
         self._pacing = Pacing()
         self._owners: WeakValueDictionary[str, GrammarOwner] = WeakValueDictionary()
-        self._notify = notify
-        self._guard, self._preparing = guard, preparing
+        self._preparing = preparing
         self._numbers = count(1)
         self._draining = asyncio.get_running_loop().create_future()
 
@@ -144,9 +146,6 @@ class VerificationService:
                 "Session": grpc.stream_stream_rpc_method_handler(self._guarded(self.session)),
             },
         )
-
-    def _guarded(self, method: Method) -> Any:
-        return method if self._guard is None else self._guard.wrap(method, Right.VERIFY)
 
     def drain(self) -> None:
         """Answer only requests received so far from now on, and tell every session."""
@@ -185,7 +184,7 @@ class VerificationService:
             data, size = model.tokenizer, len(model.tokenizer)
             for at in range(0, size, _TOKENIZER_PART):
                 part = pb.TokenizerPart(data=data[at : at + _TOKENIZER_PART], size=0 if at else size)
-                await _write(stream, part)
+                await write_in_time(stream, part)
         except (ProtocolError, ModelNotFound, DeviceStuck) as error:
             await stream.abort(_STATUS[type(error)], error.what)
 
@@ -245,16 +244,16 @@ class VerificationService:
             if isinstance(answer, MissingPrefix):
                 again = True
                 need = pb.NeedPrefix(round=request.round, position=answer.position)
-                await _write(stream, pb.VerifierFrame(need_prefix=need))
+                await write_in_time(stream, pb.VerifierFrame(need_prefix=need))
                 await self._pause(tenant)
             else:
                 if session.grammar is not None:
                     session.grammar.observe(request, answer)
-                await _write(stream, write_verdict(request.round, answer))
+                await write_in_time(stream, write_verdict(request.round, answer))
                 took = 1e3 * answer.seconds
                 _log.debug("session %d: %d of %d accepted, %.1f ms", number, answer.accepted, len(request.draft), took)
         if self._draining.done():
-            await _write(stream, pb.VerifierFrame(draining=pb.Draining()))
+            await write_in_time(stream, pb.VerifierFrame(draining=pb.Draining()))
 
     async def _admitted(
         self, model: _Model, grammar: SessionGrammar | None, request: VerifyRequest, stream: Stream
@@ -273,7 +272,7 @@ class VerificationService:
         """Have the device ask again after about `seconds`. What the session holds stays as it was."""
         busy = pb.Busy(round=request.round, retry_ms=_milliseconds(seconds))
         _log.info("session %d is asked to retry in %d ms", request.session, busy.retry_ms)
-        await _write(stream, pb.VerifierFrame(busy=busy))
+        await write_in_time(stream, pb.VerifierFrame(busy=busy))
         await self._pause(request.tenant, min(busy.retry_ms / 1e3, _HELD_SECONDS))
 
     async def _pause(self, tenant: Tenant, seconds: float = 0.0) -> None:
@@ -306,7 +305,7 @@ class VerificationService:
             while not (await asyncio.wait({future}, timeout=HEARTBEAT_SECONDS))[0]:
                 step, computed = model.backend.steps, request.computed
                 working = pb.Working(round=request.round, step=step, computed=computed)
-                await _write(stream, pb.VerifierFrame(working=working))
+                await write_in_time(stream, pb.VerifierFrame(working=working))
         finally:
             model.queue.leave(request.tenant.device)
         return future.result()
@@ -331,21 +330,6 @@ class VerificationService:
 def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
     if not future.done():  # it is cancelled when the device leaves
         future.set_result(answer)
-
-
-async def _write(stream: Stream, frame: pb.VerifierFrame | pb.TokenizerPart) -> None:
-    """Send one frame. No other frame ever waits for a device: the next one is made when this one is taken.
-
-    Raises:
-        DeviceStuck: the device does not read, and so has no use for what would be computed for it.
-    """
-    try:
-        async with asyncio.timeout(READ_TIMEOUT_SECONDS):
-            await stream.write(frame.SerializeToString())
-    except TimeoutError:
-        raise DeviceStuck(
-            f"The device has not read its stream for {READ_TIMEOUT_SECONDS:g} seconds.", "Open another session."
-        ) from None
 
 
 def _milliseconds(seconds: float) -> int:
