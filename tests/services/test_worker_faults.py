@@ -245,11 +245,11 @@ def test_an_error_of_python_at_either_end_fails_the_request_with_its_text(
 def test_nothing_is_sent_to_a_worker_that_may_still_refuse(verifier_cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent while it refuses would hide the reason."""
 
-    def refused(*_: object) -> None:
-        time.sleep(0.2)
+    async def refused(*_: object) -> None:
+        await asyncio.sleep(0.2)
         raise MemoryShort("There is no room.", "Make some.")
 
-    monkeypatch.setattr(mesh_service, "Stage", refused)
+    monkeypatch.setattr(mesh_service, "made_in_thread", refused)
     posted: queue.Queue[object] = queue.Queue()
     with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as worker:
         host = RemoteDevice(Endpoint("a", worker.address)).stage_host()
