@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgellm.engine import Context, Model, SeqRows
+from edgellm.engine import Context, ContextSpec, Model, SeqRows
 from models.smollm2.openings import FOLLOW_UPS, OPEN_ENDED, OVER_A_TEXT, opening, system
 
 TOP = 24
@@ -64,7 +64,9 @@ class Writer:
         self.model, self.slots, self.longest = model, slots, longest
         self.chance = random.Random(seed)
         self.numbers = torch.Generator().manual_seed(seed)
-        self.context = Context(model, n_ctx=longest, n_seq=slots, n_batch=512, threads=threads, unified=False)
+        self.context = Context(
+            model, ContextSpec(n_ctx=longest, n_seq=slots, n_batch=512, threads=threads, unified=False)
+        )
         self.texts: list[list[int]] = []
         self.start, self.end = self.ids_of("<|im_start|>")[0], self.ids_of("<|im_end|>")[0]
         self.running = [self.new(slot) for slot in range(slots)]

@@ -34,13 +34,13 @@ _NUMBERS = (0, 1, 2, 63, 64, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 
 _LOAD = """
 import sys
 from pathlib import Path
-from edgellm.engine import Context, Message, Model
+from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.errors import EdgeError
 for line in sys.stdin:
     try:
         with Model.load(Path(line.strip())) as model:
             model.chat_prompt([Message("user", "hello")])
-            with Context(model, n_ctx=16, threads=1) as context:
+            with Context(model, ContextSpec(n_ctx=16, threads=1)) as context:
                 context.decode(model.tokenize("hello")[:8])
         said = "loaded"
     except EdgeError as error:

@@ -24,7 +24,7 @@ _LOAD = """
 import sys
 from pathlib import Path
 import numpy as np
-from edgellm.engine import Context, Message, Model
+from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.errors import EdgeError
 for line in sys.stdin:
     try:
@@ -33,7 +33,8 @@ for line in sys.stdin:
             for special in (False, True):
                 model.detokenize(model.tokenize("Some words,\\n 12 of them. <|im_end|>", special=special))
             for n_seq, unified in ((1, True), (2, False)):
-                with Context(model, n_ctx=64, n_seq=n_seq, unified=unified, threads=1) as context:
+                spec = ContextSpec(n_ctx=64, n_seq=n_seq, unified=unified, threads=1)
+                with Context(model, spec) as context:
                     context.decode(np.arange(5, dtype=np.int32))
                     context.decode(np.arange(1, dtype=np.int32))
             model.chat_prompt([Message("user", "hello")])
