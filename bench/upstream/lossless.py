@@ -33,7 +33,7 @@ from edgellm.upstream.opening import UpstreamOptions, open_upstream
 from edgellm.upstream.rows import Tier, Upstream
 from edgellm.upstream.verifier import UpstreamTiming
 from testkit.upstream.engine import Engine
-from testkit.upstream.process import KINDS, POSITIONS
+from testkit.upstream.kinds import KINDS, POSITIONS
 from testkit.upstream.relay import Exchange, Relay
 from testkit.upstream.server import UpstreamServer
 

@@ -1,7 +1,5 @@
 """Write a small model with random weights of any architecture that the pinned llama.cpp knows.
 
-    python -m testkit.gguf.architectures FOLDER [NAME ...] [--noise 0.12] [--mtp useful]
-
 An architecture is described by its hyperparameters alone: llama.cpp creates the tensors that these ask for, and reports
 their names and shapes. Vocabulary and chat template are those of the bundled pair, so that every file takes part in a
 conversation, and any two files can be draft model and verifier. Files are narrow, but have the structure of their kind:
@@ -28,7 +26,6 @@ between decodes of one row and of many, and those of other models by 1e-6.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import functools
 import hashlib
@@ -631,24 +628,3 @@ def _weights(name: str, shape: Shape, scale: Scale, seed: int, noise: float) -> 
     if noise:
         weights *= 1 + np.float32(noise) * rng.standard_normal(shape, dtype=np.float32)
     return weights
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="all without it")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--noise", type=float, default=0.0)
-    parser.add_argument("--mtp", choices=("none", "useful", "useless"), default="none")
-    args = parser.parse_args()
-    if unknown := set(args.names) - ARCHITECTURES.keys():
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(ARCHITECTURES)}")
-    args.folder.mkdir(parents=True, exist_ok=True)
-    for name in args.names or (ARCHITECTURES if args.mtp == "none" else WITH_MTP):
-        path = args.folder / f"{name}.gguf"
-        write(name, path, seed=args.seed, noise=args.noise, mtp=args.mtp)
-        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """Write a GGUF of a real model's shape with random weights.
 
-    python -m testkit.gguf.random_model /tmp/q.gguf --shape qwen2.5-0.5b --type Q4_0
-
 The arithmetic of a forward pass does not depend on the values of the weights, so such a file takes as long as the real
 model; its text is noise. Nothing is downloaded. The vocabulary is made here, in the real size: byte-level BPE with a
 chain of merges, control tokens and a chat template, so that the file also tokenises, takes a conversation and ends a
@@ -10,9 +8,8 @@ turn.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -204,22 +201,3 @@ def write(
             data = np.ones(dims, dtype=np.float32)
         writer.write_tensor_data(data)
     writer.close()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-0.5b")
-    parser.add_argument("--type", choices=TYPES, default="Q4_0")
-    parser.add_argument("--layers", type=int, help="number of blocks, in place of the shape's")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    shape = SHAPES[args.shape]
-    if args.layers:
-        shape = replace(shape, n_layer=args.layers)
-    write(args.out, shape, args.type, args.seed)
-    print(f"{args.out}: {args.shape} {args.type}, {args.out.stat().st_size / 1e6:.1f} MB, seed {args.seed}")
-
-
-if __name__ == "__main__":
-    main()

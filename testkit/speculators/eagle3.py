@@ -1,7 +1,5 @@
 """Write a small EAGLE-3 head for a model.
 
-    python -m testkit.speculators.eagle3 VERIFIER HEAD [--own] [--useless]
-
 The head has the structure of real ones: an encoder of the inputs of three layers, and a layer that attends to the
 encoded row beside the next token's embedding. A useful one is right as often as its verifier predicts by the last token
 alone: its attention looks at its own position, and passes the embedding on to the verifier's LM head. With `own` it has
@@ -10,7 +8,6 @@ embeddings and an LM head of its own, which knows three quarters of the tokens (
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,17 +106,3 @@ def _matrix(rng: np.random.Generator, rows: int, columns: int, gain: float = 1.0
 
 def _norm(rng: np.random.Generator, width: int) -> Floats:
     return np.float32(1.0) + np.float32(0.1) * rng.standard_normal(width, dtype=np.float32)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verifier", type=Path)
-    parser.add_argument("head", type=Path)
-    parser.add_argument("--own", action="store_true", help="embeddings and LM head of its own")
-    parser.add_argument("--useless", action="store_true")
-    args = parser.parse_args()
-    write(args.head, args.verifier, useful=not args.useless, own=args.own)
-
-
-if __name__ == "__main__":
-    main()

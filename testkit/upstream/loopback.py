@@ -11,8 +11,8 @@ from typing import Any, Self
 class LoopbackServer:
     """Answers by handlers, which know it as `owner`."""
 
-    def __init__(self, handler: type[LoopbackHandler], port: int = 0, host: str = "127.0.0.1") -> None:
-        self._http = _Http((host, port), handler, self)
+    def __init__(self, handler: type[LoopbackHandler], port: int = 0) -> None:
+        self._http = _Http(port, handler, self)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
@@ -41,9 +41,9 @@ class LoopbackServer:
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], handler: type[LoopbackHandler], owner: LoopbackServer) -> None:
+    def __init__(self, port: int, handler: type[LoopbackHandler], owner: LoopbackServer) -> None:
         self.owner = owner
-        super().__init__(address, handler)
+        super().__init__(("127.0.0.1", port), handler)
 
 
 class LoopbackHandler(BaseHTTPRequestHandler):

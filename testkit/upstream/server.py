@@ -31,12 +31,12 @@ class Fault(StrEnum):
 class UpstreamServer(LoopbackServer):
     """A server in front of a dialect. `fault` is what happens to each POST from now on, until `heal`."""
 
-    def __init__(self, dialect: Dialect, *, key: str = "", port: int = 0, host: str = "127.0.0.1") -> None:
+    def __init__(self, dialect: Dialect, *, key: str = "", port: int = 0) -> None:
         self.dialect, self.key = dialect, key
         self.fault: Fault | None = None
         self.requests: list[tuple[str, Any, Mapping[str, str]]] = []
         self._released = threading.Event()
-        super().__init__(_Handler, port, host)
+        super().__init__(_Handler, port)
 
     def stall(self) -> None:
         """Wait until the server is healed or closed."""

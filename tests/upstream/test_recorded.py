@@ -13,7 +13,7 @@ import pytest
 
 from testkit.upstream.dialects import MODEL
 from testkit.upstream.engine import Engine
-from testkit.upstream.process import KINDS
+from testkit.upstream.kinds import KINDS
 
 RECORDED = Path(__file__).parents[2] / "testkit" / "upstream" / "recorded"
 SAME = {"tokens", "text", "content", "token_ids", "prompt", "stop_type", "finish_reason", "owned_by", "index"}
