@@ -36,7 +36,7 @@ from edgellm.http.schemas.builder import (
     turns_left_out,
 )
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info
-from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, GenerationRequest
+from edgellm.http.schemas.requests import ChatRequest, GenerationRequest
 from edgellm.http.streaming import Event, ReplyOrder, ReplyTask, TokenTimes, stream_pieces, without_calls
 from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
@@ -54,12 +54,6 @@ _MAX_NAMED, _MAX_NAME = 20, 60  # unknown parameters that a header names, and ch
 def header_names(names: Iterable[str]) -> list[str]:
     """Return the first of the `names` of parameters that have no effect, fit for a header."""
     return [re.sub(r"[^\w.-]", "?", name, flags=re.ASCII)[:_MAX_NAME] for name in sorted(names)[:_MAX_NAMED]]
-
-
-def _without_effect(request: GenerationRequest, ignored: Iterable[str]) -> list[str]:
-    """Return the names of a request's parameters that have no effect: the `ignored` ones, and keywords of its
-    schema."""
-    return header_names([*ignored, *request.unkept()])
 
 
 SIGN_OF_LIFE = 10.0  # seconds between signs of a stream that waits for a model, a slot or its first token
@@ -142,11 +136,11 @@ class RequestHandler:
             raise ApiError(ErrorInfo(404, message, code="model_not_found", param="model"))
         return served
 
-    async def chat(
-        self, request: ChatRequest, http: Request, make_builder: MakeBuilder, ignored: Iterable[str],
+    async def reply(
+        self, request: GenerationRequest, http: Request, make_builder: MakeBuilder, ignored: Iterable[str],
         names: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:  # fmt: skip
-        """Return a reply to a conversation, whole or as a stream. It is cancelled when the client leaves.
+        """Return a reply, whole or as a stream. It is cancelled when the client leaves.
 
         An API says how responses are made, which parameters of its request are `ignored`, and the `names` of those
         that are called otherwise than in OpenAI's chat completions.
@@ -156,32 +150,41 @@ class RequestHandler:
                 reply failed before its first token.
             InvalidOption: a parameter is out of range.
         """
-        messages, unread = await in_reader(lambda: (request.turns(), _without_effect(request, ignored)))
+        unread = await in_reader(lambda: header_names([*ignored, *request.unkept()]))
 
         def prepare(served: ServedModel) -> PreparedReply:
+            options, left_out = self._fitting_options(served, request, names)
             builder = make_builder(served.name, served.pair.piece)
-            options, ignored = self._fitting_options(served, request, names)
-            return PreparedReply([partial(served.pair.reply, messages)], options, builder, ignored)
+            return PreparedReply(request.writes(served.pair), options, builder, left_out)
 
-        return await self._respond(request, http, prepare, make_builder, unread)
-
-    async def complete(
-        self, request: CompletionRequest, http: Request, make_builder: MakeBuilder, ignored: Iterable[str]
-    ) -> Response:
-        """Return the continuations of texts, as `chat` does. Raises what `chat` raises."""
-        names = await in_reader(_without_effect, request, ignored)
-
-        def prepare(served: ServedModel) -> PreparedReply:
-            builder = make_builder(served.name, served.pair.piece)
-            writes = [partial(served.pair.complete, prompt) for prompt in request.prompts()]
-            return PreparedReply(writes, served.options_for(request), builder)
-
-        return await self._respond(request, http, prepare, make_builder, names)
+        self.check_known(unread)
+        disconnect = asyncio.create_task(_wait_for_disconnect(http.receive))
+        begin = asyncio.ensure_future(self._begin(request, http, prepare, disconnect))
+        stream: StreamingResponse | None = None
+        try:
+            # an error before the first token gets its own status, unless that takes long
+            await asyncio.wait({begin}, timeout=SIGN_OF_LIFE if request.stream else None)
+            begun = begin.result() if begin.done() else None
+            without_effect = header_names({*unread, *(begun.ignored if begun is not None else ())})
+            headers = {IGNORED: ", ".join(without_effect)} if without_effect else {}
+            if begun is not None and not request.stream:
+                return await _collect(begun.task, begun.events, begun.builder, headers)
+            waiting = make_builder(request.model or "", bytes)
+            pieces = self._pieces(begin, disconnect, waiting)
+            headers["X-Accel-Buffering"] = "no"  # or nginx holds a stream back
+            stream = StreamingResponse(pieces, media_type=waiting.media_type, headers=headers)
+            return stream
+        except ClientLeft:
+            return Response(status_code=499)
+        finally:
+            if stream is None:
+                disconnect.cancel()
+                _discard(begin)
 
     async def count_tokens(self, request: ChatRequest, http: Request, ignored: Iterable[str]) -> int | Response:
-        """Return how many tokens the prompt of a conversation has. Raises what `chat` raises."""
-        messages, names = await in_reader(lambda: (request.turns(), header_names(ignored)))
-        self.check_known(names)
+        """Return how many tokens the prompt of a conversation has. Raises what `reply` raises."""
+        messages = await in_reader(request.turns)
+        self.check_known(header_names(ignored))
         lease = await self.models.lease(request.model)
         try:
             served = lease.served
@@ -196,11 +199,14 @@ class RequestHandler:
         return ids if isinstance(ids, Response) else len(ids)
 
     def _fitting_options(
-        self, served: ServedModel, request: ChatRequest, names: Mapping[str, str]
+        self, served: ServedModel, request: GenerationRequest, names: Mapping[str, str]
     ) -> tuple[ReplyOptions, list[str]]:
         """Return the options of a reply to `request`, as far as the model has them, and the parameters that are
         therefore ignored. Raises ApiError where the server is strict, and there are some."""
-        options, left_out = served.pair.prompts.fitting_options(served.options_for(request))
+        options = served.options_for(request)
+        if not isinstance(request, ChatRequest):
+            return options, []
+        options, left_out = served.pair.prompts.fitting_options(options)
         ignored = header_names(names.get(name) or request.parameter(name) for name in left_out)
         self.check_known(ignored)
         return options, ignored
@@ -223,35 +229,6 @@ class RequestHandler:
             return Response(status_code=499)
         finally:
             disconnect.cancel()
-
-    async def _respond(
-        self, request: GenerationRequest, http: Request, prepare: Callable[[ServedModel], PreparedReply],
-        make_builder: MakeBuilder, ignored: Sequence[str],
-    ) -> Response:  # fmt: skip
-        """Return a reply by the model that `request` names, which `prepare` is called with once it is in memory."""
-        self.check_known(ignored)
-        disconnect = asyncio.create_task(_wait_for_disconnect(http.receive))
-        begin = asyncio.ensure_future(self._begin(request, http, prepare, disconnect))
-        stream: StreamingResponse | None = None
-        try:
-            # an error before the first token gets its own status, unless that takes long
-            await asyncio.wait({begin}, timeout=SIGN_OF_LIFE if request.stream else None)
-            begun = begin.result() if begin.done() else None
-            names = header_names({*ignored, *(begun.ignored if begun is not None else ())})
-            headers = {IGNORED: ", ".join(names)} if names else {}
-            if begun is not None and not request.stream:
-                return await _collect(begun.task, begun.events, begun.builder, headers)
-            waiting = make_builder(request.model or "", bytes)
-            pieces = self._pieces(begin, disconnect, waiting)
-            headers["X-Accel-Buffering"] = "no"  # or nginx holds a stream back
-            stream = StreamingResponse(pieces, media_type=waiting.media_type, headers=headers)
-            return stream
-        except ClientLeft:
-            return Response(status_code=499)
-        finally:
-            if stream is None:
-                disconnect.cancel()
-                _discard(begin)
 
     async def _begin(
         self, request: GenerationRequest, http: Request, prepare: Callable[[ServedModel], PreparedReply],

@@ -112,6 +112,31 @@ class LoadedModel:
     def name(self) -> str:
         return self.served.name
 
+    def enter(self, keep_alive: float | None) -> None:
+        """Note that a request uses the model, which is to be kept for `keep_alive` seconds after it, if it says so."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if keep_alive is not None and self.opener is not None:
+            self.keep_alive = keep_alive
+        self.users += 1
+        self.unused.clear()
+
+    def leave(self) -> None:
+        """Note that a request uses the model no more."""
+        self.users -= 1
+        self.used_at = monotonic()
+        if not self.users:
+            self.unused.set()
+
+    def mark(self, *, closing: bool) -> None:
+        """Have nobody else get the model, or let them again."""
+        self.closing = closing
+
+    def expire_after(self, seconds: float, expire: Callable[[LoadedModel], object]) -> None:
+        """Call `expire` after so many seconds, unless the model is never closed or is used again."""
+        if self.opener is not None and not math.isinf(seconds):
+            self.timer = asyncio.get_running_loop().call_later(seconds, expire, self)
+
     @property
     def idle_s(self) -> float:
         """Return for how many seconds no request has used it."""
@@ -185,12 +210,7 @@ class ModelPool:
                 await asyncio.shield(self._load(name, opener, math.inf if stays else self._keep_alive))
             finally:
                 self._waiting -= 1
-        if loaded.timer is not None:
-            loaded.timer.cancel()
-        if keep_alive is not None and loaded.opener is not None:
-            loaded.keep_alive = keep_alive
-        loaded.users += 1
-        loaded.unused.clear()
+        loaded.enter(keep_alive)
         return Lease(loaded.served, lambda: self._release(loaded))
 
     async def unload(self, name: str) -> bool:
@@ -221,15 +241,9 @@ class ModelPool:
         self.loaded.clear()
 
     def _release(self, loaded: LoadedModel) -> None:
-        loaded.users -= 1
-        loaded.used_at = monotonic()
+        loaded.leave()
         if not loaded.users:
-            loaded.unused.set()
-            self._expire_after(loaded, loaded.keep_alive)
-
-    def _expire_after(self, loaded: LoadedModel, seconds: float) -> None:
-        if loaded.opener is not None and not math.isinf(seconds):
-            loaded.timer = asyncio.get_running_loop().call_later(seconds, self._expire, loaded)
+            loaded.expire_after(loaded.keep_alive, self._expire)
 
     def _expire(self, loaded: LoadedModel) -> None:
         if not loaded.users and not loaded.closing and not self._stopped:
@@ -244,7 +258,7 @@ class ModelPool:
 
     def _retire(self, loaded: LoadedModel) -> asyncio.Task[None]:
         """Have a model closed once nobody uses it."""
-        loaded.closing = True
+        loaded.mark(closing=True)
         return self._begin(self._close_later(loaded))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -276,7 +290,8 @@ class ModelPool:
             beside = beside_memory([one.served.pair.memory for one in self.loaded.values()], ())
             served = await run(self._thread, self._opened, opener, beside)
             self.loaded[name] = loaded = LoadedModel(served, opener, keep_alive)
-            self._expire_after(loaded, max(keep_alive, MIN_IDLE_SECONDS))  # requests for it may all have left
+            # requests for it may all have left
+            loaded.expire_after(max(keep_alive, MIN_IDLE_SECONDS), self._expire)
 
     def _opened(self, opener: Opener, beside: Counter[str]) -> ServedModel:
         try:
@@ -313,14 +328,14 @@ class ModelPool:
         """Close models once no request uses them. Raises ApiError where that takes too long: all are kept then."""
         marked = [one for one in victims if not one.closing]
         for one in marked:
-            one.closing = True
+            one.mark(closing=True)
         try:
             async with asyncio.timeout(BUSY_SECONDS):
                 for one in victims:
                     await one.unused.wait()
         except TimeoutError:
             for one in marked:
-                one.closing = False
+                one.mark(closing=False)
             busy = ", ".join(one.name for one in victims if one.users)
             raise ApiError(ErrorInfo(503, f"{name} needs the memory of {busy}, which is still in use. Try again later.",
                                      SERVER, code="memory_in_use", retry_after=BUSY_SECONDS / 4)) from None  # fmt: skip

@@ -127,7 +127,7 @@ def test_the_page_draws_both(server: HttpServer, page: Page, monkeypatch: pytest
     monkeypatch.setattr(Replies, "on_reply", with_wrong_figure)
     page.goto(server.url)
     expect(page.locator("#state")).to_have_text("ready", timeout=60_000)
-    expect(page.locator("#plan-advice")).to_contain_text("After the first reply")
+    expect(page.locator("#plan-advice")).to_contain_text("Planned: first token after")
     for number in (1, 2):
         say(page, QUESTION)
         expect(page.locator(".said")).to_have_count(number)

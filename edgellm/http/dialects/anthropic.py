@@ -324,7 +324,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
               response_class=Response, responses=reply_responses("text/event-stream") | errors)  # fmt: skip
     async def messages(body: AnthropicRequest, request: Request) -> Response:
         asked = await in_reader(body.completion)
-        return await handler.chat(asked, request, AnthropicResponseBuilder, body.unknown(), _NAMES)
+        return await handler.reply(asked, request, AnthropicResponseBuilder, body.unknown(), _NAMES)
 
     @app.post("/v1/messages/count_tokens", tags=["Anthropic"], summary="The tokens of a conversation",
               response_model=dict[str, int], responses=errors)  # fmt: skip

@@ -387,7 +387,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
         if body.is_empty():
             return await _load(handler, body, make_builder)
         asked = await in_reader(body.chat, plain_name(body.model))
-        return await handler.chat(asked, request, make_builder, body.unknown(), _NAMES)
+        return await handler.reply(asked, request, make_builder, body.unknown(), _NAMES)
 
     @app.post("/api/generate", tags=["Ollama"], summary="Reply to a text", response_class=Response,
               responses=replies)  # fmt: skip
@@ -396,9 +396,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
         if body.is_empty():
             return await _load(handler, body, make_builder)
         asked = await in_reader(body.request, plain_name(body.model))
-        if isinstance(asked, CompletionRequest):
-            return await handler.complete(asked, request, make_builder, body.unknown())
-        return await handler.chat(asked, request, make_builder, body.unknown(), _NAMES)
+        return await handler.reply(asked, request, make_builder, body.unknown(), _NAMES)
 
     @app.head("/api/tags", include_in_schema=False)
     @app.get("/api/tags", tags=["Ollama"], summary="The models that requests can name", responses=few)

@@ -290,13 +290,13 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
               response_model=ChatCompletion, responses=responses)  # fmt: skip
     async def chat(body: ChatRequest, request: Request) -> Response:
         make_builder = partial(ChatResponseBuilder, include_usage=body.include_usage, n=body.n)
-        return await handler.chat(body, request, make_builder, body.unknown())
+        return await handler.reply(body, request, make_builder, body.unknown())
 
     @app.post("/v1/completions", tags=["OpenAI"], summary="Continue a text",
               response_model=Completion, responses=responses)  # fmt: skip
     async def completions(body: CompletionRequest, request: Request) -> Response:
         make_builder = partial(CompletionResponseBuilder, include_usage=body.include_usage, n=body.n)
-        return await handler.complete(body, request, make_builder, body.unknown())
+        return await handler.reply(body, request, make_builder, body.unknown())
 
 
 DIALECT = Dialect((), openai_error, _add)

@@ -389,7 +389,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
                 store.keep(response, [*turns, message])
 
         make_builder = partial(ResponsesBuilder, request=body, keep=keep)
-        return await handler.chat(await in_reader(body.chat, turns), request, make_builder, body.unknown(), _NAMES)
+        return await handler.reply(await in_reader(body.chat, turns), request, make_builder, body.unknown(), _NAMES)
 
 
 DIALECT = Dialect(("/v1/responses",), openai_error, _add)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import reprlib
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
@@ -32,6 +34,7 @@ from edgellm.http.schemas.request_model import (
     Types,
     Whole,
 )
+from edgellm.llm import LLM
 from edgellm.spec.params import (
     ANY_TOOL,
     GATES,
@@ -40,6 +43,7 @@ from edgellm.spec.params import (
     MAX_LOGPROBS,
     ReplyOptions,
 )
+from edgellm.spec.stream import Reply
 
 MAX_CHOICES, MAX_PROMPTS = 16, 64
 
@@ -193,6 +197,10 @@ class GenerationRequest(ReplyRequest):
             gate=self.gate,
             retrieval=self.retrieval if self.retrieval != "auto" else defaults.retrieval,
         )
+
+    @abstractmethod
+    def writes(self, pair: LLM) -> list[Callable[..., Reply]]:
+        """Return what begins a reply of `pair`, for each prompt; it is called with the options."""
 
     @abstractmethod
     def _max_tokens(self) -> int | None: ...
@@ -394,6 +402,9 @@ class ChatRequest(GenerationRequest):
             raise invalid_request(f"tool_choice names {name!r}, which is not among the tools. Add it.", "tool_choice")
         return name
 
+    def writes(self, pair: LLM) -> list[Callable[..., Reply]]:
+        return [partial(pair.reply, self.turns())]
+
     def turns(self) -> list[Message]:
         """Return the conversation."""
         return [message.message() for message in self.messages]
@@ -446,9 +457,8 @@ class CompletionRequest(GenerationRequest):
         None, description="Report the log-probability of each token, and of this many others; false, as in chats: none."
     )
 
-    def prompts(self) -> list[str | list[int]]:
-        """Return the texts or the ids to continue."""
-        return as_list(self.prompt)
+    def writes(self, pair: LLM) -> list[Callable[..., Reply]]:
+        return [partial(pair.complete, prompt) for prompt in as_list(self.prompt)]
 
     def _max_tokens(self) -> int | None:
         return self.max_tokens
