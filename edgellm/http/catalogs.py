@@ -65,7 +65,6 @@ class PairOpener:
             place_draft(self._draft, self._defaults.draft_hardware, taken, None)
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
-
         def progress(_name: str, _share: float) -> None:
             if is_closing():
                 raise Stopped

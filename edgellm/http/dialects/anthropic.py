@@ -29,7 +29,7 @@ from edgellm.http.schemas.request_model import (
     TopP,
     Types,
 )
-from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest
+from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest, ContentPart
 from edgellm.spec.types import Channel, Summary
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -38,26 +38,10 @@ _BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 _NAMES = {"think": "thinking"}
 
 
-class AnthropicText(RequestModel):
-    """A block of text."""
-
-    type: str = Field(max_length=100, description="text: others are left out, images and documents refused.")
-    text: str = Field("", max_length=MAX_TEXT)
-
-    @model_validator(mode="after")
-    def _is_text(self) -> Self:
-        if self.type in MEDIA:
-            raise invalid_request(
-                f"A message has a block of type {self.type!r}, and the models here read only text. Leave it out.",
-                "messages",
-            )
-        return self
+Texts = Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[ContentPart], Field(max_length=1000)]
 
 
-Texts = Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[AnthropicText], Field(max_length=1000)]
-
-
-class AnthropicBlock(AnthropicText):
+class AnthropicBlock(ContentPart):
     """A block of a message's content."""
 
     type: str = Field(max_length=100, description=f"One of {', '.join(_BLOCKS)}.")
@@ -72,10 +56,6 @@ class AnthropicBlock(AnthropicText):
     is_error: bool = False
 
     _types: ClassVar[Types] = {"content": _TEXTS}
-
-    def plain(self) -> str:
-        """Return the text of a result."""
-        return self.content if isinstance(self.content, str) else "".join(block.text for block in self.content)
 
 
 class AnthropicTurn(RequestModel):
@@ -102,7 +82,7 @@ class AnthropicTurn(RequestModel):
             return
         results = [block for block in blocks if block.type == "tool_result"]
         for block in results:
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.plain()}
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": ContentPart.plain(block.content)}
         if text or not results:
             yield {"role": self.role, "content": text}
 

@@ -8,10 +8,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from fastapi import FastAPI, Request
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
@@ -30,7 +30,7 @@ from edgellm.http.schemas.request_model import (
     TopP,
     Types,
 )
-from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest
+from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest, ContentPart
 from edgellm.spec.types import Channel, Summary
 
 Turn: TypeAlias = dict[str, Any]
@@ -43,21 +43,11 @@ _MOST_KEPT = 256  # responses that can be continued
 _MOST_CHARACTERS = 2**24  # of all conversations that are kept
 
 
-class ResponsesPart(RequestModel):
-    type: str = Field(max_length=100, description=f"One of {', '.join(_PARTS)}: only text is understood.")
-    text: str = Field("", max_length=MAX_TEXT)
-    refusal: str = Field("", max_length=MAX_TEXT, description="The text of a refusal.")
+class ResponsesPart(ContentPart):
     annotations: list[JsonValue] = Field([], description="Accepted as they came.")
     logprobs: list[JsonValue] = Field([], description="Accepted as they came.")
 
-    @model_validator(mode="after")
-    def _is_text(self) -> Self:
-        if self.type not in _PARTS:
-            raise invalid_request(
-                f"The input has a part of type {self.type!r}, and the models here read only text. Leave that part out.",
-                "input",
-            )
-        return self
+    _param: ClassVar[str] = "input"
 
 
 Parts = Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[ResponsesPart], Field(max_length=1000)]
@@ -168,26 +158,22 @@ class ResponsesRequest(ReplyRequest):
         return {"type": "json_schema", "json_schema": {"schema": form.schema_}}
 
 
-def _plain(parts: str | list[ResponsesPart]) -> str:
-    return parts if isinstance(parts, str) else "".join(part.text or part.refusal for part in parts)
-
-
 def _add_item(turns: list[Turn], item: ResponsesItem) -> None:
     """Add an item of the input to `turns`: thoughts, texts and calls that follow each other are one turn."""
     if item.type == "function_call_output":
-        turns.append({"role": "tool", "tool_call_id": item.call_id, "content": _plain(item.output)})
+        turns.append({"role": "tool", "tool_call_id": item.call_id, "content": ContentPart.plain(item.output)})
         return
     if item.type == "message" and item.role != "assistant":
-        turns.append({"role": item.role, "content": _plain(item.content)})
+        turns.append({"role": item.role, "content": ContentPart.plain(item.content)})
         return
     last = turns[-1] if turns and turns[-1]["role"] == "assistant" else None
     if last is None or (item.type != "function_call" and (last["content"] or last["tool_calls"])):
         last = {"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": []}
         turns.append(last)
     if item.type == "reasoning":
-        last["reasoning_content"] += _plain(item.content) or _plain(item.summary)
+        last["reasoning_content"] += ContentPart.plain(item.content) or ContentPart.plain(item.summary)
     elif item.type == "message":
-        last["content"] += _plain(item.content)
+        last["content"] += ContentPart.plain(item.content)
     else:
         last["tool_calls"].append({"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -220,7 +220,7 @@ def _parsed(schema: Any, name: str) -> Any:
         raise invalid_request(f"{name} is no JSON. Give a JSON schema.", name) from None
 
 
-_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 MEDIA = (
     "image", "image_url", "input_image", "audio", "input_audio", "video", "video_url", "file", "input_file", "document",
 )  # fmt: skip
@@ -228,18 +228,27 @@ MEDIA = (
 
 
 class ContentPart(RequestModel):
-    type: str = Field(max_length=100, description=f"One of {', '.join(_TEXT_PARTS)}: only text is understood.")
+    """A part of what a message says."""
+
+    type: str = Field(max_length=100, description="A type of text: media are refused, others left out.")
     text: str = Field("", max_length=MAX_TEXT)
     refusal: str = Field("", max_length=MAX_TEXT, description="The text of a refusal.")
 
+    _param: ClassVar[str] = "messages"
+
     @model_validator(mode="after")
     def _is_text(self) -> Self:
-        if self.type not in _TEXT_PARTS:
+        if self.type in MEDIA:
             raise invalid_request(
                 f"A message has a part of type {self.type!r}, and the models here read only text. Leave that part out.",
-                "messages",
+                self._param,
             )
         return self
+
+    @staticmethod
+    def plain(parts: str | Sequence[ContentPart]) -> str:
+        """Return the text of a content, which is whole or in parts."""
+        return parts if isinstance(parts, str) else "".join(part.text or part.refusal for part in parts)
 
 
 TOOL_NAME = r"^[\w.-]{1,128}$"
@@ -282,7 +291,7 @@ class ChatMessage(RequestModel):
         [], max_length=100, description="Texts before a user's question, which truncation keeps. Our extension."
     )
 
-    _types: ClassVar[Types] = {"content": (*_TEXT_PARTS, *MEDIA), "tool_calls": ("function",)}
+    _types: ClassVar[Types] = {"content": (*TEXT_PARTS, *MEDIA), "tool_calls": ("function",)}
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
@@ -291,11 +300,7 @@ class ChatMessage(RequestModel):
         return self
 
     def message(self) -> Message:
-        text = (
-            self.content
-            if isinstance(self.content, str)
-            else "".join(part.text or part.refusal for part in self.content)
-        )
+        text = ContentPart.plain(self.content)
         if self.role == "tool":
             return Message("tool", text, call_id=self.tool_call_id, name=self.name)
         if self.role != "assistant":
