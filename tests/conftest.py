@@ -17,7 +17,8 @@ from xdist.scheduler import LoadFileScheduling
 
 from edgellm.engine import LMHead, Model, to_f32
 from edgellm.engine.ggml_rpc.backend import is_compiled_in
-from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, Hardware
+from edgellm.engine.hardware import ALL_LAYERS
+from edgellm.engine.model import LoadSpec
 from edgellm.engine.native import LIBRARY
 from edgellm.llm import LLM
 from edgellm.spec.draft_length import CostCurve
@@ -146,10 +147,10 @@ def _device(request: pytest.FixtureRequest) -> Iterator[None]:
     require_device(device)
     load, offloaded = Model.load, []
 
-    def loaded(source: Path, *, hardware: Hardware = ON_PROCESSOR, **given: Any) -> Model:
-        if hardware.gpu_layers is None:
-            hardware = replace(hardware, gpu_layers=ALL_LAYERS)
-        model = load(source, hardware=hardware, **given)
+    def loaded(source: Path, spec: LoadSpec = LoadSpec(), **given: Any) -> Model:
+        if spec.hardware.gpu_layers is None:
+            spec = replace(spec, hardware=replace(spec.hardware, gpu_layers=ALL_LAYERS))
+        model = load(source, spec, **given)
         offloaded.append(model.offloaded)
         return model
 

@@ -27,6 +27,7 @@ from bench.harness.progress import track
 from bench.harness.results import Figures
 from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
+from edgellm.engine.model import LoadSpec
 from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.model_pool import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
@@ -64,7 +65,7 @@ def servers(folder: str) -> Iterator[tuple[str, str]]:
     write_bert(bert)
     with (
         LLM.open(history=False) as pair,
-        Model.load(bert, embeds=True) as vectors,
+        Model.load(bert, LoadSpec(embeds=True)) as vectors,
         Embedder(vectors) as embedder,
         Model.load(resolve(MODEL)) as model,
         LLM.of(model, verifier=ToolCaller(model), history=False) as caller,

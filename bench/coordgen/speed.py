@@ -33,6 +33,7 @@ from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm.engine import HEADS, Context, ContextSpec, Model, head_pays
 from edgellm.engine.hardware import Hardware
+from edgellm.engine.model import LoadSpec
 from edgellm.llm.cost_curves import CurveMeasurement
 from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.drafters.model import ModelDrafter
@@ -89,7 +90,7 @@ def measured(
 @contextmanager
 def draft_model(file: Path, threads: int | None, own: Hardware) -> Iterator[ModelDrafter]:
     """Yield a draft model, ready to draft for any target: its cost curve is measured."""
-    with Model.load(file, hardware=own) as model:
+    with Model.load(file, LoadSpec(own)) as model:
         with Context(model, ContextSpec(n_ctx=N_CTX, threads=threads)) as context:
             curve = CurveMeasurement().run(context)
         with Context(model, ContextSpec(n_ctx=N_CTX, threads=threads)) as context:
@@ -164,7 +165,7 @@ def measure(
     """Return the speed of all methods on these models."""
     found = {}
     (name, big), (_, small) = files_of(pair).items()
-    with ExitStack() as stack, Model.load(big, hardware=hardware) as verifier:
+    with ExitStack() as stack, Model.load(big, LoadSpec(hardware)) as verifier:
         both = {task: recorded(verifier, task, cases + past, pair=pair) for task in TASKS[pair]}
         tasks = {task: replies[:cases] for task, replies in both.items()}
         earlier = {task: replies[cases:] for task, replies in both.items()}
@@ -180,6 +181,6 @@ def measure(
             path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "half.gguf"
             random_model.write(path, random_model.SHAPES["qwen2.5-0.5b"], "Q4_0", 0)
             half_of = {task: replies[: max(2, cases // 2)] for task, replies in tasks.items()}
-            half = stack.enter_context(Model.load(path, hardware=hardware))
+            half = stack.enter_context(Model.load(path, LoadSpec(hardware)))
             found["Qwen2.5-0.5B shape, Q4_0"] = measured(half, half_of, methods(half, few=True), threads, 1)
     return {"pair": pair, "cases": cases, "past": past, "repeats": repeats, "models": found}

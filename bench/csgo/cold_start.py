@@ -29,6 +29,7 @@ from bench.harness.progress import track
 from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm.engine import Model
+from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import HERE, read_split
 from edgellm.llm import compose
@@ -200,7 +201,7 @@ def measure(
         folder = Path(name)
         model = folder / MODEL
         write(model, replace(SHAPES[shape], n_layer=layers, n_vocab=8192), "Q4_0", seed)
-        with Model.load(model, text_only=True) as text:
+        with Model.load(model, TEXT_ONLY) as text:
             tokens = len(text.chat_prompt(compose(prompt)))
         for _ in track(range(fleets), "homes"):
             homes.append(one_home(fleet(rng, results.cores()), folder, model, prompt, tokens))

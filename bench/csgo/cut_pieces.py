@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 
 from edgellm.engine import Model, ModelFile
+from edgellm.engine.model import TEXT_ONLY
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import WholeModel
 
 
 def main() -> None:
     file = ModelFile.open(Path(sys.argv[1]))
-    with Model.load(file, text_only=True):
+    with Model.load(file, TEXT_ONLY):
         whole = WholeModel(file)
     for part in sys.argv[2:]:
         first, last = map(int, part.split("-"))

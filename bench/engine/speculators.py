@@ -23,6 +23,7 @@ from typing import Any, Literal
 from bench.harness.progress import track
 from bench.harness.results import Figures
 from edgellm.engine import Model, ModelFile
+from edgellm.engine.model import LoadSpec
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
@@ -53,7 +54,7 @@ def opened(path: Path, head: Path | None, *, served: bool) -> Iterator[LLM]:
             yield closing.enter_context(LLM.open(head, path, n_ctx=POSITIONS, history=False))
             return
         eagle3 = None if head is None else ModelFile.open(head)
-        model = closing.enter_context(Model.load(path, speculates=True, eagle3=eagle3))
+        model = closing.enter_context(Model.load(path, LoadSpec(speculates=True, eagle3=eagle3)))
         server = VerifierServer(model, Address("127.0.0.1", 0), context=POSITIONS, sessions=1)
         closing.enter_context(server)
         yield closing.enter_context(LLM.open(None, str(server.address), tokenizer=path, history=False))

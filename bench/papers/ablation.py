@@ -28,6 +28,7 @@ from bench.harness.results import Figures
 from bench.papers.claims import TABLE_3, speeds
 from edgellm.engine import Model
 from edgellm.engine.hardware import Hardware
+from edgellm.engine.model import LoadSpec
 from edgellm.spec.draft_length import CostCurve
 from edgellm.storage import resolve
 from testkit.questions import PairName, pair_files
@@ -103,7 +104,7 @@ def measure(
     threads: int | None = None,
 ) -> Figures:
     """Return the speed of each technique on all tasks of a pair."""
-    with Model.load(resolve(pair_files(pair).verifier), hardware=hardware) as model:
+    with Model.load(resolve(pair_files(pair).verifier), LoadSpec(hardware)) as model:
         tasks = {task: recorded(model, task, cases, pair=pair) for task in TASKS[pair]}
         found = measured(model, tasks, partial(methods, model), threads, repeats)
     return {

@@ -29,6 +29,7 @@ from bench.harness.results import Figures
 from bench.harness.statistics import alternate, spread
 from edgellm.engine import Model, llama_api
 from edgellm.engine.hardware import Hardware
+from edgellm.engine.model import LoadSpec
 from edgellm.engine.native import lib
 from edgellm.storage import resolve
 from edgellm.verifier.scheduler import SchedulerLimits
@@ -224,7 +225,7 @@ def measure(
     seed: int = 0,
 ) -> Figures:
     """Return the throughput of all devices at once, and the latency against their rate."""
-    with Model.load(resolve(MODEL), hardware=hardware) as model:
+    with Model.load(resolve(MODEL), LoadSpec(hardware)) as model:
         work = scripts(model, devices, None, seed)
         found = ratios(model, work, rounds, repeats, seed)
         with closing(Fleet(model, work, None, SchedulerLimits(), seed)) as fleet:

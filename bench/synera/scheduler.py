@@ -24,6 +24,7 @@ from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm.engine import Model
 from edgellm.engine.hardware import Hardware
+from edgellm.engine.model import LoadSpec
 from edgellm.spec.verification import judge
 from edgellm.storage import resolve
 from edgellm.verifier.scheduler import SchedulerLimits, next_batch
@@ -93,7 +94,7 @@ def measure(
 ) -> Figures:
     """Return the costs of each way to batch, at each budget."""
     rows = []
-    with Model.load(resolve(MODEL), hardware=hardware) as model:
+    with Model.load(resolve(MODEL), LoadSpec(hardware)) as model:
         work = scripts(model, sessions, None, seed)
         for batching, limits in track(BATCHING.items(), "ways to batch"):
             with closing(Fleet(model, work, None, limits, seed)) as fleet:

@@ -11,11 +11,12 @@ from edgellm.errors import EdgeError
 def examine_server(url: str, draft: str) -> Iterator[Finding]:
     """Report on the server at `url` for drafts of the model `draft`."""
     from edgellm.engine import Model
+    from edgellm.engine.model import TEXT_ONLY
     from edgellm.storage import resolve
     from edgellm.upstream.opening import open_upstream
 
     try:
-        with Model.load(resolve(draft), text_only=True) as text:
+        with Model.load(resolve(draft), TEXT_ONLY) as text:
             opened = open_upstream(url, text)
             opened.verifier.close()
     except EdgeError as error:

@@ -99,7 +99,7 @@ class ContextSpec:
         flash = flash and not exact and not attends
         wanted = hardware.cache_type  # without flash attention, llama.cpp has no quantised values
         default = wanted is None or (wanted in QUANTISED and not flash)
-        few = model.few_outputs and not (capture and capture.outputs)
+        few = model.spec.few_outputs and not (capture and capture.outputs)
         native_spec = NativeSpec(
             positions=cells,
             sequences=self.n_seq,

@@ -100,11 +100,11 @@ _logits = native.bind(lib.llama_get_logits, ctypes.c_void_p, ctypes.c_void_p)
 
 
 def load_model(
-    path: Path, hardware: Hardware, *, text_only: bool = False, progress: Callable[[float], None] | None = None,
+    path: Path, hardware: Hardware, text_only: bool = False, progress: Callable[[float], None] | None = None, *,
     dry: bool = False, mtp: bool = False,
 ) -> native.Owned:  # fmt: skip
-    """Have llama.cpp load a file. `progress`, `text_only` and `dry` as for `Model.load`; with `mtp`, also its MTP
-    layer.
+    """Have llama.cpp load a file. `progress`, `text_only` and `dry` as for `Model.load` and `LoadSpec`; with `mtp`,
+    also its MTP layer.
 
     Raises:
         ModelUnsupported: llama.cpp cannot load it.

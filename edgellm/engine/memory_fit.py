@@ -21,6 +21,7 @@ from edgellm.engine.gguf.overheads import converted_bytes, graph_bytes, model_by
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware, offload_devices
 from edgellm.engine.kv.kv_cache import checkpoint_bytes, snapshots_that_fit
+from edgellm.engine.model import LoadSpec
 from edgellm.engine.speculators.eagle3 import check_eagle3, window_bytes
 from edgellm.errors import InvalidOption, MemoryShort
 
@@ -234,7 +235,7 @@ def reckon(
     few = not reserved and not hardware.gpu_layers
     with native.log.listen() as lines, ExitStack() as closing:
         model = closing.enter_context(
-            Model.load(file, hardware=hardware, probe=False, dry=True, few_outputs=few, speculates=True, eagle3=eagle3)
+            Model.load(file, LoadSpec(hardware, dry=True, few_outputs=few, speculates=True, eagle3=eagle3), faults=())
         )
         opened = [closing.enter_context(context) for context in contexts(model)]
         checkpoints = sum(context.checkpoint_bytes for context in opened)

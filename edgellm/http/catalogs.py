@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from edgellm.engine import Model, ModelFile, mtp_support
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import trained_positions
+from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import EdgeError, MemoryShort, ModelNotFound, Stopped, TrustUnusable, VocabularyMismatch
 from edgellm.http.model_pool import Opener, ServedModel
 from edgellm.http.schemas.responses import ModelInfo
@@ -261,7 +262,7 @@ class PairedOpener:
         for path, size in sorted(((one.path, one.size) for one in list_models()), key=lambda one: one[1]):
             if most is not None and size > most:
                 break
-            with suppress(EdgeError), Model.load(path, text_only=True) as model:
+            with suppress(EdgeError), Model.load(path, TEXT_ONLY) as model:
                 vocabulary = model.vocabulary
                 with suppress(VocabularyMismatch):
                     RemoteVerifier(self._model.address, vocabulary, trust=trust, device=self._model.peer.id).close()

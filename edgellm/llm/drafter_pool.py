@@ -12,6 +12,7 @@ from typing import TypeAlias
 from edgellm.engine import Capture, Context, ContextSpec, GgufHeader, Model, cut, head_pays
 from edgellm.engine.gguf.cuttable import check_cuttable, exit_cuts
 from edgellm.engine.kv.prompt_cache import PromptCache
+from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption, ModelUnsupported
 from edgellm.layer_range import ranges
 from edgellm.llm.cost_curves import ModelCurve
@@ -162,9 +163,9 @@ class Drafters:
         if layer not in self._shards:
             lower, upper = shards(self._model, self._fingerprint(), layer)
             hardware = self._model.hardware
-            first = Model.load(lower, hardware=hardware)
+            first = Model.load(lower, LoadSpec(hardware))
             try:
-                self._shards[layer] = first, Model.load(upper, hardware=hardware)
+                self._shards[layer] = first, Model.load(upper, LoadSpec(hardware))
             except BaseException:
                 first.close()
                 raise

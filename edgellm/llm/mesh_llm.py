@@ -18,6 +18,7 @@ from edgellm.coldstart.home import MemoryOverhead
 from edgellm.coldstart.plan import PlanOption, predict
 from edgellm.engine import Model, ModelFile
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
+from edgellm.engine.model import LoadSpec
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
 from edgellm.llm.home import LocalDevice, overhead_of, positions_of
@@ -166,7 +167,7 @@ def open_mesh(
             following, phases.rest if phases is not None and options.rests else (),
             sends_caches=options.sends_caches if phases is None else phases.sends_caches,
         )  # fmt: skip
-        text = engine.own(Model.load(file, text_only=True, chat=True))
+        text = engine.own(Model.load(file, LoadSpec(text_only=True, chat=True)))
         own = next((share for share in shares if share.name == HERE), None)
         small, compared = engine.load_beside(
             text, named(draft), draft_hardware, _taken(own, model, overhead, unit)

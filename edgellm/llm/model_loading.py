@@ -16,7 +16,7 @@ from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, Hardware, offload_devices
 from edgellm.engine.kv.prompt_cache import PromptCache
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, check_context, most_that_fit, place
-from edgellm.engine.model import probe_of
+from edgellm.engine.model import LoadSpec, probe_of
 from edgellm.engine.native import Stop
 from edgellm.engine.speculators.eagle3 import is_eagle3
 from edgellm.engine.trial.probe import TrialChild, start_trial
@@ -348,7 +348,7 @@ def measure_elsewhere(placement: DraftPlacement | None, threads: int | None, idl
     file = placement.placed.file
 
     def measure(hardware: Hardware, stop: Stop) -> None:
-        with Model.load(file, hardware=hardware, probe=False) as model:
+        with Model.load(file, LoadSpec(hardware), faults=()) as model:
             ModelCurve(model, threads, idle.file_hash(file.path)).measure(stop)
 
     for hardware in placement.unmeasured:
@@ -360,7 +360,7 @@ def try_ahead(placed: Placed | None, closing: ExitStack) -> TrialChild | None:
     nothing to try. Raises what `start_trial` raises."""
     if placed is None:
         return None
-    trial = start_trial(probe_of(placed.file, placed.hardware, eagle3=placed.eagle3))
+    trial = start_trial(probe_of(placed.file, LoadSpec(placed.hardware, eagle3=placed.eagle3)))
     if trial is not None:
         closing.callback(trial.close)
     return trial

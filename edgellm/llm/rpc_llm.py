@@ -15,6 +15,7 @@ from edgellm.engine import Model, ModelFile
 from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import free_memory
+from edgellm.engine.model import LoadSpec
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import HERE, StageShare, read_split
 from edgellm.llm.home import context_sizes
@@ -91,7 +92,7 @@ def open_over_rpc(
         model = engine.own(RpcModel(work, devices, _planner(options, shares, devices, file), notify))
         with ThreadPoolExecutor(1) as pool:
             opening = pool.submit(model.open, partial(progress, file.path.name) if progress else None)
-            text = engine.own(Model.load(file, text_only=True, chat=True))
+            text = engine.own(Model.load(file, LoadSpec(text_only=True, chat=True)))
             opening.result()
         own = sum(costs.weights(share.layers) for share in model.shares if share.name == HERE) + costs.embedding
         small, compared = engine.load_beside(text, named(draft), draft_hardware, Counter({"CPU": own}), progress)

@@ -19,6 +19,7 @@ from filelock import FileLock
 from edgellm.engine import Model, ModelFile, cut
 from edgellm.engine.gguf.synthetic_layers import Blocks, time_passes, write_random
 from edgellm.engine.hardware import Hardware
+from edgellm.engine.model import LoadSpec
 from edgellm.engine.timing import CpuWait, is_plausible
 from edgellm.errors import EdgeError, MeasureFailed, StateDamaged
 from edgellm.layer_range import LayerRange
@@ -124,7 +125,7 @@ def _cold_load(file: Path, blocks: Blocks, hardware: Hardware, rate: float, how:
         for _ in range(_LOADS):
             drop_page_cache(sample)
             began = time.perf_counter()
-            with Model.load(sample, hardware=hardware):
+            with Model.load(sample, LoadSpec(hardware)):
                 loaded = max(loaded, count * blocks.layer / (time.perf_counter() - began))
     finally:
         sample.unlink(missing_ok=True)

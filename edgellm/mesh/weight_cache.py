@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from edgellm.engine import MemoryEstimate, Model, costs_of
+from edgellm.engine.model import LoadSpec
 from edgellm.errors import EngineFailed, MemoryShort
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.compute_unit import ComputeUnit
@@ -175,7 +176,7 @@ class WeightCache:
         if mine:
             try:
                 entry.model = Model.load(
-                    entry.open.enter_context(file.using()), hardware=self.unit.hardware, progress=progress
+                    entry.open.enter_context(file.using()), LoadSpec(self.unit.hardware), progress=progress
                 )
             except BaseException as error:
                 entry.error = error

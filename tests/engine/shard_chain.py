@@ -28,7 +28,7 @@ class ShardChain:
             path = folder / f"{first}-{end - 1}.gguf"
             if not path.exists():
                 cut(whole, path, first, end - 1, head=end == n_layer)
-            model = self._closing.enter_context(Model.load(path, probe=False))
+            model = self._closing.enter_context(Model.load(path, faults=()))
             assert model.n_layer == end - first
             last = model.n_layer - 1
             capture = Capture(outputs=(last,), stop_after=last) if end < n_layer else None
@@ -60,7 +60,7 @@ class WholeModel:
 
     def __init__(self, path: Path) -> None:
         self.path, self.header = path, check_gguf(path)
-        with Model.load(path, probe=False) as model, Context(model, ContextSpec(n_ctx=128, threads=1)) as context:
+        with Model.load(path, faults=()) as model, Context(model, ContextSpec(n_ctx=128, threads=1)) as context:
             self.ids = np.random.default_rng(0).integers(0, model.n_vocab, 100).astype(np.int32)
             self.logits = list(self._decoded(context))
 

@@ -18,7 +18,7 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt-oss", "qwen35", "lfm2", "granitehybrid", "mamba2", "deepseek4"])
 def test_a_walk_finds_no_wrong_state(architectures: Architectures, name: str) -> None:
-    with Model.load(architectures(name), probe=False) as model:
+    with Model.load(architectures(name), faults=()) as model:
         found = walk(model, 150)
     assert found.wrong == []
     assert found.rows > 150
@@ -75,5 +75,5 @@ def test_a_walk_finds_a_missing_guard(
         pytest.skip("llama.cpp 0.6 needs no guard here")
     missing(monkeypatch)
     (chosen,) = (one for one in SETTINGS if one.name == setting)
-    with Model.load(architectures(name), probe=False) as model:
+    with Model.load(architectures(name), faults=()) as model:
         assert any(Walk(model, chosen, seed).run(200, most_wrong=1).n_wrong for seed in range(10))

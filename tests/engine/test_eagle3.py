@@ -14,6 +14,7 @@ from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, Mo
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader
 from edgellm.engine.gguf.tokens import token_texts
 from edgellm.engine.llama_api import LlamaBatch, NativeSpec
+from edgellm.engine.model import LoadSpec
 from edgellm.engine.speculators.eagle3 import LAST_OUTPUT, VERIFIERS, check_eagle3, misfit
 from edgellm.engine.speculators.state_functions import StateFunctions
 from edgellm.engine.speculators.state_window import WINDOW
@@ -44,7 +45,7 @@ def model(architectures: Architectures, head: Path) -> Iterator[Model]:
 
 
 def opened_model(verifier: Path, head: Path) -> Model:
-    return Model.load(verifier, speculates=True, eagle3=ModelFile.open(head))
+    return Model.load(verifier, LoadSpec(speculates=True, eagle3=ModelFile.open(head)))
 
 
 def layer_inputs(model: Model, ids: Ids, layers: tuple[int, ...]) -> Floats:

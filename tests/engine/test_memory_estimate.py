@@ -11,6 +11,7 @@ import pytest
 
 from edgellm.engine import Block, Model, check_gguf, costs_of, cut, native
 from edgellm.engine.hardware import Hardware
+from edgellm.engine.model import LoadSpec
 from edgellm.errors import ModelUnsupported
 from testkit.gguf.random_model import Shape, write
 from tests.engine.headers import LLAMA, file
@@ -55,7 +56,7 @@ def test_quantised_keys_and_values_take_what_is_reserved(
     files: dict[tuple[str, str], Path], log: list[str], cache_type: str
 ) -> None:
     path = files["large", "Q4_0"]
-    with Model.load(path, hardware=Hardware(cache_type=cache_type)) as model:
+    with Model.load(path, LoadSpec(Hardware(cache_type=cache_type))) as model:
         log.clear()
         Block(model, head=True, n_ctx=1000, n_seq=2, rows=ROWS, threads=1).close()
     assert costs_of(check_gguf(path), cache_type).cache(4, 1000, 2) == pytest.approx(reserved(log, "KV"), abs=6000)

@@ -18,6 +18,7 @@ from edgellm.engine.gguf.overheads import PREDICTED_ROWS
 from edgellm.engine.hardware import ALL_LAYERS, N_BATCH, ComputeDevice, Hardware
 from edgellm.engine.kv.kv_cache import checkpoint_bytes
 from edgellm.engine.memory_fit import MemoryUse, Placed, default_context, fit, place, place_sessions, reckon
+from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption, MemoryShort
 from testkit.gguf.architectures import ARCHITECTURES
 from testkit.gguf.random_model import SHAPES, write
@@ -35,7 +36,7 @@ def opened(model: Model) -> list[Context]:
 def test_the_reckoning_is_what_llama_cpp_takes(architectures: Architectures, name: str) -> None:
     file = ModelFile.open(architectures(name))
     use, few = reckon(file, Hardware(), opened, reserved=True), reckon(file, Hardware(), opened)
-    with native.log.listen() as lines, Model.load(file, probe=False) as model:
+    with native.log.listen() as lines, Model.load(file, faults=()) as model:
         for context in opened(model):
             context.close()
         logits = 4 * model.n_vocab
@@ -55,7 +56,7 @@ def test_logits_that_nobody_asks_for_take_no_memory(tmp_path: Path) -> None:
         with (
             patch.object(context_module, "output_rows", lambda *_: rows),
             native.log.listen() as lines,
-            Model.load(file, probe=False, dry=True, few_outputs=True) as model,
+            Model.load(file, LoadSpec(dry=True, few_outputs=True), faults=()) as model,
         ):
             for context in opened(model):
                 context.close()
@@ -77,7 +78,7 @@ def test_a_head_counts_with_its_verifier(architectures: Architectures, heads: He
 
     alone, both = (reckon(file, Hardware(), contexts, eagle3, reserved=True) for eagle3 in (None, head))
     assert both.weights["CPU"] - alone.weights["CPU"] == sum(tensor.nbytes for tensor in head.header.tensors)
-    with native.log.listen() as lines, Model.load(file, probe=False, speculates=True, eagle3=head) as model:
+    with native.log.listen() as lines, Model.load(file, LoadSpec(speculates=True, eagle3=head), faults=()) as model:
         for context in contexts(model):
             context.close()
     taken = sum(float(found[1]) for line in lines for found in _BUFFER.finditer(line)) * 2**20
@@ -103,7 +104,7 @@ def test_no_checkpoints_take_more_than_was_reckoned(
         return [Context(model, ContextSpec(n_ctx=512, n_seq=n_seq, n_batch=64, threads=1, unified=unified))]
 
     most = reckon(file, Hardware(), contexts).checkpoints
-    with Model.load(file, probe=False) as model, contexts(model)[0] as context:
+    with Model.load(file, faults=()) as model, contexts(model)[0] as context:
         for seq in range(n_seq):
             text = np.arange(200, dtype=np.int32) % 2_000 + 300 + seq
             for _ in range(4):  # a prompt of several batches, a draft of single tokens, and another end
@@ -122,7 +123,7 @@ def test_no_checkpoints_take_more_than_was_reckoned(
 def test_a_header_tells_the_size_of_a_state(architectures: Architectures, name: str) -> None:
     file = ModelFile.open(architectures(name))
     with (
-        Model.load(file, probe=False) as model,
+        Model.load(file, faults=()) as model,
         Context(model, ContextSpec(n_ctx=256, n_batch=64, threads=1)) as context,
     ):
         context.decode(np.arange(200, dtype=np.int32) + 300)
@@ -269,10 +270,10 @@ def test_values_that_llama_cpp_cannot_use_are_refused(wrong: dict[str, object]) 
 
 def test_the_record_travels_with_the_model(draft_path: Path) -> None:
     hardware = Hardware(threads=1, n_batch=32, cache_type="q8_0")
-    with Model.load(draft_path, hardware=hardware) as model, Context(model, ContextSpec(n_ctx=256)) as context:
+    with Model.load(draft_path, LoadSpec(hardware)) as model, Context(model, ContextSpec(n_ctx=256)) as context:
         assert (context.native.threads, context.n_batch, context.spec.native.flash) == (1, 32, True)
     with (
-        Model.load(draft_path, hardware=Hardware(flash_attn=True)) as model,
+        Model.load(draft_path, LoadSpec(Hardware(flash_attn=True))) as model,
         Context(model, ContextSpec(n_ctx=256)) as context,
     ):
         assert context.spec.native.flash

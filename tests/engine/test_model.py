@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.engine import Context, ContextSpec, Message, Model, check_gguf, native
+from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelNotFound, ModelUnsupported
 from tests.engine.conftest import MakeModel
 from tests.engine.headers import LLAMA, file, string, u32
@@ -193,7 +194,7 @@ def test_headers_of_both_kinds_of_names(tmp_path: Path) -> None:
 
 def test_a_model_that_is_loaded_for_its_text_alone(verifier_path: Path, verifier_model: Model) -> None:
     text = "The red mug is on the shelf."
-    with Model.load(verifier_path, text_only=True) as model:
+    with Model.load(verifier_path, TEXT_ONLY) as model:
         assert model.tokenize(text).tolist() == verifier_model.tokenize(text).tolist()
         assert model.vocabulary == verifier_model.vocabulary
         messages = [Message("user", text)]

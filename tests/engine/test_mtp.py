@@ -11,6 +11,7 @@ import pytest
 
 from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, SeqRows, Stop, llama_api
 from edgellm.engine.llama_api import LlamaBatch, NativeSpec
+from edgellm.engine.model import LoadSpec
 from edgellm.engine.native import lib
 from edgellm.engine.speculators.state_functions import StateFunctions
 from edgellm.engine.speculators.state_window import WINDOW
@@ -25,13 +26,13 @@ N = 48
 
 @pytest.fixture(params=WITH_MTP)
 def model(request: pytest.FixtureRequest, architectures: Architectures) -> Iterator[Model]:
-    with Model.load(architectures(request.param, mtp="useful"), speculates=True) as loaded:
+    with Model.load(architectures(request.param, mtp="useful"), LoadSpec(speculates=True)) as loaded:
         yield loaded
 
 
 @pytest.fixture
 def hybrid(architectures: Architectures) -> Iterator[Model]:
-    with Model.load(architectures("qwen35", mtp="useful"), speculates=True) as loaded:
+    with Model.load(architectures("qwen35", mtp="useful"), LoadSpec(speculates=True)) as loaded:
         yield loaded
 
 

@@ -15,7 +15,7 @@ import pytest
 from edgellm.engine import Model, ModelFile, check_gguf, cut
 from edgellm.engine.gguf import reader
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, ComputeDevice, Hardware
-from edgellm.engine.model import probe_of
+from edgellm.engine.model import LoadSpec, probe_of
 from edgellm.engine.native import commit
 from edgellm.engine.trial import probe, proven
 from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsupported
@@ -103,7 +103,7 @@ def test_a_model_whose_mtp_layer_ends_the_child_is_used_without_it(
 
     monkeypatch.setattr(probe, "try_in_child", ended)
     for _ in range(2):
-        with Model.load(architectures("qwen35", mtp="useful"), speculates=True) as model:
+        with Model.load(architectures("qwen35", mtp="useful"), LoadSpec(speculates=True)) as model:
             assert model.speculator is None
             assert model.faults == {probe.MTP}
     assert tried == [True, False]
@@ -121,7 +121,7 @@ def test_a_model_whose_head_ends_the_child_is_used_without_it(
     monkeypatch.setattr(probe, "try_in_child", ended)
     head = ModelFile.open(heads("llama"))
     for _ in range(2):
-        with Model.load(architectures("llama"), speculates=True, eagle3=head) as model:
+        with Model.load(architectures("llama"), LoadSpec(speculates=True, eagle3=head)) as model:
             assert model.speculator is None
             assert model.faults == {probe.EAGLE3}
     Model.load(architectures("llama")).close()
@@ -133,7 +133,7 @@ def test_a_head_is_tried_with_its_verifier(
 ) -> None:
     head = ModelFile.open(heads("llama", own=True))
     for _ in range(2):
-        with Model.load(architectures("llama"), speculates=True, eagle3=head) as model:
+        with Model.load(architectures("llama"), LoadSpec(speculates=True, eagle3=head)) as model:
             assert model.speculator is not None
     assert children.started == 1
 
@@ -163,9 +163,9 @@ RECORDING = f"""
 from pathlib import Path
 from edgellm.engine.trial import load_trial as child
 load = child.Model.load
-def recorded(path, *, hardware, **given):
-    Path(path).with_suffix(".hardware").write_text(repr(hardware))
-    return load(path, hardware=hardware, **given)
+def recorded(path, spec, **given):
+    Path(path).with_suffix(".hardware").write_text(repr(spec.hardware))
+    return load(path, spec, **given)
 child.Model.load = recorded
 {SERVE}"""
 
@@ -181,7 +181,7 @@ def test_a_trial_computes_as_the_model_will(
     path = tmp_path / "model.gguf"
     path.write_bytes(architectures("qwen3").read_bytes())
     children.program = RECORDING
-    Model.load(path, hardware=Hardware(cache_type="q8_0", flash_attn=True, threads=1)).close()
+    Model.load(path, LoadSpec(Hardware(cache_type="q8_0", flash_attn=True, threads=1))).close()
     assert told(path) == repr(Hardware(gpu_layers=0, cache_type="q8_0", flash_attn=True))
     there = Hardware(gpu_layers=3, devices=("Card1", "Card0"), tensor_split=(3.0, 1.0))
     with pytest.raises(InvalidOption, match="no device Card1"):
@@ -194,11 +194,11 @@ def test_a_verdict_holds_for_its_kind_of_cache_alone(
 ) -> None:
     path = architectures("qwen3")
     for hardware in (ON_PROCESSOR, Hardware(cache_type="f16", n_ctx=512, threads=1), Hardware(n_batch=64)):
-        Model.load(path, hardware=hardware).close()
+        Model.load(path, LoadSpec(hardware)).close()
     assert children.started == 1
     for started, hardware in enumerate((Hardware(cache_type="q4_0"), Hardware(flash_attn=True)), 2):
         for _ in range(2):
-            Model.load(path, hardware=hardware).close()
+            Model.load(path, LoadSpec(hardware)).close()
         assert children.started == started
 
 
@@ -241,7 +241,7 @@ def test_a_verdict_ends_with_the_build(tiny_path: Path, monkeypatch: pytest.Monk
 
 
 def has_the_self_test(file: ModelFile, hardware: Hardware) -> bool:
-    return probe_of(file, hardware).tests
+    return probe_of(file, LoadSpec(hardware)).tests
 
 
 @pytest.mark.usefixtures("recorded")
@@ -264,7 +264,7 @@ def test_a_trial_that_runs_ahead_is_used_and_ended(
     guarded: Path, children: Children, architectures: Architectures
 ) -> None:
     file = ModelFile.open(architectures("qwen3"))
-    asked = probe_of(file, ON_PROCESSOR)
+    asked = probe_of(file, LoadSpec(ON_PROCESSOR))
     child = probe.start_trial(asked)
     assert child is not None
     Model.load(file, trial=child).close()
@@ -272,7 +272,7 @@ def test_a_trial_that_runs_ahead_is_used_and_ended(
     assert probe.start_trial(asked) is None
     ended: list[subprocess.Popen[bytes]] = []
     children.then = ended.append
-    unused = probe.start_trial(probe_of(ModelFile.open(architectures("llama")), ON_PROCESSOR))
+    unused = probe.start_trial(probe_of(ModelFile.open(architectures("llama")), LoadSpec(ON_PROCESSOR)))
     assert unused is not None
     unused.close()
     assert ended[0].returncode is not None
@@ -315,7 +315,7 @@ def test_the_bundled_pair_is_trusted_under_its_own_name_alone(
 
 def test_the_vocabulary_alone_is_tried_without_the_weights(guarded: Path, children: Children, tiny_path: Path) -> None:
     for text_only in (True, True, False):
-        Model.load(tiny_path, text_only=text_only).close()
+        Model.load(tiny_path, LoadSpec(text_only=text_only)).close()
     assert children.started == 2
 
 

@@ -16,6 +16,7 @@ from edgellm import LLM
 from edgellm.engine import Context, ContextSpec, Floats, Model, ModelFile, SeqRows
 from edgellm.engine.hardware import QUANTISED, Hardware
 from edgellm.engine.kv.kv_cache import KVCache
+from edgellm.engine.model import LoadSpec
 from edgellm.engine.speculators.state_window import StateWindow
 from edgellm.engine.trial.probe import EAGLE3, MTP
 from edgellm.engine.trial.proven import PROVEN
@@ -35,14 +36,14 @@ TIMES = 2  # or once with each architecture
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_each_architecture_does_what_its_cache_promises(architectures: Architectures, name: str) -> None:
-    with Model.load(architectures(name), probe=False) as model:
+    with Model.load(architectures(name), faults=()) as model:
         assert self_test(model) == WRONG.get(name, [])
 
 
 @pytest.mark.parametrize("cache_type", QUANTISED)
 def test_quantised_caches_are_no_faults(draft_path: Path, verifier_path: Path, cache_type: str) -> None:
     for path in (draft_path, verifier_path):
-        with Model.load(path, hardware=Hardware(cache_type=cache_type), probe=False) as model:
+        with Model.load(path, LoadSpec(Hardware(cache_type=cache_type)), faults=()) as model:
             assert [self_test(model, seed) for seed in range(TIMES)] == [[]] * TIMES
 
 
@@ -51,7 +52,7 @@ def test_a_fault_in_each_of_the_traps_is_caught_every_time(architectures: Archit
     fault = FAULTS[name]
     times = max(TIMES, len(fault.architectures))
     for seed, architecture in enumerate(islice(cycle(fault.architectures), times)):
-        with Model.load(architectures(architecture), probe=False) as model, fault.put():
+        with Model.load(architectures(architecture), faults=()) as model, fault.put():
             assert fault.found in self_test(model, seed), architecture
 
 
@@ -61,7 +62,7 @@ ROUNDS_MUCH = Shape("qwen2", 4_096, 24, 448, 7, 1, 1_216, 4_096, 1e6, bias=True)
 
 def test_what_a_model_rounds_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random_model.write(tmp_path / "rounds.gguf", ROUNDS_MUCH, "Q4_0", sharpness=3.0)
-    with Model.load(tmp_path / "rounds.gguf", probe=False) as model:
+    with Model.load(tmp_path / "rounds.gguf", faults=()) as model:
         assert self_test(model) == []
         monkeypatch.setattr("edgellm.engine.trial.self_test._SPREAD", 0.0)
         assert self_test(model) == [ROLLBACK, SEQUENCES, ROWS]
@@ -70,20 +71,20 @@ def test_what_a_model_rounds_is_no_fault(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if "llama" in fault.architectures])
 def test_a_fault_is_caught_in_a_quantised_model_too(tmp_path: Path, name: str) -> None:
     random_model.write(tmp_path / "quantised.gguf", random_model.SHAPES["tiny-verifier"], "Q4_0")
-    with Model.load(tmp_path / "quantised.gguf", probe=False) as model, FAULTS[name].put():
+    with Model.load(tmp_path / "quantised.gguf", faults=()) as model, FAULTS[name].put():
         assert [FAULTS[name].found in self_test(model, seed) for seed in range(TIMES)] == [True] * TIMES
 
 
 @pytest.mark.parametrize("name", WITH_MTP)
 def test_mtp_layers_predict_the_same_after_a_rejected_draft(architectures: Architectures, name: str) -> None:
-    with Model.load(architectures(name, mtp="useful"), probe=False, speculates=True) as model:
+    with Model.load(architectures(name, mtp="useful"), LoadSpec(speculates=True), faults=()) as model:
         assert self_test(model) == []
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen35"])
 def test_heads_predict_the_same_after_a_rejected_draft(architectures: Architectures, heads: Heads, name: str) -> None:
     head = ModelFile.open(heads(name, useful=False, own=name == "llama"))
-    with Model.load(architectures(name), probe=False, speculates=True, eagle3=head) as model:
+    with Model.load(architectures(name), LoadSpec(speculates=True, eagle3=head), faults=()) as model:
         assert self_test(model) == []
 
 
@@ -107,7 +108,7 @@ def test_a_fault_of_an_mtp_layer_is_caught_every_time(
     architectures: Architectures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeping_old_states(monkeypatch)
-    with Model.load(architectures("glm4moe", mtp="useful"), probe=False, speculates=True) as model:
+    with Model.load(architectures("glm4moe", mtp="useful"), LoadSpec(speculates=True), faults=()) as model:
         assert [self_test(model, seed) for seed in range(TIMES)] == [[MTP]] * TIMES
 
 
@@ -116,7 +117,7 @@ def test_a_fault_of_a_head_is_caught_every_time(
 ) -> None:
     keeping_old_states(monkeypatch)
     head = ModelFile.open(heads("llama", useful=False))
-    with Model.load(architectures("llama"), probe=False, speculates=True, eagle3=head) as model:
+    with Model.load(architectures("llama"), LoadSpec(speculates=True, eagle3=head), faults=()) as model:
         assert [self_test(model, seed) for seed in range(TIMES)] == [[EAGLE3]] * TIMES
 
 
@@ -132,11 +133,11 @@ def test_rows_that_are_wrong_together_are_decoded_one_by_one(
         run(self, n, batch, copies)
 
     monkeypatch.setattr(Context, "_run", noted)
-    with Model.load(architectures("qwen3"), probe=False) as model:
+    with Model.load(architectures("qwen3"), faults=()) as model:
         ids = np.arange(12, dtype=np.int32)
         with Context(model, ContextSpec(n_ctx=64, n_seq=2, threads=1)) as context:
             expected = context.decode(ids, outputs=6).copy()
-    with Model.load(architectures("qwen3"), probe=False, faults=[ROWS]) as model:
+    with Model.load(architectures("qwen3"), faults=[ROWS]) as model:
         widest.clear()
         with Context(model, ContextSpec(n_ctx=64, n_seq=2, threads=1, lazy=lazy)) as context:
             found = context.decode_lazy(ids, outputs=6)
@@ -168,7 +169,7 @@ def test_without_trust_everything_is_read_again(architectures: Architectures, mo
         init(self, *args, trusted=False)
 
     monkeypatch.setattr(KVCache, "__init__", distrusting)
-    with Model.load(architectures("lfm2"), probe=False) as model:
+    with Model.load(architectures("lfm2"), faults=()) as model:
         with FAULTS["snapshots of earlier batches"].put():
             assert self_test(model) == []
         with Context(model, ContextSpec(n_ctx=64, threads=1)) as context:

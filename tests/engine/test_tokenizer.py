@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.engine import Model
+from edgellm.engine.model import TEXT_ONLY
 from edgellm.engine.tokenizing.processes import TokenizerProcesses
 from edgellm.engine.tokenizing.tokenizer import DEPTH, SLICE, Slicer, Special, any_of, apart
 from edgellm.errors import PromptTooLong, Stopped, TextRefused
@@ -32,7 +33,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelOf]:
     def load(pre: str) -> Model:
         path = folder / f"{pre}.gguf"
         write(path, SHAPE, "F32", pre_tokenizer=pre)
-        opened.append(Model.load(path, text_only=True))
+        opened.append(Model.load(path, TEXT_ONLY))
         return opened[-1]
 
     yield load
@@ -88,7 +89,7 @@ def test_a_text_in_slices_has_the_ids_of_the_whole_text(model_of: ModelOf, text:
 
 def test_a_bundled_text_in_slices_has_the_ids_of_the_whole_text(f32_pair: tuple[Path, Path]) -> None:
     text = "The red mug is on the shelf.\n\nWhere is it?<|end|><|user|>Is it blue? " * 500
-    with Model.load(f32_pair[0], text_only=True) as model:
+    with Model.load(f32_pair[0], TEXT_ONLY) as model:
         for special in (True, False):
             assert model.tokenize(text, special=special).tolist() == whole(model, text, special)
 
@@ -165,7 +166,7 @@ def test_what_cannot_fit_is_refused_before_it_is_tokenised(
 @pytest.mark.parametrize("name", TEXTS)
 def test_nothing_is_refused_for_its_length_that_fits(f32_pair: tuple[Path, Path], name: str) -> None:
     text = TEXTS[name](6_000)
-    with Model.load(f32_pair[0], text_only=True) as model:
+    with Model.load(f32_pair[0], TEXT_ONLY) as model:
         ids = model.tokenize(text, special=True)
         assert model.tokenize(text, special=True, most=len(ids)).tolist() == ids.tolist()
         model._tokenizer.check_length(text, len(ids))

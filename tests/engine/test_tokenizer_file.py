@@ -9,6 +9,7 @@ import pytest
 from edgellm.engine import Message, Model, ModelFile, check_gguf
 from edgellm.engine.gguf import tokenizer_file as module
 from edgellm.engine.gguf.tokenizer_file import tokenizer_file
+from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import ModelUnsupported
 from testkit.gguf.architectures import write as random_model
 from testkit.retokenized import permuted, sentencepiece, write
@@ -33,7 +34,7 @@ def test_it_tokenises_and_renders_like_the_model(model: Path, tmp_path: Path) ->
     alone.write_bytes(tokenizer_file(ModelFile.open(model)))
     assert check_gguf(alone).tensors == ()
     assert alone.stat().st_size < model.stat().st_size / 4
-    with Model.load(model, text_only=True) as whole, Model.load(alone, text_only=True) as made:
+    with Model.load(model, TEXT_ONLY) as whole, Model.load(alone, TEXT_ONLY) as made:
         assert made.vocabulary == whole.vocabulary
         assert (made.end_of_turn, made.name) == (whole.end_of_turn, whole.name)
         alone.write_bytes(tokenizer_file(ModelFile.open(model), "desk-8b"))

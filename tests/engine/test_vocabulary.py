@@ -122,6 +122,6 @@ def test_a_vocabulary_is_not_shared_where_any_of_the_tokenizer_differs(
     else:
         data[at + 12 + 4 * 2000] = 4  # user-defined
     changed.write_bytes(data)
-    with Model.load(changed, probe=False) as other, Model.load(verifier_path) as verifier:
+    with Model.load(changed, faults=()) as other, Model.load(verifier_path) as verifier:
         other.share_vocabulary(verifier)
         assert other.vocabulary is not verifier.vocabulary

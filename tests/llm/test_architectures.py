@@ -52,7 +52,7 @@ def test_a_pair_writes_what_its_verifier_writes_alone(architectures: Architectur
     verifier, draft = architectures(name), architectures(name, 0.12)
     with LLM.open(draft, verifier, threads=1, n_ctx=512, history=False) as pair:
         prompt = pair.prompt_ids(QUESTION)
-        with Model.load(verifier, probe=False) as model:
+        with Model.load(verifier, faults=()) as model:
             expected = alone(model, prompt)
         assert len(set(expected)) > 4
         for mode, options in MODES.items():
@@ -72,7 +72,7 @@ def test_one_model_alone_copies_and_stays_itself(architectures: Architectures, n
     path = architectures(name)
     with LLM.open(None, path, threads=1, n_ctx=512, history=False) as llm:
         prompt = llm.prompt_ids(QUESTION)
-        with Model.load(path, probe=False) as model:
+        with Model.load(path, faults=()) as model:
             expected = alone(model, prompt)
         assert written(llm) == written(llm) == expected
 

@@ -37,7 +37,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 def test_a_row_takes_longer_for_each_position(architectures: Architectures, read: list[tuple[int, int]]) -> None:
     with (
-        Model.load(architectures("qwen3"), probe=False) as model,
+        Model.load(architectures("qwen3"), faults=()) as model,
         Context(model, ContextSpec(n_ctx=DEPTH + PREFIX + 64, threads=1)) as context,
     ):
         curve = CurveMeasurement().run(context, depth=DEPTH)
@@ -50,7 +50,7 @@ def test_where_a_cache_cannot_be_filled_it_is_left_out(
     architectures: Architectures, read: list[tuple[int, int]]
 ) -> None:
     with (
-        Model.load(architectures("mamba2"), probe=False) as model,
+        Model.load(architectures("mamba2"), faults=()) as model,
         Context(model, ContextSpec(n_ctx=DEPTH + PREFIX + 64, threads=1)) as context,
     ):
         assert CurveMeasurement().run(context, depth=DEPTH).attention == (0.0, 0.0)

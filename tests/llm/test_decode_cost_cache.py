@@ -99,7 +99,7 @@ class Waited:
 
 @pytest.mark.usefixtures("strict")
 def test_what_is_measured_while_others_compute_is_not_kept(draft_path: Path, home: Path) -> None:
-    with Model.load(draft_path, probe=False) as model:
+    with Model.load(draft_path, faults=()) as model:
         shares = [0.5, 0.0]
         curve = ModelCurve(model, 1, FileHash(draft_path), waiting=lambda: Waited(shares.pop(0)))
         assert curve.measure().doubtful
@@ -118,7 +118,7 @@ def test_what_is_not_kept_is_measured_again_later(
     draft_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares, idle = [0.5, 0.0], IdleWork()
-    with Model.load(draft_path, probe=False) as model:
+    with Model.load(draft_path, faults=()) as model:
         curve = ModelCurve(model, 1, FileHash(draft_path), idle, waiting=lambda: Waited(shares.pop(0)))
         for _ in range(2):  # the second time at once
             curve.current()

@@ -15,6 +15,7 @@ import pytest
 
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.gguf.tokenizer_file import tokenizer_file
+from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import InvalidOption, ProtocolError, VocabularyMismatch
 from edgellm.llm import AUTO, LLM
 from edgellm.llm.messages import chat_ids, draft_ids
@@ -51,7 +52,7 @@ def tokenizers(home: Path) -> Path:
 def process(retokenized: Retokenized, request: pytest.FixtureRequest) -> Iterator[VerifierProcess]:
     """The verifier of one of `PAIRS` in a process of its own."""
     _, verifier = retokenized(request.param)
-    with closing(VerifierProcess(verifier)) as started, Model.load(verifier, text_only=True) as text:
+    with closing(VerifierProcess(verifier)) as started, Model.load(verifier, TEXT_ONLY) as text:
         started.connect(text).close()
         yield started
 
@@ -111,7 +112,7 @@ def test_a_second_connection_fetches_nothing(
         sent += 1
         yield pb.TokenizerPart(data=data, size=len(data))
 
-    with Model.load(verifier, text_only=True) as text:
+    with Model.load(verifier, TEXT_ONLY) as text:
         data = tokenizer_file(text.file)
         told = {"tokenizer": hashlib.sha256(data).digest()}
         with scripted(text.vocabulary, lambda _rounds, _context: (), told, tokenizer=send) as address:
@@ -124,8 +125,8 @@ def test_a_second_connection_fetches_nothing(
 def test_the_tokenizer_of_another_model_is_refused_and_not_kept(retokenized: Retokenized, tokenizers: Path) -> None:
     draft, verifier = retokenized("other ids")
     with (
-        Model.load(verifier, text_only=True) as text,
-        Model.load(retokenized("other merges")[0], text_only=True) as other,
+        Model.load(verifier, TEXT_ONLY) as text,
+        Model.load(retokenized("other merges")[0], TEXT_ONLY) as other,
     ):
         data = tokenizer_file(other.file)
         told = {"tokenizer": hashlib.sha256(data).digest()}
@@ -142,7 +143,7 @@ def test_a_verifier_that_does_not_send_its_tokenizer_is_refused(retokenized: Ret
     """It is too long, for example."""
     draft, verifier = retokenized("other ids")
     with (
-        Model.load(verifier, text_only=True) as text,
+        Model.load(verifier, TEXT_ONLY) as text,
         scripted(text.vocabulary, lambda _rounds, _context: ()) as address,
         pytest.raises(VocabularyMismatch, match="does not send its tokenizer"),
     ):
@@ -187,7 +188,7 @@ def test_while_the_verifier_is_away_the_draft_model_goes_on(
 ) -> None:
     """And what it has written is read by the verifier that comes back."""
     draft, verifier = retokenized("other merges")
-    with Model.load(verifier, text_only=True) as text:
+    with Model.load(verifier, TEXT_ONLY) as text:
         assert text.end_of_turn is not None
         endless = {text.end_of_turn: -100.0}
     heard: list[str] = []
@@ -249,7 +250,7 @@ def translated(request: pytest.FixtureRequest, retokenized: Retokenized) -> Iter
     draft, verifier = retokenized(request.param)
     with (
         Model.load(draft) as model,
-        Model.load(verifier, text_only=True) as text,
+        Model.load(verifier, TEXT_ONLY) as text,
         closing(Translated(model, text)) as made,
         LLM.open(draft, "none", threads=1) as alone,
     ):

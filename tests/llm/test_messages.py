@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Message, Model
+from edgellm.engine.model import TEXT_ONLY
 from edgellm.llm import LLM
 from edgellm.llm.messages import turn_heads
 from edgellm.rpc.protos import edgellm_pb2 as pb
@@ -76,7 +77,7 @@ def test_a_draft_model_alone_writes_no_other_turn(written: str, shown: str, draf
     template = "{% for m in messages %}{{ m.role }}\n{{ m.content }}\n{% endfor %}assistant\n"
     path = with_template(draft_path, tmp_path / "draft.gguf", template)
     with (
-        Model.load(path, text_only=True) as text,
+        Model.load(path, TEXT_ONLY) as text,
         scripted(text.vocabulary, lost) as address,
         LLM.open(path, str(address), threads=1) as pair,
     ):

@@ -12,6 +12,7 @@ import pytest
 
 from edgellm import LLM
 from edgellm.engine import Model, ModelFile
+from edgellm.engine.model import LoadSpec
 from edgellm.errors import ModelUnsupported
 from edgellm.llm.abilities import abilities, context_memory
 from edgellm.rpc.address import Address
@@ -111,7 +112,7 @@ def test_a_head_is_refused_without_the_verifier_that_it_reads(
 @pytest.fixture
 def served(architectures: Architectures) -> Iterator[VerifierServer]:
     with (
-        Model.load(architectures("qwen35", mtp="useful"), speculates=True) as model,
+        Model.load(architectures("qwen35", mtp="useful"), LoadSpec(speculates=True)) as model,
         VerifierServer(model, Address("127.0.0.1", 0), context=512, sessions=2, threads=1) as server,
     ):
         yield server

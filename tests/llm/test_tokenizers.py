@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, ContextSpec, Message, Model
+from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
 from edgellm.spec.drafters.model import ModelDrafter
@@ -109,7 +110,7 @@ def test_sampled_replies_are_the_verifiers_own_for_a_seed(retokenized: Retokeniz
 def test_the_middle_of_a_text_is_cut_without_losing_bytes(
     name: str, retokenized: Callable[[str], tuple[Path, Path]]
 ) -> None:
-    with Model.load(retokenized(name)[0], text_only=True) as model:
+    with Model.load(retokenized(name)[0], TEXT_ONLY) as model:
         cutter = TextCutter(model)
         text = "so, Grüße an 你好 🦙\n\n  twice  ".encode()
         for start in range(len(text)):
@@ -119,7 +120,7 @@ def test_the_middle_of_a_text_is_cut_without_losing_bytes(
 
 def test_common_tokens_are_the_same_bytes(retokenized: Retokenized) -> None:
     draft, verifier = retokenized(AS_TEXT)
-    with Model.load(draft, text_only=True) as one, Model.load(verifier, text_only=True) as two:
+    with Model.load(draft, TEXT_ONLY) as one, Model.load(verifier, TEXT_ONLY) as two:
         translation = TokenTranslation(one, two)
         assert translation.by_text
         assert 0.3 < translation.share < 0.5

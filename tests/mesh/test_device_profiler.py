@@ -19,6 +19,7 @@ from edgellm.engine import Model, ModelFile
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.engine.hardware import ComputeDevice, Hardware
+from edgellm.engine.model import LoadSpec
 from edgellm.errors import MeasureFailed
 from edgellm.mesh import compute_unit, device_profiler
 from edgellm.mesh.compute_unit import ComputeUnit
@@ -151,9 +152,9 @@ def test_layers_are_timed_and_loaded_as_they_will_be_computed(
     loaded: list[Hardware] = []
     load = Model.load
 
-    def noted(path: Path, *, hardware: Hardware) -> Model:
-        loaded.append(hardware)
-        return load(path, hardware=hardware)
+    def noted(path: Path, spec: LoadSpec) -> Model:
+        loaded.append(spec.hardware)
+        return load(path, spec)
 
     monkeypatch.setattr(Model, "load", noted)
     hardware = Hardware(threads=1, cache_type="q8_0")

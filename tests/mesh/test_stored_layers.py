@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine import Model, ModelFile, check_gguf
+from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import LayersMissing
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import StoredLayers
@@ -74,5 +75,5 @@ def test_pieces_of_several_cuts_make_up_a_stage_with_as_few_as_possible(draft_pa
         paths = [held.enter_context(file.using()) for file in found.files(LayerRange(0, 8))]
         assert [check_gguf(path).metadata["llama.block_count"] for path in paths] == [1, 1, 6]
         with Model.load(paths[-1]) as loaded:  # with the head
-            assert loaded.n_vocab == Model.load(draft_path, text_only=True).n_vocab
+            assert loaded.n_vocab == Model.load(draft_path, TEXT_ONLY).n_vocab
         assert store.clean().in_use == 3

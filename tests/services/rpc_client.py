@@ -18,6 +18,7 @@ import numpy as np
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.hardware import ALL_LAYERS, Hardware
+from edgellm.engine.model import LoadSpec
 from testkit import ROOT
 
 
@@ -55,7 +56,7 @@ def main(model: str, *ports: str) -> None:
     names = tuple(name for port in ports for name in backend.add_server(int(port)))
     hardware = Hardware(gpu_layers=ALL_LAYERS, devices=names)
     with (
-        Model.load(Path(model), hardware=hardware, probe=False) as loaded,
+        Model.load(Path(model), LoadSpec(hardware), faults=()) as loaded,
         Context(loaded, ContextSpec(n_ctx=256)) as context,
     ):
         sys.stdout.write("loaded\n")

@@ -16,6 +16,7 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Ids, Model, ModelFile
 from edgellm.engine.ggml_rpc.model_process import ContextSizes
 from edgellm.engine.hardware import Hardware
+from edgellm.engine.model import TEXT_ONLY
 from edgellm.engine.trial.probe import Probe, known_faults
 from edgellm.errors import DeviceLost, InvalidOption, MeshBroken, NotPaired, PlanImpossible, VerifierBusy
 from edgellm.layer_range import StageShare, read_split
@@ -98,7 +99,7 @@ class Opened:
     def __init__(self, file: ModelFile, workers: Sequence[RpcWorker], plan: Planner, sessions: int = 1) -> None:
         self.told: list[str] = []
         self.loaded: list[float] = []
-        with Model.load(file, text_only=True) as text:
+        with Model.load(file, TEXT_ONLY) as text:
             vocabulary = text.n_vocab
         work = RpcWork(file, vocabulary, ContextSizes(256, sessions), Hardware(threads=1))
         self.model = RpcModel(work, workers, plan, self.told.append)

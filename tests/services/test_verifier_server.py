@@ -20,6 +20,7 @@ import pytest
 from edgellm.engine import Model, ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import place
+from edgellm.engine.model import LoadSpec
 from edgellm.errors import (
     EngineFailed,
     InvalidOption,
@@ -228,7 +229,7 @@ def test_a_prompt_is_computed_in_batches_of_the_models_hardware(
 ) -> None:
     long = np.resize(prompt, 100)
     with (
-        Model.load(exact.path, hardware=Hardware(n_batch=n_batch, threads=1)) as model,
+        Model.load(exact.path, LoadSpec(Hardware(n_batch=n_batch, threads=1))) as model,
         VerifierServer(model, ANYWHERE, sessions=2, context=POSITIONS) as server,
     ):
         remote = RemoteVerifier(server.address, model.vocabulary, timing=NEVER)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, ContextSpec, Floats, Ids, Message, Model, ModelFile, Speculator
+from edgellm.engine.model import LoadSpec
 from edgellm.llm import LLM
 from edgellm.spec.drafters.speculator import SpeculatorDrafter, draft
 from edgellm.spec.gates.rules import AlwaysGate
@@ -81,7 +82,7 @@ def test_the_text_is_the_verifiers_own_greedy_and_sampled(
 ) -> None:
     path = architectures(name, mtp="useful") if head is None else architectures(name)
     eagle3 = None if head is None else ModelFile.open(heads(name, **head))
-    with Model.load(path, speculates=True, eagle3=eagle3) as model:
+    with Model.load(path, LoadSpec(speculates=True, eagle3=eagle3)) as model:
         verifier, accepted = verify(model), 0
         for sampling in RULES:
             alone, _ = run(model, verifier, sampling, drafts=False)
@@ -97,7 +98,7 @@ def test_the_text_is_the_verifiers_own_greedy_and_sampled(
 def test_a_useful_layer_is_right_more_often_than_a_useless_one(architectures: Architectures, verify: Verify) -> None:
     rates = []
     for mtp in ("useful", "useless"):
-        with Model.load(architectures("qwen35", mtp=mtp), speculates=True) as model:
+        with Model.load(architectures("qwen35", mtp=mtp), LoadSpec(speculates=True)) as model:
             rates.append(run(model, verify(model), GREEDY, drafts=True, most=48)[1].summary(0).acceptance_rate or 0.0)
     assert rates[0] > 0.1 > rates[1]
 
@@ -108,14 +109,14 @@ def test_a_useful_head_is_right_more_often_than_a_useless_one(
     rates = []
     for useful in (True, False):
         head = ModelFile.open(heads("llama", useful=useful))
-        with Model.load(architectures("llama"), speculates=True, eagle3=head) as model:
+        with Model.load(architectures("llama"), LoadSpec(speculates=True, eagle3=head)) as model:
             rates.append(run(model, verify(model), GREEDY, drafts=True, most=48)[1].summary(0).acceptance_rate or 0.0)
     assert rates[0] > 0.1 > rates[1]
 
 
 def test_a_chunk_ends_where_further_tokens_do_not_pay(architectures: Architectures) -> None:
     with (
-        Model.load(architectures("qwen35", mtp="useful"), speculates=True) as model,
+        Model.load(architectures("qwen35", mtp="useful"), LoadSpec(speculates=True)) as model,
         Context(model, ContextSpec(n_ctx=128, threads=1, speculates=True)) as context,
     ):
         assert context.speculator is not None
@@ -160,7 +161,7 @@ def test_nothing_is_drafted_where_not_even_a_sure_token_pays(architectures: Arch
         def floors(self, seconds: float = 0.0) -> list[float]:
             return [1.0 + seconds]
 
-    with Model.load(architectures("glm4moe", mtp="useful"), speculates=True) as model:
+    with Model.load(architectures("glm4moe", mtp="useful"), LoadSpec(speculates=True)) as model:
         verifier = verify(model)
         for suggestions, drafted in ((None, 1), (Suggestions(), 1), (Dear(), 0)):
             state = GenerationState(model.chat_prompt([Message("user", QUESTION)]), suggestions=suggestions)
@@ -173,7 +174,7 @@ def test_nothing_is_drafted_where_not_even_a_sure_token_pays(architectures: Arch
 
 
 def test_nothing_is_drafted_before_the_prompt_is_read(architectures: Architectures, verify: Verify) -> None:
-    with Model.load(architectures("glm4moe", mtp="useful"), speculates=True) as model:
+    with Model.load(architectures("glm4moe", mtp="useful"), LoadSpec(speculates=True)) as model:
         verifier = verify(model)
         state = GenerationState(np.array([3, 4, 5], dtype=np.int32))
         drafter = SpeculatorDrafter(verifier, model.is_eog)

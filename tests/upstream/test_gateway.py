@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from edgellm.cli.app import app
 from edgellm.engine import Model
+from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import EdgeError, EngineFailed, InvalidOption, VerifierBusy, VerifierLost, VocabularyMismatch
 from edgellm.llm import LLM
 from edgellm.llm.opening.elsewhere import OpenedVerifier
@@ -85,7 +86,7 @@ class House:
 @pytest.fixture(scope="module")
 def text(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
     """The tokenizer of the served model, from its draft model's file."""
-    with Model.load(f32_pair[0], text_only=True) as loaded:
+    with Model.load(f32_pair[0], TEXT_ONLY) as loaded:
         yield loaded
 
 

@@ -16,6 +16,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from edgellm.engine import Model
+from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelNotFound, VerifierUnreachable, VocabularyMismatch
 from edgellm.llm import LLM
 from edgellm.llm.opening.elsewhere import OpenedVerifier
@@ -182,7 +183,7 @@ def test_a_failing_server_is_replaced_by_one_with_the_same_model_alone(
 
 def test_a_device_that_names_none_or_a_wrong_one_is_told_which_there_are(house: House, drafts: dict[str, Path]) -> None:
     where = house.gateway.address
-    with Model.load(drafts[ONE], text_only=True) as text:
+    with Model.load(drafts[ONE], TEXT_ONLY) as text:
         with pytest.raises(ModelNotFound, match=f"serves several models: {ONE}, {OTHER}") as raised:
             RemoteVerifier(where, text.vocabulary)
         assert f"{where}#MODEL" in raised.value.next_step
@@ -214,14 +215,14 @@ def test_the_best_paired_verifier_is_one_of_several_models(
     closing.callback(gateway.close)
     address = closing.enter_context(gateway).address
     for name, path in drafts.items():
-        with Model.load(path, text_only=True) as text:
+        with Model.load(path, TEXT_ONLY) as text:
             chosen = choose_verifier(guest, text.vocabulary.fingerprint, [str(address)], hosts=[])
             assert chosen.address == ModelAddress(address, name)
             remote = RemoteVerifier(chosen.address, text.vocabulary, trust=guest, device=chosen.device)
             assert remote.capabilities.name == name
             remote.close()
     with (
-        Model.load(drafts[ONE], text_only=True) as text,
+        Model.load(drafts[ONE], TEXT_ONLY) as text,
         pytest.raises(VerifierUnreachable, match=f"serves {OTHER}, which has a different tokenizer"),
     ):
         choose_verifier(guest, text.vocabulary.fingerprint, [f"{address}#{OTHER}"], hosts=[])
@@ -305,7 +306,7 @@ def test_a_model_is_served_as_soon_as_its_first_server_comes(
     assert gateway.models == ()
     assert metrics_of(gateway)["edgellm_gateway_servers_awaited"] == {"": 2}
     with (
-        Model.load(drafts[ONE], text_only=True) as text,
+        Model.load(drafts[ONE], TEXT_ONLY) as text,
         pytest.raises(ModelNotFound, match="None of its servers has answered yet"),
     ):
         RemoteVerifier(gateway.address, text.vocabulary)
@@ -336,7 +337,7 @@ def test_a_late_model_is_offered_to_paired_devices(
     closing.callback(gateway.close)
     address = closing.enter_context(gateway).address
     opening.look(gateway.add)
-    with Model.load(drafts[ONE], text_only=True) as text:
+    with Model.load(drafts[ONE], TEXT_ONLY) as text:
         with pytest.raises(VerifierUnreachable):
             choose_verifier(guest, text.vocabulary.fingerprint, [str(address)], hosts=[])
         closing.enter_context(UpstreamServer(Vllm(engine), port=port))

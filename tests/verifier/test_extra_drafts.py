@@ -11,6 +11,7 @@ import pytest
 
 from edgellm import LLM
 from edgellm.engine import Context, ContextSpec, Ids, Message, Model, ModelFile, Speculator
+from edgellm.engine.model import LoadSpec
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.pace import PaceChoice
@@ -78,7 +79,7 @@ class Session:
 
 @pytest.fixture
 def model(path: Path, eagle3: ModelFile | None) -> Iterator[Model]:
-    with Model.load(path, speculates=True, eagle3=eagle3) as loaded:
+    with Model.load(path, LoadSpec(speculates=True, eagle3=eagle3)) as loaded:
         yield loaded
 
 
@@ -146,7 +147,7 @@ def test_a_served_verifier_writes_as_before(
     rounds = []
     for speculates in (True, False):
         with (
-            Model.load(path, speculates=speculates, eagle3=eagle3) as served,
+            Model.load(path, LoadSpec(speculates=speculates, eagle3=eagle3)) as served,
             VerifierServer(served, Address("127.0.0.1", 0), context=256, sessions=2, threads=1) as server,
             LLM.open(None, str(server.address), tokenizer=path, threads=1, history=False) as llm,
         ):

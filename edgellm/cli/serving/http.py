@@ -134,12 +134,13 @@ def embedding(server: HttpServer | None, model: str | None, hardware: Hardware) 
         raise InvalidOption("--embeddings is for HTTP, and --no-http is given.", "Leave one of them out.")
     from edgellm.engine import Model
     from edgellm.engine.embedding.embedder import Embedder
+    from edgellm.engine.model import LoadSpec
     from edgellm.http.embedding import ServedEmbedder
     from edgellm.storage import name_of, resolve
 
     path = resolve(model)
     name = name_of(path)
-    with Model.load(path, hardware=hardware, embeds=True) as loaded, Embedder(loaded) as embedder:
+    with Model.load(path, LoadSpec(hardware, embeds=True)) as loaded, Embedder(loaded) as embedder:
         server.open_embedder(ServedEmbedder(embedder, name))
         say(f"Embeddings: {server.url}/v1/embeddings, {embedder.width} numbers of {name}", style="dim")
         yield

@@ -20,7 +20,7 @@ from edgellm.engine.gguf.reader import ModelFile, mtp_layers
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.kv.sequences import SeqRows, Sequences
 from edgellm.engine.memory_fit import reckon
-from edgellm.engine.model import Model
+from edgellm.engine.model import LoadSpec, Model
 from edgellm.engine.trial.self_test import self_test
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import DeviceLost, EngineFailed
@@ -237,10 +237,10 @@ class _Held:
         chosen = Hardware(
             gpu_layers=round(sum(shares)), devices=tuple(devices), tensor_split=tuple(shares), **described["hardware"]
         )  # fmt: skip
-        self._model = Model.load(file, hardware=chosen, probe=False, faults=faults or (), progress=self._report)
+        self._model = Model.load(file, LoadSpec(chosen), faults=faults or (), progress=self._report)
         if faults is None and (faults := _tried(self._model)):
             self._model.close()
-            self._model = Model.load(file, hardware=chosen, probe=False, faults=faults)
+            self._model = Model.load(file, LoadSpec(chosen), faults=faults)
         self._opened = _context_of(self._model, described)
         return [*(faults or ())]
 

@@ -21,7 +21,7 @@ from edgellm.engine.gguf.reader import TENSOR_TYPES, ModelFile, TensorInfo
 from edgellm.engine.gguf.shard import cut_bytes
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.layer_block import Block
-from edgellm.engine.model import Model
+from edgellm.engine.model import LoadSpec, Model
 from edgellm.engine.timing import minimum_times, plausible_times
 from edgellm.engine.vocabulary import Floats
 from edgellm.errors import InvalidOption, ModelUnsupported
@@ -133,7 +133,7 @@ def time_passes(
     rng = np.random.default_rng(1)
     best: dict[int, float] = {}
     with ExitStack() as opened:
-        models = [opened.enter_context(Model.load(path, hardware=hardware)) for path in paths]
+        models = [opened.enter_context(Model.load(path, LoadSpec(hardware))) for path in paths]
         chain = [Block(model, head=False, n_ctx=max(ROWS), rows=max(ROWS)) for model in models]
         for block in chain:
             opened.callback(block.close)

@@ -17,7 +17,7 @@ from edgellm.engine.embedding.embedder import Embedder
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.layer_block import Block
-from edgellm.engine.model import Model
+from edgellm.engine.model import LoadSpec, Model
 from edgellm.engine.trial.probe import AGAIN
 from edgellm.engine.trial.self_test import self_test
 from edgellm.errors import EdgeError, EngineFailed
@@ -70,12 +70,9 @@ def _try_model(
 def _load(path: Path, eagle3: ModelFile | None, hardware: Hardware, report: Report, ways: dict[str, bool]) -> list[str]:
     with Model.load(
         path,
-        hardware=hardware,
-        text_only=ways["text_only"],
+        LoadSpec(hardware, text_only=ways["text_only"], speculates=ways["mtp"] or eagle3 is not None, eagle3=eagle3),
         progress=report,
-        probe=False,
-        speculates=ways["mtp"] or eagle3 is not None,
-        eagle3=eagle3,
+        faults=(),
     ) as model:
         if model.has_vocabulary:
             _ = model.vocabulary

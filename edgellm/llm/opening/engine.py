@@ -6,11 +6,13 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from edgellm.engine import Model
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import Placed
+from edgellm.engine.model import LoadSpec
+from edgellm.engine.trial.probe import TrialChild
 from edgellm.errors import InvalidOption
 from edgellm.llm.cost_curves import ModelCurve
 from edgellm.llm.drafter_pool import Drafters
@@ -136,15 +138,15 @@ class PairEngine:
         name = resolve_pair(self.config.tokenizer, None).draft or self.config.tokenizer
         return self.load(place_named(name, self.config.computing(None), taken, verifies=False), progress, chat=True)
 
-    def load(self, placed: Placed, progress: Progress | None = None, **purpose: Any) -> Model:
-        """Load a model, owned by this engine; `purpose` as for `Model.load`. Meanwhile, its file is hashed. Raise what
+    def load(
+        self, placed: Placed, progress: Progress | None = None, trial: TrialChild | None = None, **purpose: bool
+    ) -> Model:
+        """Load a model, owned by this engine; `purpose` as for `LoadSpec`. Meanwhile, its file is hashed. Raise what
         `Model.load` raises."""
         self.idle.file_hash(placed.file.path)
         on_progress = partial(progress, placed.file.path.name) if progress else None
-        model = Model.load(
-            placed.file, hardware=placed.hardware, progress=on_progress, eagle3=placed.eagle3, **purpose
-        )  # fmt: skip
-        return self.own(model)
+        spec = LoadSpec(placed.hardware, eagle3=placed.eagle3, **purpose)
+        return self.own(Model.load(placed.file, spec, progress=on_progress, trial=trial))
 
     def load_beside(
         self,

@@ -14,6 +14,7 @@ import grpc.aio
 
 from edgellm.engine import Model, ModelFile
 from edgellm.engine.gguf.tokenizer_file import MAX_TOKENIZER
+from edgellm.engine.model import LoadSpec
 from edgellm.errors import (
     SAME_VERSION,
     EdgeError,
@@ -87,7 +88,7 @@ def _opened(path: Path) -> Model:
     file = ModelFile.open(path)
     if file.header.tensors:
         raise ModelUnsupported("It holds more than a tokenizer.", SAME_VERSION)
-    model = Model.load(file, text_only=True, chat=True)
+    model = Model.load(file, LoadSpec(text_only=True, chat=True))
     try:
         _ = model.vocabulary  # raises without one
     except BaseException:

@@ -17,6 +17,7 @@ import grpc.aio
 from edgellm.engine import Context, ContextSpec, Model, ModelFile, head_pays
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import LEAST_CONTEXT, check_context, place_sessions
+from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption
 from edgellm.mesh.device_profiler import measure_device
 from edgellm.mesh.layer_sources import StoredLayers
@@ -242,7 +243,7 @@ def serve_verifier(
     server.start()
     try:
         loaded = Model.load(
-            placed.file, hardware=placed.hardware, progress=progress, speculates=True, eagle3=placed.eagle3
+            placed.file, LoadSpec(placed.hardware, speculates=True, eagle3=placed.eagle3), progress=progress
         )
         server.prepare(f"measuring {name}")
         curve = None if measure is None else measure(loaded)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgellm.engine import Model
+from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import EdgeError, InvalidOption, VerifierUnreachable, VocabularyMismatch
 from edgellm.spec.lost_verifier import RetryDelay
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
@@ -110,7 +111,7 @@ class PoolOpening:
 
     def _check_tokenizers(self) -> None:
         for path in self._tokenizers:
-            Model.load(path, text_only=True).close()
+            Model.load(path, TEXT_ONLY).close()
 
     def _model(self, url: ServerURL, known: Iterable[str]) -> str:
         """Return the name of the model that a server is used for."""
@@ -123,7 +124,7 @@ class PoolOpening:
         """Return a model at its first server, with the tokenizer that is proved to be that server's."""
         mismatch: VocabularyMismatch | None = None
         for path in self._tokenizers:
-            text = Model.load(path, text_only=True)
+            text = Model.load(path, TEXT_ONLY)
             try:
                 server = self._open(url, name, text)
             except VocabularyMismatch as error:

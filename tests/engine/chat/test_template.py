@@ -17,6 +17,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from edgellm.engine import Message, Model
 from edgellm.engine.chat import template as chat_template
 from edgellm.engine.chat.template import MOST_SOURCE, Template
+from edgellm.engine.model import LoadSpec
 from edgellm.errors import ModelUnsupported
 from edgellm.isolation.child import ChildKind
 from edgellm.isolation.template_sandbox import arguments, compile_template
@@ -257,7 +258,7 @@ def test_the_process_starts_while_a_model_is_loaded_and_ends_with_it(make_model:
         assert len(children()) == 1
     assert not children()
     shares = []
-    with Model.load(path, chat=True, progress=lambda share: shares.append((share, len(children())))) as model:
+    with Model.load(path, LoadSpec(chat=True), progress=lambda share: shares.append((share, len(children())))) as model:
         assert shares[-1][1] == 1
         (child,) = children()
         model.chat_prompt([Message("user", "a")])
@@ -268,5 +269,5 @@ def test_the_process_starts_while_a_model_is_loaded_and_ends_with_it(make_model:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Model.load(path, chat=True, progress=stop)
+        Model.load(path, LoadSpec(chat=True), progress=stop)
     assert not children()

@@ -11,6 +11,7 @@ import pytest
 
 from edgellm.engine import Floats, Model, ModelFile
 from edgellm.engine.embedding.embedder import Embedder
+from edgellm.engine.model import LoadSpec
 from edgellm.engine.trial.probe import Probe, try_in_child
 from edgellm.errors import ModelUnsupported, PromptTooLong
 from testkit.gguf.architectures import write, write_bert
@@ -26,7 +27,7 @@ def embedder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         write_bert(path)
     else:
         write("qwen3", path, sizes={"pooling_type": {"mean": 1, "last": 3}[request.param]})
-    with Model.load(path, embeds=True) as model, Embedder(model) as opened:
+    with Model.load(path, LoadSpec(embeds=True)) as model, Embedder(model) as opened:
         yield opened
 
 
@@ -81,5 +82,5 @@ def test_models_that_give_no_embeddings_are_refused(tmp_path: Path, pooling: int
     file = ModelFile.open(path)
     with pytest.raises(ModelUnsupported, match=said):
         try_in_child(Probe(file.paths, file.parts, embeds=True))
-    with Model.load(path, probe=False) as model, pytest.raises(ModelUnsupported, match=said):
+    with Model.load(path, faults=()) as model, pytest.raises(ModelUnsupported, match=said):
         Embedder(model)

@@ -35,6 +35,7 @@ from pydantic import (
 from edgellm.engine import Model
 from edgellm.engine.grammar import MAX_SCHEMA, Grammar, unkept
 from edgellm.engine.grammar.formats import FORMATS
+from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import EngineFailed, InvalidOption
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=6)
@@ -457,7 +458,7 @@ def test_what_is_no_schema_is_refused(text: str) -> None:
 def test_a_vocabulary_alone_does_for_a_grammar(model: Model, verifier_path: Path) -> None:
     """The device that asks over a mesh has no weights, and judges what a schema allows."""
     schema, nothing = '{"type": "object"}', np.empty(0, np.int32)
-    with Model.load(verifier_path, text_only=True) as text:
+    with Model.load(verifier_path, TEXT_ONLY) as text:
         allowed = text.grammar(schema).mask(nothing)
     assert np.array_equal(allowed, model.grammar(schema).mask(nothing))
     assert allowed.any()

@@ -42,7 +42,7 @@ def test_any_rollback_and_branch_leaves_what_a_fresh_context_has(
 ) -> None:
     rng = random.Random(f"{name} {n_seq} {rolls_back}")
     with (
-        Model.load(architectures(name), probe=False) as model,
+        Model.load(architectures(name), faults=()) as model,
         Context(
             model, ContextSpec(n_ctx=N_CTX, n_seq=n_seq, n_batch=ROWS, threads=1, rolls_back=rolls_back)
         ) as context,
@@ -108,7 +108,7 @@ def test_a_rollback_that_llama_cpp_accepts_and_gets_wrong_is_noticed(
         if not guarded:
             monkeypatch.setattr(KVCache, "_cut", trusting)
         with (
-            Model.load(architectures(name), probe=False) as model,
+            Model.load(architectures(name), faults=()) as model,
             Context(model, ContextSpec(n_ctx=N_CTX, n_batch=ROWS, threads=1, rolls_back=True)) as context,
         ):
             rng = random.Random(3)
@@ -121,7 +121,7 @@ def test_a_rollback_that_llama_cpp_accepts_and_gets_wrong_is_noticed(
 def test_a_drafter_reads_few_tokens_again(architectures: Architectures) -> None:
     rng = random.Random(5)
     with (
-        Model.load(architectures("qwen35"), probe=False) as model,
+        Model.load(architectures("qwen35"), faults=()) as model,
         Context(model, ContextSpec(n_ctx=N_CTX, n_batch=ROWS, threads=1)) as context,
     ):
         text = ids(rng, 50)
@@ -137,7 +137,7 @@ def test_a_drafter_reads_few_tokens_again(architectures: Architectures) -> None:
 def test_an_interrupted_batch_is_not_trusted(architectures: Architectures) -> None:
     rng = random.Random(6)
     with (
-        Model.load(architectures("mamba2"), probe=False) as model,
+        Model.load(architectures("mamba2"), faults=()) as model,
         Context(model, ContextSpec(n_ctx=N_CTX, n_batch=ROWS, threads=1)) as context,
     ):
         context.decode(ids(rng, 20))
@@ -187,7 +187,7 @@ def test_a_state_that_is_copied_late_is_read_again(
         if not guarded:
             monkeypatch.setattr(kv_cache, "_COPIED_LATE", frozenset())
         with (
-            Model.load(architectures("deepseek4"), probe=False) as model,
+            Model.load(architectures("deepseek4"), faults=()) as model,
             Context(model, ContextSpec(n_ctx=N_CTX, n_seq=2, n_batch=ROWS, threads=1)) as context,
         ):
             context.decode(ids(rng, 3))
@@ -200,7 +200,7 @@ def test_a_state_that_is_copied_late_is_read_again(
 def served(architectures: Architectures, name: str, n_seq: int) -> Iterator[tuple[Model, Context]]:
     """Yield a model and a context of a served verifier, with snapshots for each of its slots."""
     with (
-        Model.load(architectures(name), probe=False) as model,
+        Model.load(architectures(name), faults=()) as model,
         Context(
             model, ContextSpec(n_ctx=N_CTX, n_seq=n_seq, n_batch=ROWS, threads=1, unified=False, rolls_back=True)
         ) as context,

@@ -11,6 +11,7 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.kv.layer_rows import put_together, take_apart
+from edgellm.engine.model import LoadSpec
 from testkit.gguf.random_model import Shape, write
 from tests.engine.logits import some_ids
 
@@ -50,7 +51,7 @@ def test_rows_that_are_turned_before_they_are_rounded_serve_as_well(tmp_path: Pa
     write(path, Shape("llama", 400, 2, 2 * head, 2, 1, 64, 512), "F32")
     ids = some_ids(24, 400, 3)
     with (
-        Model.load(path, hardware=Hardware(cache_type="q8_0", flash_attn=True)) as model,
+        Model.load(path, LoadSpec(Hardware(cache_type="q8_0", flash_attn=True))) as model,
         Context(model, ContextSpec(n_ctx=64, threads=1)) as giver,
         Context(model, ContextSpec(n_ctx=64, threads=1)) as taker,
     ):

@@ -44,7 +44,7 @@ def test_it_goes_on_in_another_context(architectures: Architectures, name: str, 
     rng = random.Random(name)
     path = tmp_path / "sequence"
     text = ids(rng, 150)
-    with Model.load(architectures(name), probe=False) as model:
+    with Model.load(architectures(name), faults=()) as model:
         with opened(model) as context:
             context.decode(text)
             assert context.save(path)
@@ -61,13 +61,13 @@ def test_it_goes_on_in_another_context(architectures: Architectures, name: str, 
 
 def test_one_of_another_kind_of_context_is_refused(architectures: Architectures, tmp_path: Path) -> None:
     path, text = tmp_path / "sequence", ids(random.Random(0), 40)
-    with Model.load(architectures("qwen3"), probe=False) as model, opened(model) as context:
+    with Model.load(architectures("qwen3"), faults=()) as model, opened(model) as context:
         context.decode(text)
         context.save(path)
         with Context(model, ContextSpec(n_ctx=20, threads=1)) as short:
             assert short.load(path) == 0
             assert not short.length()
-        with Model.load(architectures("gemma3"), probe=False) as other, opened(other) as another:
+        with Model.load(architectures("gemma3"), faults=()) as other, opened(other) as another:
             another.decode(text)
             assert another.load(path) == 0
             assert off(other, another, another.decode(text)) < NEAR
@@ -80,7 +80,7 @@ def test_a_context_restores_the_beginning_of_what_it_is_asked_for(
     monkeypatch.setattr(prompt_cache, "LEAST", 64)
     rng = random.Random(name)
     cache, text = OneFile(tmp_path / "sequence"), ids(rng, 100)
-    with Model.load(architectures(name), probe=False) as model:
+    with Model.load(architectures(name), faults=()) as model:
         with opened(model, cache) as context:
             context.decode(text[context.sync(text) :])
         assert [one.tolist() for one in cache.kept] == [text.tolist()]
@@ -103,7 +103,7 @@ def test_of_a_state_that_cannot_be_rolled_back_at_once_the_last_checkpoint_is_ke
 ) -> None:
     monkeypatch.setattr(prompt_cache, "LEAST", 64)
     cache, text = OneFile(tmp_path / "sequence"), ids(random.Random(name), 100)
-    with Model.load(architectures(name), probe=False) as model:
+    with Model.load(architectures(name), faults=()) as model:
         with opened(model, cache) as context:
             context.decode(text[context.sync(text) :])
             context.rollback(len(text) - 2)
@@ -119,7 +119,7 @@ def test_what_was_taken_back_is_not_kept(
     monkeypatch.setattr(prompt_cache, "LEAST", 64)
     rng = random.Random(0)
     cache, text = OneFile(tmp_path / "sequence"), ids(rng, 100)
-    with Model.load(architectures("qwen3"), probe=False) as model:
+    with Model.load(architectures("qwen3"), faults=()) as model:
         with opened(model, cache) as context:
             context.decode(text[context.sync(text) :])
             cache.epoch = 1

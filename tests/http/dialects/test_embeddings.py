@@ -11,6 +11,7 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
+from edgellm.engine.model import LoadSpec
 from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
@@ -24,7 +25,7 @@ TEXTS = ["The mug is on the shelf.", "Where is my mug?"]
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedder]:
     path = tmp_path_factory.mktemp("embedding") / "bert.gguf"
     write_bert(path)
-    with Model.load(path, embeds=True) as model, Embedder(model) as opened:
+    with Model.load(path, LoadSpec(embeds=True)) as model, Embedder(model) as opened:
         yield opened
 
 

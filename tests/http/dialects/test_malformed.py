@@ -11,6 +11,7 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
+from edgellm.engine.model import LoadSpec
 from edgellm.http.embedding import ServedEmbedder
 from edgellm.llm import LLM
 from testkit.gguf.architectures import write_bert
@@ -99,7 +100,7 @@ def short(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
     path = tmp_path_factory.mktemp("embedding") / "bert.gguf"
     write_bert(path)
     with (
-        Model.load(path, embeds=True) as model,
+        Model.load(path, LoadSpec(embeds=True)) as model,
         Embedder(model) as embedder,
         LLM.open(*f32_pair, threads=1, n_ctx=200) as pair,
         serving(pair, "edgellm-verifier", on_event=surprises.append) as server,

@@ -46,6 +46,7 @@ def lengths(quick: bool) -> tuple[int, ...]:
 def _in_process(quick: bool) -> Found:
     """Tokenise every text with every pre-tokenizer, and compare with llama.cpp's own ids if that survives."""
     from edgellm.engine import Model
+    from edgellm.engine.model import TEXT_ONLY
     from edgellm.errors import TextRefused
 
     tally, refused = Tally(), 0
@@ -53,7 +54,7 @@ def _in_process(quick: bool) -> Found:
         for pre in PRE_TOKENIZERS:
             path = Path(folder, f"{pre}.gguf")
             write(path, SHORT, "F32", pre_tokenizer=pre)
-            with Model.load(path, text_only=True) as model:
+            with Model.load(path, TEXT_ONLY) as model:
                 for name, made in TEXTS.items():
                     for length in lengths(quick):
                         text, began = made(length), time.perf_counter()

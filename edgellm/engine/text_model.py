@@ -1,0 +1,323 @@
+"""The text side of a loaded model: its vocabulary, tokens and chat template."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import repeat
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from edgellm.engine import native
+from edgellm.engine.chat.effort import fitting
+from edgellm.engine.chat.messages import Message
+from edgellm.engine.chat.prompt import ChatTemplate, Tokenizer
+from edgellm.engine.chat.template import Template
+from edgellm.engine.chat.thinking import ThinkingMarkup, find_markup
+from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile
+from edgellm.engine.gguf.tokens import tokenizer_hash
+from edgellm.engine.grammar import Grammar
+from edgellm.engine.native import ShouldStop, lib, never
+from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
+from edgellm.engine.vocabulary import Ids, Vocabulary
+from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
+
+# the bits of llama.cpp's token attributes for a token's kind; the others tell how its text is stripped
+_KINDS = 0x3F
+_ROLE = re.compile(rb"user|assistant|system|tool|model")  # templates put names such as <|user|> together
+_LONGEST_PIECE = 256  # longer ones take a second call
+_HIDDEN = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+_piece = native.bind_nonblocking(
+    lib.llama_token_to_piece,
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.c_bool,
+)
+
+
+class TextModel:
+    """A loaded vocabulary and chat template. `metadata` are the header's numbers and texts, as texts."""
+
+    def __init__(self, file: ModelFile, owned: native.Owned, template: Template | None) -> None:
+        """Set up over a native model, loaded from `file`, and the chat template of the file."""
+        self.file = file
+        self._owned: native.Owned | None = owned
+        self._vocab = lib.llama_model_get_vocab(owned.pointer)
+        self.n_vocab: int = lib.llama_vocab_n_tokens(self._vocab)
+        self.has_vocabulary = bool(lib.llama_vocab_type(self._vocab) != lib.LLAMA_VOCAB_TYPE_NONE)
+        """Whether the file carries a tokenizer; a shard of later layers does not."""
+        self.metadata = _metadata(file)
+        self._pieces: list[bytes | None] = [None] * self.n_vocab
+        self._ends: dict[int, bool] = {}  # of the tokens asked for: whether they end a reply
+        self._tokenizer = VocabTokenizer(
+            self._vocab, self.path, self.name, self.metadata.get("tokenizer.ggml.model", ""),
+            self.metadata.get("tokenizer.ggml.pre", "default"), lambda: self.vocabulary.pieces,
+        )  # fmt: skip
+        self._template = template
+
+    @property
+    def path(self) -> Path:
+        """The file, or the first one of several."""
+        return self.file.path
+
+    @property
+    def header(self) -> GgufHeader:
+        """The header of the whole model."""
+        return self.file.header
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.file.name
+
+    @property
+    def vocab_pointer(self) -> Any:
+        """The native vocabulary, for llama.cpp's own functions."""
+        self._check_vocabulary()
+        return self._vocab
+
+    def _check_open(self) -> None:
+        if self._owned is None:
+            raise EngineFailed(f"The model {self.name} is closed.", "Load the model again.")
+        native.process_exit.block_if_exiting()
+
+    def _check_vocabulary(self) -> None:
+        """Raise without a vocabulary, as llama.cpp would end the process when asked for a token's text or kind."""
+        self._check_open()
+        if not self.has_vocabulary:
+            raise ModelUnsupported(f"{self.name} contains no tokenizer.", "Use a whole model file.")
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Bytes and kind of every token (computed once, in some tenths of a second for 150,000 tokens).
+
+        Raises:
+            ModelUnsupported: the file carries no tokenizer.
+        """
+        self._check_vocabulary()
+        vocab = self._vocab
+        buffer = np.empty(_LONGEST_PIECE, dtype=np.uint8)
+        data, address = buffer.data, buffer.ctypes.data
+        pieces = []
+        for token in range(self.n_vocab):
+            n = _piece(vocab, token, address, _LONGEST_PIECE, 0, True)
+            pieces.append(bytes(data[:n]) if n >= 0 else self._text(token))
+        kinds = bytes(
+            attribute & _KINDS for attribute in map(attributes, repeat(vocab, self.n_vocab), range(self.n_vocab))
+        )
+        return Vocabulary.of(pieces, kinds, self._required(pieces, kinds))
+
+    def share_vocabulary(self, other: TextModel) -> None:
+        """Have the vocabulary of `other` in place of an equal one of this model's own, where both files describe the
+        same tokenizer: an array of 150,000 texts is read and kept once. Raises ModelUnsupported without a tokenizer."""
+        self._check_vocabulary()
+        if self.n_vocab == other.n_vocab and tokenizer_hash(self.file) == tokenizer_hash(other.file):
+            self.vocabulary = other.vocabulary
+
+    def _required(self, pieces: Sequence[bytes], kinds: bytes) -> frozenset[int]:
+        """Return the ids that end a generation, and the control tokens that the chat template writes."""
+        template = self.metadata.get("tokenizer.chat_template", "").encode()
+        control = (i for i, kind in enumerate(kinds) if kind & lib.LLAMA_TOKEN_ATTR_CONTROL)
+        return frozenset(
+            i for i in control if self.is_eog(i) or (pieces[i] and (pieces[i] in template or _ROLE.search(pieces[i])))
+        )
+
+    def grammar(self, schema: str) -> Grammar:
+        """Return the grammar of replies that are valid by a JSON `schema`. Raises InvalidOption as `Grammar` does, and
+        ModelUnsupported without a tokenizer or a token that ends a reply."""
+        vocabulary = self.vocabulary
+        if not self._all_ends:
+            raise ModelUnsupported(f"No token of {self.name} ends a reply.", "Use another model for a JSON schema.")
+        return Grammar(vocabulary, self._all_ends, schema)
+
+    @cached_property
+    def _all_ends(self) -> tuple[int, ...]:
+        return tuple(filter(self.is_eog, self.vocabulary.markup()))
+
+    def tokenize(
+        self, text: str, *, special: bool = False, most: int | None = None, should_stop: ShouldStop = never
+    ) -> Ids:
+        """Return the ids of `text`, shape (n,), without BOS or EOS. `special` parses control tokens such as
+        `<|im_end|>` in it; `should_stop` tells whether the caller has given up.
+
+        Raises:
+            ModelUnsupported: the file carries no tokenizer.
+            PromptTooLong: the text has more than `most` tokens.
+            TextRefused: llama.cpp fails on the text, or takes too long over it.
+            Stopped: `should_stop` said so.
+        """
+        self._check_vocabulary()
+        return self._tokenizer.encode(text, special=special, most=most, should_stop=should_stop)
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes that a token adds to a text; control tokens add none. They need not be whole UTF-8.
+
+        Raises:
+            InvalidOption: no token has this id.
+        """
+        if not 0 <= token < self.n_vocab:
+            raise InvalidOption(f"{token} is not a token of {self.name}.", f"Ids are 0 to {self.n_vocab - 1}.")
+        piece = self._pieces[token]
+        if piece is None:
+            piece = self._pieces[token] = self._text(token, special=False)
+        return piece
+
+    def control_text(self, token: int) -> bytes:
+        """Return the text of a token, also of a control token, which adds nothing to a text."""
+        return self._text(token)
+
+    def detokenize(self, ids: Ids | Sequence[int]) -> bytes:
+        """Return the bytes of all tokens, joined."""
+        return b"".join(self.piece(int(token)) for token in ids)
+
+    def is_eog(self, token: int) -> bool:
+        """Return whether generation ends with this token."""
+        known = self._ends.get(token)
+        if known is None:  # the call releases the GIL, which another thread may keep
+            self._check_open()
+            known = self._ends[token] = bool(lib.llama_vocab_is_eog(self._vocab, token))
+        return known
+
+    @property
+    def end_of_turn(self) -> int | None:
+        """The token that usually ends a turn; None where the vocabulary names none."""
+        self._check_open()
+        ends = (lib.llama_vocab_eot(self._vocab), lib.llama_vocab_eos(self._vocab))
+        return next((end for end in ends if end >= 0), None)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        arguments: Mapping[str, object] = MappingProxyType({}),
+        most: int | None = None,
+        should_stop: ShouldStop = never,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> Ids:
+        """Return the ids of the conversation in the model's chat template, shape (n,), ready for the assistant's turn.
+        `arguments` are given to the template; those that it does not read have no effect. `tell` is called with what
+        was changed in a conversation that the template does not want as it is.
+
+        Raises:
+            InvalidOption: an unknown role, no message, or an argument that cannot be written as JSON.
+            ModelUnsupported: the model has no chat template, or the template refuses the conversation.
+            EngineFailed: the process that renders the template could not be started, or was ended from outside.
+            PromptTooLong, TextRefused, Stopped: as `tokenize` does.
+        """
+        self._check_vocabulary()
+        return self._begun(self._chat_template.prompt(messages, arguments, most, should_stop, tell))
+
+    @property
+    def chat_template_source(self) -> str:
+        """The source of the chat template; empty without one."""
+        return "" if self._template is None else self._template.source
+
+    def use_chat_template(self, source: str, model: str) -> None:
+        """Render conversations by `source` from now on, the chat template of `model`, for which this one drafts."""
+        if source == self.chat_template_source:
+            return
+        if self._template is not None:
+            self._template.close()
+        self._template = Template(source, model)
+        self._template.start()
+        for known in ("_chat_template", "thinking"):
+            vars(self).pop(known, None)
+
+    def check_template_arguments(self, arguments: Mapping[str, object]) -> None:
+        """Check that the chat template reads all `arguments`.
+
+        Raises:
+            InvalidOption: it does not read one of them; names those that it reads.
+            ModelUnsupported, EngineFailed: as `chat_prompt` does.
+        """
+        self._check_vocabulary()
+        self._chat_template.check(arguments)
+
+    def fitting_arguments(self, arguments: Mapping[str, object]) -> tuple[dict[str, object], bool | None, list[str]]:
+        """Return what `effort.fitting` does for this model's chat template. Raises what `chat_prompt` raises."""
+        if not arguments:
+            return {}, None, []
+        self._check_vocabulary()
+        return fitting(arguments, self._chat_template, self.thinking is not None)
+
+    @property
+    def describes_tools(self) -> bool:
+        """Whether the chat template describes tools to the model; False without a template."""
+        return self._template is not None and self._chat_template.describes_tools
+
+    @cached_property
+    def thinking(self) -> ThinkingMarkup | None:
+        """The markup of the model's thoughts; None if it is not known to think."""
+        return find_markup(self.chat_template_source, lambda text: len(self.tokenize(text, special=True)) == 1)
+
+    def plain_prompt(self, text: str, *, most: int | None = None, should_stop: ShouldStop = never) -> Ids:
+        """Return the ids of `text`, shape (n,), with BOS before it, if the model wants one. Names of control tokens
+        mean those tokens. Raises as `tokenize`."""
+        return self._begun(self.tokenize(text, special=True, most=most, should_stop=should_stop))
+
+    def _begun(self, ids: Ids) -> Ids:
+        bos = lib.llama_vocab_bos(self._vocab)
+        wants_bos = lib.llama_vocab_get_add_bos(self._vocab) and bos >= 0
+        if wants_bos and (len(ids) == 0 or ids[0] != bos):
+            ids = np.concatenate([np.array([bos], dtype=np.int32), ids])
+        return ids
+
+    def close(self) -> None:
+        """Let go of the native model; contexts that are still open keep it alive until they are closed."""
+        self._owned = None
+        self._tokenizer.close()
+        if self._template is not None:
+            self._template.close()
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise ModelUnsupported(f"{self.name} has no chat template.", "Use an instruction-tuned model.")
+        bos, eos = (self._special_text(f(self._vocab)) for f in (lib.llama_vocab_bos, lib.llama_vocab_eos))
+        tokenizer = Tokenizer(
+            encode=lambda text, special, most, should_stop: self.tokenize(
+                text, special=special, most=most, should_stop=should_stop
+            ),
+            check_length=self._tokenizer.check_length,
+            text=self._special_text,
+            is_control=lambda token: bool(self._attributes(token) & _HIDDEN),
+        )
+        return ChatTemplate(self._template, bos, eos, tokenizer, self._template.model)
+
+    def _attributes(self, token: int) -> int:
+        self._check_vocabulary()
+        return int(attributes(self._vocab, token))
+
+    def _special_text(self, token: int) -> str:
+        return self._text(token).decode("utf-8", "replace") if token >= 0 else ""
+
+    def _text(self, token: int, special: bool = True) -> bytes:
+        self._check_vocabulary()
+        size = _LONGEST_PIECE
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = _piece(self._vocab, token, ctypes.addressof(buffer), size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+
+def _metadata(file: ModelFile) -> Mapping[str, str]:
+    """Return the header's numbers and texts, as texts."""
+    entries = file.header.metadata.items()
+    return MappingProxyType({k: str(v) for k, v in entries if not isinstance(v, (tuple, GgufArray))})
+
+
+def template_of(file: ModelFile) -> Template | None:
+    """Return the chat template of a file, None without one."""
+    source = _metadata(file).get("tokenizer.chat_template")
+    return Template(source, file.name) if source else None
