@@ -9,7 +9,6 @@ least such k (equation 2), once its cache is there, too: at a token's end, so th
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +20,6 @@ import numpy as np
 from edgellm.coldstart.hardware import sending
 from edgellm.coldstart.home import Home, restrict_to_stored
 from edgellm.coldstart.problem import (
-    Bools,
     Cut,
     Floats,
     Ints,
@@ -47,7 +45,7 @@ BETTER = 0.1
 """The share of the time up to the move that moving must save: predictions are off by about as much."""
 FASTER = 0.05
 """The share of a token's time that another placement must save to be where the model lies between replies."""
-_NONE = -1  # for a device, where none loads
+_NO_TIME = 1e-12  # seconds: less than anything takes
 _TOKEN_END = 1e-9  # a share of a token that rounding may leave of it
 
 
@@ -114,55 +112,26 @@ class PhaseProblem:
 class Move:
     """Layers that change their devices at a token's end, after which the model lies as in `cut`.
 
-    What is lacking is loaded from `begins` to `loaded`, on each device of `loads` in parallel; the caches are there at
-    `ready`. The placement takes over after `token` tokens, at `seconds`; the next one waits `pause` seconds more than
-    later ones, for what was written meanwhile. Infinite times: the reply ends earlier.
+    What is lacking is loaded at `loaded`, and the caches are there at `ready`. The placement takes over after `token`
+    tokens, at `seconds`.
     """
 
     cut: Cut
-    loads: Mapping[int, float]
-    begins: float
-    loaded: float = math.inf
-    cache: CacheSource = "recomputed"
-    ready: float = math.inf
-    token: int = 0
-    seconds: float = math.inf
-    pause: float = 0.0
-
-    @property
-    def made(self) -> bool:
-        return self.token > 0
+    loaded: float
+    cache: CacheSource
+    ready: float
+    token: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class PhasedReply:
-    """A simulated reply: the placement it starts with, its moves, and the `knots` between which tokens come evenly:
-    (tokens written, seconds from the request)."""
+    """The predicted times of a reply that the placement `start` begins, and the `move` in it, if there is one."""
 
     start: Cut
-    moves: tuple[Move, ...]
-    knots: tuple[tuple[float, float], ...]
-
-    @property
-    def ttft(self) -> float:
-        return self.knots[0][1]
-
-    @property
-    def seconds(self) -> float:
-        return self.knots[-1][1]
-
-    @property
-    def made(self) -> tuple[Move, ...]:
-        """The moves that are made before the last token."""
-        return tuple(move for move in self.moves if move.made)
-
-    def at(self, tokens: int) -> float:
-        """Return when so many tokens are written; beyond the last one, at the pace of the last stretch."""
-        place = min(max(1, bisect_left(self.knots, (float(tokens), 0.0))), len(self.knots) - 1)
-        if place == 0:
-            return self.ttft
-        (before, began), (after, ended) = self.knots[place - 1], self.knots[place]
-        return began if after <= before else began + (tokens - before) * (ended - began) / (after - before)
+    ttft: float
+    seconds: float
+    move: Move | None = None
 
 
 def owners(task: Task, cut: Cut) -> Ints:
@@ -173,16 +142,6 @@ def owners(task: Task, cut: Cut) -> Ints:
             f"The placement has {len(found)} layers, and the model {task.layers}.", "Place every layer."
         )
     return found
-
-
-def cut_of(holders: Ints) -> Cut | None:
-    """Return the placement with these devices of the layers; None if a device has two separate ranges."""
-    ends = [*np.flatnonzero(np.diff(holders)).tolist(), len(holders) - 1]
-    cut, first = [], 0
-    for end in ends:
-        cut.append((int(holders[end]), end + 1 - first))
-        first = end + 1
-    return tuple(cut) if len({device for device, _ in cut}) == len(cut) else None
 
 
 def fit_together(problem: PhaseProblem, one: Cut, other: Cut) -> bool:
@@ -200,25 +159,18 @@ def fit_together(problem: PhaseProblem, one: Cut, other: Cut) -> bool:
     return True
 
 
-def lacking(problem: PhaseProblem, loaded: Bools, cut: Cut) -> dict[int, float]:
-    """Return the seconds for which each device loads the layers of `cut` that it lacks; `loaded`, (K, L)."""
+def lacking(problem: PhaseProblem, holders: Ints, cut: Cut) -> dict[int, float]:
+    """Return the seconds for which each device loads the layers of `cut` that it lacks; `holders`, (L,): the device
+    that has loaded each layer."""
     task, found, first = problem.task, dict[int, float](), 0
     for device, count in cut:
-        row = task.load[device, first : first + count]
-        left = float(row[~loaded[device, first : first + count]].sum())
-        if len(cut) == 1 and not loaded[device].any():
+        absent = holders[first : first + count] != device
+        left = float(task.load[device, first : first + count][absent].sum())
+        if len(cut) == 1 and absent.all():
             left = min(left, float(task.alone_load[device]))
         if left > 0.0:
             found[device] = left
         first += count
-    return found
-
-
-def held(task: Task, *cuts: Cut) -> Bools:
-    """Return which device has which layer in one of these placements, (K, L)."""
-    found = np.zeros((task.devices, task.layers), dtype=bool)
-    for cut in cuts:
-        found[owners(task, cut), np.arange(task.layers)] = True
     return found
 
 
@@ -237,166 +189,80 @@ def cache_seconds(problem: PhaseProblem, before: Cut, after: Cut, tokens: int) -
     return (sent, "sent") if sent < read else (read, "recomputed")
 
 
-def shares(task: Task, cut: Cut) -> dict[int, float]:
-    """Return the seconds of a token that each device of a placement computes."""
+def steady(problem: PhaseProblem, cut: Cut) -> PhasedReply:
+    """Return the times of a reply that one placement writes from beginning to end."""
+    first = makespan(problem.task, cut)
+    return PhasedReply(cut, first, first + problem.home.further * per_token(problem.task, cut))
+
+
+def moving(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply | None:
+    """Return the times of a reply that `start` begins, and `target` takes over; None if it ends before that.
+
+    The loads begin with the request if only devices without a part in `start` load, else after the first token. From
+    the next token's end on, the caches come, also behind the tokens that are written; and at the next token's end after
+    that the placement takes over.
+    """
+    task, contention, last = problem.task, problem.contention, problem.home.tokens_out
+    token = max(per_token(task, start), _NO_TIME)
+    first = clock = makespan(task, start)
+    written = 1.0
+
+    loads = lacking(problem, owners(task, start), target)
+    begins = first if set(loads) & {device for device, _ in start} else 0.0
+    ends = {device: begins + problem.opening + took for device, took in loads.items()}
+    loaded = max(ends.values(), default=begins + problem.opening)
+    left = {device: end - clock for device, end in ends.items() if end > clock}
+    while left:
+        slow, busy = _beside(task, start, dict.fromkeys(left, contention.passes))
+        rates = {device: 1.0 / (1.0 + (contention.loads - 1.0) * busy.get(device, 0.0)) for device in left}
+        step = min(seconds / rates[device] for device, seconds in left.items())
+        clock, written = clock + step, written + step / slow
+        left = {device: seconds - step * rates[device] for device, seconds in left.items()}
+        left = {device: seconds for device, seconds in left.items() if seconds > _NO_TIME}
+        loaded = clock
+    if loaded > clock:  # the pipeline opens, and nothing is loaded
+        clock, written = loaded, written + (loaded - clock) / token
+
+    clock, written = _token_end(clock, written, token)
+    if written >= last:
+        return None
+    text = int(written)
+    took, source = cache_seconds(problem, start, target, problem.home.tokens_in + text)
+    reading: dict[int, float] = {}  # the share of that time in which each device reads the text
+    if source == "recomputed":
+        spans = timeline(problem.reading(problem.home.tokens_in + text), target)
+        reading = {span.device: span.compute / max(spans[-1].finish, _NO_TIME) for span in spans}
+    slowed = {device: 1.0 + (contention.reading - 1.0) * share for device, share in reading.items()}
+    slow, busy = _beside(task, start, slowed)
+    took *= 1.0 + (contention.reading - 1.0) * sum(share * busy.get(device, 0.0) for device, share in reading.items())
+    ready = clock + took
+
+    clock, written = _token_end(ready, written + took / slow, token)
+    if written >= last:
+        return None
+    then, missed = per_token(task, target), int(written) - text
+    next_token = then if missed < 1 else max(then, makespan(problem.reading(missed + 1), target))
+    seconds = clock + next_token + (last - written - 1.0) * then
+    return PhasedReply(start, first, seconds, Move(target, loaded, source, ready, int(written), clock))
+
+
+def _token_end(clock: float, written: float, token: float) -> tuple[float, float]:
+    """Return when the token under way ends, and the tokens that are written then."""
+    whole = math.ceil(written - _TOKEN_END)
+    return clock + max(0.0, whole - written) * token, float(whole)
+
+
+def _beside(task: Task, cut: Cut, slowed: Mapping[int, float]) -> tuple[float, dict[int, float]]:
+    """Return the seconds of a token whose part on some devices takes so many times as long, and of each device the
+    share of them in which it computes."""
     ends = np.cumsum([count for _, count in cut]).tolist()
-    return {
-        device: float(task.step[device, end - count : end].sum())
+    parts = {
+        device: float(task.step[device, end - count : end].sum()) * slowed.get(device, 1.0)
         for (device, count), end in zip(cut, ends, strict=True)
     }
-
-
-def hops(task: Task, cut: Cut) -> float:
-    """Return the seconds that a token spends between devices."""
-    if len(cut) == 1:
-        return 0.0
-    return sum(float(task.hop[cut[at - 1][0], device]) for at, (device, _) in enumerate(cut))
-
-
-def simulate(problem: PhaseProblem, start: Cut, moves: Sequence[Cut] = ()) -> PhasedReply:
-    """Return the times of a reply that `start` begins, and to which these placements come one after the other.
-
-    The loads of a move begin when those of the one before it are over: from the request on if only devices without a
-    part in `start` load, else after the first token. From the next token's end on, the caches come, also behind the
-    tokens that are written; and at the next token's end after that the placement takes over.
-    """
-    return _Simulation(problem, start, moves).run()
-
-
-class _Simulation:
-    """The state of a reply between two events. Between them tokens, loads and caches go on evenly."""
-
-    def __init__(self, problem: PhaseProblem, start: Cut, moves: Sequence[Cut]) -> None:
-        self.problem, self.task, self.start = problem, problem.task, start
-        self.cut, self.clock, self.written = start, makespan(problem.task, start), 1.0
-        self.knots = [(1.0, self.clock)]
-        self.moves = [Move(cut, {}, math.inf) for cut in moves]
-        self.loading = 0  # the move whose layers load now
-        self.left: dict[int, float] = {}  # seconds of its loads
-        self.arriving = 0  # the move whose caches come now, if its layers are loaded
-        self.coming: float | None = None  # seconds until they are there
-        self.text = 0  # tokens written when they began to come
-        self.reading: dict[int, float] = {}  # the share of that time in which each device reads the text
-        self.loaded = held(self.task, start)
-        if self.moves:
-            self._begin_loads(first=True)
-
-    def run(self) -> PhasedReply:
-        last = float(self.problem.home.tokens_out)
-        while self.written < last - _TOKEN_END:
-            until = last
-            if self.coming is None and self.arriving < self.loading:
-                until = math.ceil(self.written - _TOKEN_END)  # it is noticed at a token's end
-                if until - self.written <= _TOKEN_END:
-                    self._begin_cache()
-                    until = last
-            token = self._token_seconds()
-            if token <= 0.0:  # nothing takes time, so nothing can be gained
-                self._advance(0.0, last - self.written)
-                break
-            self._advance(min(self._next_event(), (until - self.written) * token))
-            if self.coming is not None and self.coming <= 0.0:
-                self._take_over(last)
-        return PhasedReply(self.start, tuple(self.moves), tuple(self.knots))
-
-    def _begin_loads(self, first: bool = False) -> None:
-        """Begin the loads of the next moves, up to one that lacks something."""
-        while self.loading < len(self.moves) and not self.left:
-            move = self.moves[self.loading]
-            loads = lacking(self.problem, self.loaded, move.cut)
-            self.loaded = self.loaded | held(self.task, move.cut)
-            idle = first and self.loading == 0 and not set(loads) & {device for device, _ in self.start}
-            begins = 0.0 if idle else self.clock
-            ends = {device: begins + self.problem.opening + took for device, took in (loads or {_NONE: 0.0}).items()}
-            self.left = {device: end - self.clock for device, end in ends.items() if end > self.clock}
-            self.moves[self.loading] = replace(move, loads=loads, begins=begins)
-            if not self.left:
-                self.moves[self.loading] = replace(self.moves[self.loading], loaded=max(ends.values()))
-                self.loading += 1
-
-    def _begin_cache(self) -> None:
-        move = self.moves[self.arriving]
-        self.text = int(self.written + _TOKEN_END)
-        tokens = self.problem.home.tokens_in + self.text
-        self.coming, source = cache_seconds(self.problem, self.cut, move.cut, tokens)
-        self.moves[self.arriving] = replace(move, cache=source)
-        if source == "recomputed":
-            spans = timeline(self.problem.reading(tokens), move.cut)
-            whole = max(spans[-1].finish, 1e-12)
-            self.reading = {span.device: span.compute / whole for span in spans}
-
-    def _slowed(self) -> dict[int, float]:
-        """Return how many times as long each device's part of a token takes."""
-        contention, found = self.problem.contention, dict[int, float]()
-        for device in self.left:
-            found[device] = contention.passes
-        for device, share in self.reading.items():
-            found[device] = found.get(device, 1.0) * (1.0 + (contention.reading - 1.0) * share)
-        return found
-
-    def _token_seconds(self) -> float:
-        slowed = self._slowed()
-        computing = sum(took * slowed.get(device, 1.0) for device, took in shares(self.task, self.cut).items())
-        return computing + hops(self.task, self.cut)
-
-    def _rates(self) -> tuple[dict[int, float], float]:
-        """Return at which rate each load, and the reading of the text, go on beside the tokens."""
-        contention, token = self.problem.contention, max(self._token_seconds(), 1e-12)
-        busy = {device: took / token for device, took in shares(self.task, self.cut).items()}
-        loads = {device: 1.0 / (1.0 + (contention.loads - 1.0) * busy.get(device, 0.0)) for device in self.left}
-        beside = sum(share * busy.get(device, 0.0) for device, share in self.reading.items())
-        return loads, 1.0 / (1.0 + (contention.reading - 1.0) * beside)
-
-    def _next_event(self) -> float:
-        loads, reading = self._rates()
-        found = [left / loads[device] for device, left in self.left.items()]
-        if self.coming is not None:
-            found.append(self.coming / reading)
-        return min(found, default=math.inf)
-
-    def _advance(self, seconds: float, tokens: float | None = None) -> None:
-        """Go on for so many seconds, in which `tokens` are written, by default as many as there is time for."""
-        token = self._token_seconds()
-        loads, reading = self._rates()
-        self.clock += seconds
-        self.written += (seconds / token if token > 0.0 else 0.0) if tokens is None else tokens
-        self.knots.append((self.written, self.clock))
-        if self.coming is not None:
-            left = self.coming - seconds * reading
-            self.coming = left if left > 1e-12 else 0.0
-        if self.left:
-            left_over = {device: left - seconds * loads[device] for device, left in self.left.items()}
-            self.left = {device: left for device, left in left_over.items() if left > 1e-12}
-            if not self.left:
-                self.moves[self.loading] = replace(self.moves[self.loading], loaded=self.clock)
-                self.loading += 1
-                self._begin_loads()
-
-    def _take_over(self, last: float) -> None:
-        """End the token under way with the old placement, and write the next with the new one, which first reads what
-        it has missed."""
-        ready, self.coming, self.reading = self.clock, None, {}
-        rest = math.ceil(self.written - _TOKEN_END) - self.written
-        if rest > _TOKEN_END:
-            self._advance(rest * self._token_seconds(), rest)
-        self.written = float(round(self.written))
-        move = self.moves[self.arriving]
-        self.moves[self.arriving] = replace(move, ready=ready)
-        if self.written >= last:
-            self.arriving = len(self.moves)  # and none after it
-            return
-        self.cut = move.cut
-        took, plain = self._catch_up(move, int(self.written) - self.text), self._token_seconds()
-        self.moves[self.arriving] = replace(
-            move, ready=ready, token=int(self.written), seconds=self.clock, pause=max(0.0, took - plain)
-        )
-        self.arriving += 1
-        self._advance(max(took, plain), 1.0)
-
-    def _catch_up(self, move: Move, missed: int) -> float:
-        """Return the seconds of the first token on the new placement: it reads the `missed` tokens, too."""
-        token = self._token_seconds()
-        return token if missed < 1 else max(token, makespan(self.problem.reading(missed + 1), move.cut))
+    hops = sum(float(task.hop[cut[at - 1][0], device]) for at, (device, _) in enumerate(cut)) if len(cut) > 1 else 0.0
+    token = max(sum(parts.values()) + hops, _NO_TIME)
+    return token, {device: took / token for device, took in parts.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +281,7 @@ def plan_phases(problem: PhaseProblem, starts: Sequence[Cut], stop: Stop = never
     """Return the plan of a reply that stays with the first of the placements `starts`, or begins with any of them and
     moves once: to the placement with the least time per token, if that saves `BETTER` of the time up to the move. After
     it, predictions are as wrong for a reply that began with its last placement."""
-    task, unmoved = problem.task, simulate(problem, starts[0])
+    task, unmoved = problem.task, steady(problem, starts[0])
     found = fastest_reply(task, WRITING, stop)
     if found is None or found.seconds >= problem.beyond:
         return PhasePlan(unmoved, unmoved, None)
@@ -425,7 +291,10 @@ def plan_phases(problem: PhaseProblem, starts: Sequence[Cut], stop: Stop = never
         quicker = per_token(task, target) < (1.0 - share) * per_token(task, cut)
         return quicker and fit_together(problem, cut, target)
 
-    moving = [simulate(problem, start, [target]) for start in starts if improves(start)]
-    made = [one for one in moving if one.made and unmoved.seconds - one.seconds > BETTER * one.made[-1].seconds]
-    reply = min(made, key=lambda one: one.seconds, default=unmoved)
-    return PhasePlan(reply, unmoved, target if not reply.made and improves(reply.start, FASTER) else None)
+    replies = [unmoved]
+    for start in starts:
+        one = moving(problem, start, target) if improves(start) else None
+        if one is not None and one.move is not None and unmoved.seconds - one.seconds > BETTER * one.move.seconds:
+            replies.append(one)
+    reply = min(replies, key=lambda one: one.seconds)
+    return PhasePlan(reply, unmoved, target if reply.move is None and improves(reply.start, FASTER) else None)

@@ -214,7 +214,7 @@ class Replies:
         plan = None if phases is None or not cold else phases.predict(summary.prompt_tokens, tokens)
         moves = []
         for at, one in enumerate(taken):
-            planned = plan.made[at] if plan is not None and at < len(plan.made) else None
+            planned = plan.move if plan is not None and at == 0 else None
             moves.append(
                 MeasuredMove(
                     one.shares, one.tokens - summary.prompt_tokens, one.loaded - since, one.ready - since,

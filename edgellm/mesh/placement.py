@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.hardware import ANY_LAYERS, Device, LayersOnDevice, Links
 from edgellm.coldstart.home import Home, MemoryOverhead, restrict_to_stored
-from edgellm.coldstart.phases import PhasedReply, PhasePlan, PhaseProblem, plan_phases, simulate
+from edgellm.coldstart.phases import PhasedReply, PhasePlan, PhaseProblem, moving, plan_phases, steady
 from edgellm.coldstart.plan import MIN_SAVING, Plan, PlanOption, format_seconds, plan, solve
 from edgellm.coldstart.problem import Cut, Stop, never, per_token
 from edgellm.errors import PlanImpossible
@@ -69,7 +69,8 @@ class Phases:
     @property
     def following(self) -> tuple[StageShare, ...]:
         """The shares that take over behind the reply; empty if it ends as it begins."""
-        return _shares(self.problem.home, self.plan.reply.made[-1].cut) if self.plan.reply.made else ()
+        move = self.plan.reply.move
+        return () if move is None else _shares(self.problem.home, move.cut)
 
     @property
     def rest(self) -> tuple[StageShare, ...]:
@@ -79,20 +80,21 @@ class Phases:
     @property
     def sends_caches(self) -> bool:
         """Whether keys and values are sent to the devices that take over, and not computed again from the text."""
-        return any(move.cache == "sent" for move in self.plan.reply.made)
+        return self.plan.reply.move is not None and self.plan.reply.move.cache == "sent"
 
     def predict(self, tokens_in: int, tokens_out: int) -> PhasedReply:
         """Return the times of a cold reply of other lengths with the same move."""
         home = replace(self.problem.home, tokens_in=max(1, tokens_in), tokens_out=tokens_out, cold=True)
-        reply = self.plan.reply
-        return simulate(replace(self.problem, home=home), reply.start, [move.cut for move in reply.moves])
+        problem, reply = replace(self.problem, home=home), self.plan.reply
+        moved = None if reply.move is None else moving(problem, reply.start, reply.move.cut)
+        return moved or steady(problem, reply.start)
 
     @property
     def sentence(self) -> str:
         """What takes over when, and what that saves; empty if nothing takes over behind the reply."""
-        if not self.plan.reply.made:
+        move, problem = self.plan.reply.move, self.problem
+        if move is None:
             return ""
-        (move,), problem = self.plan.reply.made, self.problem
         token = format_seconds(per_token(problem.task, move.cut))
         return (
             f"From token {move.token + 1} on, layers {_named(self.following)}, which write a token in {token} and are"

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.coldstart.home import Home
-from edgellm.coldstart.phase_schedules import blocks, naive, progressive, progressive_moves, synchronous
 from edgellm.coldstart.phases import (
     BETTER,
     Contention,
@@ -22,8 +21,9 @@ from edgellm.coldstart.phases import (
     PhaseProblem,
     cache_seconds,
     fit_together,
+    moving,
     plan_phases,
-    simulate,
+    steady,
 )
 from edgellm.coldstart.plan import solve
 from edgellm.coldstart.problem import Cut, fits, makespan, per_token
@@ -79,50 +79,47 @@ def test_a_plan_stays_or_moves_where_that_pays_and_is_in_order(seed: int, tokens
     start, reply = found.unmoved.start, found.reply
     plain = makespan(problem.task, start) + problem.home.further * per_token(problem.task, start)
     assert found.unmoved.seconds == pytest.approx(plain, rel=1e-6)
-    assert reply.knots[0] == (1.0, makespan(problem.task, start))
-    assert reply.knots[-1][0] == pytest.approx(tokens)
-    assert np.diff(np.array(reply.knots), axis=0).min(initial=0.0) >= -1e-9
-    for move in reply.made:
+    if (move := reply.move) is not None:
         assert plain - reply.seconds > BETTER * move.seconds
-        assert move.begins <= move.loaded <= move.ready <= move.seconds
-        assert reply.at(move.token) == pytest.approx(move.seconds)
+        assert reply.ttft < move.loaded <= move.ready <= move.seconds < reply.seconds
+        assert 1 < move.token < tokens
         assert fits(problem.task, move.cut)
         assert fit_together(problem, start, move.cut)
-        assert move.pause >= 0.0
     if found.rest is not None:
-        assert not reply.made
+        assert reply.move is None
         assert per_token(problem.task, found.rest) < per_token(problem.task, start)
 
 
-def test_a_block_moves_after_the_least_tokens_that_hide_its_load() -> None:
+def test_a_placement_takes_over_after_the_least_tokens_that_hide_its_load() -> None:
     """CoordGen's equations 1 and 2, with tokens as computations: k t >= load, and no less k."""
     problem = replace(problem_of(256, tokens_in=1), contention=NONE, opening=0.0)
-    start, target = WIDE, ALONE
-    reply = simulate(problem, start, (target,))
-    (move,) = reply.made
+    reply = moving(problem, WIDE, ALONE)
+    assert reply is not None
+    assert reply.move is not None
     load = float(problem.task.load[0, 4:].sum())
-    token = per_token(problem.task, start)
+    token, then = per_token(problem.task, WIDE), per_token(problem.task, ALONE)
     hidden = math.ceil(load / token)
-    reading, source = cache_seconds(problem, start, target, 2 + hidden)
+    reading, source = cache_seconds(problem, WIDE, ALONE, 2 + hidden)
     assert source == "recomputed"
-    assert move.token == 1 + hidden + math.ceil(reading / token)
-    assert move.loaded == pytest.approx(reply.ttft + load)
-    after = reply.at(256) - reply.at(move.token + 1)
-    assert after == pytest.approx((256 - move.token - 1) * per_token(problem.task, target))
+    assert reply.move.token == 1 + hidden + math.ceil(reading / token)
+    assert reply.move.loaded == pytest.approx(reply.ttft + load)
+    assert reply.move.seconds == pytest.approx(reply.ttft + (reply.move.token - 1) * token)
+    assert reply.seconds >= reply.move.seconds + (256 - reply.move.token) * then
+    assert moving(replace(problem, home=replace(problem.home, tokens_out=hidden)), WIDE, ALONE) is None
 
 
 def test_moving_pays_in_long_replies_only() -> None:
     short, long = planned(problem_of(2)), planned(problem_of(256))
     assert short is not None
     assert long is not None
-    assert not short.reply.made
+    assert short.reply.move is None
     assert len(short.rest or ()) == 1  # for the next reply
-    assert len(long.reply.made) == 1
+    assert long.reply.move is not None
     assert long.rest is None
     assert long.reply.seconds < 0.95 * long.unmoved.seconds
     begun_alone = planned(problem_of(1024), ALONE)
     assert begun_alone is not None
-    assert (begun_alone.reply.made, begun_alone.rest) == ((), None)
+    assert (begun_alone.reply.move, begun_alone.rest) == (None, None)
 
 
 def test_a_whole_reply_may_begin_elsewhere_than_where_it_would_stay() -> None:
@@ -133,9 +130,9 @@ def test_a_whole_reply_may_begin_elsewhere_than_where_it_would_stay() -> None:
 
 def test_contention_makes_moves_dearer() -> None:
     problem = problem_of(256)
-    quiet, busy = (
-        simulate(replace(problem, contention=one), WIDE, [ALONE]) for one in (NONE, Contention(1.5, 2.0, 2.0))
-    )
+    quiet, busy = (moving(replace(problem, contention=one), WIDE, ALONE) for one in (NONE, Contention(1.5, 2.0, 2.0)))
+    assert quiet is not None
+    assert busy is not None
     assert quiet.seconds < busy.seconds
 
 
@@ -155,27 +152,16 @@ def test_a_cache_is_sent_where_that_is_cheaper() -> None:
 def test_layers_that_are_absent_are_not_moved_to() -> None:
     half = LayersOnDevice(frozenset(range(6)))
     problem = problem_of(256, [replace(one, layers=half) for one in wide_home()])
-    assert planned(problem, WIDE) == PhasePlan(simulate(problem, WIDE), simulate(problem, WIDE), None)
+    assert planned(problem, WIDE) == PhasePlan(steady(problem, WIDE), steady(problem, WIDE), None)
     first, *others = wide_home()
     whole = replace(first, layers=LayersOnDevice(frozenset(range(12))))
     found = planned(problem_of(256, [whole, *(replace(one, layers=half) for one in others)]), ((1, 6), (0, 6)))
     assert found is not None
-    assert [move.cut for move in found.reply.made] == [ALONE]
-
-
-def test_the_three_schedules_end_in_the_same_placement() -> None:
-    problem, target = problem_of(256), ((1, 12),)
-    assert sum(block.stop - block.start for block in blocks(problem, WIDE, target)) == 8
-    assert progressive_moves(problem, WIDE, target)[-1] == target
-    waited, chained, hidden = (one(problem, WIDE, target) for one in (synchronous, naive, progressive))
-    assert simulate(problem, WIDE, [target]).seconds < min(hidden.seconds, waited.seconds, chained.seconds)
-    for reply in (waited, chained):
-        assert reply.at(1) == pytest.approx(makespan(problem.task, WIDE))
-        assert reply.at(256) == pytest.approx(reply.seconds)
-    assert waited.moves[0].pause > 0.0
+    assert found.reply.move is not None
+    assert found.reply.move.cut == ALONE
 
 
 def test_without_room_for_both_placements_nothing_moves() -> None:
     found = planned(problem_of(256, [replace(one, memory=MODEL.bytes * 0.36) for one in wide_home()]))
     assert found is not None
-    assert (found.reply.made, found.rest) == ((), None)
+    assert (found.reply.move, found.rest) == (None, None)
