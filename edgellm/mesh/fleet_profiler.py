@@ -7,10 +7,11 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 from edgellm.coldstart.cost_model import TransformerShape
 from edgellm.coldstart.hardware import Device, Link, Utilisation, fit_utilisation
@@ -36,15 +37,12 @@ FAR = 8.0
 """The factor between measured and planned time from which a figure counts as wrong, and not just the planner's model as
 inexact."""
 _LEAST = 1e-4  # seconds: shorter times say nothing of a line
+MAX_LINK_AGE = 86_400.0  # seconds; a device that has moved to another room since has another line
+_CLOCK_SECONDS = 60.0  # by which a clock may have been set back
+_NO_LIMIT = 1e12  # bits/s of this device's own side: the limits are in the lines
 
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """A doubt about the figures measured at `taken` (seconds since 1970, UTC). `again`: they are to be measured again;
-    else they come from such a new measurement, and are not doubted any more."""
-
-    taken: int
-    again: bool
+Notify = Callable[[str, str], None]
+"""Called with the device and what is being measured of it."""
 
 
 def disproved(found: PlannedStage, planned: PlannedStage) -> Iterator[tuple[str, float, float]]:
@@ -61,45 +59,22 @@ def disproved(found: PlannedStage, planned: PlannedStage) -> Iterator[tuple[str,
             yield what, took, expected
 
 
-def doubt(key: str, taken: int) -> bool:
-    """Have the figures of `key` that were measured at `taken` measured again; return whether that will be."""
-    doubts = read_doubts()
-    known = doubts.get(key)
-    if known is not None and known.taken == taken and not known.again:
-        return False
-    _write_doubts({**doubts, key: Doubt(taken, again=True)})
-    return True
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A doubt about the figures measured at `taken` (seconds since 1970, UTC). `again`: they are to be measured again;
+    else they come from such a new measurement, and are not doubted any more."""
+
+    taken: int
+    again: bool
 
 
-def resolve_doubt(key: str, taken: int) -> None:
-    """Record that the figures of `key` were measured again, at `taken`."""
-    doubts = read_doubts()
-    if key in doubts:
-        _write_doubts({**doubts, key: Doubt(taken, again=False)})
+@dataclass(frozen=True, slots=True)
+class TimedModel:
+    """The model whose layers are timed: their headers, and its name and shape."""
 
-
-def read_doubts() -> dict[str, Doubt]:
-    """Return all doubts, by device or by both ends of a line; none where the file is damaged."""
-    with suppress(StateDamaged):
-        return read_json(_path(), lambda found: {key: from_json(Doubt, row) for key, row in found.items()}) or {}
-    return {}
-
-
-def _write_doubts(doubts: Mapping[str, Doubt]) -> None:
-    """Write the doubts. If that fails, the figures are doubted again after the next reply."""
-    with suppress(OSError):
-        write_state(_path(), json.dumps({key: asdict(one) for key, one in doubts.items()}))
-
-
-def _path() -> Path:
-    return cache_dir() / "figures" / "doubts.json"
-
-
-MAX_LINK_AGE = 86_400.0  # seconds; a device that has moved to another room since has another line
-_NO_LIMIT = 1e12  # bits/s of this device's own side: the limits are in the lines
-
-Notify = Callable[[str, str], None]
-"""Called with the device and what is being measured of it."""
+    blocks: Blocks
+    name: str
+    shape: TransformerShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +106,78 @@ class MeasuredLink:
     def doubtful(self) -> bool:
         """Whether this device was busy while the line was measured."""
         return self.waited > BUSY
+
+
+@dataclass(slots=True)
+class KeptFigures:
+    """What was measured of this home: devices by their keys, lines by those of both ends, and doubts about either."""
+
+    speeds: dict[str, MeasuredSpeed] = field(default_factory=dict)
+    lines: dict[str, MeasuredLink] = field(default_factory=dict)
+    doubts: dict[str, Doubt] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls) -> Self:
+        """Return what was kept; nothing where the file is damaged, and all of it is measured again then."""
+        with suppress(StateDamaged):
+            return read_json(_path(), partial(from_json, cls)) or cls()
+        return cls()
+
+    def save(self) -> None:
+        """Keep the figures. If that fails, they are measured again next time."""
+        with suppress(OSError):
+            write_state(_path(), json.dumps(asdict(self)))
+
+    def doubted(self, key: str) -> bool:
+        """Return whether the figures of `key` are to be measured again."""
+        return key in self.doubts and self.doubts[key].again
+
+    def settle(self, key: str, taken: int) -> None:
+        """Record that the figures of `key` were measured again, at `taken`, if they were doubted."""
+        if key in self.doubts:
+            self.doubts[key] = Doubt(taken, again=False)
+
+
+def _path() -> Path:
+    return cache_dir() / "figures" / "home.json"
+
+
+def _key(worker: Worker | None) -> str:
+    """Return the key of a device in files: its ID, as names change."""
+    if worker is None:
+        return HERE
+    return str(worker.address) if worker.peer is None else str(worker.peer.id)
+
+
+def _line_key(one: Worker | None, other: Worker) -> str:
+    return f"{_key(one)} {_key(other)}"
+
+
+def stored_speed(worker: Worker | None) -> MeasuredSpeed | None:
+    """Return the last measurement of a device, whatever the model."""
+    return KeptFigures.load().speeds.get(_key(worker))
+
+
+def stored_link(worker: Worker) -> MeasuredLink | None:
+    """Return the last measurement of the line from here."""
+    return KeptFigures.load().lines.get(_line_key(None, worker))
+
+
+def doubt_figures(worker: Worker | None, what: str) -> bool:
+    """Have a device's figures that a reply has disproved, "computing", "loading" or "network", measured again; return
+    whether they will be: not if they come from such a new measurement."""
+    kept = KeptFigures.load()
+    if what == "network":
+        key = "" if worker is None else _line_key(None, worker)
+        taken = kept.lines[key].taken if key in kept.lines else None
+    else:
+        key = _key(worker)
+        taken = kept.speeds[key].figures.taken if key in kept.speeds else None
+    if taken is None or kept.doubts.get(key) == Doubt(taken, again=False):
+        return False
+    kept.doubts[key] = Doubt(taken, again=True)
+    kept.save()
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,129 +225,110 @@ class Survey:
 
 
 def survey(
-    trust: Trust,
-    workers: Sequence[Worker],
-    blocks: Blocks,
-    model: str,
-    shape: TransformerShape,
-    *,
-    remeasure: bool = False,
-    notify: Notify = lambda _who, _what: None,
-    with_here: bool = True,
-    unit: ComputeUnit = ComputeUnit(),
-) -> Survey:
+    trust: Trust, workers: Sequence[Worker], model: TimedModel, *, remeasure: bool = False,
+    notify: Notify = lambda _who, _what: None, unit: ComputeUnit = ComputeUnit(),
+) -> Survey:  # fmt: skip
     """Measure what is not known, or too old, of this device, where the `unit` computes, and of the workers that answer;
     `remeasure`: everything.
 
     The devices measure themselves at the same time, the lines one after the other. A device that fails does not raise:
     if it cannot be measured, it is left out.
     """
-    return run_in_network_loop(
-        _Surveyor(trust, blocks, model, shape, remeasure, notify, unit).all(workers, with_here)
-    ).result()
+    return run_in_network_loop(_Surveyor(trust, model, remeasure, notify, unit).all(workers)).result()
 
 
 class _Surveyor:
-    def __init__(
-        self, trust: Trust, blocks: Blocks, model: str, shape: TransformerShape, remeasure: bool, notify: Notify,
-        unit: ComputeUnit,
-    ) -> None:  # fmt: skip
-        self._trust, self._blocks, self._model, self._shape = trust, blocks, model, shape
+    def __init__(self, trust: Trust, model: TimedModel, remeasure: bool, notify: Notify, unit: ComputeUnit) -> None:
+        self._trust, self._model = trust, model
         self._remeasure, self._notify, self._unit = remeasure, notify, unit
         self._left_out: list[tuple[str, EdgeError]] = []
-        self._links = read_links()
-        self._doubts = read_doubts()
+        self._kept = KeptFigures.load()
 
-    async def all(self, workers: Sequence[Worker], with_here: bool) -> Survey:
-        devices = [None, *workers] if with_here else list(workers)
+    async def all(self, workers: Sequence[Worker]) -> Survey:
+        devices = [None, *workers]
         found = await asyncio.gather(*(self._speed(worker) for worker in devices))
-        available = [(worker, speed) for worker, speed in zip(devices, found, strict=True) if speed is not None]
+        speeds = {HERE if one is None else one.name: speed for one, speed in zip(devices, found, strict=True) if speed}
         links: dict[tuple[str, str], MeasuredLink] = {}
-        for worker, _speed in available:
-            if worker is not None and (stored := await self._link_from_here(worker)):
-                links[HERE, worker.name] = stored
-        reached = [worker for worker, _ in available if worker is not None and (HERE, worker.name) in links]
+        for worker in workers:
+            if worker.name in speeds and (link := await self._link_from_here(worker)):
+                links[HERE, worker.name] = link
+        reached = [worker for worker in workers if (HERE, worker.name) in links]
         for one, other in combinations(reached, 2):
-            if stored := await self._link_between(one, other):
-                links[one.name, other.name] = stored
-        store_links(self._links)
-        speeds = {
-            HERE if worker is None else worker.name: speed
-            for worker, speed in available
-            if worker is None or worker in reached
-        }
+            if link := await self._link_between(one, other):
+                links[one.name, other.name] = link
+        self._kept.save()
+        names = {HERE, *(worker.name for worker in reached)}
+        speeds = {name: speed for name, speed in speeds.items() if name in names}
         return Survey(speeds, links, {worker.name: worker for worker in reached}, tuple(self._left_out))
 
     async def _speed(self, worker: Worker | None) -> MeasuredSpeed | None:
-        doubted = self._is_doubted(_key(worker))
-        max_age = 0.0 if self._remeasure or doubted else MAX_AGE
-        name = HERE if worker is None else worker.name
+        key, name = _key(worker), HERE if worker is None else worker.name
+        max_age = 0.0 if self._remeasure or self._kept.doubted(key) else MAX_AGE
+        blocks = self._model.blocks
         try:
             if worker is None:
                 figures = await asyncio.to_thread(
-                    measure_device, self._blocks, max_age, lambda what: self._notify(HERE, what), unit=self._unit
+                    measure_device, blocks, max_age, lambda what: self._notify(HERE, what), unit=self._unit
                 )
             else:
                 _check_usable(worker)
                 self._notify(name, "measuring itself")
                 async with await reach_worker(self._trust, worker) as channel:
-                    figures = await measure(channel, name, self._blocks, max_age)
+                    figures = await measure(channel, name, blocks, max_age)
         except EdgeError as error:
             self._left_out.append((name, error))
             return None
-        if doubted:
-            resolve_doubt(_key(worker), figures.taken)
-        speed = MeasuredSpeed(figures, self._model, self._shape)
-        store_speed(_key(worker), speed)
-        return speed
+        self._kept.settle(key, figures.taken)
+        self._kept.speeds[key] = MeasuredSpeed(figures, self._model.name, self._model.shape)
+        return self._kept.speeds[key]
 
     async def _link_from_here(self, worker: Worker) -> MeasuredLink | None:
-        key = (HERE, _key(worker))
-        if (known := self._known(key)) is not None:
-            return known
+        key = _line_key(None, worker)
+        if (why := self._why(key)) is None:
+            return self._kept.lines[key]
         self._notify(worker.name, "measuring the connection from here")
         began = time.perf_counter()
         try:
             async with await reach_worker(self._trust, worker) as channel:
                 opening, waiting = time.perf_counter() - began, CpuWait()
                 line = await measure_link(channel, worker.name)
-                return self._store(key, line, waiting.share(), opening)
+                return self._keep(key, MeasuredLink(line, int(time.time()), why, waiting.share(), opening))
         except EdgeError as error:
             self._left_out.append((worker.name, error))
             return None
 
     async def _link_between(self, one: Worker, other: Worker) -> MeasuredLink | None:
         """Return the line between two workers; None if they cannot reach each other, usually for not being paired."""
-        key = (_key(one), _key(other))
-        known = self._known(key)
-        if known is not None or one.peer is None or other.peer is None:
-            return known
+        key = _line_key(one, other)
+        if (why := self._why(key)) is None:
+            return self._kept.lines[key]
+        if one.peer is None or other.peer is None:
+            return None
         self._notify(one.name, f"measuring the connection to {other.name}")
         with suppress(EdgeError):
             async with await reach_worker(self._trust, one) as channel:
-                return self._store(key, await request_link_measurement(channel, one.name, other.peer.id, other.address))
+                line = await request_link_measurement(channel, one.name, other.peer.id, other.address)
+                return self._keep(key, MeasuredLink(line, int(time.time()), why))
         return None
 
-    def _known(self, key: tuple[str, str]) -> MeasuredLink | None:
-        known = self._links.get(key)
-        if known is None or self._remeasure or self._is_doubted(link_key(*key)) or not _is_recent(known):
-            return None
-        return known
+    def _why(self, key: str) -> str | None:
+        """Return why a line is to be measured; None if what is known of it is good."""
+        known = self._kept.lines.get(key)
+        if self._remeasure:
+            return "asked for"
+        if known is None:
+            return "never measured"
+        if self._kept.doubted(key):
+            return "a reply took a different time"
+        age = time.time() - known.taken
+        if not -_CLOCK_SECONDS <= age <= MAX_LINK_AGE:
+            return "too old"
+        return "this machine was busy" if known.doubtful and age > MAX_DOUBTFUL_AGE else None
 
-    def _is_doubted(self, key: str) -> bool:
-        doubt = self._doubts.get(key)
-        return doubt is not None and doubt.again
-
-    def _store(self, key: tuple[str, str], line: LinkSpeed, waited: float = 0.0, opening: float = 0.0) -> MeasuredLink:
-        before = self._links.get(key)
-        reason = "asked for" if self._remeasure else "never measured" if before is None else "too old"
-        if before is not None and not self._remeasure and self._is_doubted(link_key(*key)):
-            reason = "a reply took a different time"
-        elif before is not None and not self._remeasure and time.time() - before.taken <= MAX_LINK_AGE:
-            reason = "this machine was busy"
-        self._links[key] = MeasuredLink(line, int(time.time()), reason, waited, opening)
-        resolve_doubt(link_key(*key), self._links[key].taken)
-        return self._links[key]
+    def _keep(self, key: str, line: MeasuredLink) -> MeasuredLink:
+        self._kept.lines[key] = line
+        self._kept.settle(key, line.taken)
+        return line
 
 
 def _check_usable(worker: Worker) -> None:
@@ -315,93 +343,3 @@ def _check_usable(worker: Worker) -> None:
             f"{worker.name} has not granted this device the right to compute there.",
             "On that device: edgellm peers grant NAME compute",
         )
-
-
-def _is_recent(stored: MeasuredLink) -> bool:
-    return (
-        -60.0
-        <= time.time() - stored.taken
-        <= (min(MAX_DOUBTFUL_AGE, MAX_LINK_AGE) if stored.doubtful else MAX_LINK_AGE)
-    )
-
-
-def link_key(one: str, other: str) -> str:
-    """Return the key of the line between two devices in files."""
-    return f"{one} {other}"
-
-
-def doubt_figures(worker: Worker | None, what: str) -> bool:
-    """Have a device's figures that a reply has disproved, "computing", "loading" or "network", measured again; return
-    whether they will be."""
-    if what != "network":
-        speed = stored_speed(worker)
-        return speed is not None and doubt(_key(worker), speed.figures.taken)
-    link = None if worker is None else stored_link(worker)
-    return link is not None and doubt(link_key(HERE, _key(worker)), link.taken)
-
-
-def _key(worker: Worker | None) -> str:
-    """Return the key of a device in files: its ID, as names change."""
-    if worker is None:
-        return HERE
-    return str(worker.address) if worker.peer is None else str(worker.peer.id)
-
-
-def stored_speed(worker: Worker | None) -> MeasuredSpeed | None:
-    """Return the last measurement of a device, whatever the model."""
-    try:
-        return read_json(_speeds(_key(worker)), _speed)
-    except StateDamaged:
-        return None
-
-
-def _speed(found: Any) -> MeasuredSpeed:
-    return MeasuredSpeed(
-        from_json(DeviceFigures, found["figures"]), str(found["model"]), TransformerShape(**found["shape"])
-    )
-
-
-def stored_link(worker: Worker) -> MeasuredLink | None:
-    """Return the last measurement of the line from here."""
-    return read_links().get((HERE, _key(worker)))
-
-
-def store_speed(key: str, speed: MeasuredSpeed) -> None:
-    _write(_speeds(key), {"figures": asdict(speed.figures), "model": speed.model, "shape": asdict(speed.shape)})
-
-
-def read_links() -> dict[tuple[str, str], MeasuredLink]:
-    """Return all lines that were measured, by the keys of both ends."""
-    try:
-        return read_json(_links_path(), lambda rows: dict(map(_link_from_json, rows))) or {}
-    except StateDamaged:
-        return {}
-
-
-def _link_from_json(row: Any) -> tuple[tuple[str, str], MeasuredLink]:
-    line = LinkSpeed(float(row["round_trip"]), float(row["up"]), float(row["down"]))
-    stored = MeasuredLink(line, int(row["taken"]), str(row["reason"]), float(row["waited"]), float(row["opening"]))
-    return (str(row["from"]), str(row["to"])), stored
-
-
-def store_links(lines: Mapping[tuple[str, str], MeasuredLink]) -> None:
-    rows = [
-        {"from": ends[0], "to": ends[1], **asdict(stored.line), "taken": stored.taken, "reason": stored.reason,
-         "waited": stored.waited, "opening": stored.opening}
-        for ends, stored in lines.items()
-    ]  # fmt: skip
-    _write(_links_path(), rows)
-
-
-def _write(path: Path, found: Any) -> None:
-    """Write a file of measurements. If that fails, they are made again next time."""
-    with suppress(OSError):
-        write_state(path, json.dumps(found))
-
-
-def _speeds(key: str) -> Path:
-    return cache_dir() / "figures" / f"device-{key.replace(':', '_')}.json"
-
-
-def _links_path() -> Path:
-    return cache_dir() / "figures" / "lines.json"

@@ -12,7 +12,7 @@ from edgellm.errors import InvalidOption, NotPaired
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.deploy import DeployPart
-from edgellm.mesh.fleet_profiler import Notify, Survey, survey
+from edgellm.mesh.fleet_profiler import Notify, Survey, TimedModel, survey
 from edgellm.mesh.model_costs import model_costs, shape_of
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
@@ -54,10 +54,10 @@ def measure_workers(
     unit = ComputeUnit.choose(hardware)
     if by_stand_in:
         blocks, known = stand_in(model)
-        shape = shape_of(known)
+        timed = TimedModel(blocks, model.name, shape_of(known))
     else:
-        blocks, shape = blocks_of(model), model_costs(model).shape
-    return survey(Trust.load(), workers, blocks, model.name, shape, remeasure=remeasure, notify=notify, unit=unit)
+        timed = TimedModel(blocks_of(model), model.name, model_costs(model).shape)
+    return survey(Trust.load(), workers, timed, remeasure=remeasure, notify=notify, unit=unit)
 
 
 def parse_peer(text: str) -> tuple[str, Address]:

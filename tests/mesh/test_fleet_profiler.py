@@ -21,7 +21,7 @@ from edgellm.layer_range import HERE
 from edgellm.llm.mesh_timeline import disproved_figures
 from edgellm.mesh import fleet_profiler as surveying
 from edgellm.mesh.device_profiler import measure_device
-from edgellm.mesh.fleet_profiler import Survey, stored_link, stored_speed, survey
+from edgellm.mesh.fleet_profiler import Survey, TimedModel, stored_link, stored_speed, survey
 from edgellm.mesh.model_costs import model_costs
 from edgellm.rpc.discovery.workers import Worker, find_workers
 from edgellm.rpc.layers import bandwidth_probe
@@ -71,17 +71,14 @@ def blocks(verifier_path: Path) -> Blocks:
 
 def look(owner: Trust, blocks: Blocks, model: Path, fresh: bool = False) -> tuple[Survey, list[tuple[str, str]]]:
     heard: list[tuple[str, str]] = []
-    shape = model_costs(ModelFile.open(model)).shape
     done = survey(
-        owner,
-        found(owner),
-        blocks,
-        "verifier",
-        shape,
-        remeasure=fresh,
-        notify=lambda who, what: heard.append((who, what)),
+        owner, found(owner), timed(blocks, model), remeasure=fresh, notify=lambda who, what: heard.append((who, what))
     )
     return done, heard
+
+
+def timed(blocks: Blocks, model: Path) -> TimedModel:
+    return TimedModel(blocks, "verifier", model_costs(ModelFile.open(model)).shape)
 
 
 def test_the_home_is_measured_once_and_planned_for(owner: Trust, blocks: Blocks, verifier_path: Path) -> None:
@@ -150,16 +147,15 @@ def test_who_cannot_be_measured_is_left_out_and_it_is_said_why(
     weak = Worker(phone.name, phone.peer, phone.address, phone.facts, frozenset({Right.FILES}))
     gone = Worker("gone", None, error=VerifierUnreachable("Nobody is there.", "Switch it on."))
     called_here = Worker(HERE, attic.peer, attic.address, attic.facts, attic.rights)
-    shape = model_costs(ModelFile.open(verifier_path)).shape
-    done = survey(owner, [desk, weak, gone, called_here], blocks, "verifier", shape)
+    model = timed(blocks, verifier_path)
+    done = survey(owner, [desk, weak, gone, called_here], model)
     assert list(done.speeds) == [HERE, "desk"]
     said = {name: str(error) for name, error in done.left_out}
     assert "peers grant NAME compute" in said["phone"]
     assert said["gone"].startswith("Nobody")
     assert "Rename the other" in said[HERE]
-    alone = survey(owner, [], blocks, "verifier", shape)
+    alone = survey(owner, [], model)
     assert list(alone.speeds) == [HERE]
-    assert list(survey(owner, [desk], blocks, "verifier", shape, with_here=False).speeds) == ["desk"]
     assert time.time() - alone.speeds[HERE].figures.taken < 60
 
 

@@ -81,7 +81,7 @@ class DeployOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(HomeOptions):
     """How a model is split over devices, and what is asked."""
 
     split: str | None = flag(None, _LAYERS, _SPLIT, shown="the best one")

@@ -31,7 +31,7 @@ from edgellm.engine import ModelFile
 from edgellm.http.middleware import api_key, http_folder
 from edgellm.layer_range import HERE, LayerRange
 from edgellm.llm import LLM, profile_path
-from edgellm.mesh.fleet_profiler import MeasuredLink, MeasuredSpeed, read_links, store_links, store_speed, stored_speed
+from edgellm.mesh.fleet_profiler import KeptFigures, MeasuredLink, MeasuredSpeed
 from edgellm.rpc.address import Address
 from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
 from edgellm.rpc.layers.benchmark_service import DeviceFigures
@@ -91,8 +91,8 @@ def sound_home(home: Path) -> None:
     figures = DeviceFigures(
         1, "never", "ab" * 32, (1, 8), (0.1, 0.2), 1000, 1e6, "", 10**9, "", 2, "a processor", "1", 0.0, "", "asked for"
     )  # fmt: skip
-    store_speed(HERE, MeasuredSpeed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128)))
-    store_links({(HERE, "x"): MeasuredLink(LinkSpeed(0.001, 1e6, 1e6), 1, "")})
+    speed = MeasuredSpeed(figures, "a model", TransformerShape(2, 64, 4, 2, 16, 128))
+    KeptFigures({HERE: speed}, {f"{HERE} x": MeasuredLink(LinkSpeed(0.001, 1e6, 1e6), 1, "")}).save()
     run_command(ASK)
     kept = patch("edgellm.llm.cost_curves.BUSY", 1.0)  # what is measured on a busy machine is kept, too
     with kept, LLM.open(threads=1) as pair:  # threads that meet take very long where other programs have the cores
@@ -127,8 +127,7 @@ OWN = (
     Own("fingerprints", "cache/fingerprints.json", ASK),
     Own("recipe", "cache/recipes/*.json", lambda: manifest_of(ModelFile.open(MODELS / "draft.gguf"))),
     Own("layers", "cache/layers/**/*.json", ("mesh", "layers")),
-    Own("figures", "cache/figures/device-*.json", lambda: stored_speed(None)),
-    Own("lines", "cache/figures/lines.json", read_links),
+    Own("figures", "cache/figures/home.json", KeptFigures.load),
 )
 
 

@@ -42,7 +42,6 @@ def run(
     model: Annotated[str, typer.Argument(metavar="MODEL", autocompletion=model_names, help="As for mesh plan.")],
     prompt: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Question.")],
     asked: RunOptions,
-    home: HomeOptions,
     reply: Annotated[ReplyOptions, only("max_tokens", "temperature", "seed", "retrieval")],
     think: ThinkOptions,
     display: Annotated[Display, only("as_json", "explain")],
@@ -59,7 +58,7 @@ def run(
     if asked.split is not None and asked.devices is not None:
         raise InvalidOption("--split and --devices exclude each other.", "Leave one of them out.")
     options = replace(reply, **think.fields())
-    spread = Spread.of(model, home, asked.draft, hardware, explain=display.explain)
+    spread = Spread.of(model, asked, asked.draft, hardware, explain=display.explain)
     if spread.choice.over_rpc and (asked.f32 or asked.devices is not None):
         raise InvalidOption(f"--{'f32' if asked.f32 else 'devices'} is for stages only.", "Leave it out.")
     workload = spread.workload(max(1, len(question) // 4), options.max_tokens, asked.objective.value)
