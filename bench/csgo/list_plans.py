@@ -17,7 +17,7 @@ from typing import Any
 from edgellm.coldstart.home import Home
 from edgellm.coldstart.plan import Plan, PlanOption, plan
 from edgellm.engine import ModelFile
-from edgellm.mesh.home_workers import discover_workers, measure_workers
+from edgellm.mesh.fleet_profiler import discover_workers, measure_workers
 from edgellm.mesh.model_costs import model_costs
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 

@@ -21,10 +21,10 @@ from edgellm.errors import EdgeError, InvalidOption, ModelUnsupported
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.fleet_file import Fleet
-from edgellm.mesh.ggml_rpc.placement import MARGIN, RpcPlacement, beside_weights, rpc_costs
+from edgellm.mesh.ggml_rpc.placement import MARGIN, RpcPlacement, beside_weights
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MAX_ROWS
-from edgellm.mesh.model_costs import model_costs
+from edgellm.mesh.model_costs import model_costs, rpc_costs
 from edgellm.mesh.pipeline import LocalStageHost, StageHost
 from edgellm.mesh.placement import Placement, missing, place, with_phases
 from edgellm.mesh.weight_cache import WeightCache

@@ -26,8 +26,9 @@ from edgellm.llm.opening.elsewhere import OpenedVerifier
 from edgellm.llm.opening.engine import PairEngine
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.ggml_rpc.model import RpcDevice, RpcModel, RpcWork
-from edgellm.mesh.ggml_rpc.placement import MARGIN, RpcPlacement, by_memory, rpc_costs
+from edgellm.mesh.ggml_rpc.placement import MARGIN, RpcPlacement, by_memory
 from edgellm.mesh.ggml_rpc.verifier import RpcVerifier
+from edgellm.mesh.model_costs import rpc_costs
 from edgellm.storage.default_pair import Named
 
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edgellm.engine import ModelFile
-from edgellm.errors import DeployFailed, DeviceLost, EdgeError, LayersCorrupt, NotPermitted, VerifierUnreachable
-from edgellm.layer_range import LayerRange
+from edgellm.errors import (
+    DeployFailed,
+    DeviceLost,
+    EdgeError,
+    InvalidOption,
+    LayersCorrupt,
+    NotPaired,
+    NotPermitted,
+    VerifierUnreachable,
+)
+from edgellm.layer_range import HERE, LayerRange, StageShare
+from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.discovery.workers import Worker, reach_worker
-from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, upload
+from edgellm.rpc.discovery.workers import Worker, local_worker, reach_worker
+from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, clean, upload
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece, forget_hashes
@@ -193,3 +203,42 @@ class _PartState:
     def _change(self, now: DeployProgress) -> None:
         self.now = replace(now, seconds=time.monotonic() - self._began)
         self._notify(self.now)
+
+
+def deploy_parts(split: Sequence[StageShare], workers: Mapping[str, Worker]) -> list[DeployPart]:
+    """Return the parts of a split, with devices looked up by name; workers on this machine by HOST:PORT.
+
+    Raises:
+        NotPaired: no device has that name.
+        InvalidOption: a device is named twice.
+        EdgeError: a device cannot be used; says why.
+    """
+    names = [share.name for share in split]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidOption(f"{twice} is named twice.", "Give each device its layers in one part.")
+    return [DeployPart(_worker(share.name, workers), share.layers) for share in split]
+
+
+def _worker(name: str, workers: Mapping[str, Worker]) -> Worker | None:
+    if name == HERE:
+        return None
+    worker = workers.get(name)
+    if worker is None and ":" in name:
+        return run_in_network_loop(local_worker(Address.parse(name).require_loopback())).result()
+    if worker is None:
+        names = ", ".join([HERE, *workers])
+        raise NotPaired(f"No paired device is called {name!r}.", f"Devices: {names}. Pair one with: edgellm pair")
+    if worker.error is not None:
+        raise worker.error
+    return worker
+
+
+def clean_worker(worker: Worker, fingerprint: str = "") -> tuple[int, int, int]:
+    """Remove pieces that are not in use from a worker, of one model or of all; return the number of pieces and bytes
+    removed, and of pieces in use. Raise the errors of `edgellm.rpc.layers.upload.clean`."""
+
+    async def work() -> tuple[int, int, int]:
+        async with await reach_worker(Trust.load() if worker.peer else None, worker) as channel:
+            return await clean(channel, worker.name, fingerprint)
+
+    return run_in_network_loop(work()).result()

@@ -16,16 +16,21 @@ from typing import Self
 from edgellm.coldstart.cost_model import TransformerShape
 from edgellm.coldstart.hardware import Device, Link, Utilisation, fit_utilisation
 from edgellm.coldstart.plan import PlannedStage
-from edgellm.engine.gguf.synthetic_layers import Blocks
+from edgellm.engine import ModelFile
+from edgellm.engine.gguf.stand_in import stand_in
+from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
+from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.timing import BUSY, CpuWait
 from edgellm.errors import EdgeError, InvalidOption, NotPermitted, StateDamaged
 from edgellm.layer_range import HERE
 from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.device_profiler import MAX_AGE, measure_device
 from edgellm.mesh.fleet_file import Fleet
+from edgellm.mesh.model_costs import model_costs, shape_of
 from edgellm.places import cache_dir
+from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.discovery.workers import Worker, reach_worker
+from edgellm.rpc.discovery.workers import Worker, find_workers, reach_worker, worker_at_address
 from edgellm.rpc.layers.bandwidth_probe import LinkSpeed, measure_link, request_link_measurement
 from edgellm.rpc.layers.benchmark_service import DeviceFigures, measure
 from edgellm.rpc.trust.rights import Right
@@ -222,6 +227,55 @@ class Survey:
             name, curve.peak, 1.0, curve.b, figures.disk, float(max(1, figures.memory)), up, down, latency, reading,
             unit=figures.unit, opening=opening,
         )  # fmt: skip
+
+
+def parse_peer(text: str) -> tuple[str, Address]:
+    """Return name and address from the value of `--peer`, [NAME=]HOST:PORT; the name is empty if none is given.
+
+    Raises:
+        InvalidOption: there is no valid address.
+    """
+    name, _, address = text.rpartition("=")
+    return name.strip(), Address.parse(address)
+
+
+def discover_workers(hosts: Sequence[str], addresses: Sequence[tuple[str, Address]] = ()) -> list[Worker]:
+    """Return the workers of the home; those that cannot be used have the reason as `error`.
+
+    `hosts` are this device's addresses at which to listen for announcements. `addresses` are addresses of further
+    workers, or of paired ones that do not announce themselves, each with a name or an empty one.
+
+    Raises:
+        InvalidOption: two workers have the same name.
+    """
+    trust = Trust.load()
+    named = [worker_at_address(trust, name, address) for name, address in addresses]
+    known = {worker.peer.id for worker in named if worker.peer is not None}
+    found = [*named, *find_workers(trust, [peer for peer in trust.peers.all() if peer.id not in known], hosts)]
+    names = [worker.name for worker in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidOption(
+            f"Two devices are called {twice!r}.", "Give one of them another name: --peer NAME=HOST:PORT"
+        )
+    return found
+
+
+def measure_workers(
+    model: ModelFile, workers: Sequence[Worker], remeasure: bool, notify: Notify, hardware: Hardware = ON_PROCESSOR,
+    *, by_stand_in: bool = False,
+) -> Survey:  # fmt: skip
+    """Return measurements of this device, where `hardware` has it compute, and these workers for a model; `remeasure`:
+    ignore stored ones. `by_stand_in`: layers are timed that stand in for those of a model that cannot be cut.
+
+    Raises the errors of `ComputeUnit.choose`, `blocks_of` and `model_costs`, or `stand_in`.
+    """
+    unit = ComputeUnit.choose(hardware)
+    if by_stand_in:
+        blocks, known = stand_in(model)
+        timed = TimedModel(blocks, model.name, shape_of(known))
+    else:
+        timed = TimedModel(blocks_of(model), model.name, model_costs(model).shape)
+    return survey(Trust.load(), workers, timed, remeasure=remeasure, notify=notify, unit=unit)
 
 
 def survey(

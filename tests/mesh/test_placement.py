@@ -13,10 +13,12 @@ from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.coldstart.home import Home, MemoryOverhead
 from edgellm.coldstart.plan import MIN_SAVING, predict
+from edgellm.coldstart.rpc_plan import RpcModelCosts
 from edgellm.errors import PlanImpossible
-from edgellm.layer_range import LayerRange, StageShare
+from edgellm.layer_range import HERE, LayerRange, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.fleet_file import Fleet
+from edgellm.mesh.ggml_rpc.placement import by_memory
 from edgellm.mesh.placement import Placement, place, with_phases
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.workers import Worker
@@ -185,3 +187,13 @@ def test_after_a_short_reply_the_model_still_moves_for_the_next_one() -> None:
     assert found is not None
     assert (found.following, found.sentence) == ((), "")
     assert [share.layers for share in found.rest] == ALONE
+
+
+def test_over_rpc_layers_go_where_there_is_memory_if_nothing_else_is_known() -> None:
+    costs = RpcModelCosts("m", (10**8,) * 6, (1e8,) * 6, (2e8,) * 6, 10**7, 1e7, 10**7, 2_048, 50_000)
+    names = [share.name for share in by_memory(costs, {"desk": 10**9, HERE: 10**9})]
+    assert names == [HERE]
+    shares = by_memory(costs, {HERE: 3 * 10**8, "desk": 5 * 10**8})
+    assert {share.name: len(share.layers) for share in shares} == {HERE: 2, "desk": 4}
+    with pytest.raises(PlanImpossible, match="the devices have"):
+        by_memory(costs, {HERE: 10**8, "desk": 2 * 10**8})

@@ -24,7 +24,7 @@ _QUIET_SECONDS = 1.0  # before progress is printed
 
 def find_home_workers(interface: Sequence[str] | None, peers: Sequence[str] = ()) -> list[Worker]:
     """Return the workers among the paired devices, and those at the addresses `peers`, [NAME=]HOST:PORT."""
-    from edgellm.mesh.home_workers import discover_workers, parse_peer
+    from edgellm.mesh.fleet_profiler import discover_workers, parse_peer
     from edgellm.rpc.discovery.interfaces import chosen_hosts
 
     places = [parse_peer(peer) for peer in peers]
@@ -37,7 +37,7 @@ def survey_workers(
 ) -> Survey:
     """Measure what this device, as `hardware` has it compute, and `workers` can do with a model, if unknown or `fresh`;
     print which are left out. `by_stand_in` as for `measure_workers`."""
-    from edgellm.mesh.home_workers import measure_workers
+    from edgellm.mesh.fleet_profiler import measure_workers
 
     with progress("asking the devices") as update:
         found = measure_workers(

@@ -23,7 +23,8 @@ from edgellm.engine.trial.probe import Probe, keep_faults, known_faults
 from edgellm.errors import DeviceLost, EdgeError, InvalidOption, MeshBroken, PlanImpossible, VerifierBusy
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
-from edgellm.mesh.ggml_rpc.placement import MARGIN, rpc_costs
+from edgellm.mesh.ggml_rpc.placement import MARGIN
+from edgellm.mesh.model_costs import rpc_costs
 from edgellm.spec.lost_verifier import VerdictDeadline, VerdictWork
 from edgellm.spec.types import NO_IDS
 

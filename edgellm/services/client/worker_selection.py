@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from edgellm.coldstart.hardware import Device
 from edgellm.errors import InvalidOption, NotPaired, NotPermitted
 from edgellm.layer_range import HERE
-from edgellm.mesh.home_workers import parse_peer
+from edgellm.mesh.fleet_profiler import parse_peer
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.peer_probe import probe_peers
 from edgellm.rpc.discovery.workers import Worker

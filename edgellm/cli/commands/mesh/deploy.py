@@ -54,7 +54,7 @@ def deploy(
     from edgellm.engine import ModelFile
     from edgellm.llm.home import Workload, planned_positions
     from edgellm.mesh.deploy import deploy as send_layers
-    from edgellm.mesh.home_workers import deploy_parts
+    from edgellm.mesh.deploy import deploy_parts
     from edgellm.rpc.trust.trust import Trust
     from edgellm.storage import resolve
     from edgellm.storage.layers.manifest import manifest_of
@@ -169,7 +169,7 @@ def layers(
     interface: Interfaces = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    from edgellm.mesh.home_workers import deploy_parts
+    from edgellm.mesh.deploy import deploy_parts
 
     workers = [] if on == HERE or (on and ":" in on) else paired_workers(interface)
     if on is not None:
@@ -261,7 +261,7 @@ def _remove(worker: Worker | None, fingerprint: str) -> tuple[int, int, int]:
 
         removed = LayerStore().clean(fingerprint or None)
         return removed.pieces, removed.size, removed.in_use
-    from edgellm.mesh.home_workers import clean_worker
+    from edgellm.mesh.deploy import clean_worker
 
     return clean_worker(worker, fingerprint)
 

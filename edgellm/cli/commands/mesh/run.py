@@ -188,8 +188,7 @@ class Spread:
 
     def _all_here(self) -> str:
         """Return the split with all layers on this device."""
-        from edgellm.mesh.ggml_rpc.placement import rpc_costs
-        from edgellm.mesh.model_costs import model_costs
+        from edgellm.mesh.model_costs import model_costs, rpc_costs
 
         layers = rpc_costs(self.file).layers if self.choice.over_rpc else model_costs(self.file).shape.layers
         return f"{HERE}:1-{layers}"
