@@ -16,6 +16,11 @@ def config_dir() -> Path:
     return _folder("config", platformdirs.user_config_path)
 
 
+def config_file() -> Path:
+    """Return the path of the settings file, which need not exist."""
+    return config_dir() / "config.toml"
+
+
 def data_dir() -> Path:
     """Return the folder of what took work to find out, such as profiles of pairs. It need not exist."""
     return _folder("data", platformdirs.user_data_path)

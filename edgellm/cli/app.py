@@ -1,30 +1,100 @@
-"""The application: a tree of commands, each of which is imported when it is asked for."""
+"""The application: a tree of commands, each of which is imported when it is asked for.
+
+`help_pages.txt` lists them, in a section for each. It begins with the command in brackets and the function that runs
+it, of a module in `edgellm.cli.commands`; a group of commands has none. The first paragraph is the summary, those
+behind it are left out of a short help page, and lines that begin with a dollar sign are examples, each with its meaning
+behind `  # `. A line with `==` is a heading of the first page.
+"""
 
 from __future__ import annotations
 
+import re
+from copy import copy
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.main import get_command_from_info, get_group
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command, get_command_from_info, get_group
 from typer.models import CommandInfo
 
 from edgellm import __version__
-from edgellm.cli.help_pages import CommandPage, GroupPage, Page, names_below, pages, path_of
-from edgellm.cli.settings import bind_variables, read_file
+from edgellm.places import config_file
 
 _ALIASES = {"list": "ls", "models": "ls"}
 """Names that other programs have for commands; no page shows them."""
 _PASS_ON = ("run", "service install")
 """The commands that leave options which they do not know among their words."""
+_SECTION = re.compile(r"^(?:== (?P<heading>.*)|\[edgellm ?(?P<name>.*?)\] ?(?P<home>\S*))$", re.MULTILINE)
+HELP_ALL = "edgellm.help_all"
+"""What a context's meta has where all options are asked for."""
 
 
-class _Group(GroupPage):
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The page of a command: `home` is the module and the function behind it, "" for a group; `heading` is what it is
+    listed under; `examples` are command lines and their meanings."""
+
+    heading: str
+    home: str
+    summary: str
+    more: str
+    examples: tuple[tuple[str, str], ...]
+
+
+@cache
+def pages() -> dict[str, Page]:
+    """Return the pages by what a user types behind `edgellm`, in the order in which they are listed."""
+    text = Path(__file__).with_name("help_pages.txt").read_text(encoding="utf-8")
+    found, heading = dict[str, Page](), ""
+    starts = [*_SECTION.finditer(text)]
+    for start, after in zip(starts, [*(one.start() for one in starts[1:]), len(text)], strict=True):
+        if start["heading"]:
+            heading = start["heading"]
+            continue
+        prose, *lines = text[start.end() : after].strip().split("\n$ ")
+        summary, _, more = prose.strip().partition("\n\n")
+        examples = tuple((line, what) for line, _, what in (line.strip().partition("  # ") for line in lines))
+        found[start["name"]] = Page(heading, start["home"], summary, more.strip(), examples)
+    return found
+
+
+def path_of(context: Any) -> str:
+    """Return what a user types for a command behind `edgellm`."""
+    path: str = context.command_path
+    return path.partition(" ")[2]
+
+
+class _Command(TyperCommand):
+    """A command whose `--help` is short, and whose `--help-all` is complete."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.params.append(copy(_help_all_option()))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line, with brackets around what may be left out and no others."""
+        from edgellm.cli.help_pages import usage
+
+        return [usage(piece) for piece in super().collect_usage_pieces(ctx)]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the page."""
+        from edgellm.cli.help_pages import command_page
+
+        formatter.write(command_page(self, ctx))
+
+
+class _Group(TyperGroup):
     """A group of commands, which are made when they are asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands."""
-        return names_below(path_of(ctx))
+        places = [name.rpartition(" ") for name in pages() if name]
+        return [name for group, _, name in places if group == path_of(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None if there is none of that name."""
@@ -38,10 +108,49 @@ class _Group(GroupPage):
         self.commands = {**dict.fromkeys(self.list_commands(ctx)), **self.commands}  # type: ignore[dict-item]  # to propose
         return super().resolve_command(ctx, args)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words behind the group's name. Without any, print its page, and end as for wrong usage."""
+        if not args and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help())
+            raise typer.Exit(2)
+        return super().parse_args(ctx, args)
 
-def _group(name: str, page: Page) -> typer.Typer:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the page."""
+        from edgellm.cli.help_pages import group_page
+
+        formatter.write(group_page(self, ctx))
+
+
+def _show_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        ctx.meta[HELP_ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+def _help_all(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--help-all", is_eager=True, expose_value=False, callback=_show_all, help="Show all options, and exit."
+        ),
+    ] = False,
+) -> None:
+    """Declare the option."""
+
+
+@cache
+def _help_all_option() -> Any:
+    """Return the option that `_help_all` declares, which takes as long as the options of a command."""
+    holder = typer.Typer(add_completion=False)
+    holder.command()(_help_all)
+    return get_command(holder).params[0]
+
+
+def _group(name: str) -> typer.Typer:
     return typer.Typer(
-        name=name, cls=_Group, help=page.text, pretty_exceptions_enable=False,
+        name=name, cls=_Group, pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )  # fmt: skip
 
@@ -50,17 +159,37 @@ def _made(path: str) -> Any:
     """Return a command or a group with its options."""
     page, name = pages()[path], path.rpartition(" ")[2]
     if not page.home:
-        return get_group(_group(name, page))
+        return get_group(_group(name))
     module, _, function = page.home.partition(":")
     callback = getattr(import_module(f"edgellm.cli.commands.{module}"), function)
     settings = {"ignore_unknown_options": True} if path in _PASS_ON else None
-    info = CommandInfo(name=name, cls=CommandPage, help=page.text, callback=callback, context_settings=settings)
+    info = CommandInfo(name=name, cls=_Command, help=page.summary, callback=callback, context_settings=settings)
     command: Any = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
-    bind_variables(command, path)
+    _bind_variables(command, path)
     return command
 
 
-app = _group("edgellm", pages()[""])
+def _bind_variables(command: Any, path: str) -> None:
+    """Have each option of a command, such as `mesh plan`, read the environment variable of its long name; one of its
+    own takes precedence."""
+    for name, option in options_of(command).items():
+        variable = f"edgellm {path} {name}".replace(" ", "_").replace("-", "_").upper()
+        option.show_envvar = option.envvar is not None  # shown for all, they would double the help pages
+        option.envvar = [variable] if option.envvar is None else [option.envvar, variable]
+        option.split_envvar_value = _split_at_commas  # not at blanks
+
+
+def options_of(command: Any) -> dict[str, Any]:
+    """Return the options of a command by their long names, without dashes."""
+    options = [one for one in command.params if one.expose_value and not one.is_eager]
+    return {one.opts[-1][2:]: one for one in options if one.opts[-1].startswith("--")}
+
+
+def _split_at_commas(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+app = _group("edgellm")
 
 
 def _version(wanted: bool) -> None:
@@ -79,5 +208,8 @@ def _edgellm(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    if context.invoked_subcommand != "config":  # which must work while the file has an error
+    file = config_file()
+    if context.invoked_subcommand != "config" and (file.exists() or file.is_symlink()):
+        from edgellm.cli.settings import read_file
+
         context.default_map = read_file(context)

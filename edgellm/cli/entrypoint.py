@@ -18,7 +18,6 @@ import typer
 from typer.main import get_command
 
 from edgellm import __version__
-from edgellm.cli.settings import variable_of
 from edgellm.cli.views.console import discard, fail, prepare_streams, say
 from edgellm.errors import EdgeError
 from edgellm.places import state_dir
@@ -71,6 +70,8 @@ def _wrong_usage(error: typer.TyperException) -> int:
         command = context.command_path if context is not None else "edgellm"
         source = context.get_parameter_source(parameter.name) if context is not None and parameter is not None else None
         if source is not None and source.name == "ENVIRONMENT":
+            from edgellm.cli.settings import variable_of
+
             message = f"{message.rstrip('.')}, from {variable_of(parameter)}"
         message = message.replace("Value error, ", "").strip()
         fail(f"{message}{'' if message.endswith(('.', '?')) else '.'} See: {command} --help")

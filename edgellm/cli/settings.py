@@ -13,13 +13,13 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import typer
 
+from edgellm.cli.app import options_of
 from edgellm.errors import ConfigUnusable, StateDamaged
-from edgellm.places import config_dir
+from edgellm.places import config_file
 
 FILE = "file"
 DEFAULT = "default"
@@ -36,32 +36,15 @@ class Setting:
     origin: str
 
 
-def config_file() -> Path:
-    """Return the path of the settings file, which need not exist."""
-    return config_dir() / "config.toml"
-
-
-def bind_variables(command: Any, path: str) -> None:
-    """Have each option of a command, such as `mesh plan`, read the environment variable of its long name; one of its
-    own takes precedence."""
-    for name, option in _options(command).items():
-        variable = f"edgellm {path} {name}".replace(" ", "_").replace("-", "_").upper()
-        option.show_envvar = option.envvar is not None  # shown for all, they would double the help pages
-        option.envvar = [variable] if option.envvar is None else [option.envvar, variable]
-        option.split_envvar_value = _split_at_commas  # not at blanks
-
-
 def read_file(root: typer.Context) -> dict[str, Any]:
     """Return the values in the settings file as a default map: by command, then by parameter.
 
     Raises:
         ConfigUnusable: the file is not TOML, names an unknown command or option, or has a value of a wrong type.
     """
-    path = config_file()
-    if not (path.exists() or path.is_symlink()):
-        return {}
     from edgellm.storage.state import read_toml
 
+    path = config_file()
     try:
         tables = read_toml(path, _MAX_BYTES)
     except StateDamaged as error:
@@ -119,7 +102,7 @@ def _set_line(lines: list[str], table: str, name: str, value: str) -> None:
 def settings(root: typer.Context) -> Iterator[Setting]:
     """Yield the settings of all options: from the environment, the default map of `root`, or their defaults."""
     for context in _commands(root):
-        for name, option in _options(context.command).items():
+        for name, option in options_of(context.command).items():
             value, source = option.consume_value(context, {})
             if source.name != "DEFAULT" or not option.hidden:
                 origins = {"DEFAULT": DEFAULT, "DEFAULT_MAP": FILE}
@@ -154,19 +137,9 @@ def _words(context: typer.Context) -> tuple[str, ...]:
     return tuple(context.command_path.split()[1:])
 
 
-def _options(command: Any) -> dict[str, Any]:
-    """Return the options of a command by their long names, without dashes."""
-    options = [one for one in command.params if one.expose_value and not one.is_eager]
-    return {one.opts[-1][2:]: one for one in options if one.opts[-1].startswith("--")}
-
-
-def _split_at_commas(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
 def _default_map(context: typer.Context, table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the default map of a command from its table in the file; `prefix` is the name of that and a dot."""
-    children, options, found = _names(context), _options(context.command), dict[str, Any]()
+    children, options, found = _names(context), options_of(context.command), dict[str, Any]()
     for name, value in table.items():
         if isinstance(value, dict) and name in children:
             found[name] = _default_map(_child(context, name), value, f"{prefix}{name}.")

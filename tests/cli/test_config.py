@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.cli.settings import config_file
+from edgellm.places import config_file
 from tests.cli.conftest import Done, commands
 
 Edge = Callable[..., Done]

@@ -12,7 +12,7 @@ import pytest
 
 from docs import generate
 from edgellm.cli import entrypoint
-from edgellm.cli.help_pages import pages
+from edgellm.cli.app import pages
 from edgellm.cli.views.console import MEANINGS, STYLES
 from tests.cli.conftest import Done, commands
 

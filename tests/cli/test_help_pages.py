@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import typer
 
-from edgellm.cli.help_pages import PANELS, SHORT, names_below, pages
+from edgellm.cli.app import pages
+from edgellm.cli.help_pages import PANELS, SHORT
 from tests.cli.conftest import Done, commands
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +76,7 @@ def test_a_group_without_a_command_prints_its_page(edge: Edge) -> None:
 
 def test_the_first_page_has_every_command_once(edge: Edge) -> None:
     page = edge("--help").out
-    for name in names_below(""):
+    for name in filter(str.isalpha, pages()):
         assert len(re.findall(rf"^  {name} +\S", page, re.MULTILINE)) == 1
 
 

@@ -10,8 +10,9 @@ import pytest
 from typer.main import get_command
 
 from edgellm.cli.app import app
-from edgellm.cli.settings import config_file, write_settings
+from edgellm.cli.settings import write_settings
 from edgellm.errors import ConfigUnusable
+from edgellm.places import config_file
 
 PAIR = {"draft": "qwen3:0.6b", "verifier": "qwen3:4b"}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgellm.cli.commands.models import setup as command
-from edgellm.cli.settings import config_file
+from edgellm.places import config_file
 from edgellm.rpc.trust.handshake import OfferedModel
 from edgellm.rpc.trust.rights import Right
 from edgellm.storage.pair_choice import ModelRoom

@@ -13,7 +13,7 @@ from edgellm.cli import settings
 from edgellm.cli.options.models import AsJson
 from edgellm.cli.views.console import emit, say
 from edgellm.errors import InvalidOption
-from edgellm.places import cache_dir, data_dir, state_dir
+from edgellm.places import cache_dir, config_file, data_dir, state_dir
 
 
 class Folder(enum.StrEnum):
@@ -32,7 +32,7 @@ def path(
                        "history. cache: files that can be made again. state: crash logs."),
     ] = Folder.CONFIG,
 ) -> None:  # fmt: skip
-    places = {"config": settings.config_file, "data": data_dir, "cache": cache_dir, "state": state_dir}
+    places = {"config": config_file, "data": data_dir, "cache": cache_dir, "state": state_dir}
     emit(str(places[place]()))
 
 
@@ -56,14 +56,14 @@ def show(
         emit(json.dumps(_tree(chosen, origin), indent=2))
         return
     if not chosen:
-        say(f"Nothing is set. To set options, write {settings.config_file()}; see: edgellm config show --help")
+        say(f"Nothing is set. To set options, write {config_file()}; see: edgellm config show --help")
     for number, (name, group) in enumerate(groupby(chosen, key=lambda one: one.command)):
         emit("\n" * bool(number) + f"[{'.'.join(name)}]")
         for one in group:
             # strings, numbers, booleans and lists look alike in TOML and JSON
             value = json.dumps(one.value, ensure_ascii=False)
             line = f"# {one.option}" if one.value is None else f"{one.option} = {value}"
-            place = settings.config_file() if one.origin == settings.FILE else one.origin
+            place = config_file() if one.origin == settings.FILE else one.origin
             emit(f"{line}  # {place}" if origin else line)
 
 

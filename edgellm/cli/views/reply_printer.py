@@ -269,7 +269,6 @@ def token_json(token: Token, text: str) -> str:
 def summary_json(summary: Summary) -> str:
     figures = {name: _short(value) for name, value in dataclasses.asdict(summary).items()}
     del figures["first_at"]  # by a clock of this process only
-    figures["heeded"] = figures["from_context"]  # the name of 0.1
     return json.dumps({"summary": figures})
 
 

@@ -12,11 +12,12 @@ import typer
 
 from edgellm.cli.options.completion import catalog_names
 from edgellm.cli.options.records import with_records
-from edgellm.cli.settings import config_file, write_settings
+from edgellm.cli.settings import write_settings
 from edgellm.cli.views.console import emit, is_terminal, one_line, out, say, size, table
 from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, PullFailed
 from edgellm.flags import flag
+from edgellm.places import config_file
 
 if TYPE_CHECKING:
     from edgellm.rpc.discovery.peer_probe import ProbeResult
