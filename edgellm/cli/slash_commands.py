@@ -302,7 +302,7 @@ def _list_models(conversing: Conversing) -> None:
 
 
 def _model_names(_: Conversing, words: str) -> Completions:
-    from edgellm.cli.options.completion import catalog_names, model_names
+    from edgellm.cli.options.models import catalog_names, model_names
 
     before, space, last = words.rpartition(" ")
     known = dict([*catalog_names(last), *model_names(last)])

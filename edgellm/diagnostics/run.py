@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edgellm.diagnostics.local import Finding, examine_machine, problem
-from edgellm.diagnostics.stock_server import examine_server
+from edgellm.diagnostics.local import Finding, examine_machine, fine, note, problem
 from edgellm.errors import EdgeError
 from edgellm.llm.model_loading import is_url
 from edgellm.rpc.discovery.interfaces import chosen_hosts
@@ -58,3 +57,21 @@ def _vocabulary(draft: str) -> str:
 
     with Model.load(resolve(draft)) as model:
         return model.vocabulary.fingerprint
+
+
+def examine_server(url: str, draft: str) -> Iterator[Finding]:
+    """Report on the server at `url` for drafts of the model `draft`."""
+    from edgellm.engine import Model
+    from edgellm.storage import resolve
+    from edgellm.upstream.opening import open_upstream
+
+    try:
+        with Model.load(resolve(draft), text_only=True) as text:
+            opened = open_upstream(url, text)
+            opened.verifier.close()
+    except EdgeError as error:
+        yield problem("server", error.what, error.next_step)
+        return
+    yield fine("server", f"{opened.finding}.")
+    for notice in opened.notices:
+        yield note("server", notice, "")

@@ -14,7 +14,7 @@ import pytest
 
 import edgellm
 from edgellm import storage
-from edgellm.cli.options import completion
+from edgellm.cli.options import models as completion
 from edgellm.errors import EdgeError
 from tests.cli.conftest import Done
 

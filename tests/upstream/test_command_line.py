@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from edgellm.cli.app import app
 from edgellm.cli.options.models import upstream_options
 from edgellm.diagnostics.local import State
-from edgellm.diagnostics.stock_server import examine_server
+from edgellm.diagnostics.run import examine_server
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
 from edgellm.spec.stream import Reply

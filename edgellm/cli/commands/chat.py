@@ -11,9 +11,8 @@ from typing import Annotated
 import typer
 
 from edgellm.cli.chat_session import ChatSession, StoredConversation, read_text
-from edgellm.cli.options.completion import conversation_ids
 from edgellm.cli.options.hardware import HardwareOptions
-from edgellm.cli.options.models import DRAFTS, INTERRUPTED, PairOptions, ThinkOptions
+from edgellm.cli.options.models import DRAFTS, INTERRUPTED, PairOptions, ThinkOptions, conversation_ids
 from edgellm.cli.options.records import with_records
 from edgellm.cli.pair_opener import ChatPairOpener, with_default_pair
 from edgellm.cli.views.console import decode, is_terminal

@@ -10,8 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.options.completion import model_names
-from edgellm.cli.options.models import DEFAULT, DEFAULT_DRAFT, AsJson, Interfaces
+from edgellm.cli.options.models import DEFAULT, DEFAULT_DRAFT, AsJson, Interfaces, model_names
 from edgellm.cli.views.console import emit, one_line, out, say
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import typer
 from rich.table import Table
 
 from edgellm.cli.commands.pair import read_grant
-from edgellm.cli.options.completion import peer_names
-from edgellm.cli.options.models import AsJson, Interfaces
+from edgellm.cli.options.models import AsJson, Interfaces, peer_names
 from edgellm.cli.views.console import emit, format_age, one_line, out, say, size
 from edgellm.errors import InvalidOption
 

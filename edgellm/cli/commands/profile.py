@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from edgellm.cli.options.completion import model_names
 from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
-from edgellm.cli.options.models import DEFAULT, DEFAULT_DRAFT, DEFAULT_VERIFIER, PairOptions
+from edgellm.cli.options.models import DEFAULT, DEFAULT_DRAFT, DEFAULT_VERIFIER, PairOptions, model_names
 from edgellm.cli.options.records import only, with_records
 from edgellm.cli.pair_opener import with_default_pair
 from edgellm.cli.views.console import decode, emit, err, is_terminal, out, say

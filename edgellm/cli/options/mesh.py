@@ -6,8 +6,7 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgellm.cli.options.completion import model_names
-from edgellm.cli.options.models import DEVICES, ENGINES, Engine
+from edgellm.cli.options.models import DEVICES, ENGINES, Engine, model_names
 from edgellm.flags import flag
 
 _LAYERS = "Layers of each device, counted from 1. NAME: here, a paired device, or HOST:PORT."

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import typer
 
-from edgellm.cli.options.completion import model_names, peer_names
 from edgellm.cli.options.models import (
     DEFAULT,
     DEFAULT_DRAFT,
@@ -19,6 +18,8 @@ from edgellm.cli.options.models import (
     TIERS,
     PairOptions,
     ThinkOptions,
+    model_names,
+    peer_names,
 )
 from edgellm.cli.options.records import dashed, on_command_line
 from edgellm.errors import InvalidOption

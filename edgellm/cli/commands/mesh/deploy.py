@@ -15,10 +15,9 @@ import typer
 from rich.table import Table
 
 from edgellm.cli.commands.mesh.peers import held_by, paired_workers
-from edgellm.cli.options.completion import model_names
 from edgellm.cli.options.hardware import PLANNING, DeployHardware
 from edgellm.cli.options.mesh import DeployOptions, HomeOptions
-from edgellm.cli.options.models import AsJson, Interfaces
+from edgellm.cli.options.models import AsJson, Interfaces, model_names
 from edgellm.cli.options.records import only, refuse_given, with_records
 from edgellm.cli.views.console import emit, err, is_terminal, one_line, out, say, size
 from edgellm.cli.views.device_table import find_home_workers, progress, survey_workers

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgellm.cli.options.completion import model_names
-from edgellm.cli.options.models import Interfaces
+from edgellm.cli.options.models import Interfaces, model_names
 from edgellm.cli.views.console import emit, out, say
 from edgellm.cli.views.device_table import find_home_workers, progress, row_of, survey_workers, table
 from edgellm.layer_range import HERE, ranges

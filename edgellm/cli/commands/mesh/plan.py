@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgellm.cli.commands.mesh.run import engine_for
-from edgellm.cli.options.completion import model_names
 from edgellm.cli.options.hardware import PLANNING, PlanHardware
 from edgellm.cli.options.mesh import HomeOptions, PlanOptions
-from edgellm.cli.options.models import AsJson, Engine
+from edgellm.cli.options.models import AsJson, Engine, model_names
 from edgellm.cli.options.records import refuse_given, with_records
 from edgellm.cli.views.console import emit, out, say
 from edgellm.cli.views.device_table import find_home_workers, print_units, progress, survey_workers

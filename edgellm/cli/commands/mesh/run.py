@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgellm.cli.options.completion import model_names
 from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions, MeshHardware
 from edgellm.cli.options.mesh import HomeOptions, RunOptions
-from edgellm.cli.options.models import INTERRUPTED, Engine, PairOptions, ThinkOptions
+from edgellm.cli.options.models import INTERRUPTED, Engine, PairOptions, ThinkOptions, model_names
 from edgellm.cli.options.records import only, with_records
 from edgellm.cli.views.console import say
 from edgellm.cli.views.device_table import find_home_workers, print_left_out, print_units, survey_workers

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edgellm.cli.commands.models.files import other_models
-from edgellm.cli.options.completion import known_models
+from edgellm.cli.options.models import known_models
 from edgellm.cli.views.console import is_terminal, one_line, say, size
 from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgellm.cli.options.completion import catalog_names
+from edgellm.cli.options.models import catalog_names
 from edgellm.cli.options.records import with_records
 from edgellm.cli.settings import write_settings
 from edgellm.cli.views.console import emit, is_terminal, one_line, out, say, size, table
