@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from edgellm.errors import InvalidOption, ServiceFailed
 from edgellm.places import state_dir
@@ -37,43 +37,6 @@ class ServiceStatus:
     running: bool = False
     pid: int | None = None
     since: str = ""
-
-
-class ServiceManager(Protocol):
-    """What starts programs at login. All methods raise ServiceFailed where the system's own tool fails."""
-
-    @property
-    def file(self) -> Path:
-        """The file that describes the service."""
-
-    def install(self, command: Sequence[str]) -> None:
-        """Write the file, replacing an earlier one, and start the service, now and at every login."""
-
-    def uninstall(self) -> None:
-        """Stop the service, and remove its file."""
-
-    def status(self) -> ServiceStatus:
-        """Return what is known of the service."""
-
-    def log_command(self, lines: int, *, follow: bool) -> list[str]:
-        """Return the command that prints the last lines of the service's log."""
-
-
-def service_manager() -> ServiceManager:
-    """Return this system's manager of user services.
-
-    Raises:
-        InvalidOption: edgellm installs no services on this system; says what to do instead.
-    """
-    if sys.platform == "linux":
-        return SystemdManager()
-    if sys.platform == "darwin":
-        return LaunchdManager()
-    task = subprocess.list2cmdline(serve_command([]))
-    raise InvalidOption(
-        "edgellm installs no services on this system.",
-        f"On Windows: schtasks /Create /SC ONLOGON /TN edgellm /TR {subprocess.list2cmdline([task])}",
-    )
 
 
 def serve_command(words: Sequence[str]) -> list[str]:
@@ -181,6 +144,27 @@ class LaunchdManager:
     @staticmethod
     def _ask(*words: str) -> str:
         return _call(["launchctl", *words], "launchd does not answer")
+
+
+ServiceManager: TypeAlias = SystemdManager | LaunchdManager
+"""What starts programs at login. All methods raise ServiceFailed where the system's own tool fails."""
+
+
+def service_manager() -> ServiceManager:
+    """Return this system's manager of user services.
+
+    Raises:
+        InvalidOption: edgellm installs no services on this system; says what to do instead.
+    """
+    if sys.platform == "linux":
+        return SystemdManager()
+    if sys.platform == "darwin":
+        return LaunchdManager()
+    task = subprocess.list2cmdline(serve_command([]))
+    raise InvalidOption(
+        "edgellm installs no services on this system.",
+        f"On Windows: schtasks /Create /SC ONLOGON /TN edgellm /TR {subprocess.list2cmdline([task])}",
+    )
 
 
 def unit_text(command: Sequence[str], environment: Mapping[str, str]) -> str:

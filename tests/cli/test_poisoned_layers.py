@@ -24,7 +24,7 @@ from edgellm.storage.layers.store import LayerStore
 from tests.cli.conftest import Done
 from tests.cli.poisoned_layers import claimed, deadly, garbled
 from tests.rpc.strangers import befriend, device
-from tests.storage.pieces import cut_singly, layerwise
+from tests.storage.pieces import layerwise
 
 Edge = Callable[..., Done]
 SPLIT = "here:1-6,desk:7-12"
@@ -123,17 +123,6 @@ def test_a_coordinator_that_does_not_know_its_hashes_yet_finds_them_out(
     monkeypatch.setattr("edgellm.mesh.layer_sources.pieces_of", None)
     with home(tmp_path / "b", verifier_path):
         assert written(edge).code == 0
-
-
-def test_layers_that_an_earlier_version_brought_are_still_used(edge: Edge, verifier_path: Path, tmp_path: Path) -> None:
-    """Each layer alone, and this device has forgotten their hashes."""
-    manifest = layerwise(verifier_path)
-    with home(tmp_path) as there:
-        cut_singly(verifier_path, there.store, layers=LayerRange(6, 12))
-        forget_hashes(manifest.fingerprint)
-        done = written(edge)
-        assert (done.code, "lost" in done.err) == (0, False)
-        assert done.out == written(edge, "here:1-12").out
 
 
 def test_layers_that_would_end_the_process_are_never_loaded_for_another(

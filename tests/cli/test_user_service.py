@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,9 @@ from edgellm.cli.user_service import (
     unit_text,
 )
 from edgellm.errors import InvalidOption, ServiceFailed
+from tests.cli.conftest import Done
 
+Edge = Callable[..., Done]
 _WORD = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
@@ -55,25 +58,49 @@ def asked(tools: Path) -> list[str]:
     return (tools / "asked").read_text(encoding="utf-8").splitlines()
 
 
-def test_a_unit_is_written_enabled_and_started_and_removed_again(tools: Path, tmp_path: Path) -> None:
-    manager = SystemdManager()
-    assert manager.status() == ServiceStatus(installed=False)
-    manager.install(serve_command(["--http-port", "8081"]))
-    text = manager.file.read_text(encoding="utf-8")
-    assert manager.file == tmp_path / "config" / "systemd" / "user" / UNIT
+RUNNING = "ActiveState=active\nUnitFileState=enabled\nMainPID=42\nExecMainStartTimestamp=Tue 10:00\n"
+
+
+def test_a_unit_is_written_enabled_started_described_and_removed_again(edge: Edge, tools: Path, tmp_path: Path) -> None:
+    unit = tmp_path / "config" / "systemd" / "user" / UNIT
+    assert edge("service", "status") == Done(1, "not installed\n", "To install it: edgellm service install\n")
+    assert edge("service", "uninstall").code == 2
+    assert "would start: " in edge("service", "install", "--dry-run", "--http-port", "8081").err
+    assert not unit.exists()
+    done = edge("service", "install", "--http-port", "8081", "--json")
+    assert done.answer["command"] == [sys.executable, "-m", "edgellm", "serve", "--http-port", "8081"]
+    text = unit.read_text(encoding="utf-8")
     assert f'ExecStart="{sys.executable}" "-m" "edgellm" "serve" "--http-port" "8081"\n' in text
     assert f'Environment="EDGELLM_HOME={tmp_path}/a home"\n' in text
     start = ["show-environment", "daemon-reload", f"enable {UNIT}", f"restart {UNIT}"]
     assert asked(tools) == [f"--user {words}" for words in start]
-    (tools / "answer").write_text(
-        "ActiveState=active\nUnitFileState=enabled\nMainPID=42\nExecMainStartTimestamp=Tue 10:00\n", encoding="utf-8"
-    )
-    assert manager.status() == ServiceStatus(True, True, True, 42, "Tue 10:00")
-    (tools / "answer").write_text("ActiveState=failed\nUnitFileState=enabled\nMainPID=0\n", encoding="utf-8")
-    assert manager.status() == ServiceStatus(True, True)
-    manager.uninstall()
+    (tools / "answer").write_text(RUNNING, encoding="utf-8")
+    done = edge("service", "status")
+    assert (done.code, done.out) == (0, "running since Tue 10:00, process 42; starts at login\n")
+    assert edge("service", "status", "--json").answer["pid"] == 42
+    (tools / "answer").write_text("ActiveState=failed\nUnitFileState=\nMainPID=0\n", encoding="utf-8")
+    done = edge("service", "status")
+    assert (done.code, done.out) == (1, "not running; see: edgellm service logs; does not start at login\n")
+    assert edge("service", "uninstall").code == 0
     assert asked(tools)[-2:] == [f"--user disable --now {UNIT}", "--user daemon-reload"]
-    assert not manager.file.exists()
+    assert not unit.exists()
+
+
+@pytest.mark.parametrize("words", [("--rle", "worker"), ("--role", "wrker"), ("--http-port", "x")])
+def test_options_that_serve_does_not_have_are_refused_before_anything_changes(
+    edge: Edge, tools: Path, words: tuple[str, ...]
+) -> None:
+    done = edge("service", "install", *words)
+    assert done.code == 2
+    assert "See: edgellm serve --help" in done.err
+    assert not (tools / "asked").exists()
+
+
+def test_logs_are_those_of_the_system(edge: Edge, tools: Path) -> None:
+    (tools / "journalctl").write_text("#!/bin/sh\nexit $#\n")
+    (tools / "journalctl").chmod(0o755)
+    assert edge("service", "logs", "-n", "6").code == 4
+    assert edge("service", "logs", "-n", "6", "--follow").code == 5
 
 
 def test_nothing_is_written_where_there_is_no_manager(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from edgellm.cli.commands.pair import read_grant
 from edgellm.cli.options.models import AsJson, Interfaces, peer_names
-from edgellm.cli.views.console import emit, format_age, one_line, out, say, size
+from edgellm.cli.views.console import emit, format_age, one_line, out, say, size, table
 from edgellm.errors import InvalidOption
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from edgellm.rpc.discovery.peer_probe import ProbeResult
     from edgellm.rpc.trust.peer_store import Peers
 
@@ -106,14 +107,13 @@ def _list(store: Peers, interface: list[str] | None, ask: bool, as_json: bool) -
 
 
 def _table(answers: list[ProbeResult], asked: bool) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for title in ("name", "id", "may here", "may there", "address", "last seen", "round trip", "offers", "version"):
-        table.add_column(title, overflow="fold", justify="right" if title == "round trip" else "left")
+    rows = table("name", "id", "may here", "may there", "address", "last seen", "round trip", "offers", "version",
+                 right=("round trip",), fold="offers")  # fmt: skip
     for answer in answers:
         peer, welcomed = answer.peer, answer.info
         address = welcomed.address if welcomed is not None else next(iter(peer.addresses), None)
         last_seen = "now" if welcomed is not None else format_age((datetime.now(UTC) - peer.seen).total_seconds())
-        table.add_row(
+        rows.add_row(
             one_line(peer.name),
             peer.id.short,
             ", ".join(sorted(peer.rights)) or "nothing",
@@ -126,7 +126,7 @@ def _table(answers: list[ProbeResult], asked: bool) -> Table:
             else "-",
             one_line(welcomed.version) if welcomed is not None else "-",
         )
-    return table
+    return rows
 
 
 def _row(answer: ProbeResult) -> dict[str, Any]:

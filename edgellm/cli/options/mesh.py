@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgellm.cli.options.models import DEVICES, ENGINES, Engine, model_names
+from edgellm.cli.options.models import DEVICES, ENGINES, Engine, interface_flag, model_names
 from edgellm.flags import flag
 
 _LAYERS = "Layers of each device, counted from 1. NAME: here, a paired device, or HOST:PORT."
@@ -37,10 +37,7 @@ class HomeOptions:
         (), "Address of a worker besides the paired ones. In a run, a worker without layers replaces a lost one.",
         "[NAME=]HOST:PORT",
     )  # fmt: skip
-    interface: tuple[str, ...] = flag(
-        (), "Network to use; can be given several times, or set with EDGELLM_INTERFACE.", "NAME|IP", panel=DEVICES,
-        shown="those of the home",
-    )  # fmt: skip
+    interface: tuple[str, ...] = interface_flag()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ DEVICES = "Several devices"
 DRAFTS = "Drafts and verification"
 """Sections of help pages."""
 TIERS = "score|fan-out|continue"
+_INTERFACE = "Network to use; can be given several times, or set with EDGELLM_INTERFACE."
 INTERRUPTED = 130
 """The exit code of a reply that its user has stopped."""
 AS_MODEL = "the model's"
@@ -36,10 +37,14 @@ Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do it without asking.")]
 Interfaces = Annotated[
     list[str] | None,
     typer.Option(
-        "--interface", metavar="NAME|IP", show_default="those of the home", rich_help_panel=DEVICES,
-        help="Network to use; can be given several times, or set with EDGELLM_INTERFACE.",
+        "--interface", metavar="NAME|IP", show_default="those of the home", rich_help_panel=DEVICES, help=_INTERFACE
     ),
-]  # fmt: skip
+]
+
+
+def interface_flag() -> Any:
+    """Return the field of a record that has `Interfaces`."""
+    return flag((), _INTERFACE, "NAME|IP", panel=DEVICES, shown="those of the home")
 
 
 Names = Iterator[tuple[str, str]]

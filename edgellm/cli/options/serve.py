@@ -18,6 +18,7 @@ from edgellm.cli.options.models import (
     TIERS,
     PairOptions,
     ThinkOptions,
+    interface_flag,
     model_names,
     peer_names,
 )
@@ -121,10 +122,7 @@ class LinkOptions:
         panel=DEVICES,
     )  # fmt: skip
     announce: bool = flag(True, "Announce the server to paired devices by multicast DNS.", panel=DEVICES)
-    interface: tuple[str, ...] = flag(
-        (), "Network to use; can be given several times, or set with EDGELLM_INTERFACE.", "NAME|IP", panel=DEVICES,
-        shown="those of the home",
-    )  # fmt: skip
+    interface: tuple[str, ...] = interface_flag()
 
 
 @dataclass(frozen=True, slots=True)

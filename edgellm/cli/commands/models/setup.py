@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgellm.cli.options.models import catalog_names
+from edgellm.cli.options.models import catalog_names, interface_flag
 from edgellm.cli.options.records import with_records
 from edgellm.cli.settings import write_settings
 from edgellm.cli.views.console import emit, is_terminal, one_line, out, say, size, table
@@ -90,10 +90,7 @@ class SetupOptions:
     at_login: bool | None = flag(
         None, "Serve the pair at every login; see edgellm service.", names=("--at-login/--no-at-login",), shown="ask"
     )
-    interface: tuple[str, ...] = flag(
-        (), "Network to use; can be given several times, or set with EDGELLM_INTERFACE.", "NAME|IP",
-        shown="those of the home",
-    )  # fmt: skip
+    interface: tuple[str, ...] = interface_flag()
     as_json: bool = flag(False, "Print JSON; asks nothing.", names=("--json",))
 
     @property
