@@ -75,19 +75,32 @@ def calls(root: Path) -> list[str]:
     return (root / "calls").read_text().split()
 
 
-def test_nothing_is_done_twice(checkout: Path) -> None:
-    for _ in range(2):
-        assert start(checkout, "chat", "two words").stdout == f"edgellm chat two words in {checkout}\n"
-    assert calls(checkout) == ["run"]
-    start(checkout, "test", "-x")
-    start(checkout, "chat")
-    assert calls(checkout) == ["run", "dev"]
+@pytest.mark.parametrize(
+    ("lines", "kinds", "llamas"),
+    [
+        (["chat", "chat", "test -x", "chat"], "run dev", None),
+        (["test -x", "chat"], "dev", None),
+        (["--gpu cuda chat", "chat", "--gpu=cuda chat", "--gpu cpu chat", "chat"], "run run", "cuda cpu"),
+        (["--with rpc chat", "chat", "--native chat"], "run", "compiled-cpu"),
+        (
+            ["--with rpc chat", "--with=rpc --gpu vulkan chat", "--with rpc chat"],
+            "run run",
+            "compiled-cpu compiled-vulkan",
+        ),
+    ],
+)
+def test_nothing_is_done_twice(checkout: Path, lines: list[str], kinds: str, llamas: str | None) -> None:
+    for line in lines:
+        assert start(checkout, *line.split()).returncode == 0
+    assert calls(checkout) == kinds.split()
+    if llamas is not None:
+        assert (checkout / "llamas").read_text().split() == llamas.split()
 
 
-def test_what_the_tests_need_is_enough_to_run(checkout: Path) -> None:
+def test_a_line_is_run_as_it_is_where_the_user_stands(checkout: Path, tmp_path: Path) -> None:
+    done = start(checkout, "--gpu", "cuda", "chat", "two words", cwd=tmp_path)
+    assert done.stdout == f"edgellm chat two words in {tmp_path}\n"
     assert start(checkout, "test", "-x").stdout == f"python -m pytest {PROCESSES} -x in {checkout}\n"
-    start(checkout, "chat")
-    assert calls(checkout) == ["dev"]
 
 
 def test_new_requirements_are_installed(checkout: Path) -> None:
@@ -98,15 +111,18 @@ def test_new_requirements_are_installed(checkout: Path) -> None:
     assert calls(checkout) == ["run", "run"]
 
 
+def test_an_unknown_extra_is_refused(checkout: Path) -> None:
+    done = start(checkout, "--with", "ftp", "chat")
+    assert done.returncode == 1
+    assert "there is only rpc" in done.stderr
+    assert not (checkout / "calls").exists()
+
+
 def test_a_checkout_that_was_moved_is_set_up_again(checkout: Path, tmp_path: Path) -> None:
     start(checkout, "chat")
     moved = checkout.rename(tmp_path / "moved")
     start(moved, "chat")
     assert calls(moved) == ["run", "run"]
-
-
-def test_it_runs_where_the_user_stands(checkout: Path, tmp_path: Path) -> None:
-    assert start(checkout, "ls", cwd=tmp_path).stdout == f"edgellm ls in {tmp_path}\n"
 
 
 def test_check_runs_everything_and_fails_if_anything_does(checkout: Path) -> None:
@@ -188,33 +204,6 @@ def test_a_fingerprint_of_its_own_changes_with_what_is_required(
     (tmp_path / "run.txt").write_text("more")
     assert bootstrap.main(["run", "-"]) == 0
     assert (venv / "ready-run").read_text() != first
-
-
-def test_a_graphics_card_is_named_once(checkout: Path) -> None:
-    assert start(checkout, "--gpu", "cuda", "chat", "hello").stdout == f"edgellm chat hello in {checkout}\n"
-    start(checkout, "chat")
-    start(checkout, "--gpu=cuda", "chat")
-    assert (checkout / "llamas").read_text().split() == ["cuda"]
-    start(checkout, "--gpu", "cpu", "chat")
-    start(checkout, "chat")
-    assert (checkout / "llamas").read_text().split() == ["cuda", "cpu"]
-
-
-def test_compiling_is_asked_for_once_and_keeps_what_is_compiled(checkout: Path) -> None:
-    assert start(checkout, "--with", "rpc", "chat", "hello").stdout == f"edgellm chat hello in {checkout}\n"
-    start(checkout, "chat")
-    start(checkout, "--native", "chat")
-    assert (checkout / "llamas").read_text().split() == ["compiled-cpu"]
-    start(checkout, "--with=rpc", "--gpu", "vulkan", "chat")
-    start(checkout, "--with", "rpc", "chat")
-    assert (checkout / "llamas").read_text().split() == ["compiled-cpu", "compiled-vulkan"]
-
-
-def test_an_unknown_extra_is_refused(checkout: Path) -> None:
-    done = start(checkout, "--with", "ftp", "chat")
-    assert done.returncode == 1
-    assert "there is only rpc" in done.stderr
-    assert not (checkout / "calls").exists()
 
 
 @pytest.mark.parametrize("relative", [True, False])
@@ -311,35 +300,45 @@ def test_llama_cpp_is_compiled_for_what_the_prebuilt_one_lacks(
     assert (venv / "ready-run").read_text() == f"llama={built} here"
 
 
-def test_what_the_prebuilt_one_has_is_said(
-    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Build(venv, monkeypatch, ())
-    assert bootstrap.main(["run", "llama=vulkan here", "vulkan"]) == 0
-    assert "./start --native --gpu vulkan" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("wanted", "programs", "build", "code", "llama", "says"),
+    [
+        (["vulkan"], (), {}, 0, "prebuilt", "./start --native --gpu vulkan"),
+        (["voodoo"], (), {}, 1, None, "Give one of auto, cuda, hip, vulkan, metal, cpu"),
+        # as ./start asks at first, and then
+        (["prebuilt", "compiled-cpu"], CC, {"fault": "no AVX2"}, 0, "compiled-cpu", "cannot be used here: no AVX2"),
+        (["prebuilt"], CC, {"there": bootstrap.COMPILED}, 0, "compiled-cpu", ""),
+        (["cpu"], CC, {"there": bootstrap.COMPILED}, 0, "prebuilt", ""),
+        (["compiled-cpu", "cuda"], CC, {}, 0, "compiled-cpu", ""),
+        (["cuda"], ("nvcc", *CC), {"fails": True}, 0, "prebuilt", "no such header"),
+        (["cuda"], ("nvcc", *CC), {"useless": True}, 0, "prebuilt", "no way to use a card"),
+        (["cuda"], ("apt-get", *CC), {}, 0, "prebuilt", "nvidia-cuda-toolkit"),
+        (["compiled-cpu"], CC, {"broken": "no llama_decode."}, 1, None, "cannot be used: no llama_decode."),
+    ],
+)
+def test_what_cannot_be_had_is_said_and_what_works_is_kept(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wanted: list[str],
+    programs: tuple[str, ...], build: dict[str, object], code: int, llama: str | None, says: str,
+) -> None:  # fmt: skip
+    stand_in = Build(venv, monkeypatch, programs)
+    vars(stand_in).update(build)
+    for one in wanted:
+        found = bootstrap.main(["run", f"llama={one} here", one])
+    assert found == code
+    assert says in capsys.readouterr().err
+    if llama is None:
+        assert not (venv / "ready-run").exists()
+        return
+    assert (venv / "llama").read_text() == llama
+    assert stand_in.there == (bootstrap.PREBUILT if llama == "prebuilt" else bootstrap.COMPILED)
+    assert len(stand_in.options) <= 1, "nothing is compiled twice"
 
 
-def test_a_prebuilt_one_that_cannot_be_used_is_compiled_once_with_its_reason(
-    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build = Build(venv, monkeypatch, CC)
-    build.fault = "it needs a processor with AVX2"
-    for wanted in ("prebuilt", "compiled-cpu"):  # as ./start asks at first, and then
-        assert bootstrap.main(["run", f"llama={wanted} here", wanted]) == 0
-    said = capsys.readouterr().err
-    assert "cannot be used here: it needs a processor with AVX2" in said
-    assert "min, once" in said
+def test_a_driver_that_computes_on_the_processor_is_no_card(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = Build(venv, monkeypatch, ("vulkaninfo", "glslc", *CC))
+    monkeypatch.setitem(SHOWN, "vulkaninfo", SOFTWARE)
+    assert bootstrap.main(["run", "llama=compiled-auto here", "compiled-auto"]) == 0
     assert build.options == [""]
-
-
-def test_a_compiled_one_that_nobody_wrote_down_is_kept(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = Build(venv, monkeypatch, CC)
-    build.there = bootstrap.COMPILED
-    assert bootstrap.main(["run", "llama=prebuilt here", "prebuilt"]) == 0
-    assert build.options == []
-    assert (venv / "llama").read_text() == "compiled-cpu"
-    assert bootstrap.main(["run", "llama=cpu here", "cpu"]) == 0
-    assert build.there == bootstrap.PREBUILT
 
 
 @pytest.mark.parametrize(
@@ -373,13 +372,6 @@ def test_why_something_fails_is_what_it_says() -> None:
     assert "ends with -" in failure(died)
 
 
-def test_a_driver_that_computes_on_the_processor_is_no_card(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = Build(venv, monkeypatch, ("vulkaninfo", "glslc", *CC))
-    monkeypatch.setitem(SHOWN, "vulkaninfo", SOFTWARE)
-    assert bootstrap.main(["run", "llama=compiled-auto here", "compiled-auto"]) == 0
-    assert build.options == [""]
-
-
 def test_vulkan_is_compiled_with_what_the_headers_of_debian_12_lack(
     venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,42 +385,6 @@ def test_vulkan_is_compiled_with_what_the_headers_of_debian_12_lack(
     assert Path(included[1]).is_file()
 
 
-@pytest.mark.parametrize("fault", ["fails", "useless", "missing"])
-def test_a_build_that_fails_leaves_the_prebuilt_one_and_says_what_to_do(
-    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
-) -> None:
-    build = Build(venv, monkeypatch, ("apt-get", *CC) if fault == "missing" else ("nvcc", *CC))
-    build.fails, build.useless = fault == "fails", fault == "useless"
-    assert bootstrap.main(["run", "llama=cuda here", "cuda"]) == 0
-    said = capsys.readouterr().err
-    assert {"fails": "no such header", "useless": "no way to use a card", "missing": "nvidia-cuda-toolkit"}[
-        fault
-    ] in said
-    assert build.there == bootstrap.PREBUILT
-    assert (venv / "llama").read_text() == "prebuilt"
-    assert (venv / "ready-run").read_text() == "llama=prebuilt here", "the same line tries again"
-
-
-def test_a_compiler_for_a_card_that_is_missing_leaves_what_is_compiled(
-    venv: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build = Build(venv, monkeypatch, CC)
-    assert bootstrap.main(["run", "llama=compiled-cpu here", "compiled-cpu"]) == 0
-    assert bootstrap.main(["run", "llama=cuda here", "cuda"]) == 0
-    assert build.there == bootstrap.COMPILED
-    assert (venv / "llama").read_text() == "compiled-cpu"
-
-
-def test_a_compiled_one_that_cannot_be_used_is_told(
-    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build = Build(venv, monkeypatch, CC)
-    build.broken = "no symbol llama_decode."
-    assert bootstrap.main(["run", "llama=compiled-cpu here", "compiled-cpu"]) == 1
-    assert "cannot be used: no symbol llama_decode." in capsys.readouterr().err
-    assert not (venv / "ready-run").exists()
-
-
 def test_llama_cpp_is_compiled_with_rpc_and_without_what_nothing_uses(
     venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,11 +394,6 @@ def test_llama_cpp_is_compiled_with_rpc_and_without_what_nothing_uses(
     rpc, pictures, hook = build.environment["SKBUILD_CMAKE_ARGS"].split(";")
     assert (rpc, pictures) == ("-DGGML_RPC=on", "-DLLAVA_BUILD=OFF")
     assert "LLAMA_BUILD_COMMON OFF" in Path(hook.partition("=")[2]).read_text()
-
-
-def test_an_unknown_card_is_refused(venv: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bootstrap.main(["run", "x", "voodoo"]) == 1
-    assert "Give one of auto, cuda, hip, vulkan, metal, cpu" in capsys.readouterr().err
 
 
 def test_a_compiler_of_ones_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
