@@ -30,10 +30,6 @@ def test_one_question_one_reply(edge: Edge) -> None:
     assert edge("chat", "Where is my mug?", *SHORT, "-q").err == ""
 
 
-def test_words_need_no_quotes(edge: Edge) -> None:
-    assert edge("chat", *SHORT, "Where", "is", "it?").out == edge("chat", *SHORT, "Where is it?").out
-
-
 def test_json_has_one_object_a_token_and_then_the_summary(edge: Edge) -> None:
     done = edge("chat", "--json", "Where is my mug?", *SHORT)
     *rows, last = done.lines
@@ -62,16 +58,6 @@ def test_piped_text_beside_a_question_is_context(edge: Edge, tmp_path: Path) -> 
     assert piped["text"] == named["text"]
 
 
-def test_context_can_be_given_several_times(edge: Edge, tmp_path: Path) -> None:
-    counts = []
-    words: list[str] = []
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text(f"This is {name}.")
-        words += ["--context", str(tmp_path / name)]
-        counts.append(edge("chat", "--json", *SHORT, "Which?", *words).lines[-1]["summary"]["prompt_tokens"])
-    assert counts[1] > counts[0]
-
-
 @pytest.mark.parametrize(
     ("flags", "sources"),
     [
@@ -91,12 +77,6 @@ def test_baselines_are_one_flag(edge: Edge, flags: tuple[str, ...], sources: set
     done = edge("chat", "--json", "Hello", *SHORT, *flags)
     assert done.code == 0
     assert {row["source"] for row in done.lines[:-1]} <= sources
-
-
-def test_models_can_be_chosen_by_environment(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGELLM_DRAFT", "none")
-    done = edge("chat", "--json", "Hello", *SHORT, "--retrieval", "off")
-    assert {row["source"] for row in done.lines[:-1]} == {"verifier"}
 
 
 def test_a_seed_repeats_a_sampled_reply(edge: Edge) -> None:
@@ -143,16 +123,11 @@ def test_gates_complete_in_the_shell(monkeypatch: pytest.MonkeyPatch, capsys: py
         (("--draft", "none", "--verifier", "none"), 2, "at least one"),
         (("--max-tokens", "0"), 2, "max_tokens is 0"),
         (("--temperature", "-1"), 2, "temperature is -1"),
-        (("--temperature", "nan"), 2, "temperature is nan"),
-        (("--top-k", "-1"), 2, "top_k is -1"),
-        (("--top-p", "0"), 2, "top_p is 0"),
-        (("--seed", "-1"), 2, "seed is -1"),
         (("--gate", "maybe"), 2, "'auto', 'synera', 'confidence'"),
         (("--gate", "random"), 2, "needs a budget"),
-        (("--budget", "20"), 2, "budget is 20"),
+        (("--retrieval", "context,dreams"), 2, "'dreams'"),
         (("--budget", "0.5", "--gate", "always"), 2, "does not keep a budget"),
         (("--early-exit", "maybe"), 2, "'auto', 'on', 'off'"),
-        (("--exit-threshold", "7"), 2, "exit_threshold is 7"),
         (("--profile", "none.json"), 1, "edgellm profile"),
         (("--max-tokens", "many"), 2, "--max-tokens"),
         (("--context", "none.txt"), 2, "none.txt cannot be read"),
@@ -169,21 +144,6 @@ def test_what_cannot_work_is_one_line_with_a_next_step(
     assert done.err.startswith("error: ")
     assert done.err.count("\n") == 1
     assert says in done.err
-
-
-def test_a_file_that_is_no_model(edge: Edge, tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").write_bytes(b"GGUF but not really, and long enough for a header")
-    done = edge("chat", "Hello", "-m", str(tmp_path / "x.gguf"))
-    assert done.code == 1
-    assert done.err.startswith("error: ")
-
-
-def test_a_prompt_that_is_too_long_is_told_with_the_numbers(edge: Edge) -> None:
-    done = edge("chat", "Hello", stdin=b"word " * 3000)
-    assert done.code == 1
-    assert done.out == ""
-    assert "1024" in done.err
-    assert "3000" in done.err or "tokens" in done.err
 
 
 def test_more_context_than_a_model_was_trained_for_is_told(edge: Edge) -> None:
@@ -266,9 +226,3 @@ def test_a_history_that_cannot_be_used_is_told_and_does_no_harm(edge: Edge, tmp_
     done = edge("chat", "--draft", "none", "Hello", *SHORT)
     assert done.code == 0
     assert "Past conversations are not used" in done.err
-
-
-def test_a_source_that_there_is_not_is_named(edge: Edge) -> None:
-    done = edge("chat", "Hello", "--retrieval", "context,dreams")
-    assert done.code == 2
-    assert "'dreams'" in done.err

@@ -36,12 +36,6 @@ def test_the_version_is_told(edge: Edge) -> None:
     assert project["scripts"] == {"edgellm": "edgellm.cli:main"}
 
 
-def test_without_words_the_help_is_shown(edge: Edge) -> None:
-    done = edge()
-    assert "Usage: edgellm" in done.out
-    assert "chat" in done.out
-
-
 @pytest.mark.parametrize("words", [("frob",), ("ls", "--frob"), ("show",), ("serve", "--role", "cook")])
 def test_wrong_usage_is_one_line_and_exit_code_2(edge: Edge, words: tuple[str, ...]) -> None:
     done = edge(*words)

@@ -137,19 +137,12 @@ def test_off_and_on_say_what_they_did(edge: Edge, kept: History) -> None:
     assert edge("history", "on", "--json").answer == {"on": True}
 
 
-@pytest.mark.parametrize("action", ["path", "show", "off", "on", "keep"])
+@pytest.mark.parametrize("action", ["show", "off", "keep"])
 def test_yes_to_what_asks_nothing_is_wrong_usage(edge: Edge, kept: History, action: str) -> None:
     done = edge("history", action, "--yes")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: --yes")
     assert kept.on
-
-
-def test_what_cannot_be_meant_is_wrong_usage(edge: Edge) -> None:
-    done = edge("history", "frob")
-    assert done.code == 2
-    assert "'clear'" in done.err
-    assert "--help" in done.err
 
 
 @pytest.mark.parametrize("words", [("show",), ("clear", "--yes"), ("clear",)])

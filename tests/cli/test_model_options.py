@@ -47,13 +47,6 @@ def test_a_value_that_does_not_exist_is_named(name: str, value: str) -> None:
     assert value.rpartition("=")[2].lstrip("-") in refused.value.what
 
 
-@pytest.mark.parametrize("command", [["chat"], ["serve"], ["profile"], ["mesh", "run"]])
-def test_every_command_that_loads_models_has_them(command: list[str]) -> None:
-    shown = CliRunner().invoke(app, [*command, "--help-all"], env={"COLUMNS": "120"}).output
-    for option in ("--gpu-layers", "--device", "--threads", "--ctx-size", "--cache-type", "--flash-attn", "--mlock"):
-        assert option in shown
-
-
 @pytest.mark.parametrize("command", ["plan", "deploy"])
 def test_what_plans_for_devices_has_those_that_a_plan_depends_on(command: str) -> None:
     shown = CliRunner().invoke(app, ["mesh", command, "--help-all"], env={"COLUMNS": "120"}).output
