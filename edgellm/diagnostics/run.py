@@ -61,12 +61,12 @@ def _vocabulary(draft: str) -> str:
 
 def examine_server(url: str, draft: str) -> Iterator[Finding]:
     """Report on the server at `url` for drafts of the model `draft`."""
-    from edgellm.engine import Model
+    from edgellm.engine.model import TEXT_ONLY, Model
     from edgellm.storage import resolve
     from edgellm.upstream.opening import open_upstream
 
     try:
-        with Model.load(resolve(draft), text_only=True) as text:
+        with Model.load(resolve(draft), TEXT_ONLY) as text:
             opened = open_upstream(url, text)
             opened.verifier.close()
     except EdgeError as error:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from edgellm.engine import Model
     from edgellm.http.server import HttpServer
     from edgellm.services.server.gateway_server import ServedGatewayModel
-    from edgellm.services.server.servers import Listener, WorkerServer
-    from edgellm.services.server.verification_service import ServerEvent
+    from edgellm.services.server.listener import Listener, ServerEvent
+    from edgellm.services.server.servers import WorkerServer
     from edgellm.spec.draft_length import CostCurve
     from edgellm.spec.params import ReplyOptions
     from edgellm.upstream.gateway.opening import GatewayModel
