@@ -47,6 +47,40 @@ class Timing:
     retry_most: float = 8.0
 
 
+class PeerWatch:
+    """Whether a peer that owes an answer is alive, and gets on. Heartbeats of this process count: one that was itself
+    suspended has no evidence that the other side is silent."""
+
+    def __init__(self, beat: float, silent_beats: int, stall: float) -> None:
+        """A peer is lost after `silent_beats` heartbeats of `beat` seconds without a message, or after `stall` seconds
+        without progress."""
+        self.beat, self._most, self._stall = beat, silent_beats, stall
+        self._silent, self._mark, self._moved = 0, object(), monotonic()
+
+    def begin(self) -> None:
+        """Begin to watch: the peer owes an answer from now on."""
+        self._silent, self._mark, self._moved = 0, object(), monotonic()
+
+    def heard(self) -> None:
+        """Note a message."""
+        self._silent = 0
+
+    def progress(self, mark: object) -> None:
+        """Note how far the peer is, which says so by its `mark`."""
+        if mark != self._mark:
+            self._mark, self._moved = mark, monotonic()
+
+    def trouble(self, waited: float) -> str:
+        """Count a heartbeat, for which this process has `waited`; return what is wrong, as a clause without a subject,
+        "" if nothing is."""
+        self._silent += waited < 2 * self.beat  # else this process was late
+        if self._silent >= self._most:
+            return "has stopped responding"
+        if monotonic() - self._moved > self._stall:
+            return f"has made no progress for {self._stall:g} seconds"
+        return ""
+
+
 class Connection:
     """A connection to one verifier, kept up in the background. Methods named `loop_*` are for the loop's thread."""
 
@@ -75,30 +109,27 @@ class Connection:
         self._trust = trust
         self._device = device
         self.model = model
-        self._on_wait = on_wait
         self.timing = timing
         self.patience = VerdictDeadline(timing.least)
         self._vocabulary = vocabulary
-        self._up = False
         self._not_before = 0.0
         self._retry = RetryDelay(timing.retry, timing.retry_most)
-        self._channel: grpc.aio.Channel | None = None
+        self._channel: grpc.aio.Channel | None = None  # None while the verifier is away
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
         first: Future[VerifierInfo] = Future()
-        self._task = run_in_network_loop(self._live(first))
+        self._task = run_in_network_loop(self._live(first, on_wait))
         try:
             self.peer = first.result()
         except BaseException:
             self.close()
             raise
-        self._on_wait = None
         if self.peer.behind:  # a gateway, which may get further models: this one is meant from now on
             self.model = self.peer.model
 
     def ready(self) -> bool:
         """Return whether the verifier is connected and not paused."""
-        return self._up and monotonic() >= self._not_before
+        return self._channel is not None and not self._closing.is_set() and monotonic() >= self._not_before
 
     def alive(self) -> bool:
         """Return whether the connection is not closed yet."""
@@ -118,7 +149,7 @@ class Connection:
 
     def loop_channel(self) -> grpc.aio.Channel | None:
         """Return the channel for new streams; None while the verifier is away."""
-        return self._channel if self._up else None
+        return None if self._closing.is_set() else self._channel
 
     def loop_task(self, work: Any) -> None:
         """Run a coroutine in the background, until it ends or the connection is closed."""
@@ -130,7 +161,7 @@ class Connection:
         """Reconnect after a loss; close `channel` after a grace in which other sessions may get their verdicts."""
         if channel is self._channel:
             _log.warning("lost the connection to the verifier at %s", self.address)
-            self._up, self._channel = False, None
+            self._channel = None
             self.loop_task(channel.close(_CLOSE_GRACE_SECONDS))
             self.loop_task(self._reconnect())
 
@@ -143,20 +174,19 @@ class Connection:
         """Reset the backoff, as the verifier has answered."""
         self._retry.reset()
 
-    async def _live(self, first: Future[VerifierInfo]) -> None:
+    async def _live(self, first: Future[VerifierInfo], on_wait: Callable[[str], None] | None) -> None:
         try:
-            first.set_result(await self._connect())
+            first.set_result(await self._connect(on_wait))
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller waits for it and raises it
             first.set_exception(error)
         await self._closing.wait()
-        self._up = False
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._channel is not None:
             await self._channel.close(None)
 
-    async def _connect(self) -> VerifierInfo:
+    async def _connect(self, on_wait: Callable[[str], None] | None = None) -> VerifierInfo:
         if self._trust is None:
             channel = open_channel(self.address)
         else:
@@ -173,8 +203,8 @@ class Connection:
                 except grpc.aio.AioRpcError as error:
                     if error.code() is not PREPARING:
                         raise
-                    if self._on_wait is not None:
-                        self._on_wait(printable(error.details() or ""))
+                    if on_wait is not None:
+                        on_wait(printable(error.details() or ""))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), _PREPARING_SECONDS)
             raise VerifierUnreachable(f"The verifier at {self.address} was not waited for.", "Connect again.")
@@ -186,7 +216,7 @@ class Connection:
             if isinstance(error, grpc.aio.AioRpcError):
                 raise self._unreachable(error) from None
             raise
-        self._channel, self._up = channel, True
+        self._channel = channel
         positions = peer.capabilities.context_length
         _log.info("connected to the verifier at %s: %s, %d positions", self.address, peer.model, positions)
         self.loop_task(self._watch(channel))
@@ -229,7 +259,7 @@ class Connection:
         )
 
     async def _reconnect(self) -> None:
-        while not self._up:
+        while self._channel is None:
             await asyncio.sleep(self._retry.next())
             try:
                 self.peer = await self._connect()

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
+from math import inf
 from typing import Any
 
 import grpc
@@ -22,6 +22,7 @@ from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, network_loop, run_in_network_loop
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.versions import check_version, parse_message
+from edgellm.services.client.connection import PeerWatch
 from edgellm.services.client.stage_client import Endpoint, explained
 from edgellm.services.mesh_codec import lost
 from edgellm.services.rpc_tunnel import (
@@ -90,14 +91,13 @@ class RpcSession:
         self._begin = pb.Begin(
             protocol=RPC_ENGINE, session=os.urandom(SESSION_BYTES), memory=memory, weights=weights, name=model
         )
-        self._beat = beat
+        self._watch = PeerWatch(beat, SILENT_BEATS + 1, inf)
         self._client: int | None = None
         self._orders: asyncio.Queue[pb.RpcOrder | None] = asyncio.Queue()
         self._blamed: asyncio.Queue[EdgeError] = asyncio.Queue()
         self._traffic = StreamTraffic()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._live: Future[None] | None = None
-        self._heard = 0.0
         self._lost: Future[EdgeError] = Future()
 
     @property
@@ -164,7 +164,7 @@ class RpcSession:
 
             listener = await asyncio.get_running_loop().create_server(lambda: Socket(connected), HOST, 0)
             serving.set_result(listener.sockets[0].getsockname()[1])
-            every = self._read(call), self._write(call), self._watch(), self._fail()
+            every = self._read(call), self._write(call), self._beats(), self._fail()
             works = [asyncio.ensure_future(one) for one in every]
             done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
             closed = works[1] in done and works[1].exception() is None
@@ -209,7 +209,7 @@ class RpcSession:
         if ended(data):
             await call.code()
             raise lost(f"{self.name} has ended the session: {await call.details() or 'without a word'}.")
-        self._heard = monotonic()
+        self._watch.heard()
         if parse_message(pb.RpcReport, data).WhichOneof("report") != kind:
             raise ProtocolError(f"{self.name} sends another report than {kind!r}.", SAME_VERSION)
 
@@ -224,13 +224,11 @@ class RpcSession:
                 await call.write(order.SerializeToString())
         call.cancel()
 
-    async def _watch(self) -> None:
-        """Raise DeviceLost after beats without a word; those of this process count, which may have been suspended."""
-        heard, silent = self._heard, 0
-        while silent < SILENT_BEATS:
-            await asyncio.sleep(self._beat)
-            silent = silent + 1 if self._heard == heard else 0
-            heard = self._heard
+    async def _beats(self) -> None:
+        """Raise DeviceLost after heartbeats without a word."""
+        watch = self._watch
+        while not watch.trouble(0.0):
+            await asyncio.sleep(watch.beat)
         raise lost(f"{self.name} at {self.endpoint.address} has stopped responding.")
 
     async def _fail(self) -> None:

@@ -28,6 +28,7 @@ from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parse_message
+from edgellm.services.client.connection import PeerWatch
 from edgellm.services.mesh_codec import (
     ENGINE,
     HOLDS,
@@ -150,19 +151,21 @@ class RemoteStageHost:
         self, endpoint: Endpoint, timeouts: Timeouts, direct: bool = True, pieces: Sequence[LayerPiece] = ()
     ) -> None:
         """`pieces`: pieces of the coordinator's own file, with which a worker that lacks the file may compute."""
-        self.endpoint, self._timeouts, self._direct, self._pieces = endpoint, timeouts, direct, tuple(pieces)
-        self.name = endpoint.name
+        self.endpoint, self._direct, self._pieces = endpoint, direct, tuple(pieces)
         self.stage = os.urandom(16)
         self._orders: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._expected: dict[int, VerifyRequest] = {}
         self._work: StageSpec | None = None
         self._closed = False
         self._waiting: Callable[[], bool] = bool
-        self._silent_beats = 0  # beats since the last message
-        self._progress_mark: tuple[float, int] = (-1.0, -1)
-        self._progressed = monotonic()
+        self._watch = PeerWatch(timeouts.beat, timeouts.silent_beats + 1, timeouts.stall)
         self._reports_idle, self._unsent = False, 0
         self._accepted = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        """See `StageHost.name`."""
+        return self.endpoint.name
 
     def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:
         self._work, self._waiting = work, waiting
@@ -261,7 +264,7 @@ class RemoteStageHost:
     ) -> None:
         while isinstance(data := await call.read(), bytes):
             report = parse_message(pb.Report, data)
-            self._silent_beats = 0
+            self._watch.heard()
             self._accepted.set()
             if report.WhichOneof("report") == "working":
                 self._progress(report)
@@ -273,28 +276,19 @@ class RemoteStageHost:
 
     def _progress(self, report: pb.Report) -> None:
         """Record the worker's progress; an idle device need not make any."""
-        mark = (report.progress, report.working.step)
         idle = not report.working.round and self._work is not None and report.progress >= len(self._work.layers)
         self._reports_idle = idle
-        if mark != self._progress_mark or idle:
-            self._progress_mark, self._progressed = mark, monotonic()
+        self._watch.progress(object() if idle else (report.progress, report.working.step))
 
     async def _beats(self) -> None:
-        timeouts = self._timeouts
-        self._progressed = monotonic()
+        self._watch.begin()
         while True:
             began = monotonic()
-            await asyncio.sleep(timeouts.beat)
+            await asyncio.sleep(self._watch.beat)
             if self._waiting():
                 self._orders.put_nowait(_WAITING)
-            if monotonic() - began < 2 * timeouts.beat:  # else this process was late, and not the worker silent
-                self._silent_beats += 1
-            if self._silent_beats > timeouts.silent_beats:
-                raise DeviceLost("it has stopped responding.", "Check that it is awake and reachable.")
-            if monotonic() - self._progressed > timeouts.stall:
-                raise DeviceLost(
-                    f"it has made no progress for {timeouts.stall:g} seconds.", "Check whether it is overloaded."
-                )
+            if trouble := self._watch.trouble(monotonic() - began):
+                raise DeviceLost(f"it {trouble}.", "Check that it is awake and reachable, and not overloaded.")
 
 
 def _read(pieces: Sequence[Piece]) -> Sequence[LayerPiece]:

@@ -22,7 +22,7 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parse_message
-from edgellm.services.client.connection import Connection, Timing
+from edgellm.services.client.connection import Connection, PeerWatch, Timing
 from edgellm.services.handshake import VerifierInfo
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify
 from edgellm.spec.lost_verifier import VerdictWork
@@ -105,12 +105,11 @@ class Stream:
         self._call: _Call | None = None
         self._writing = asyncio.Lock()
         self._asked: SentRequest | None = None
-        self._silent = 0  # heartbeats since the last frame
+        timing = connection.timing
+        self._watch = PeerWatch(timing.beat, timing.silent_beats, timing.stall)
         self._waited = 0  # heartbeats since the request
         self._sent = 0.0  # when that was
-        self._step, self._moved = -1, 0.0  # of the verifier's worker, and when it last changed
-        self._watched = False
-        self._due = 0.0  # by the loop's clock, when the next heartbeat is looked for
+        self._beating = False
         self.over = False  # ended by either side; read by the session's thread too
 
     def send(self, asked: SentRequest, data: bytes) -> None:
@@ -129,10 +128,9 @@ class Stream:
             asked.fail(lost("The verifier has ended the session."))
             return
         self._asked = asked
-        self._silent = self._waited = 0
-        self._step, self._moved = -1, monotonic()
-        self._sent = self._moved
-        self._watch()
+        self._waited, self._sent = 0, monotonic()
+        self._watch.begin()
+        self._next_beat()
         self._connection.loop_task(self._write(self._call, frames))
 
     def end(self) -> None:
@@ -173,7 +171,7 @@ class Stream:
         asked = self._asked
         if kind is None or asked is None or getattr(frame, kind).round != asked.request.round:
             raise ProtocolError("The verifier sent an answer without a request.", SAME_VERSION)
-        self._silent = 0
+        self._watch.heard()
         asked.count(down=len(data))
         if kind == "verdict":
             verdict = read_verdict(frame.verdict, asked.request, self._vocabulary)
@@ -193,8 +191,7 @@ class Stream:
             self._fail(VerifierBusy("The verifier is busy.", again, wait))
         else:
             asked.read(frame.working.computed)
-            if frame.working.step != self._step:
-                self._step, self._moved = frame.working.step, monotonic()
+            self._watch.progress(frame.working.step)
 
     def _ended(self, code: grpc.StatusCode, why: str) -> None:
         """Handle the end of the stream: a refusal by the verifier, or a lost connection."""
@@ -214,33 +211,25 @@ class Stream:
         if asked is not None:
             asked.fail(error)
 
-    def _watch(self) -> None:
-        if not self._watched:
-            self._watched = True
+    def _next_beat(self) -> None:
+        if not self._beating:
+            self._beating = True
             loop = asyncio.get_running_loop()
-            self._due = loop.time() + self._connection.timing.beat
-            loop.call_at(self._due, self._beat)
+            loop.call_later(self._watch.beat, self._beat, loop.time())
 
-    def _beat(self) -> None:
+    def _beat(self, since: float) -> None:
         """Check that the verifier that owes an answer is alive and within its limit."""
-        self._watched = False
-        asked = self._asked
-        if asked is None:
+        self._beating = False
+        if (asked := self._asked) is None:
             return
-        timing = self._connection.timing
-        # a process that did not get the processor itself has no evidence that the other side is silent
-        if asyncio.get_running_loop().time() - self._due < timing.beat:
-            self._silent += 1
         self._waited += 1
         limit = self._connection.patience.limit(asked.work)
-        if self._silent >= timing.silent_beats:
-            self._hangs("has stopped responding")
-        elif monotonic() - self._moved > timing.stall:
-            self._hangs(f"has made no progress for {timing.stall:g} seconds")
-        elif self._waited * timing.beat > limit:
+        if trouble := self._watch.trouble(asyncio.get_running_loop().time() - since):
+            self._hangs(trouble)
+        elif self._waited * self._watch.beat > limit:
             self._gives_up(limit)
         else:
-            self._watch()
+            self._next_beat()
 
     def _gives_up(self, limit: float) -> None:
         """Give up a verdict that is too slow; the verifier is asked again later, over the same connection."""
