@@ -19,7 +19,6 @@ from edgellm.engine.hardware import N_BATCH, ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import check_context, trained_positions
 from edgellm.errors import EdgeError, InvalidOption, ModelUnsupported
 from edgellm.layer_range import HERE, StageShare
-from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.ggml_rpc.placement import MARGIN, RpcPlacement, beside_weights
 from edgellm.mesh.layer_sources import WholeModel
@@ -27,7 +26,7 @@ from edgellm.mesh.messages import MAX_ROWS
 from edgellm.mesh.model_costs import model_costs, rpc_costs
 from edgellm.mesh.pipeline import LocalStageHost, StageHost
 from edgellm.mesh.placement import Placement, missing, place, with_phases
-from edgellm.mesh.weight_cache import WeightCache
+from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.storage.layers.manifest import layers_per_piece
 
 if TYPE_CHECKING:

@@ -26,13 +26,13 @@ from edgellm.llm.llm import LLM
 from edgellm.llm.model_loading import EngineConfig, named
 from edgellm.llm.opening.elsewhere import OpenedVerifier
 from edgellm.llm.opening.engine import PairEngine
-from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
 from edgellm.mesh.model_costs import model_costs
 from edgellm.mesh.placement import Phases, Placement, cut_of
 from edgellm.mesh.verifier import MeshVerifier
+from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.storage.default_pair import Named
 from edgellm.storage.layers.manifest import check_stages
 

@@ -18,7 +18,7 @@ from edgellm.spec.types import Summary
 if TYPE_CHECKING:
     from edgellm.coldstart.phases import Move
     from edgellm.coldstart.plan import Plan, PlanOption
-    from edgellm.mesh.phases.next_pipeline import TakeOver
+    from edgellm.mesh.next_pipeline import TakeOver
     from edgellm.rpc.discovery.workers import Worker
 
 

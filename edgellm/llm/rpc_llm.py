@@ -24,11 +24,11 @@ from edgellm.llm.mesh_llm import SESSIONS
 from edgellm.llm.model_loading import EngineConfig, Progress, named
 from edgellm.llm.opening.elsewhere import OpenedVerifier
 from edgellm.llm.opening.engine import PairEngine
-from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.ggml_rpc.model import RpcDevice, RpcModel, RpcWork
 from edgellm.mesh.ggml_rpc.placement import MARGIN, RpcPlacement, by_memory
 from edgellm.mesh.ggml_rpc.verifier import RpcVerifier
 from edgellm.mesh.model_costs import rpc_costs
+from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.storage.default_pair import Named
 
 

@@ -25,7 +25,7 @@ from edgellm.engine import Ids, common_prefix
 from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
 from edgellm.layer_range import StageShare, ranges
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
-from edgellm.mesh.phases.next_pipeline import NextPipeline, TakeOver
+from edgellm.mesh.next_pipeline import NextPipeline, TakeOver
 from edgellm.mesh.pipeline import Pipeline, StageHost
 from edgellm.mesh.placement import fail_over
 from edgellm.spec.types import NO_IDS

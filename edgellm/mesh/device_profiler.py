@@ -23,7 +23,7 @@ from edgellm.engine.model import LoadSpec
 from edgellm.engine.timing import CpuWait, is_plausible
 from edgellm.errors import EdgeError, MeasureFailed, StateDamaged
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.compute_unit import ComputeUnit
+from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.places import cache_dir
 from edgellm.rpc.layers.benchmark_service import DeviceFigures
 from edgellm.rpc.versions import program_version

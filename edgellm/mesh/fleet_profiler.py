@@ -23,10 +23,10 @@ from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.timing import BUSY, CpuWait
 from edgellm.errors import EdgeError, InvalidOption, NotPermitted, StateDamaged
 from edgellm.layer_range import HERE
-from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.device_profiler import MAX_AGE, measure_device
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.model_costs import model_costs, shape_of
+from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.places import cache_dir
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop

@@ -70,6 +70,29 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerDue:
+    """An answer to micro-batch `number` is due for `request`: it may come to the last stage from another device."""
+
+    number: int
+    request: VerifyRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TraceWanted:
+    """A stage is to post its `StageTrace`."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheWanted:
+    """A stage is to post the keys and values of its layers for a session's first positions, each as a `LayerCache`."""
+
+    session: int
+    positions: int
+
+
+@dataclass(frozen=True, slots=True)
 class TraceSpan:
     """A stage's activity from `begin` to `end`, in seconds on its clock.
 
@@ -155,5 +178,8 @@ class StageLost:
     error: EdgeError
     blamed: bool = True
 
+
+Order: TypeAlias = MicroBatch | AnswerDue | TraceWanted | CacheWanted | LayerCache
+"""What a stage is asked for. It posts `CacheTaken` after the last of the caches that it is given."""
 
 Event: TypeAlias = Loaded | Forward | StageAnswer | Failed | StageTrace | LayerCache | CacheTaken | StageLost

@@ -17,18 +17,22 @@ from edgellm.engine import Ids
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
 from edgellm.mesh.messages import (
     MAX_ROWS,
+    AnswerDue,
     CacheTaken,
+    CacheWanted,
     Event,
     Failed,
     Forward,
     LayerCache,
     Loaded,
     MicroBatch,
+    Order,
     StageAnswer,
     StageLost,
     StageSpec,
     StageTrace,
     TraceSpan,
+    TraceWanted,
 )
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
@@ -159,33 +163,15 @@ class StageHost(Protocol):
     def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:
         """Start the stage. `post` is called with every event, from any thread. Rows for the next host, `after`, may be
         sent to it directly; else they are posted as `Forward`. `waiting` returns whether an answer is due."""
-        ...
 
-    def put(self, batch: MicroBatch) -> None: ...
-
-    def expect(self, number: int, request: VerifyRequest) -> None:
-        """Accept an answer to micro-batch `number`, which may come to the stage from another device, for `request`."""
-        ...
-
-    def request_trace(self, session: int) -> None:
-        """Ask the stage to post its `StageTrace`."""
-        ...
-
-    def give_cache(self, session: int, positions: int) -> None:
-        """Ask the stage to post the keys and values of its layers for a session's first positions."""
-        ...
-
-    def take_cache(self, cache: LayerCache) -> None:
-        """Give the stage those of one of its layers. With the last one it posts `CacheTaken`."""
-        ...
+    def send(self, order: Order) -> None:
+        """Give the stage an order."""
 
     def idle(self) -> bool:
         """Return whether the stage reports that it has nothing to do."""
-        ...
 
     def close(self) -> None:
         """Release the stage, which is not needed any more."""
-        ...
 
 
 class LocalStageHost:
@@ -204,40 +190,23 @@ class LocalStageHost:
         except EdgeError as error:
             post(StageLost(error))
 
-    def put(self, batch: MicroBatch) -> None:
+    def send(self, order: Order) -> None:
+        """See `StageHost.send`."""
+        if (stage := self._stage) is None:
+            return
+        if isinstance(order, CacheWanted | LayerCache):  # they may wait for a pass
+            threading.Thread(target=self._give, args=(stage, order), name="stage-cache", daemon=True).start()
+        else:
+            self._give(stage, order)
+
+    def _give(self, stage: Stage, order: Order) -> None:
+        """Give the stage an order; an error ends the stage, unless it is of a single micro-batch."""
         try:
-            if self._stage is not None:
-                self._stage.put(batch)
+            stage.take(order)
         except EdgeError as error:
             if self._post is not None:
-                self._post(Failed(batch.session, batch.number, error))
-
-    def expect(self, number: int, request: VerifyRequest) -> None:
-        pass
-
-    def request_trace(self, session: int) -> None:
-        if self._stage is not None:
-            self._stage.post_trace(session)
-
-    def give_cache(self, session: int, positions: int) -> None:
-        if (stage := self._stage) is not None:
-            self._in_background(lambda: stage.give_cache(session, positions))
-
-    def take_cache(self, cache: LayerCache) -> None:
-        if (stage := self._stage) is not None:
-            self._in_background(lambda: stage.take_cache(cache))
-
-    def _in_background(self, work: Callable[[], None]) -> None:
-        """Do what may wait for a pass; an error ends the stage."""
-
-        def done() -> None:
-            try:
-                work()
-            except EdgeError as error:
-                if self._post is not None:
-                    self._post(StageLost(error))
-
-        threading.Thread(target=done, name="stage-cache", daemon=True).start()
+                batch = order if isinstance(order, MicroBatch) else None
+                self._post(StageLost(error) if batch is None else Failed(batch.session, batch.number, error))
 
     def idle(self) -> bool:
         return self._stage is None or not self._stage.progress[2]
@@ -261,7 +230,7 @@ class StageRecord:
     def request_spans(self, session: int) -> None:
         """Ask the stage for its spans in place of those known."""
         self.spans = []
-        self.host.request_trace(session)
+        self.host.send(TraceWanted(session))
 
     def has_loaded(self, layers: int) -> bool:
         """Record that the stage has loaded `layers` layers; return whether it has loaded more since the last call."""
@@ -322,9 +291,9 @@ class Pipeline:
         if lost is not None:
             self._fail(self._device_lost(*lost))
             return future
-        self.records[-1].host.expect(numbers[-1], request)
+        self.records[-1].host.send(AnswerDue(numbers[-1], request))
         for batch in batches:
-            self.records[0].host.put(batch)
+            self.records[0].host.send(batch)
         return future
 
     def measured(self, session: int, seconds: float = 2.0) -> list[StageRecord]:
@@ -351,7 +320,7 @@ class Pipeline:
         """Ask all stages for their keys and values for a session's first positions; `given` is called with each."""
         self._given[session] = given
         for record in self.records:
-            record.host.give_cache(session, positions)
+            record.host.send(CacheWanted(session, positions))
 
     def expect_caches(self, session: int, taken: Callable[[CacheTaken], None]) -> None:
         """Have `taken` called when a stage has taken the keys and values of its layers for a session, or cannot."""
@@ -361,7 +330,7 @@ class Pipeline:
         """Give the keys and values of a layer to the stage that has it."""
         for record in self.records:
             if cache.layer in record.work.layers:
-                record.host.take_cache(cache)
+                record.host.send(cache)
 
     def retire(self) -> None:
         """Release the stages as soon as no request is open. Nothing may be asked any more."""
@@ -397,17 +366,12 @@ class Pipeline:
                         there.set()
         elif isinstance(event, Failed):
             self._failed(event)
-        elif isinstance(event, (LayerCache, CacheTaken)):
-            self._on_cache(event)
+        elif isinstance(event, LayerCache):
+            self._given.get(event.session, _ignore)(event)
+        elif isinstance(event, CacheTaken):
+            self._taken.get(event.session, _ignore)(event)
         else:
             self._record_loss(record.host.name, event)
-
-    def _on_cache(self, event: LayerCache | CacheTaken) -> None:
-        if isinstance(event, LayerCache):
-            if (given := self._given.get(event.session)) is not None:
-                given(event)
-        elif (taken := self._taken.get(event.session)) is not None:
-            taken(event)
 
     def _record_loss(self, name: str, lost: StageLost) -> None:
         """Record that the pipeline has lost a stage, if it is the first one lost, and fail all pending requests."""
@@ -425,7 +389,7 @@ class Pipeline:
             self._record_loss(self.records[at].host.name, StageLost(error))
             return
         if batch is not None:
-            self.records[at + 1].host.put(batch)
+            self.records[at + 1].host.send(batch)
 
     def _waiting(self) -> bool:
         """Return whether an answer is due, and end the pipeline if it is overdue. Hosts call this regularly."""
@@ -479,3 +443,7 @@ class Pipeline:
 
     def _device_lost(self, name: str, lost: StageLost) -> DeviceLost:
         return DeviceLost(f"{name} was lost: {lost.error.what}", "The other devices continue if they hold its layers.")
+
+
+def _ignore(_event: Event) -> None:
+    """Do nothing: nobody waits for this event any more."""

@@ -1,37 +1,22 @@
-"""A stage: consecutive layers of a model on one device, and the queue of micro-batches for them.
+"""A stage: consecutive layers of a model on one device, and the micro-batches for them.
 
 A stage has two threads. One loads block after block. The other takes micro-batches through the blocks that are loaded:
 as a rule the oldest one that can move. So a later part of a prompt goes on in the lower blocks while an earlier part
 waits for a block that is still loading (layer streaming; in CSGO's equation 18 a device computes nothing before all its
 layers are loaded).
-
-One pass over a row of each of several sessions takes less time than a pass for each, because the weights are read once.
-So micro-batches of other sessions that are waiting, too, join the oldest one in its pass; it never waits for them. Four
-limits keep that from making things slower:
-
-- All micro-batches of a pass have the same number of rows, and belong to adjacent sequences. llama.cpp computes others
-  one after the other even within a batch, and the first would only wait for the last.
-- They have enough rows in all for a common pass to take less time: at least `Block.rows_that_pay`.
-- They have at most `SHARED_ROWS` rows in all. In longer passes a row costs the same, so parts of prompts go alone.
-- They are at most the number of active sessions divided by the number of stages. If all sessions were in one pass, one
-  stage would compute while the others wait for it.
-
-The parts of a prompt come all at once, and each takes as long as many tokens. A token must not wait for all of them, so
-short micro-batches go first after each part of a prompt; then the next part follows.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Block, BlockRows, Floats, Ids, LayerRows, Model
+from edgellm.engine import Block, Floats, LayerRows, Model
 from edgellm.errors import SAME_VERSION, EdgeError, EngineFailed, ModelCorrupt, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import require
@@ -39,125 +24,26 @@ from edgellm.mesh.messages import (
     MAX_CACHE_BYTES,
     MAX_ROWS,
     CacheTaken,
+    CacheWanted,
     Event,
     Failed,
     Forward,
     LayerCache,
     Loaded,
     MicroBatch,
+    Order,
     StageAnswer,
     StageLost,
     StageSpec,
     StageTrace,
     TraceSpan,
+    TraceWanted,
 )
+from edgellm.mesh.stage_queue import InFlight, StageQueue
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.verifier.judgement import Judgement
 
 _log = logging.getLogger(__name__)
-SHARED_ROWS = 64
-"""The most rows of several sessions in one pass (measured by `bench.mesh.micro_batching`)."""
-
-
-@dataclass(slots=True, eq=False)
-class InFlight:
-    """A micro-batch in a stage. Its `data` has gone through the first `at` blocks, in `seconds` seconds of passes."""
-
-    batch: MicroBatch
-    data: Ids | Floats
-    at: int = 0
-    seconds: float = 0.0
-
-    def advance(self, data: Floats | None = None) -> None:
-        """Record that the micro-batch has gone through one more block, with this output; None after the last block."""
-        self.at += 1
-        if data is not None:
-            self.data = data
-
-    def add_seconds(self, seconds: float) -> None:
-        """Add the seconds of a pass, batched or not."""
-        self.seconds += seconds
-
-    @property
-    def passage(self) -> BlockRows:
-        """The input of the micro-batch's next block."""
-        batch = self.batch
-        return BlockRows(self.data, batch.start, batch.session, batch.outputs)
-
-
-class StageQueue:
-    """The micro-batches in a stage, in the order of their arrival. Not thread-safe."""
-
-    def __init__(self, work: StageSpec) -> None:
-        self._stages = work.stages
-        self._queue: deque[InFlight] = deque()
-        self._after_long = False  # whether the last micro-batch that went through was a long one
-        self._recent: deque[int] = deque(maxlen=work.sessions)  # sessions of the latest micro-batches, runs merged
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    @property
-    def rows(self) -> int:
-        """The number of rows of all micro-batches in the stage."""
-        return sum(len(entry.data) for entry in self._queue)
-
-    def put(self, batch: MicroBatch) -> None:
-        self._queue.append(InFlight(batch, batch.data))
-        if not self._recent or self._recent[-1] != batch.session:
-            self._recent.append(batch.session)
-
-    def remove(self, entry: InFlight) -> None:
-        """Remove a micro-batch that has gone through, or has failed."""
-        self._after_long = not _short(entry)
-        if entry in self._queue:  # it may have been cleared
-            self._queue.remove(entry)
-
-    def clear(self) -> None:
-        self._queue.clear()
-
-    def next(self, blocks: int, least: int = 2) -> list[InFlight]:
-        """Return the micro-batches for the next pass through one of the first `blocks` blocks; none if all must wait.
-
-        The first of them goes alone if the group has fewer than `least` rows. Micro-batches of a session stay in order.
-        """
-        ready = self._ready(blocks)
-        if not ready:
-            return []
-        first = next(filter(_short, ready), ready[0]) if self._after_long else ready[0]
-        group = [first]
-        alike = [one for one in ready if one.at == first.at and len(one.data) == len(first.data)]
-        low = high = first.batch.session
-        for _ in range(1, min(SHARED_ROWS // len(first.data), self._group_most)):
-            beside = next((one for one in alike if one.batch.session in (low - 1, high + 1)), None)
-            if beside is None:
-                break
-            group.append(beside)
-            low, high = min(low, beside.batch.session), max(high, beside.batch.session)
-        return group if len(group) * len(first.data) >= least else [first]
-
-    def _ready(self, blocks: int) -> list[InFlight]:
-        """Return the micro-batches, oldest first, whose next block is loaded and free of earlier ones of a session."""
-        ready, ahead = [], dict[int, int]()
-        for entry in self._queue:
-            session = entry.batch.session
-            if entry.at < min(blocks, ahead.get(session, blocks)):
-                ready.append(entry)
-            ahead[session] = entry.at
-        return ready
-
-    @property
-    def _group_most(self) -> int:
-        """The most sessions in one pass, so that every stage of the pipeline has some."""
-        alive = {*self._recent, *(entry.batch.session for entry in self._queue)}
-        return -(-len(alive) // self._stages)
-
-
-def _short(entry: InFlight) -> bool:
-    """Return whether a micro-batch has few rows, unlike a part of a long prompt."""
-    return len(entry.data) <= SHARED_ROWS
-
-
 _MERGED = 2e-3  # seconds: spans with a shorter gap between them are reported as one
 _MAX_SPANS = 2048
 MAX_QUEUED_ROWS = 4  # rows that may wait per position of every session: abandoned micro-batches still pass through
@@ -220,6 +106,17 @@ class Stage:
         self._loader.start()
         self._computer.start()
 
+    def take(self, order: Order) -> None:
+        """Do what is ordered. Raises ProtocolError for an order that cannot be meant."""
+        if isinstance(order, MicroBatch):
+            self.put(order)
+        elif isinstance(order, TraceWanted):
+            self._post_trace(order.session)
+        elif isinstance(order, CacheWanted):
+            self._give_cache(order.session, order.positions)
+        elif isinstance(order, LayerCache):
+            self._take_cache(order)
+
     def put(self, batch: MicroBatch) -> None:
         """Queue a micro-batch.
 
@@ -240,13 +137,13 @@ class Stage:
         with self._changed:
             self._used = perf_counter()
 
-    def post_trace(self, session: int) -> None:
+    def _post_trace(self, session: int) -> None:
         """Post the spans recorded since the last call, as a `StageTrace`."""
         with self._changed:
             spans, self._spans = tuple(self._spans), []
         self._post(StageTrace(session, spans, self.clock))
 
-    def give_cache(self, session: int, positions: int) -> None:
+    def _give_cache(self, session: int, positions: int) -> None:
         """Post the keys and values of every layer for a session's first positions, each as a `LayerCache`; without rows
         if they are not there, or too large to be sent.
 
@@ -268,7 +165,7 @@ class Stage:
         if first < self.work.layers.stop:
             self._post(LayerCache(session, first, None))
 
-    def take_cache(self, cache: LayerCache) -> None:
+    def _take_cache(self, cache: LayerCache) -> None:
         """Keep the keys and values of a layer; once those of all layers are there, put them in the place of what the
         session has, and post `CacheTaken`.
 

@@ -15,17 +15,21 @@ from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import (
     MAX_CACHE_BYTES,
     MAX_ROWS,
+    AnswerDue,
     CacheTaken,
+    CacheWanted,
     Event,
     Failed,
     Forward,
     LayerCache,
     Loaded,
     MicroBatch,
+    Order,
     StageAnswer,
     StageSpec,
     StageTrace,
     TraceSpan,
+    TraceWanted,
 )
 from edgellm.rpc.channel import MAX_MESSAGE
 from edgellm.rpc.layers.codec import read_pieces, write_pieces
@@ -193,6 +197,21 @@ def read_layer_cache(message: pb.LayerCache, work: StageSpec) -> LayerCache:
         _refuse(f"The keys and values of layer {message.layer} are too large, or of an unknown type.")
     keys, values = (np.frombuffer(data, np.uint8).reshape(positions, -1) for data in (message.keys, message.values))
     return LayerCache(message.session, message.layer, LayerRows(message.key_type, message.value_type, keys, values))
+
+
+def write_order(order: Order, wide: bool) -> pb.Order:
+    """Convert an order to its message. What answers are due is for this side alone to know."""
+    match order:
+        case MicroBatch():
+            return pb.Order(parcel=write_micro_batch(order, wide))
+        case TraceWanted():
+            return pb.Order(tell=pb.Tell(session=order.session))
+        case CacheWanted():
+            return pb.Order(give=pb.GiveCache(session=order.session, positions=order.positions))
+        case LayerCache():
+            return pb.Order(cache=write_layer_cache(order))
+        case AnswerDue():
+            return pb.Order()
 
 
 def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyRequest]) -> Event | None:

@@ -24,7 +24,7 @@ from edgellm.verifier.engine import ModelRunner, VerifierEngine
 from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.fairness import FairScheduler
 from edgellm.verifier.judgement import Answer, Counters, Deliver, MissingPrefix
-from edgellm.verifier.scheduler import DELAY, Scheduler, SchedulerLimits
+from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
 
 
 class ContextPool:
@@ -123,11 +123,7 @@ class VerifierWorker(VerifierBackend):
     def use_curve(self, rows: Sequence[int], seconds: Sequence[float]) -> str:
         """Choose the chunks of prefills by a measured cost curve, see `SchedulerLimits.measured`; return the reason. To
         be called before `start`."""
-        limits = self._scheduler.limits = self._scheduler.limits.measured(rows, seconds)
-        return (
-            f"Prefills advance by {limits.chunk} tokens at a time, by {limits.solo_chunk} for a session without others:"
-            f" a verdict should wait at most {1e3 * DELAY:.0f} ms"
-        )
+        return self._scheduler.use_curve(rows, seconds)
 
     def close(self) -> None:
         """Stop the thread after the current batch, and close the context."""

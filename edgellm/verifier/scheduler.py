@@ -139,6 +139,14 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
 
+    def use_curve(self, rows: Sequence[int], seconds: Sequence[float]) -> str:
+        """Choose the chunks of prefills by a measured cost curve, see `SchedulerLimits.measured`; return the reason."""
+        self.limits = limits = self.limits.measured(rows, seconds)
+        return (
+            f"Prefills advance by {limits.chunk} tokens at a time, by {limits.solo_chunk} for a session without others:"
+            f" a verdict should wait at most {1e3 * DELAY:.0f} ms"
+        )
+
     def next(self, ready: Collection[Job], prefills: int, single_session: bool) -> ScheduledBatch[Job] | None:
         """Return the next batch over `ready`; see `next_batch`."""
         return next_batch(ready, self.limits, prefills, single_session)

@@ -23,7 +23,7 @@ from pathlib import Path
 from edgellm.engine import ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.rpc.address import Address
-from edgellm.mesh.compute_unit import ComputeUnit
+from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.mesh.layer_sources import SeveralSources, WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.server.servers import WorkerServer

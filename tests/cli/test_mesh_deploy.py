@@ -103,7 +103,7 @@ def test_a_plan_is_deployed_and_then_nothing_is_left_to_move(
     edge: Edge, stores: dict[str, LayerStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This device has no memory to spare, so the plan must split."""
-    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (25_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (25_000_000, "a test"))
     edge("mesh", "plan", MODEL)  # both workers measure at once, and keep it in one place, which is this user's
     done = edge("mesh", "deploy", MODEL, "--tokens-in", "16", "--tokens-out", "4", "--json")
     assert done.code == 0, done.err
@@ -119,7 +119,7 @@ def test_a_plan_is_deployed_and_then_nothing_is_left_to_move(
 def test_what_is_deployed_has_memory_for_the_context(
     edge: Edge, stores: dict[str, LayerStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (12_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (12_000_000, "a test"))
     words = ("mesh", "deploy", MODEL, "--tokens-in", "16", "--tokens-out", "4")
     done = edge(*words, "--ctx-size", "64")
     assert (done.code, "Memory is counted for a context of 64 tokens" in done.err) == (0, True)

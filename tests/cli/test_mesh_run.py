@@ -22,9 +22,8 @@ from edgellm.engine import Context, Message, Model, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import HERE, LayerRange
-from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
-from edgellm.mesh.weight_cache import WeightCache
+from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage import fingerprint, resolve
@@ -255,7 +254,7 @@ def test_without_a_split_the_home_is_measured_and_what_is_there_is_run(
     """No device has the memory for all layers, and the worker has some of them."""
     alone = edge("mesh", "run", "edgellm-verifier", QUESTION, "--split", "here:1-12", "--max-tokens", "6",
                  "--retrieval", "off", "--ctx-size", "256", "--f32")  # fmt: skip
-    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (10_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (10_000_000, "a test"))
     done = at_home(edge, measurable, "--ctx-size", "256", "--f32", "--explain")
     assert (done.code, done.out) == (0, alone.out)
     assert "Split it over here and desk" in done.err  # that nothing else fits is said, too
@@ -273,7 +272,7 @@ def test_what_it_says_to_bring_makes_it_run_over_a_paired_device(
     owner, trust = Trust.load(), device(tmp_path / "desk")
     befriend(trust, owner, "files compute")
     owner.peers.rename(trust.identity.id, "desk")
-    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (10_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (10_000_000, "a test"))
     stored = StoredLayers(LayerStore(tmp_path / "store", 10**9))
     words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "4", "--retrieval", "off",
              "--ctx-size", "256")  # fmt: skip
@@ -344,7 +343,7 @@ def test_a_worker_given_by_address_is_planned_for_and_brought_layers(
 def test_what_a_worker_has_of_a_model_of_its_own_need_not_be_moved(
     edge: Edge, verifier_path: Path, tmp_path: Path, quick_figures: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (25_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (25_000_000, "a test"))
     store = LayerStore(tmp_path / "store", 10**9)
     layers = SeveralSources(StoredLayers(store), WholeModel(ModelFile.open(verifier_path), store))
     with WorkerServer(WeightCache(layers), ANYWHERE, stored=StoredLayers(store)) as running:
@@ -383,7 +382,7 @@ def test_a_served_mesh_has_memory_for_all_replies_at_once(
     measurable: WorkerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the devices are given work for, which refuse what does not fit."""
-    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (25_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (25_000_000, "a test"))
     models = PairOptions(peer=(f"desk={measurable.address}",), mesh="auto")
     pair, hardware = ResolvedPair("none", "edgellm-verifier"), HardwareOptions(ctx_size=("1024",))
     for sessions, names in ((1, {HERE, "desk"}), (8, None)):
@@ -461,7 +460,7 @@ def test_layers_that_can_be_cut_go_over_rpc_only_if_asked(
     )
     alone = edge(*words, "--split", "here:1-12")
     assert "engine:" not in alone.err
-    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (10_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (10_000_000, "a test"))
     with WorkerServer(cache, ANYWHERE, stored=stored, rpc_engine=True) as worker:
         peer = ("--peer", f"desk={worker.address}")
         refused = edge(*words, *peer)

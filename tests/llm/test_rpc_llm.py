@@ -16,9 +16,8 @@ from edgellm.errors import EngineFailed, ModelUnsupported
 from edgellm.llm import LLM
 from edgellm.llm.home import choose_engine
 from edgellm.llm.rpc_llm import OpenedRpc, RpcOptions, open_over_rpc
-from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.layer_sources import SeveralSources
-from edgellm.mesh.weight_cache import WeightCache
+from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.types import Source

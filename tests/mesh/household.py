@@ -15,7 +15,7 @@ from edgellm.engine import Context, ContextSpec, Floats, Ids, Model
 from edgellm.errors import DeviceLost, EdgeError
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.layer_sources import LayerSource
-from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
+from edgellm.mesh.messages import Order, StageLost, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, Post, StageHost
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
@@ -86,9 +86,9 @@ class DeviceStageHost(LocalStageHost):
         self._device.posts.append(post)
         super().begin(work, lambda event: None if self._device.lost else post(event), after, waiting)
 
-    def put(self, batch: MicroBatch) -> None:
+    def send(self, order: Order) -> None:
         if not self._device.lost:
-            super().put(batch)
+            super().send(order)
 
 
 def even(work: StageSpec, names: Sequence[str]) -> tuple[StageShare, ...]:

@@ -8,7 +8,7 @@ from edgellm import system
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware
 from edgellm.errors import InvalidOption
 from edgellm.mesh import compute_unit
-from edgellm.mesh.compute_unit import ComputeUnit
+from edgellm.mesh.weight_cache import ComputeUnit
 
 GB = 10**9
 CARD = ComputeDevice("CUDA0", "a card", "gpu", 8 * GB, 10 * GB)

@@ -22,8 +22,8 @@ from edgellm.engine.hardware import ComputeDevice, Hardware
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import MeasureFailed
 from edgellm.mesh import compute_unit, device_profiler
-from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.device_profiler import measure_device
+from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.layers.benchmark_service import DeviceFigures
 from edgellm.storage import device_speed
 from edgellm.storage.device_speed import cold_read

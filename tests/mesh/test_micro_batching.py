@@ -12,7 +12,7 @@ import pytest
 from edgellm.engine import Block, BlockRows, Floats
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer, StageTrace, TraceSpan
+from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer, StageTrace, TraceSpan, TraceWanted
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
@@ -131,7 +131,7 @@ def test_who_is_there_goes_together(held: Held, whole: Whole, company: list[int]
         assert answer.logits is not None
         whole.context.clear()
         assert np.abs(answer.logits - whole.context.decode(text)).max() < 1e-4
-    held.stage.post_trace(0)
+    held.stage.take(TraceWanted(0))
     times = held.posted.wait(lambda event: isinstance(event, StageTrace))
     assert isinstance(times, StageTrace)
     computed = [span for span in times.spans if span.kind == "compute"]

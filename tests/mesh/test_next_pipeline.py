@@ -14,7 +14,7 @@ from edgellm.errors import DeviceLost, PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageLost
-from edgellm.mesh.phases.next_pipeline import NextPipeline
+from edgellm.mesh.next_pipeline import NextPipeline
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY

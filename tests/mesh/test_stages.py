@@ -13,7 +13,7 @@ import pytest
 from edgellm.engine import Block, Model, cut
 from edgellm.errors import DeviceLost, EdgeError, InvalidOption, LayersMissing, ProtocolError
 from edgellm.layer_range import LayerRange, ranges
-from edgellm.mesh.messages import Event, Loaded, MicroBatch, StageLost, StageSpec, StageTrace, TraceSpan
+from edgellm.mesh.messages import Event, Loaded, MicroBatch, StageLost, StageSpec, StageTrace, TraceSpan, TraceWanted
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
 from edgellm.mesh.stage import Stage, check
 from edgellm.mesh.weight_cache import WeightCache
@@ -140,7 +140,7 @@ def test_the_first_layers_compute_while_the_last_ones_load(verifier_cut: Cut) ->
     assert (int(loaded), steps, waiting) == (8, 32, 4)
     slow.go.set()
     posted.wait(lambda event: not isinstance(event, Loaded))
-    stage.post_trace(0)
+    stage.take(TraceWanted(0))
     times = posted.wait(lambda event: isinstance(event, StageTrace))
     assert isinstance(times, StageTrace)
     loads = [span for span in times.spans if span.kind == "load"]

@@ -14,9 +14,8 @@ from edgellm.engine import ModelFile, check_gguf, costs_of
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import LayersMissing, MemoryShort, ModelUnsupported
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.layer_sources import ModelLayers, SeveralSources, WholeModel, require
-from edgellm.mesh.weight_cache import WeightCache, overhead
+from edgellm.mesh.weight_cache import ComputeUnit, WeightCache, overhead
 from edgellm.storage.layers import store as layer_store
 from edgellm.storage.layers.manifest import cut_piece, forget_hashes, pieces_of
 from edgellm.storage.layers.store import LayerStore
@@ -195,7 +194,7 @@ def test_caches_and_batches_count_before_anything_is_loaded(verifier_cut: Cut) -
 
 def test_what_is_loaded_counts_as_available(verifier_cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it is needed for other layers; but no more than the limit."""
-    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (5_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (5_000_000, "a test"))
     free, limited = WeightCache(verifier_cut.layers), WeightCache(verifier_cut.layers, memory=5_000_000)
     assert free.available() == (5_000_000, "a test")
     for cache in (free, limited):

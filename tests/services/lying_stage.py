@@ -11,7 +11,8 @@ import numpy as np
 from edgellm.engine import Floats
 from edgellm.errors import InvalidOption
 from edgellm.mesh.messages import Event, Failed, Forward, MicroBatch, StageAnswer, StageLost, StageTrace, TraceSpan
-from edgellm.mesh.stage import InFlight, Stage
+from edgellm.mesh.stage import Stage
+from edgellm.mesh.stage_queue import InFlight
 from edgellm.spec.types import Verdict
 
 FLOOD = 2000

@@ -16,9 +16,8 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import DeviceLost, EdgeError, NotPaired
-from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.layer_sources import SeveralSources
-from edgellm.mesh.weight_cache import WeightCache
+from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.channel import open_channel, run_in_network_loop
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.trust.identity import Identity

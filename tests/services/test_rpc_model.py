@@ -20,11 +20,10 @@ from edgellm.engine.model import TEXT_ONLY
 from edgellm.engine.trial.probe import Probe, known_faults
 from edgellm.errors import DeviceLost, InvalidOption, MeshBroken, NotPaired, PlanImpossible, VerifierBusy
 from edgellm.layer_range import StageShare, read_split
-from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.ggml_rpc.model import Planner, RpcModel, RpcWork
 from edgellm.mesh.ggml_rpc.verifier import RpcVerifier
 from edgellm.mesh.layer_sources import SeveralSources
-from edgellm.mesh.weight_cache import WeightCache
+from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.client.rpc_session import RpcSession, RpcWorker

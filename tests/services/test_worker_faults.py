@@ -255,7 +255,7 @@ def test_nothing_is_sent_to_a_worker_that_may_still_refuse(verifier_cut: Cut, mo
         host = RemoteDevice(Endpoint("a", worker.address)).stage_host()
         host.begin(verifier_cut.work, posted.put, None, lambda: True)
         for number in range(3):
-            host.put(MicroBatch(0, number, 0, PROMPT))
+            host.send(MicroBatch(0, number, 0, PROMPT))
         lost = posted.get(timeout=60)
         assert isinstance(lost, StageLost)
         assert "There is no room." in lost.error.what
@@ -267,7 +267,7 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
 ) -> None:
     """Whoever may have layers computed says how long a session is, up to a million positions."""
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
-    monkeypatch.setattr("edgellm.mesh.compute_unit.free_memory", lambda: (100_000_000, "a test"))
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (100_000_000, "a test"))
     worker = start_worker(ModelFile.open(verifier_path), WorkerOptions(port=0, keep=1.0))
     try:
         n_vocab = next(t.shape[-1] for t in check_gguf(verifier_path).tensors if t.name == "token_embd.weight")

@@ -15,13 +15,12 @@ import pytest
 from edgellm.coldstart import hardware
 from edgellm.engine import Floats, Ids
 from edgellm.layer_range import LayerRange, StageShare
-from edgellm.mesh.compute_unit import ComputeUnit
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
 from edgellm.mesh.messages import Forward, StageAnswer, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
 from edgellm.mesh.verifier import MeshVerifier
-from edgellm.mesh.weight_cache import MemoryReservation, WeightCache
+from edgellm.mesh.weight_cache import ComputeUnit, MemoryReservation, WeightCache
 from edgellm.services.client.stage_client import Endpoint, RemoteDevice
 from edgellm.services.server import mesh_service
 from edgellm.services.server.servers import WorkerServer

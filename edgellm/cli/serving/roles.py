@@ -177,9 +177,8 @@ def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardwar
     the model cannot be cut, `WholeModel` raise.
     """
     from edgellm.engine.ggml_rpc.server import require_server
-    from edgellm.mesh.compute_unit import ComputeUnit
     from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
-    from edgellm.mesh.weight_cache import WeightCache
+    from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
     from edgellm.rpc.address import Address
     from edgellm.rpc.trust.trust import Trust
     from edgellm.services.server.servers import WorkerServer

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, EngineFailed, LayersRefused, ProtocolError
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.messages import LayerCache, MicroBatch, StageLost, StageSpec
+from edgellm.mesh.messages import AnswerDue, Order, StageLost, StageSpec
 from edgellm.mesh.pipeline import Post, StageHost
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, network_loop, open_channel, run_in_network_loop
@@ -36,8 +36,7 @@ from edgellm.services.mesh_codec import (
     WORK,
     lost,
     read_event,
-    write_layer_cache,
-    write_micro_batch,
+    write_order,
     write_work,
 )
 from edgellm.spec.verifier import VerifyRequest
@@ -180,24 +179,13 @@ class RemoteStageHost:
         mine = self.endpoint
         return mine.address.loopback == endpoint.address.loopback and (mine.trust is None) == (endpoint.trust is None)
 
-    def expect(self, number: int, request: VerifyRequest) -> None:
-        """See `StageHost.expect`."""
-        self._expected[number] = request
-
-    def put(self, batch: MicroBatch) -> None:
-        if self._work is not None:
-            self._send(pb.Order(parcel=write_micro_batch(batch, self._work.wide)))
-
-    def request_trace(self, session: int) -> None:
-        self._send(pb.Order(tell=pb.Tell(session=session)))
-
-    def give_cache(self, session: int, positions: int) -> None:
-        """See `StageHost.give_cache`."""
-        self._send(pb.Order(give=pb.GiveCache(session=session, positions=positions)))
-
-    def take_cache(self, cache: LayerCache) -> None:
-        """See `StageHost.take_cache`."""
-        self._send(pb.Order(cache=write_layer_cache(cache)))
+    def send(self, order: Order) -> None:
+        """See `StageHost.send`."""
+        if isinstance(order, AnswerDue):
+            self._expected[order.number] = order.request
+        elif self._work is not None:
+            data = write_order(order, self._work.wide).SerializeToString()
+            network_loop().call_soon_threadsafe(self._queue, data)
 
     def idle(self) -> bool:
         return self._reports_idle and not self._unsent
@@ -205,9 +193,6 @@ class RemoteStageHost:
     def close(self) -> None:
         self._closed = True
         network_loop().call_soon_threadsafe(self._orders.put_nowait, None)
-
-    def _send(self, order: pb.Order) -> None:
-        network_loop().call_soon_threadsafe(self._queue, order.SerializeToString())
 
     def _queue(self, order: bytes) -> None:
         self._unsent += 1

@@ -25,7 +25,7 @@ from edgellm.errors import (
     StoreFull,
 )
 from edgellm.mesh.layer_sources import StoredLayers
-from edgellm.mesh.messages import Event, Failed, Forward, StageLost, StageSpec
+from edgellm.mesh.messages import CacheWanted, Event, Failed, Forward, StageLost, StageSpec, TraceWanted
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
@@ -243,7 +243,9 @@ class WorkerService(Service):
                 loop.call_soon_threadsafe(out.put_nowait, event)
 
         what = f"{work.layers.named} of {work.name}"
-        stage = await made_in_thread(lambda: Stage(work, self._cache, post), Stage.close)  # which may wait for memory
+        stage = await made_in_thread(
+            lambda: Stage(work, self._cache, post), lambda stage: stage.close()
+        )  # which may wait for memory
         forwarder: StageForwarder | None = None
         try:
             self._notify(EventKind.CONNECTED, f"Loading {what} for {stream.peer()}.")
@@ -310,13 +312,13 @@ class WorkerService(Service):
             if kind == "parcel":
                 _put(stage, order.parcel, post)
             elif kind == "tell":
-                stage.post_trace(order.tell.session)
+                stage.take(TraceWanted(order.tell.session))
             elif kind == "waiting":
                 stage.touch()
             elif kind == "give":
-                await asyncio.to_thread(stage.give_cache, order.give.session, order.give.positions)
+                await asyncio.to_thread(stage.take, CacheWanted(order.give.session, order.give.positions))
             elif kind == "cache":
-                await asyncio.to_thread(stage.take_cache, read_layer_cache(order.cache, stage.work))
+                await asyncio.to_thread(stage.take, read_layer_cache(order.cache, stage.work))
             else:
                 raise ProtocolError("The stage was prepared twice, or an order is empty.", SAME_VERSION)
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.layer_range import LayerRange
-from edgellm.mesh import stage as waiting
+from edgellm.mesh import stage_queue as waiting
 from edgellm.mesh.messages import MicroBatch, StageSpec
-from edgellm.mesh.stage import SHARED_ROWS, StageQueue
+from edgellm.mesh.stage_queue import SHARED_ROWS, StageQueue
 
 WORK = StageSpec("ab" * 32, "a model", LayerRange(0, 6), 6, 8, 100, 512, sessions=8)
 

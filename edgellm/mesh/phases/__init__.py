@@ -1,1 +1,0 @@
-"""Another placement of the model, which takes over between two tokens of a reply."""
