@@ -125,6 +125,8 @@ class SuffixLookup:
 class Method:
     """A drafting method, with its memory of past cases."""
 
+    suggestions: Suggestions | None = None
+
     def __init__(
         self, base: DraftSource, others: Sequence[str], length: DraftLengthController, model: Model, prior: float
     ) -> None:
@@ -156,10 +158,6 @@ class Method:
         )
         self._remembers = [part for part in (base, self._past, self._analogy) if hasattr(part, "add")]
 
-    @property
-    def suggestions(self) -> Suggestions | None:
-        return None
-
     def begin(self, case: Reply) -> None: ...
 
     def end(self, case: Reply) -> None:
@@ -170,6 +168,8 @@ class Method:
 class Ours:
     """Drafting as in edgellm, with its cost curve and all its memory."""
 
+    suggestions: Suggestions | None = None
+
     def __init__(
         self, sources: Sequence[str], curve: CostCurve, model: Model, length: DraftLengthController | None = None
     ) -> None:
@@ -177,10 +177,6 @@ class Ours:
         self._memory = DraftIndex(sources, curve, continues_word(model), cache(model.is_eog), length=length)
         self.calibrates = "calibration" in sources
         self.drafter: Drafter | None = None
-
-    @property
-    def suggestions(self) -> Suggestions | None:
-        return None
 
     def begin(self, case: Reply) -> None:  # noqa: ARG002
         self.drafter = self._memory.take()
@@ -198,16 +194,11 @@ class Together(Ours):
         """`small` is ready for this device: its curve is measured."""
         super().__init__(sources, curve, model)
         self._small = small
-        self._copies: RetrievalDrafter | None = None
-
-    @property
-    def suggestions(self) -> Suggestions | None:
-        return self._copies
 
     def begin(self, case: Reply) -> None:  # noqa: ARG002
-        self._copies = self._memory.take()
-        if self._copies is not None:
-            self.drafter = HybridDrafter(self._copies, self._small, MAX_MODEL_DRAFT, self._memory.rounds)
+        self.suggestions = copies = self._memory.take()
+        if copies is not None:
+            self.drafter = HybridDrafter(copies, self._small, MAX_MODEL_DRAFT, self._memory.rounds)
 
 
 class _Mute:

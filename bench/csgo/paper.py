@@ -22,7 +22,6 @@ from edgellm.coldstart.problem import OVERLAPS
 CLAIMS = {"mean_over_best_baseline": 17.43, "least": 8.0, "most": 50.0}
 """Claims of the paper's section 5.2, in percent."""
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)  # tokens of the paper's prompts
-STRATEGIES = ("ideal_single", "even", "heuristic", "optimum")
 
 
 def row(tokens: int) -> dict[str, Any]:

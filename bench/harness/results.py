@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,8 +15,6 @@ from testkit import ROOT
 RESULTS = ROOT / "bench" / "results"
 
 Figures: TypeAlias = dict[str, Any]
-Plot = Callable[[Figures, Path], Path | None]
-"""Plots a result into a file and returns its path; None where matplotlib is missing."""
 
 
 def cores() -> int:

@@ -137,7 +137,7 @@ def table(found: dict[str, Any]) -> str:
     """Return a line for each method at each budget, and what the paper says."""
     base = found["alone"][DRAFT]["to_the_end_ms"]
     lines = [
-        f"the {found['pair']} pair, {found['setting']['cases']} cases a family",
+        f"the {found['pair']} pair",
         f"budget  {'method':15}{'share':>7}{'mean score':>14}{'ms/token':>10}{'of alone':>9}{'passes':>8}{'T x W':>7}",
     ]
     for budget, rows in {"": found["alone"], **found["budgets"]}.items():

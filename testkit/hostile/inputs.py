@@ -1,15 +1,13 @@
-"""Chat templates and GGUF headers that would take all time or memory, and texts that hold up a tokenizer."""
+"""Chat templates that would take all time or memory, and texts that hold up a tokenizer."""
 
 from __future__ import annotations
 
 import base64
 import random
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from edgellm.engine.chat.template import MOST_SOURCE
-from edgellm.engine.gguf.reader import KEPT_ELEMENTS, MAX_ENTRIES, MAX_TOKENS
 from testkit.gguf.random_model import CONTROL
 
 _LONG = "a" * 30_000
@@ -115,46 +113,6 @@ LONG_TO_COMPILE = MappingProxyType({
     "sums": "{{ 1" + " + 1" * 150 + " }}",
     "filters": "{{ a" + "|e" * 150 + " }}",
 })  # fmt: skip
-
-HEADERS = ("texts", "numbers", "entries", "tokens", "empty tokens", "more tokens")
-
-
-def header(name: str) -> bytes:
-    """Return a GGUF without tensors, with the greatest allowed amount of something, or more."""
-    match name:
-        case "texts":  # each wrong byte becomes a character, and one in ten of them widens all to four bytes
-            text = (b"\xff" * 9 + "🙂".encode()) * 500_000
-            return _gguf([_entry(b"%d" % i, 8, _text(text)) for i in range(5)])
-        case "numbers":
-            array = struct.pack("<IQ", 3, KEPT_ELEMENTS) + bytes(2 * KEPT_ELEMENTS)
-            return _gguf([_entry(b"%d" % i, 9, array) for i in range(2_000)])
-        case "entries":
-            return _gguf([_entry(b"%d" % i, 4, struct.pack("<I", i)) for i in range(MAX_ENTRIES - 8)])
-        case "tokens":
-            return _gguf([_tokens([b"%d" % i for i in range(MAX_TOKENS)])])
-        case "empty tokens":
-            return _gguf([_tokens([b""] * MAX_TOKENS)])
-        case _:
-            return _gguf([_tokens([b""] * (4 * MAX_TOKENS - 300_000))])
-
-
-def _text(value: bytes) -> bytes:
-    return struct.pack("<Q", len(value)) + value
-
-
-def _entry(key: bytes, kind: int, value: bytes) -> bytes:
-    return _text(key) + struct.pack("<I", kind) + value
-
-
-def _tokens(tokens: Sequence[bytes]) -> bytes:
-    return _entry(b"tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, len(tokens)) + b"".join(map(_text, tokens)))
-
-
-def _gguf(entries: Sequence[bytes]) -> bytes:
-    known = [_entry(b"general.architecture", 8, _text(b"llama")), _entry(b"llama.block_count", 4, struct.pack("<I", 2))]
-    whole = b"GGUF" + struct.pack("<IQQ", 3, 0, len(known) + len(entries)) + b"".join((*known, *entries))
-    return whole.ljust(-(-len(whole) // 32) * 32, b"\0")
-
 
 # One name (`tokenizer.ggml.pre`) for each of llama.cpp's methods of splitting words.
 PRE_TOKENIZERS = (

@@ -15,12 +15,10 @@ BLOCK = 1448  # bytes sent together, as in an Ethernet frame
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network: `megabits` a second in each direction, or only up if `down` has those down; `round_trip` in
-    seconds."""
+    """A network: `megabits` a second in each direction; `round_trip` in seconds."""
 
     megabits: float
     round_trip: float
-    down: float | None = None
 
 
 class Relay:
@@ -28,37 +26,16 @@ class Relay:
 
     def __init__(self, target: int, network: Network) -> None:
         """`target` is a port on this machine. All connections share each direction's bandwidth."""
-        self._doors: list[socket.socket] = []
         self._open: list[socket.socket] = []
-        self.connections = 0  # so far
-        self._directions = (_Direction(), _Direction())  # up and down
-        self.change(network)
-        self.port: int = self.door(target)
+        self._directions = _Direction(network), _Direction(network)
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._door.getsockname()[1]
+        threading.Thread(target=self._accept, args=(target,), daemon=True).start()
 
-    def door(self, target: int) -> int:
-        """Return another port of this relay, which leads to `target` over the same bandwidth."""
-        door = socket.create_server(("127.0.0.1", 0))
-        self._doors.append(door)
-        threading.Thread(target=self._accept, args=(door, target), daemon=True).start()
-        port: int = door.getsockname()[1]
-        return port
-
-    def change(self, network: Network) -> None:
-        """Go on as another network: bytes that come from now on have its bandwidth and its round trip."""
-        up, down = self._directions
-        up.change(network.megabits, network.round_trip / 2)
-        down.change(network.megabits if network.down is None else network.down, network.round_trip / 2)
-
-    @property
-    def carried(self) -> tuple[int, int]:
-        """Bytes up and down so far."""
-        return self._directions[0].carried, self._directions[1].carried
-
-    def _accept(self, door: socket.socket, target: int) -> None:
+    def _accept(self, target: int) -> None:
         with suppress(OSError):
             while True:
-                near, _ = door.accept()
-                self.connections += 1
+                near, _ = self._door.accept()
                 try:
                     far = socket.create_connection(("127.0.0.1", target))
                 except OSError:  # the target does not listen now
@@ -79,10 +56,9 @@ class Relay:
             end.close()
 
     def close(self) -> None:
-        for door in self._doors:
-            with suppress(OSError):
-                door.shutdown(socket.SHUT_RDWR)
-            door.close()
+        with suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
         self.cut()
 
     def __enter__(self) -> Self:
@@ -95,15 +71,10 @@ class Relay:
 class _Direction:
     """One direction of a relay."""
 
-    def __init__(self) -> None:
-        self._per_byte = self._delay = 0.0
+    def __init__(self, network: Network) -> None:
+        self._per_byte, self._delay = 8e-6 / network.megabits, network.round_trip / 2
         self._free = 0.0  # time at which the last byte so far is sent
         self._lock = threading.Lock()
-        self.carried = 0
-
-    def change(self, megabits: float, delay: float) -> None:
-        with self._lock:
-            self._per_byte, self._delay = 8e-6 / megabits, delay
 
     def join(self, source: socket.socket, sink: socket.socket) -> None:
         line: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
@@ -117,7 +88,6 @@ class _Direction:
                 data = source.recv(BLOCK)
                 with self._lock:
                     self._free = max(self._free, time.perf_counter()) + self._per_byte * len(data)
-                    self.carried += len(data)
                     line.put((self._free + self._delay, data))
                     late = self._free - time.perf_counter()
                 time.sleep(max(0.0, late - 0.05))  # a sender notices when the line is full

@@ -20,7 +20,6 @@ from typing import Any
 from unittest.mock import patch
 
 from edgellm.engine import Block, BlockRows, Floats, Model
-from edgellm.llm import mesh_llm
 from edgellm.mesh import stage, weight_cache
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.storage.layers import manifest
@@ -33,6 +32,7 @@ slowly = paced(Pace({}, {}, {}))
 slowly.__enter__()
 """
 _disk, _processor = threading.Lock(), threading.Lock()
+_give_back = WeightCache.give_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,10 @@ class PacedBlock(Block):
         return found
 
 
-class ColdWeights(WeightCache):
-    """Layers that are unloaded as soon as no stage uses them."""
-
-    def give_back(self, model: Model) -> None:
-        """See `WeightCache.give_back`."""
-        super().give_back(model)
-        self.evict_unused(everything=True)
+def _cold(weights: WeightCache, model: Model) -> None:
+    """Give a model back to the `weights`, and unload what no stage uses."""
+    _give_back(weights, model)
+    weights.evict_unused(everything=True)
 
 
 @contextmanager
@@ -90,8 +87,7 @@ def paced(pace: Pace) -> Iterator[None]:
         for module, name, slow in (
             (stage, "Block", partial(PacedBlock, pace=pace)),
             (weight_cache, "Model", PacedModel),
-            (weight_cache, "WeightCache", ColdWeights),
-            (mesh_llm, "WeightCache", ColdWeights),
+            (WeightCache, "give_back", _cold),
             (manifest, "PIECE_BYTES", 1),
         ):
             patched.enter_context(patch.object(module, name, slow))

@@ -39,9 +39,7 @@ import sys
 from pathlib import Path
 from edgellm.services.server.listener import Listening
 from edgellm.services.server.servers import VerifierOptions, serve_verifier
-from testkit.processes.rpc_device import require_device
-model, port, sessions, threads, device = sys.argv[1:]
-require_device(device)
+model, port, sessions, threads = sys.argv[1:]
 options = VerifierOptions(int(sessions), context=1024, threads=int(threads) or None)
 serve_verifier(Path(model), Listening(port=int(port)), options).wait()
 """
@@ -50,11 +48,10 @@ serve_verifier(Path(model), Listening(port=int(port)), options).wait()
 class VerifierProcess:
     """A verifier's process at a port of its own, which can be killed or stopped, and started again."""
 
-    def __init__(self, model: Path, sessions: int = 2, threads: int | None = 1, device: str = "host") -> None:
-        """Start it, with the model on one of `testkit.processes.rpc_device.DEVICES`."""
+    def __init__(self, model: Path, sessions: int = 2, threads: int | None = 1) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
-        words = map(str, (model, self.port, sessions, threads or 0, device))
+        words = map(str, (model, self.port, sessions, threads or 0))
         self._run = [sys.executable, "-c", _SERVE, *words]
         self._process = self._started()
 

@@ -61,12 +61,6 @@ class WorkerProcess:
     def hit(self, kind: str) -> None:
         self._process.send_signal(signal.SIGSTOP if kind == "hang" else signal.SIGKILL)
 
-    def stop_rpc_server(self) -> None:
-        """Stop the RPC server that it has started; the worker itself goes on."""
-        for child in psutil.Process(self._process.pid).children():
-            if "edgellm.engine.ggml_rpc.server" in child.cmdline():
-                child.suspend()
-
     def again(self) -> None:
         """Start it again, if it was hit."""
         self.close()

@@ -21,6 +21,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -151,16 +152,8 @@ def _browser(*words: str) -> Iterator[Browser]:
 @contextmanager
 def _home() -> Iterator[Path]:
     """Give this process an EDGELLM_HOME of its own."""
-    before = os.environ.get("EDGELLM_HOME")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["EDGELLM_HOME"] = folder
-        try:
-            yield Path(folder)
-        finally:
-            if before is None:
-                os.environ.pop("EDGELLM_HOME")
-            else:
-                os.environ["EDGELLM_HOME"] = before
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {"EDGELLM_HOME": folder}):
+        yield Path(folder)
 
 
 def _remember(name: str, folder: Path) -> None:

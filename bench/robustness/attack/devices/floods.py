@@ -86,12 +86,6 @@ class Good:
         return waits, alone
 
 
-def percentiles(waits: list[float]) -> tuple[float, float]:
-    """Return the median and the 99th percentile in milliseconds."""
-    middle, worst = np.percentile(1e3 * np.array(waits or [np.inf]), (50, 99))
-    return float(middle), float(worst)
-
-
 @contextmanager
 def flooding(port: int, home: Path, kind: str) -> Iterator[None]:
     """Run a flood in a process of its own."""

@@ -295,8 +295,7 @@ def _pairs(quick: bool) -> Iterator[tuple[Own, str]]:
 def own_files(quick: bool) -> Found:
     """Try every damage to every file of edgellm's own."""
     tried, wrong = 0, []
-    before = os.environ.get("EDGELLM_HOME")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ):
         sound = Path(folder) / "sound"
         os.environ["EDGELLM_HOME"] = str(sound)
         _in_child(lambda: sound_home(sound))
@@ -306,7 +305,6 @@ def own_files(quick: bool) -> Found:
             if found := _trial(own, damage, sound, home):
                 wrong.append(f"{own.name}, {damage}: {found}")
             shutil.rmtree(home, ignore_errors=True)
-    os.environ.pop("EDGELLM_HOME") if before is None else os.environ.update(EDGELLM_HOME=before)
     return Found(tried, tuple(wrong), {"files": len(OWN), "damages": len(DAMAGES)})
 
 
@@ -319,8 +317,7 @@ def owned(home: Path) -> list[Path]:
 def own_modes(_quick: bool) -> Found:
     """Look for files and folders of edgellm's own that others may read, in a home that was open to all before."""
     wrong = []
-    before = os.environ.get("EDGELLM_HOME")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ):
         home = Path(folder) / "home"
         os.environ["EDGELLM_HOME"] = str(home)
 
@@ -337,7 +334,6 @@ def own_modes(_quick: bool) -> Found:
             mode = stat.S_IMODE(path.lstat().st_mode)
             if mode != (0o700 if path.is_dir() else 0o600):
                 wrong.append(f"{path.relative_to(home)} has the mode {mode:o}")
-    os.environ.pop("EDGELLM_HOME") if before is None else os.environ.update(EDGELLM_HOME=before)
     return Found(len(paths), tuple(wrong))
 
 
