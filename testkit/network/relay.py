@@ -32,6 +32,11 @@ class Relay:
         self.port: int = self._door.getsockname()[1]
         threading.Thread(target=self._accept, args=(target,), daemon=True).start()
 
+    @property
+    def carried(self) -> tuple[int, int]:
+        """Bytes up and down so far."""
+        return self._directions[0].carried, self._directions[1].carried
+
     def _accept(self, target: int) -> None:
         with suppress(OSError):
             while True:
@@ -75,6 +80,7 @@ class _Direction:
         self._per_byte, self._delay = 8e-6 / network.megabits, network.round_trip / 2
         self._free = 0.0  # time at which the last byte so far is sent
         self._lock = threading.Lock()
+        self.carried = 0
 
     def join(self, source: socket.socket, sink: socket.socket) -> None:
         line: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
@@ -88,6 +94,7 @@ class _Direction:
                 data = source.recv(BLOCK)
                 with self._lock:
                     self._free = max(self._free, time.perf_counter()) + self._per_byte * len(data)
+                    self.carried += len(data)
                     line.put((self._free + self._delay, data))
                     late = self._free - time.perf_counter()
                 time.sleep(max(0.0, late - 0.05))  # a sender notices when the line is full
