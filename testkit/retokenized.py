@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import gguf
 import numpy as np
 
+from testkit.gguf.architectures import finish
 from testkit.gguf.reader import read_gguf
 
 UNUSED, NORMAL, CONTROL, BYTE = 5, 1, 3, 6
@@ -131,10 +132,7 @@ def write(source: Path, path: Path, change: Change) -> None:
         if tensor.name in _MATRICES:
             data = np.where((rows >= 0)[:, None], data[np.maximum(rows, 0)], np.zeros(1, data.dtype))
         writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _copy(writer: gguf.GGUFWriter, name: str, value: Any, field: gguf.ReaderField, tokens: Tokens) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from bench.harness.plain import Plain
 from bench.harness.progress import track
 from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm import LLM
 from edgellm.engine import Model
-from edgellm.engine.native import lib
 from testkit.gguf import random_model
 
 SHAPE, TYPE = "qwen2.5-0.5b", "Q4_0"
@@ -39,31 +39,16 @@ Seconds = tuple[float, float]
 """Of the prefill with the first token, and of each further token."""
 
 
-def plain_context(model: Model, n_ctx: int, threads: int) -> Any:
-    """Return a native context as llama.cpp opens it by default, for these sizes."""
-    params = lib.llama_context_default_params()
-    params.n_ctx, params.n_batch, params.n_ubatch, params.no_perf = n_ctx, BATCH, BATCH, True
-    params.n_threads = params.n_threads_batch = threads
-    return lib.llama_init_from_model(model.owned.pointer, params)
-
-
-def run_plain(context: Any, n_vocab: int, tokens: int, prompt: Sequence[int]) -> Seconds:
+def run_plain(context: Plain, tokens: int, prompt: Sequence[int]) -> Seconds:
     """Return the times of llama.cpp itself."""
-    lib.llama_memory_seq_rm(lib.llama_get_memory(context), 0, -1, -1)
-
-    def decode(ids: Sequence[int]) -> int:
-        array = (lib.llama_token * len(ids))(*ids)
-        if lib.llama_decode(context, lib.llama_batch_get_one(array, len(ids))) != 0:
-            raise RuntimeError("llama_decode failed")
-        return int(np.ctypeslib.as_array(lib.llama_get_logits_ith(context, -1), (n_vocab,)).argmax())
-
+    context.clear()
     began = perf_counter()
     token = 0
     for start in range(0, len(prompt), BATCH):
-        token = decode(prompt[start : start + BATCH])
+        token = int(context.decode(prompt[start : start + BATCH]).argmax())
     first = perf_counter()
     for _ in range(tokens):
-        token = decode([token])
+        token = int(context.decode([token]).argmax())
     return first - began, (perf_counter() - first) / tokens
 
 
@@ -95,10 +80,10 @@ def measured(
         for llm in opened.values():
             llm.curve()
             llm.wait_until_measured()
-        context = plain_context(model, n_ctx, threads)
+        context = stack.enter_context(closing(Plain(model, n_ctx, BATCH, threads)))
         text = rng.integers(300, 100_000, length).tolist()
         runs: dict[str, Callable[[list[int]], Seconds]] = {
-            PLAIN: partial(run_plain, context, model.n_vocab, tokens),
+            PLAIN: partial(run_plain, context, tokens),
             **{OURS[kind]: partial(run_ours, llm, kind, tokens) for kind, llm in opened.items()},
         }
         for turn in range(repeats):
@@ -106,7 +91,6 @@ def measured(
             for at, name in enumerate(order):
                 prompt = [300 + len(runs) * turn + at, *text[1:]]
                 times.setdefault(name, []).append(runs[name](prompt))
-        lib.llama_free(context)
     ratios = {
         name: {
             what: spread([plain[part] / mine[part] for plain, mine in zip(times[PLAIN], times[name], strict=True)])

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.harness.plain import Plain
 from edgellm import LLM
-from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, check_cuttable, cut
+from edgellm.engine import Context, ContextSpec, Ids, Model, check_cuttable, cut
 from edgellm.engine.layer_block import Block
-from edgellm.engine.native import lib
 from edgellm.errors import EdgeError
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
@@ -34,32 +34,6 @@ EQUAL = "equal"
 _UNCHECKED = (Source.DRAFT, Source.PARALLEL)
 _BUDGET = 0.4
 _MOST_REPLIES = 8
-
-
-class Plain:
-    """llama.cpp's own context over a model, with its default attention or, for float32 models, none that rounds."""
-
-    def __init__(self, model: Model, n_ctx: int) -> None:
-        params = lib.llama_context_default_params()
-        params.n_ctx = params.n_batch = params.n_ubatch = n_ctx
-        params.n_threads = params.n_threads_batch = 1
-        if model.is_f32:
-            params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-            params.type_k = params.type_v = lib.GGML_TYPE_F32
-        self._model = model
-        self._context = lib.llama_init_from_model(model.owned.pointer, params)
-        if not self._context:
-            raise MemoryError(f"llama.cpp opens no context of {n_ctx} positions.")
-
-    def decode(self, ids: Sequence[int]) -> Floats:
-        """Decode ids together; return the logits of the last one, (n_vocab,)."""
-        array = (lib.llama_token * len(ids))(*ids)
-        if lib.llama_decode(self._context, lib.llama_batch_get_one(array, len(ids))) != 0:
-            raise RuntimeError("llama_decode failed")
-        return np.ctypeslib.as_array(lib.llama_get_logits_ith(self._context, -1), (self._model.n_vocab,)).copy()
-
-    def close(self) -> None:
-        lib.llama_free(self._context)
 
 
 @dataclass(frozen=True, slots=True)

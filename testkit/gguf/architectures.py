@@ -488,7 +488,7 @@ def write(
     for tensor, shape in shapes.items():
         kind = USEFUL if mtp == "useful" and tensor.endswith(PROJECTION) else tensor
         writer.add_tensor(tensor, _weights(kind, shape, scale, seed, noise))
-    _finish(writer)
+    finish(writer)
 
 
 def write_bert(path: Path) -> None:
@@ -564,7 +564,7 @@ def _created(name: str, architecture: Architecture) -> dict[str, Shape]:
     mark = native.log.count
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metadata.gguf"
-        _finish(_described(name, architecture, path))
+        finish(_described(name, architecture, path))
         metadata = read(str(path).encode(), _Init(True, None))
     model = lib.llama_model_init_from_user(metadata, lib.llama_model_set_tensor_data_t(note), None, params)
     free(metadata)
@@ -586,7 +586,8 @@ def _described(name: str, architecture: Architecture, path: Path) -> gguf.GGUFWr
     return writer
 
 
-def _finish(writer: gguf.GGUFWriter) -> None:
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write what was added."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

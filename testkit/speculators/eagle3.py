@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from testkit.gguf.architectures import tokenizer_of
+from testkit.gguf.architectures import finish, tokenizer_of
 from testkit.gguf.reader import read_gguf
 
 Floats = npt.NDArray[np.float32]
@@ -68,10 +68,7 @@ def write(
         writer.add_tensor("token_embd.weight", embeddings)
         writer.add_tensor("output.weight", output[known])
         writer.add_tensor("d2t", known.astype(np.int64))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _layer(rng: np.random.Generator, width: int, states: int, *, useful: bool, norms: bool) -> dict[str, Floats]:

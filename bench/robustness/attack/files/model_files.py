@@ -51,13 +51,7 @@ class _Loader:
     """A process that loads model files one after another, and is replaced when it dies."""
 
     def __init__(self, home: Path) -> None:
-        self._environment = {
-            **os.environ,
-            "EDGELLM_HOME": str(home),
-            "PYTHONPATH": str(ROOT),
-            "GGML_NO_BACKTRACE": "1",
-        }
-        self._environment.pop("EDGELLM_PROBE", None)
+        self._environment = _environment(home)
         self._process = self._started()
 
     def _started(self) -> subprocess.Popen[str]:
