@@ -29,7 +29,7 @@ import psutil
 from bench.harness.progress import track
 from bench.harness.results import Figures
 from models.home.corpus import held_out
-from testkit.processes.http_server import served
+from testkit.processes.http_server import serving_pair
 
 KINDS = {"whole": 8, "stream": 7, "sampled": 4, "left": 4, "refused": 1, "looked": 1}
 """The actions of clients, and their frequency."""
@@ -159,7 +159,7 @@ def measure(minutes: float = 30.0, clients: int = 16, seed: int = 0) -> Figures:
     cases = [held_out(family, QUESTIONS // len(FAMILIES), seed + 1) for family in FAMILIES]
     questions = [[{"role": turn.role, "content": turn.text} for turn in case.prompt] for some in cases for case in some]
     tally = Tally()
-    with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (server, url):
+    with tempfile.TemporaryDirectory() as folder, serving_pair(Path(folder)) as (server, url):
         asking = [Client(url, questions, tally, seed + at) for at in range(clients)]
         for kind in KINDS:  # files that the first requests open stay open
             asking[0].act(kind)

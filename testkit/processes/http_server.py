@@ -1,9 +1,8 @@
-"""`edgellm serve` with the bundled pair, in a process and a home of its own."""
+"""`edgellm serve` in a process and a home of its own."""
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,24 +15,19 @@ import psutil
 
 from edgellm.engine import to_f32
 from edgellm.storage import resolve
-from testkit import ROOT
+from testkit import ROOT, free_port
 
 PATIENCE = 120.0  # seconds until it answers
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[psutil.Process, str]]:
-    """Yield the process and the address of a server of f32 copies of the pair, which are written to `folder`."""
-    models = []
-    for name in ("edgellm-draft", "edgellm-verifier"):
-        models.append(folder / f"{name}.gguf")
-        to_f32(resolve(name), models[-1])
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    words = ("serve", "--draft", str(models[0]), "--verifier", str(models[1]), "--http-port", url.rpartition(":")[2])
+def serving(home: Path, *words: str) -> Iterator[tuple[psutil.Process, str]]:
+    """Yield the process of `edgellm serve` with these words, and its address, once it answers there."""
+    port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "edgellm", *words], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env=os.environ | {"EDGELLM_HOME": str(folder / "home")},
+        [sys.executable, "-m", "edgellm", "serve", *words, "--http-port", str(port)], cwd=ROOT,
+        env=os.environ | {"EDGELLM_HOME": str(home), "EDGELLM_INTERFACE": "127.0.0.1"},
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
         until, up = time.monotonic() + PATIENCE, False
@@ -41,9 +35,22 @@ def served(folder: Path) -> Iterator[tuple[psutil.Process, str]]:
             if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError("edgellm serve does not come up")
             time.sleep(0.2)
-            with suppress(OSError), urlopen(f"{url}/health", timeout=5):
+            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
                 up = True
-        yield psutil.Process(process.pid), url
+        yield psutil.Process(process.pid), f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(30)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def serving_pair(folder: Path) -> Iterator[tuple[psutil.Process, str]]:
+    """Serve f32 copies of the bundled pair, which are written to `folder`."""
+    models = [folder / "draft.gguf", folder / "verifier.gguf"]
+    for model in models:
+        to_f32(resolve(f"edgellm-{model.stem}"), model)
+    with serving(folder / "home", "--draft", str(models[0]), "--verifier", str(models[1])) as served:
+        yield served

@@ -7,7 +7,6 @@ gRPC, and a relay with the network's bandwidth and round trip between them.
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -19,14 +18,12 @@ from typing import Any
 from unittest.mock import patch
 
 from edgellm.engine import Context
-from edgellm.errors import VerifierUnreachable
 from edgellm.llm import LLM
 from edgellm.llm import drafter_pool as made
-from testkit import ROOT
+from testkit import ROOT, free_port, until_listening
 from testkit.network.relay import Network, Relay
 
 TOKEN, PASS = 0.030, 0.060  # seconds
-HOME = Network(megabits=10.0, round_trip=0.020)
 
 _SERVE = """
 import sys
@@ -57,28 +54,16 @@ class Paced(Context):
 @contextmanager
 def paced_verifier(model: Path, pace: float, network: Network, sessions: int = 2) -> Iterator[Relay]:
     """Run a verifier at `pace` in a process of its own, and yield the relay in front of it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-c", _SERVE, str(model), str(port), str(pace), str(sessions)]
     process = subprocess.Popen(command, cwd=ROOT)
     try:
-        _until_up(port)
+        until_listening(port, process)
         with Relay(port, network) as relay:
             yield relay
     finally:
         process.kill()
         process.wait()
-
-
-def _until_up(port: int) -> None:
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise VerifierUnreachable("The verifier of the benchmark does not come up.", "Look at what its process says.")
 
 
 @contextmanager

@@ -9,20 +9,17 @@ It stands in for a graphics card: what is computed on it has to be copied to the
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
-import time
 
 from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.hardware import ComputeDevice, compute_devices, offload_devices
-from testkit import ROOT
+from testkit import ROOT, free_port, until_listening
 
 HOST = "127.0.0.1"
 DEVICES = ("host", "rpc", "card")
 """Where models can be: in this process's memory, on a device of `add_rpc_device`, or on this machine's own cards."""
-_STARTING_SECONDS = 60.0
 
 
 def add_rpc_device(threads: int = 1) -> ComputeDevice:
@@ -32,14 +29,13 @@ def add_rpc_device(threads: int = 1) -> ComputeDevice:
     """
     if not backend.is_compiled_in():
         raise RuntimeError("llama.cpp is compiled without its RPC backend; ./start test compiles it with it.")
-    with socket.create_server((HOST, 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, str(port), str(threads)], cwd=ROOT,
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     _running.append(process)
-    _wait_until_ready(port, process)
+    until_listening(port, process)
     # llama.cpp asks the device to compute the last graph that any thread sent once more, even after the device has
     # dropped it because a buffer was freed. So each graph is sent.
     os.environ["LLAMA_GRAPH_REUSE_DISABLE"] = "1"
@@ -66,18 +62,6 @@ def require_device(device: str) -> None:
 
 
 _running: list[subprocess.Popen[bytes]] = []  # their input closes when this process ends, however it does
-
-
-def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _STARTING_SECONDS
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            socket.create_connection((HOST, port), timeout=1.0).close()
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return
-    raise RuntimeError(f"The RPC device at port {port} did not start: exit code {process.poll()}.")
 
 
 def serve(port: int, threads: int) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -32,7 +31,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.listener import EventKind, Listening, ServerEvent
 from edgellm.services.server.servers import VerifierOptions, serve_verifier
-from testkit import ROOT
+from testkit import ROOT, free_port
 
 _SERVE = """
 import sys
@@ -49,8 +48,7 @@ class VerifierProcess:
     """A verifier's process at a port of its own, which can be killed or stopped, and started again."""
 
     def __init__(self, model: Path, sessions: int = 2, threads: int | None = 1) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         words = map(str, (model, self.port, sessions, threads or 0))
         self._run = [sys.executable, "-c", _SERVE, *words]
         self._process = self._started()
@@ -115,8 +113,7 @@ class PairedVerifierProcess(VerifierProcess):
     def __init__(self, model: Path, home: Path, sessions: int) -> None:
         """`home` is where `acquaint` has made the verifier's identity."""
         self._home = home
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self._run = [sys.executable, "-m", "testkit.processes.verifier", str(model), str(self.port), str(sessions)]
         self.status: dict[str, Any] = {}
         self._process = self._started()

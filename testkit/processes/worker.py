@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import psutil
 from edgellm.errors import EdgeError
 from edgellm.rpc.address import Address
 from edgellm.services.client.stage_client import Endpoint, RemoteDevice
-from testkit import ROOT
+from testkit import ROOT, free_port
 
 _SERVE = """
 import sys
@@ -45,8 +44,7 @@ class WorkerProcess:
         rpc: bool = False,
     ) -> None:  # fmt: skip
         """`first` is code that the process runs first. With `rpc` it serves llama.cpp's RPC, and has no layers."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         words = (model, self.port, threads or 0, keep, "rpc" if rpc else "")
         self._run = [sys.executable, "-c", first + _SERVE, *map(str, words)]
         self._environment = {**os.environ, "EDGELLM_HOME": str(home)}

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.robustness.attack.harness import Attack, Found
 from testkit.memory import most_memory
-from testkit.processes.http_server import served
+from testkit.processes.http_server import serving_pair
 
 PATIENCE = 30.0  # seconds for one answer
 LATEST_HEALTH, LATEST_ANSWER = 0.1, 2.0  # seconds
@@ -91,7 +91,7 @@ def freezing(quick: bool) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         for name, made in list(BODIES.items())[:: 4 if quick else 1]:
             path, body = made()
-            with served(Path(folder)) as (process, url):
+            with serving_pair(Path(folder)) as (process, url):
                 before = most_memory(process.pid)
                 answered, slowest = _attack(int(url.rpartition(":")[2]), path, body)
                 memory = (most_memory(process.pid) - before) / 2**20

@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import tempfile
 import termios
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.error import HTTPError
@@ -28,6 +27,7 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage import History
 from testkit import ROOT
+from testkit.processes.http_server import serving
 
 PHRASE = "my PIN is 4711 zebra"
 PATIENCE = 120.0  # seconds for one answer
@@ -142,31 +142,6 @@ def _paired(home: Path, other: Path) -> list[str]:
     return ["Grandmas attic", str(device), device.short, "192.168.77.21", "fd00:7::9"]
 
 
-@contextmanager
-def _served(home: Path, *words: str) -> Iterator[str]:
-    """Run a server, and yield the URL of its API's root."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "edgellm", "serve", "--http-port", "0", *words], cwd=ROOT, env=_environment(home),
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None
-    try:
-        output = ""
-        for line in process.stderr:
-            output += line
-            if found := re.search(r"(?:OpenAI's API|Status): (https?://[^/\s]+)", line):
-                yield found[1]
-                return
-        raise RuntimeError(f"it ended: {output}")
-    finally:
-        process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        process.kill()
-        process.wait()
-        process.stderr.close()
-
-
 PATHS = ("/", "/health", "/status", "/metrics", "/v1/models", "/v1/models/x", "/openapi.json", "/page/chat.js",
          "/conversations",
          "/page/../status", "//status", "/STATUS", "/status/", "/health/../status", "/page/%2e%2e/status")  # fmt: skip
@@ -208,7 +183,7 @@ def paired_only(quick: bool) -> Found:
         with tempfile.TemporaryDirectory() as folder:
             home = Path(folder) / "home"
             secrets = _paired(home, Path(folder) / "other")
-            with _served(home, "--role", role, "--port", "0", "--paired-only", "--no-announce") as url:
+            with serving(home, "--role", role, "--port", "0", "--paired-only", "--no-announce") as (_, url):
                 for what, status, answered in _requested(url, quick):
                     tried += 1
                     open_ = re.match(r"GET /(?:page/chat.js|health|) ", what)
@@ -231,7 +206,7 @@ def status_strangers(quick: bool) -> Found:
         home, other = Path(folder) / "home", Path(folder) / "other"
         secrets = _paired(home, other)
         for words in (["--role", "verifier", "--port", "0"], ["--role", "worker", "--port", "0"], []):
-            with _served(home, *words, *(["--no-announce"] if words else [])) as url:
+            with serving(home, *words, *(["--no-announce"] if words else [])) as (_, url):
                 for what, _, answered in _requested(url, quick):
                     tried += 1
                     if any(secret.casefold() in answered.casefold() for secret in secrets):

@@ -156,7 +156,6 @@ def memory(quick: bool) -> Found:
     """Have a worker allocate as many positions as can be requested, again and again."""
     rounds, wrong = 3 if quick else 20, list[str]()
     with household("compute", "-m", MODEL) as home:
-        assert home.process is not None
         room, calls = psutil.virtual_memory().available, []
 
         async def ask() -> None:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.request import urlopen
 
 from bench.robustness.attack.harness import Attack, Found
+from edgellm.rpc.address import Address
+from testkit import free_port, until_listening
 from testkit.gguf.random_model import Shape, write
 from testkit.hostile.inputs import PRE_TOKENIZERS, TEXTS
+from testkit.processes.http_server import serving
 
 LARGEST = 2**22  # bytes that one text of a request may have
 SHORT = Shape("llama", 400, 1, 32, 2, 1, 64, 512)
@@ -88,8 +89,7 @@ def _chats(quick: bool, *, linked: bool) -> Found:
         for pre in pres:
             path = Path(folder, f"{pre}.gguf")
             write(path, SHORT, "F32", pre_tokenizer=pre)
-            with _served(folder, path, verifier=True) if linked else nullcontext(0) as port:
-                verifier = f"127.0.0.1:{port}" if linked else "none"
+            with _verifier(folder, path) if linked else nullcontext("none") as verifier:
                 options = ["--draft", str(path), "--verifier", verifier]
                 for name, made in TEXTS.items():
                     for length in (60_000, LARGEST) if not quick else (60_000,):
@@ -120,20 +120,20 @@ def _http(quick: bool) -> Found:
         for pre in ("tekken", "superbpe") if quick else PRE_TOKENIZERS:
             path = Path(folder, f"{pre}.gguf")
             write(path, SHORT, "F32", pre_tokenizer=pre)
-            with _served(folder, path) as port:
+            with serving(Path(folder, "home"), "--draft", str(path), "--verifier", "none") as (_, url):
                 for name, made in TEXTS.items():
                     for length in lengths(quick):
-                        _posted(tally, port, made(length - 1_000 if length == LARGEST else length), f"{pre}, {name}")
-                _posted(tally, port, "hello", f"{pre}, the next one", 200)
+                        _posted(tally, url, made(length - 1_000 if length == LARGEST else length), f"{pre}, {name}")
+                _posted(tally, url, "hello", f"{pre}, the next one", 200)
     return tally.found()
 
 
-def _posted(tally: Tally, port: int, text: str, what: str, expected: int = 0) -> None:
+def _posted(tally: Tally, url: str, text: str, what: str, expected: int = 0) -> None:
     body = json.dumps({"prompt": text, "max_tokens": 2}, ensure_ascii=False).encode()
     began = time.perf_counter()
     tally.tried += 1
     try:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE)
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         status = answer.status
@@ -153,16 +153,16 @@ def _held_up(quick: bool) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "short.gguf")
         write(path, SHORT, "F32", pre_tokenizer="tekken")
-        with _served(folder, path) as port:
-            _posted(tally, port, "hello", "alone", 200)
+        with serving(Path(folder, "home"), "--draft", str(path), "--verifier", "none") as (_, url):
+            _posted(tally, url, "hello", "alone", 200)
             large = [
-                threading.Thread(target=_posted, args=(tally, port, TEXTS[name](1_000_000), name))
+                threading.Thread(target=_posted, args=(tally, url, TEXTS[name](1_000_000), name))
                 for name in ("control tokens", "dashes") * (1 if quick else 4)
             ]
             for one in large:
                 one.start()
             began = time.perf_counter()
-            _posted(tally, port, "hello", "beside large ones", 200)
+            _posted(tally, url, "hello", "beside large ones", 200)
             beside = time.perf_counter() - began
             for one in large:
                 one.join()
@@ -170,38 +170,12 @@ def _held_up(quick: bool) -> Found:
 
 
 @contextmanager
-def _served(folder: str, path: Path, *more: str, verifier: bool = False) -> Iterator[int]:
-    port = _free_port()
-    way = ("--role", "verifier", "-m", str(path), "--port", str(port)) if verifier else (
-        "--draft", str(path), "--verifier", "none", "--http-port", str(port))  # fmt: skip
-    command = [sys.executable, "-m", "edgellm", "serve", *way, *more]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_home(folder))
-    try:
-        _until_ready(port, http=not verifier)
-        yield port
-    finally:
-        process.terminate()
-        process.communicate(timeout=PATIENCE)
-
-
-def _until_ready(port: int, *, http: bool) -> None:
-    """Wait until the server listens; over HTTP, until the model is loaded."""
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        with suppress(OSError):
-            if not http:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                return
-            with urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE):  # an error while the model is loaded
-                return
-        time.sleep(0.1)
-    raise TimeoutError("the server is not ready")
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+def _verifier(folder: str, path: Path) -> Iterator[str]:
+    """Yield the address of a verifier's process."""
+    address = Address("127.0.0.1", free_port())
+    with serving(Path(folder, "home"), "--role", "verifier", "-m", str(path), "--port", str(address.port)):
+        until_listening(address.port)
+        yield str(address)
 
 
 def _home(folder: str) -> dict[str, str]:
