@@ -107,8 +107,6 @@ async def probe_port(address: Address, seconds: float = 1.0) -> PortState:
         return PortState.SILENT
     except ConnectionRefusedError:
         return PortState.REFUSED
-    except socket.gaierror:
-        return PortState.UNKNOWN
     except OSError:
         return PortState.UNKNOWN
     writer.transport.abort()
@@ -130,11 +128,11 @@ async def call_with_retry(ask: Callable[[float], Awaitable[T]], address: Address
     return await ask(RETRY_FACTOR * seconds)
 
 
-async def first_listening(addresses: Sequence[Address], seconds: float = 1.0) -> Address:
+async def first_listening(addresses: Sequence[Address]) -> Address:
     """Return the first of a device's addresses at which something listens, as not all of its networks may be reachable
     from here; return the first address if nothing listens at any.
     """
-    states = await asyncio.gather(*(probe_port(address, seconds) for address in addresses))
+    states = await asyncio.gather(*(probe_port(address) for address in addresses))
     return next(
         (address for address, state in zip(addresses, states, strict=True) if state is PortState.OPEN), addresses[0]
     )

@@ -167,14 +167,14 @@ def browse(
         return sorted(found.values(), key=lambda hint: (hint.short, hint.instance))
 
 
-def find_copies(short: str, hosts: Sequence[str], seconds: float = COPY_SECONDS) -> list[Hint]:
-    """Return the announcements of this device's ID from other machines: they mean that its files were copied. Takes all
-    of `seconds` if there are none."""
+def find_copies(short: str, hosts: Sequence[str]) -> list[Hint]:
+    """Return the announcements of this device's ID from other machines: they mean that its files were copied. Takes
+    `COPY_SECONDS` if there are none."""
 
     def foreign(found: Sequence[Hint]) -> list[Hint]:
         return [hint for hint in found if hint.short == short and not hint.own]
 
-    return foreign(browse(ServiceKind.DEVICE, hosts, seconds, lambda found: bool(foreign(found))))
+    return foreign(browse(ServiceKind.DEVICE, hosts, COPY_SECONDS, lambda found: bool(foreign(found))))
 
 
 @contextmanager

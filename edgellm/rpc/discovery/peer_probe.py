@@ -19,7 +19,6 @@ T = TypeVar("T")
 
 BROWSE_SECONDS = 1.5  # for announcements; most come within a tenth of that
 MAX_BROWSE_SECONDS = 6.0  # if no device was found by then: busy machines answer late
-PROBE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +32,13 @@ class ProbeResult:
 
 
 def probe_peers(
-    trust: Trust,
-    peers: Sequence[Peer],
-    hosts: Sequence[str],
-    hints: Sequence[Hint] | None = None,
-    seconds: float = PROBE_SECONDS,
+    trust: Trust, peers: Sequence[Peer], hosts: Sequence[str], hints: Sequence[Hint] | None = None
 ) -> list[ProbeResult]:
     """Return the result of probing each of `peers`, as `ask_peers` finds them. Errors of a device are returned, not
     raised."""
 
     async def greeting(peer: Peer, address: Address) -> PeerInfo:
-        return await fetch_peer_info(address, trust, peer.id, seconds)
+        return await fetch_peer_info(address, trust, peer.id)
 
     return [
         ProbeResult(peer, None, answer, announced)
@@ -53,9 +48,9 @@ def probe_peers(
     ]
 
 
-def probe_address(trust: Trust, address: Address, seconds: float = PROBE_SECONDS) -> PeerInfo:
+def probe_address(trust: Trust, address: Address) -> PeerInfo:
     """Return the greeting of the paired device at an address. Raise the errors of `connect_authenticated`."""
-    return run_in_network_loop(fetch_peer_info(address, trust, None, seconds)).result()
+    return run_in_network_loop(fetch_peer_info(address, trust)).result()
 
 
 def ask_peers(

@@ -9,9 +9,9 @@ import grpc.aio
 
 from edgellm.errors import EdgeError, NotPaired
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import open_channel, run_in_network_loop
+from edgellm.rpc.channel import HELLO_SECONDS, open_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import RETRY_FACTOR
-from edgellm.rpc.discovery.peer_probe import PROBE_SECONDS, ask_peers
+from edgellm.rpc.discovery.peer_probe import ask_peers
 from edgellm.rpc.layers.upload import StoreFacts, list_layers
 from edgellm.rpc.trust.handshake import PeerInfo, connect_authenticated
 from edgellm.rpc.trust.peer_store import Peer
@@ -37,15 +37,13 @@ class Worker:
     error: EdgeError | None = None
 
 
-def find_workers(
-    trust: Trust, peers: Sequence[Peer], hosts: Sequence[str], seconds: float = PROBE_SECONDS
-) -> list[Worker]:
+def find_workers(trust: Trust, peers: Sequence[Peer], hosts: Sequence[str]) -> list[Worker]:
     """Return each of `peers` as a worker, as `ask_peers` finds them. Errors of a device are returned, not raised."""
 
     async def read(peer: Peer, address: Address) -> Worker:
-        channel, info = await connect_authenticated(address, trust, peer.id, seconds)
+        channel, info = await connect_authenticated(address, trust, peer.id)
         async with channel:
-            return await _read_worker(channel, peer.name, address, info, seconds)
+            return await _read_worker(channel, peer.name, address, info)
 
     return [
         Worker(peer.name, peer, error=answer) if isinstance(answer, EdgeError) else answer
@@ -70,7 +68,7 @@ async def local_worker(address: Address) -> Worker:
         return Worker(str(address), None, address, await list_layers(channel, str(address)), frozenset(Right))
 
 
-def worker_at_address(trust: Trust, name: str, address: Address, seconds: float = PROBE_SECONDS) -> Worker:
+def worker_at_address(trust: Trust, name: str, address: Address) -> Worker:
     """Return the worker at an address: a paired device, by default under its name in the list of peers; or, at a
     loopback address where no paired device was met, a worker in plain text. Errors of a device are returned, not
     raised."""
@@ -79,9 +77,9 @@ def worker_at_address(trust: Trust, name: str, address: Address, seconds: float 
     async def probe() -> Worker:
         if not paired:
             return replace(await local_worker(address), name=name or str(address))
-        channel, info = await connect_authenticated(address, trust, None, seconds)
+        channel, info = await connect_authenticated(address, trust)
         async with channel:
-            return await _read_worker(channel, name or info.peer.name, address, info, seconds)
+            return await _read_worker(channel, name or info.peer.name, address, info)
 
     try:
         return run_in_network_loop(probe()).result()
@@ -89,9 +87,7 @@ def worker_at_address(trust: Trust, name: str, address: Address, seconds: float 
         return Worker(name or str(address), None, error=error)
 
 
-async def _read_worker(
-    channel: grpc.aio.Channel, name: str, address: Address, info: PeerInfo, seconds: float
-) -> Worker:
+async def _read_worker(channel: grpc.aio.Channel, name: str, address: Address, info: PeerInfo) -> Worker:
     # the device has just answered, so a late reply means that it is busy
-    facts = await list_layers(channel, name, RETRY_FACTOR * seconds)
+    facts = await list_layers(channel, name, RETRY_FACTOR * HELLO_SECONDS)
     return Worker(name, info.peer, address, facts, info.rights, info.seconds, info.version)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import grpc
@@ -83,24 +83,19 @@ class DeviceFigures:
         return "" if is_plausible(self.rows, self.seconds) else "the times are not plausible for any device"
 
 
+_MAX_TEXT = 200  # characters of a text that another device sends
+
+
 def write_figures(figures: DeviceFigures) -> pb.Figures:
-    return pb.Figures(
-        taken=figures.taken, reason=figures.reason, block=bytes.fromhex(figures.block), rows=figures.rows,
-        seconds=figures.seconds, layer=figures.layer, disk=figures.disk, disk_reason=figures.disk_reason,
-        memory=figures.memory, memory_reason=figures.memory_reason, threads=figures.threads,
-        processor=figures.processor, version=figures.version, waited=figures.waited,
-        unit=figures.unit, unit_reason=figures.unit_reason,
-    )  # fmt: skip
+    return pb.Figures(**(asdict(figures) | {"block": bytes.fromhex(figures.block)}))
 
 
 def read_figures(message: pb.Figures) -> DeviceFigures:
     """Return the figures in a message. Raise ProtocolError for numbers that cannot have been measured."""
-    return DeviceFigures(
-        message.taken, message.reason[:200], message.block.hex()[:64], tuple(message.rows), tuple(message.seconds),
-        message.layer, message.disk, message.disk_reason[:200], message.memory, message.memory_reason[:200],
-        message.threads, message.processor[:100], message.version[:40], message.waited,
-        message.unit[:100], message.unit_reason[:200],
-    )  # fmt: skip
+    values = {one.name: getattr(message, one.name) for one in fields(DeviceFigures)}
+    texts = {name: value[:_MAX_TEXT] for name, value in values.items() if isinstance(value, str)}
+    lists = {name: tuple(values[name]) for name in ("rows", "seconds")}
+    return DeviceFigures(**(values | texts | lists | {"block": message.block.hex()[:64]}))
 
 
 def read_blocks(request: pb.MeasureRequest) -> Blocks:

@@ -80,7 +80,7 @@ def read_places(indices: Sequence[int], manifest: Manifest) -> list[int]:
 
 def status(error: EdgeError) -> grpc.StatusCode:
     """Return the gRPC status for an error."""
-    return next((code for kind, code in _STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+    return next(code for code, kinds, _ in _STATUS if isinstance(error, kinds))
 
 
 def details(error: EdgeError) -> str:
@@ -94,8 +94,8 @@ def error_from_status(code: grpc.StatusCode, text: str | None, name: str) -> Edg
         return ProtocolError(f"{name} does not store layers.", "Start a worker there: edgellm serve --role worker")
     if code is grpc.StatusCode.PERMISSION_DENIED:
         return NotPermitted(f"{name} refuses: {what}", step or "Ask the device's owner for the right.")
-    for kind, status_code in _ERRORS:
-        if status_code is code:
+    for status_code, _, kind in _STATUS:
+        if status_code is code and kind is not None:
             return kind(f"{name}: {what}", step or "Check the messages on that device.")
     return DeviceLost(
         f"The connection to {name} was lost ({code.name.lower()}: {text}).",
@@ -113,25 +113,15 @@ def error_from_refusal(message: pb.Refused, name: str) -> EdgeError:
     return error_from_status(code, f"{message.what}\n{message.next_step}", name)
 
 
-_STATUS: tuple[tuple[type[EdgeError], grpc.StatusCode], ...] = (
-    (PeerTooOld, grpc.StatusCode.FAILED_PRECONDITION),
-    (PeerTooNew, grpc.StatusCode.FAILED_PRECONDITION),
-    (ProtocolError, grpc.StatusCode.INVALID_ARGUMENT),
-    (LayersCorrupt, grpc.StatusCode.DATA_LOSS),
-    (StoreFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (DiskFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (StoreBusy, grpc.StatusCode.ABORTED),
-    (LayersRefused, grpc.StatusCode.INVALID_ARGUMENT),
-    (LayersMissing, grpc.StatusCode.NOT_FOUND),
-    (DeviceLost, grpc.StatusCode.DEADLINE_EXCEEDED),
-    (EdgeError, grpc.StatusCode.OUT_OF_RANGE),
+_STATUS: tuple[tuple[grpc.StatusCode, tuple[type[EdgeError], ...], type[EdgeError] | None], ...] = (
+    (grpc.StatusCode.FAILED_PRECONDITION, (PeerTooOld, PeerTooNew), ProtocolError),
+    (grpc.StatusCode.INVALID_ARGUMENT, (ProtocolError,), LayersRefused),
+    (grpc.StatusCode.DATA_LOSS, (LayersCorrupt,), LayersCorrupt),
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, (StoreFull, DiskFull), StoreFull),
+    (grpc.StatusCode.ABORTED, (StoreBusy,), StoreBusy),
+    (grpc.StatusCode.INVALID_ARGUMENT, (LayersRefused,), LayersRefused),
+    (grpc.StatusCode.NOT_FOUND, (LayersMissing,), LayersMissing),
+    (grpc.StatusCode.DEADLINE_EXCEEDED, (DeviceLost,), None),
+    (grpc.StatusCode.OUT_OF_RANGE, (EdgeError,), MeasureFailed),
 )
-_ERRORS: tuple[tuple[type[EdgeError], grpc.StatusCode], ...] = (
-    (ProtocolError, grpc.StatusCode.FAILED_PRECONDITION),
-    (LayersRefused, grpc.StatusCode.INVALID_ARGUMENT),
-    (LayersCorrupt, grpc.StatusCode.DATA_LOSS),
-    (StoreFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (StoreBusy, grpc.StatusCode.ABORTED),
-    (LayersMissing, grpc.StatusCode.NOT_FOUND),
-    (MeasureFailed, grpc.StatusCode.OUT_OF_RANGE),
-)
+"""Status codes, the errors that they stand for, and the error that the other side raises; None: the device is lost."""

@@ -119,15 +119,13 @@ async def connect_authenticated(
     return channel, info
 
 
-async def fetch_peer_info(
-    address: Address, trust: Trust, device: DeviceID | None = None, seconds: float = 2.0
-) -> PeerInfo:
+async def fetch_peer_info(address: Address, trust: Trust, device: DeviceID | None = None) -> PeerInfo:
     """Return a device's greeting; its `seconds` are those of a second call, over the open connection."""
-    channel, _first = await connect_authenticated(address, trust, device, seconds)
+    channel, _first = await connect_authenticated(address, trust, device)
     try:
-        return await _call_welcome(channel, address, trust, device, seconds)
+        return await _call_welcome(channel, address, trust, device, HELLO_SECONDS)
     except grpc.aio.AioRpcError as error:
-        raise await _error_from_status(error, address, seconds) from None
+        raise await _error_from_status(error, address, HELLO_SECONDS) from None
     finally:
         await channel.close(None)
 

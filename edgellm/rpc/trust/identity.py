@@ -6,7 +6,7 @@ pairing."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -68,27 +68,42 @@ def _is_key(pem: bytes | None, certificate: bytes | None) -> bool:
 
 
 def _new_web_certificate(hosts: Sequence[str]) -> tuple[bytes, bytes]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "edgellm HTTP")])
-    now = datetime.now(UTC)
-    certificate = (
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    certificate = _self_signed(
+        key, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "edgellm HTTP")]), dict.fromkeys(hosts),
+        (now - timedelta(days=1), now + timedelta(days=DAYS - 1)),  # clocks differ
+        {
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]): False,
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()): False,
+        },
+    )  # fmt: skip
+    return certificate.public_bytes(_PEM), _private_pem(key)
+
+
+def _self_signed(
+    key: ec.EllipticCurvePrivateKey, name: x509.Name, hosts: Iterable[str], period: tuple[datetime, datetime],
+    extensions: Mapping[x509.ExtensionType, bool],
+) -> x509.Certificate:  # fmt: skip
+    """Return a certificate that can sign no other one, for `hosts` (names or IP addresses); of the `extensions`, some
+    are critical."""
+    builder = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))  # clocks differ
-        .not_valid_after(now + timedelta(days=DAYS - 1))
-        .add_extension(
-            x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys(hosts)]), critical=False
-        )
+        .not_valid_before(period[0])
+        .not_valid_after(period[1])
+        .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
     )
-    private = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return certificate.public_bytes(_PEM), private
+    for extension, critical in extensions.items():
+        builder = builder.add_extension(extension, critical=critical)
+    return builder.sign(key, hashes.SHA256())
+
+
+def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
 def _general_name(host: str) -> x509.GeneralName:
@@ -172,21 +187,13 @@ class Identity:
     def new(cls) -> Self:
         """Return an identity for a new device."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = _subject(key.public_key())
         usage = dict.fromkeys(_USAGES, False) | {"digital_signature": True}
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(datetime(1970, 1, 1, tzinfo=UTC))  # home devices lose their clocks
-            .not_valid_after(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC))  # X.509's "no end"
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.KeyUsage(**usage), critical=True)
-            .sign(key, hashes.SHA256())
-        )
+        certificate = _self_signed(
+            key, _subject(key.public_key()), [SERVER_NAME],
+            (datetime(1970, 1, 1, tzinfo=UTC),  # home devices lose their clocks
+             datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)),  # X.509's "no end"
+            {x509.KeyUsage(**usage): True},
+        )  # fmt: skip
         return cls(key, Certificate(certificate.public_bytes(_DER)))
 
     @classmethod
@@ -228,7 +235,7 @@ class Identity:
 
     @property
     def key_pem(self) -> bytes:
-        return self.key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        return _private_pem(self.key)
 
     def sign(self, message: bytes) -> bytes:
         """Return an ECDSA signature over SHA-256, in DER."""

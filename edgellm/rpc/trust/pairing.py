@@ -340,9 +340,7 @@ class PairingWindow:
         return await asyncio.to_thread(self._trust.peers.add, peer)
 
 
-def join(
-    address: Address, code: Code, trust: Trust, introduction: Introduction, seconds: float = 2 * STEP_SECONDS
-) -> Peer:
+def join(address: Address, code: Code, trust: Trust, introduction: Introduction) -> Peer:
     """Pair with the device whose window is at `address`; return it, now on the list of paired devices.
 
     Raises:
@@ -352,12 +350,12 @@ def join(
         VerifierUnreachable: there is no answer.
         TrustUnusable: the list of paired devices cannot be written.
     """
-    return run_in_network_loop(_join(address, code, trust, introduction, seconds)).result()
+    return run_in_network_loop(_join(address, code, trust, introduction)).result()
 
 
-async def _join(address: Address, code: Code, trust: Trust, introduction: Introduction, seconds: float) -> Peer:
+async def _join(address: Address, code: Code, trust: Trust, introduction: Introduction) -> Peer:
     async with open_pairing_channel(address) as channel:
-        call = channel.stream_stream(_PAIR, bytes, bytes)(timeout=seconds)  # type: ignore[call-arg]  # written to
+        call = channel.stream_stream(_PAIR, bytes, bytes)(timeout=2 * STEP_SECONDS)  # type: ignore[call-arg]  # written to
         try:
             peer = await _run_exchange(call, code, trust, introduction, address)
             await call.done_writing()
@@ -441,25 +439,23 @@ def read_introduction(certificate: Certificate, words: bytes, rights: Rights, ho
     )
 
 
+_REFUSALS: dict[type[Exception], grpc.StatusCode] = {
+    PairingFailed: grpc.StatusCode.PERMISSION_DENIED,
+    NotPaired: grpc.StatusCode.INVALID_ARGUMENT,
+    IdentityClash: grpc.StatusCode.INVALID_ARGUMENT,
+}
+
+
 async def _refuse(stream: Context, error: EdgeError | TimeoutError) -> NoReturn:
-    code = grpc.StatusCode.FAILED_PRECONDITION
-    if isinstance(error, PairingFailed):
-        code = grpc.StatusCode.PERMISSION_DENIED
-    elif isinstance(error, (NotPaired, IdentityClash)):
-        code = grpc.StatusCode.INVALID_ARGUMENT
-    elif isinstance(error, TimeoutError):
-        code = grpc.StatusCode.DEADLINE_EXCEEDED
-    await stream.abort(code, str(error) or "The deadline has passed.")
+    if isinstance(error, TimeoutError):
+        await stream.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "The deadline has passed.")
+    await stream.abort(_REFUSALS.get(type(error), grpc.StatusCode.FAILED_PRECONDITION), str(error))
     raise error  # abort does not return
 
 
 def _why(error: grpc.aio.AioRpcError, address: Address) -> EdgeError:
     code, details = error.code(), error.details() or ""
-    if code in (
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.INVALID_ARGUMENT,
-    ):
+    if code in (grpc.StatusCode.FAILED_PRECONDITION, *_REFUSALS.values()):
         return PairingFailed(f"The device at {address} refuses.", details or _NEW_CODE)
     if code is grpc.StatusCode.UNAVAILABLE:
         return VerifierUnreachable(
