@@ -1,4 +1,4 @@
-"""An arriving piece: it gets its final name only when it is complete and its hash is right."""
+"""Files of pieces: each gets its final name when it is complete and its hash is right, and stays while it is used."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import errno
 import hashlib
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from edgellm import system
 from edgellm.engine import ModelFile, check_cuttable
 from edgellm.engine.trial.probe import Probe, require_loadable
-from edgellm.errors import DiskFull, EdgeError, LayersCorrupt, LayersRefused
+from edgellm.errors import SAME_VERSION, DiskFull, EdgeError, LayersCorrupt, LayersRefused
 from edgellm.storage.layers.manifest import LayerPiece
 
 _STEP = 2**20
@@ -110,6 +110,55 @@ class IncomingPiece:
     def _drop(self) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)
+
+
+class PieceReceiver:
+    """Receives pieces for which room has been made: `paths` are where each arrives, and where it is once whole."""
+
+    def __init__(self, paths: Mapping[LayerPiece, tuple[Path, Path]]) -> None:
+        self._paths = paths
+
+    @contextmanager
+    def piece(self, piece: LayerPiece) -> Iterator[IncomingPiece]:
+        """Yield a piece with the bytes that have arrived so far; hashing them takes a second per gigabyte.
+
+        Raises:
+            LayersRefused: the piece was not announced.
+        """
+        if piece not in self._paths:
+            raise LayersRefused(f"{str(piece).capitalize()} was not announced.", SAME_VERSION)
+        with closing(IncomingPiece(*self._paths[piece], piece)) as incoming:
+            yield incoming
+
+
+@contextmanager
+def hold_in_use(path: Path) -> Iterator[bool]:
+    """Prevent `remove_unused` from removing the file until the `with` ends; yield False if there is no such file."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        yield False
+        return
+    with file:
+        system.lock_shared(file)
+        present = False
+        with suppress(OSError):  # it may have been removed in between
+            present = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+        yield present
+
+
+def remove_unused(path: Path, *, only_look: bool = False) -> bool:
+    """Remove the file unless it is in use; return whether it is gone, or can go if this is to `only_look`."""
+    try:
+        with path.open("rb") as file:
+            system.lock_exclusive(file)
+            if not only_look:
+                path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        return True
+    except OSError:  # in use, or not ours to remove
+        return False
+    return True
 
 
 def try_early(path: Path) -> None:

@@ -24,7 +24,7 @@ from edgellm.errors import SAME_VERSION, InvalidOption, LayersRefused, StateDama
 from edgellm.layer_range import LayerRange, chain, ranges
 from edgellm.places import cache_dir
 from edgellm.storage.fingerprint import fingerprint
-from edgellm.storage.state import read_json, write_state
+from edgellm.storage.state import from_json, read_json, write_state
 
 MAX_NAME = 200  # characters
 MAX_PIECE_BYTES = 2**40  # bytes
@@ -119,12 +119,7 @@ class Manifest:
     def from_json(cls, found: Mapping[str, Any]) -> Manifest:
         """Return the manifest that `to_json` wrote; raise `LayersRefused` for anything else."""
         try:
-            pieces = tuple(
-                LayerPiece(int(one["first"]), int(one["last"]), int(one["size"]), str(one["sha256"]))
-                for one in found["pieces"]
-            )
-            fingerprint, name, architecture = (str(found[key]) for key in ("fingerprint", "name", "architecture"))
-            return cls(fingerprint, name, architecture, int(found["layers"]), pieces)
+            return from_json(cls, found)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise _refused(f"fields that cannot be read ({error})") from None
 

@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,14 @@ from edgellm.errors import SAME_VERSION, DiskFull, InvalidOption, LayersMissing,
 from edgellm.layer_range import LayerRange
 from edgellm.places import cache_dir
 from edgellm.storage.fingerprint import fingerprint
-from edgellm.storage.layers.incoming_piece import IncomingPiece, mark_used, storage_errors, try_early
+from edgellm.storage.layers.incoming_piece import (
+    PieceReceiver,
+    hold_in_use,
+    mark_used,
+    remove_unused,
+    storage_errors,
+    try_early,
+)
 from edgellm.storage.layers.manifest import (
     LayerPiece,
     Manifest,
@@ -48,44 +55,6 @@ _LOCK_SECONDS = 10.0  # seconds to wait for another process that makes room
 RESERVED_BYTES = 256 * 2**20  # bytes of the disk that are left free in any case
 _WRITE = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | system.NO_LINKS | system.BINARY
 _NAME = re.compile(r"(?P<sha256>[0-9a-f]{64})\.(?:gguf|(?P<size>\d{1,19})\.(?:(?P<owner>[0-9a-f]{64})\.)?partial)")
-
-
-@contextmanager
-def hold_in_use(path: Path) -> Iterator[bool]:
-    """Prevent `remove_unused` from removing the file until the `with` ends; yield False if there is no such file."""
-    try:
-        file = path.open("rb")
-    except OSError:
-        yield False
-        return
-    with file:
-        system.lock_shared(file)
-        present = False
-        with suppress(OSError):  # it may have been removed in between
-            present = os.path.samestat(path.stat(), os.fstat(file.fileno()))
-        yield present
-
-
-def in_use(path: Path) -> bool:
-    """Return whether the file is in use."""
-    return not _unused(path, lambda: None)
-
-
-def remove_unused(path: Path) -> bool:
-    """Remove the file unless it is in use; return whether it is gone."""
-    return _unused(path, lambda: path.unlink(missing_ok=True))
-
-
-def _unused(path: Path, act: Callable[[], None]) -> bool:
-    try:
-        with path.open("rb") as file:
-            system.lock_exclusive(file)
-            act()
-    except FileNotFoundError:
-        return True
-    except OSError:  # in use, or not ours to remove
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +215,7 @@ class LayerStore:
         with self._exclusive(owner):
             with self._locked():
                 self._prepare(manifest, pieces, owner)
-            yield PieceReceiver(self, frozenset(pieces), owner)
+            yield PieceReceiver({one: (self._partial(one, owner), self._whole(one.sha256)) for one in pieces})
 
     def _prepare(self, manifest: Manifest, pieces: Sequence[LayerPiece], owner: str) -> None:
         missing = [piece for piece in pieces if self.find(piece) is None]
@@ -329,7 +298,7 @@ class LayerStore:
                 break
             others = ({file.owner} if file.owner else owners.get(file.sha256, set())) - {owner, CUT}
             protected = file.sha256 in wanted or (others and file.used > recent)
-            if not protected and not (file.whole and in_use(file.path)):
+            if not protected and (not file.whole or remove_unused(file.path, only_look=True)):
                 removable.append(file)
                 over, short = over - file.size, short - file.size_on_disk
         if over > 0:
@@ -425,29 +394,6 @@ class LayerStore:
                 yield
             finally:
                 lock.release()
-
-
-class PieceReceiver:
-    """Receives pieces for which room has been made; see `LayerStore.receiving`."""
-
-    def __init__(self, store: LayerStore, pieces: frozenset[LayerPiece], owner: str) -> None:
-        self._store, self._announced, self._owner = store, pieces, owner
-
-    @contextmanager
-    def piece(self, piece: LayerPiece) -> Iterator[IncomingPiece]:
-        """Yield a piece with the bytes that have arrived so far; hashing them takes a second per gigabyte.
-
-        Raises:
-            LayersRefused: the piece was not announced.
-        """
-        if piece not in self._announced:
-            raise LayersRefused(f"{str(piece).capitalize()} was not announced.", SAME_VERSION)
-        arriving = self._store._partial(piece, self._owner)  # noqa: SLF001
-        partial = IncomingPiece(arriving, self._store._whole(piece.sha256), piece)  # noqa: SLF001
-        try:
-            yield partial
-        finally:
-            partial.close()
 
 
 def cut_layers(
