@@ -35,7 +35,7 @@ from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL
-from tests.rpc.doors import answering, run, serving
+from tests.rpc.doors import answering, in_loop, serving
 from tests.rpc.strangers import befriend, device, known
 
 SILENCE = ReceivedAnnouncements((), own_came_back=True)
@@ -199,12 +199,10 @@ def test_another_device_with_our_identity_is_told(me: Trust) -> None:
     assert "identity.pem" in found.next_step
 
 
-def test_a_device_that_is_there_is_fine(me: Trust, desk: Trust) -> None:
-    async def work() -> None:
-        async with serving(desk) as address:
-            await there(me, desk, address)
-
-    run(work)
+@in_loop
+async def test_a_device_that_is_there_is_fine(me: Trust, desk: Trust) -> None:
+    async with serving(desk) as address:
+        await there(me, desk, address)
 
 
 async def there(me: Trust, desk: Trust, address: Address) -> None:
@@ -224,15 +222,13 @@ async def there(me: Trust, desk: Trust, address: Address) -> None:
     assert "do not trust each other" in stranger.what
 
 
-def test_a_device_of_another_version_says_who_is_to_update(me: Trust, desk: Trust) -> None:
-    async def work() -> None:
-        async with answering(desk, lambda reply: setattr(reply, "protocol", DEVICES_PROTOCOL + 1)) as address:
-            me.peers.record_seen(desk.identity.id, address)
-            (one,) = await asyncio.to_thread(peers_of, me)
-            assert (one.topic, one.state) == ("versions", State.PROBLEM)
-            assert "this device" in one.next_step
-
-    run(work)
+@in_loop
+async def test_a_device_of_another_version_says_who_is_to_update(me: Trust, desk: Trust) -> None:
+    async with answering(desk, lambda reply: setattr(reply, "protocol", DEVICES_PROTOCOL + 1)) as address:
+        me.peers.record_seen(desk.identity.id, address)
+        (one,) = await asyncio.to_thread(peers_of, me)
+        assert (one.topic, one.state) == ("versions", State.PROBLEM)
+        assert "this device" in one.next_step
 
 
 def test_a_device_that_is_on_and_serves_nothing(me: Trust, desk: Trust) -> None:

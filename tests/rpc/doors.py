@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import grpc
 import grpc.aio
@@ -26,6 +27,7 @@ from edgellm.rpc.versions import DEVICES_PROTOCOL
 from tests.rpc.strangers import device
 
 OFFER = OfferedModel("verifier", "big", 123, "ab" * 32)
+P = ParamSpec("P")
 SECRET = "/test.Service/Secret"
 STREAM = "/test.Service/Stream"
 Said = list[str]
@@ -86,8 +88,14 @@ async def code_of(channel: grpc.aio.Channel) -> grpc.StatusCode:
     return caught.value.code()
 
 
-def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    run_in_network_loop(work()).result(60)
+def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Runs an asynchronous test in the network loop."""
+
+    @wraps(test)
+    def running(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_in_network_loop(test(*args, **kwargs)).result(60)
+
+    return running
 
 
 def impostor(genuine: Trust, folder: Path, identity: Identity) -> Trust:

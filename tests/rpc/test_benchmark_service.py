@@ -21,7 +21,7 @@ from edgellm.rpc.layers.codec import method
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.storage.layers.store import LayerStore
 from testkit.network.relay import Network, Relay
-from tests.rpc.doors import run
+from tests.rpc.doors import in_loop
 from tests.rpc.layering import taking
 from tests.rpc.strangers import befriend, device
 
@@ -51,25 +51,22 @@ def store(tmp_path: Path) -> LayerStore:
     return LayerStore(tmp_path / "layers", 10**9)
 
 
-def test_a_device_says_what_it_has_measured(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_a_device_says_what_it_has_measured(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark_service, "BEAT_SECONDS", 0.02)
     measurer = Measuring(seconds=0.1)
-
-    async def work() -> None:
-        async with taking(store, measurer=measurer) as address, open_channel(address) as channel:
-            assert await measure(channel, "desk", BLOCKS, 60.0) == FIGURES
-            assert measurer.asked == [(BLOCKS, 60.0)]
-            for bad in (replace(BLOCKS, header=b""), replace(BLOCKS, layers=0), replace(BLOCKS, width=2**21)):
-                with pytest.raises(EdgeError, match="layers to measure are invalid"):
-                    await measure(channel, "desk", bad, 60.0)
-            measurer.said = MeasureFailed("The disk is full.", "Make room there.")
-            with pytest.raises(MeasureFailed, match=r"desk: The disk is full\. Make room there"):
-                await measure(channel, "desk", BLOCKS, 0.0)
-        async with taking(store) as address, open_channel(address) as channel:
-            with pytest.raises(MeasureFailed, match="does not measure itself"):
-                await measure(channel, "desk", BLOCKS, 60.0)
-
-    run(work)
+    async with taking(store, measurer=measurer) as address, open_channel(address) as channel:
+        assert await measure(channel, "desk", BLOCKS, 60.0) == FIGURES
+        assert measurer.asked == [(BLOCKS, 60.0)]
+        for bad in (replace(BLOCKS, header=b""), replace(BLOCKS, layers=0), replace(BLOCKS, width=2**21)):
+            with pytest.raises(EdgeError, match="layers to measure are invalid"):
+                await measure(channel, "desk", bad, 60.0)
+        measurer.said = MeasureFailed("The disk is full.", "Make room there.")
+        with pytest.raises(MeasureFailed, match=r"desk: The disk is full\. Make room there"):
+            await measure(channel, "desk", BLOCKS, 0.0)
+    async with taking(store) as address, open_channel(address) as channel:
+        with pytest.raises(MeasureFailed, match="does not measure itself"):
+            await measure(channel, "desk", BLOCKS, 60.0)
 
 
 def test_figures_that_cannot_be_are_not_believed() -> None:
@@ -89,39 +86,35 @@ def test_figures_that_cannot_be_are_not_believed() -> None:
         LinkSpeed(0.1, float("nan"), 1.0)
 
 
-def test_a_line_is_measured_both_ways(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_a_line_is_measured_both_ways(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through a relay of known bandwidth and delay."""
     monkeypatch.setattr(bandwidth_probe, "SECONDS", 0.3)
-
-    async def work() -> None:
-        async with taking(store) as address:
-            with Relay(address.port, Network(40.0, 0.02)) as relay:
-                async with open_channel(Address("127.0.0.1", relay.port)) as channel:
-                    line = await measure_link(channel, "desk")
-        assert line.round_trip >= 0.02
-        for rate in (line.up, line.down):  # of thousands without the relay, and how exact depends on what else runs
-            assert 1e6 < rate < 4e8
-
-    run(work)
+    async with taking(store) as address:
+        with Relay(address.port, Network(40.0, 0.02)) as relay:
+            async with open_channel(Address("127.0.0.1", relay.port)) as channel:
+                line = await measure_link(channel, "desk")
+    assert line.round_trip >= 0.02
+    for rate in (line.up, line.down):  # of thousands without the relay, and how exact depends on what else runs
+        assert 1e6 < rate < 4e8
 
 
-def test_more_than_can_be_wanted_is_refused(store: LayerStore) -> None:
-    async def work() -> None:
-        async with taking(store) as address, open_channel(address) as channel:
-            open_line: Any = channel.stream_stream
-            call = open_line(
-                method("Flow"),
-                request_serializer=pb.FlowFrame.SerializeToString,
-                response_deserializer=pb.FlowFrame.FromString,
-            )()
-            await call.write(pb.FlowFrame(want=2**40))
-            with pytest.raises(Exception, match="is too large"):
-                await call.read()
-
-    run(work)
+@in_loop
+async def test_more_than_can_be_wanted_is_refused(store: LayerStore) -> None:
+    async with taking(store) as address, open_channel(address) as channel:
+        open_line: Any = channel.stream_stream
+        call = open_line(
+            method("Flow"),
+            request_serializer=pb.FlowFrame.SerializeToString,
+            response_deserializer=pb.FlowFrame.FromString,
+        )()
+        await call.write(pb.FlowFrame(want=2**40))
+        with pytest.raises(Exception, match="is too large"):
+            await call.read()
 
 
-def test_a_device_measures_its_line_to_another_that_both_know(
+@in_loop
+async def test_a_device_measures_its_line_to_another_that_both_know(
     store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bandwidth_probe, "SECONDS", 0.05)
@@ -129,40 +122,33 @@ def test_a_device_measures_its_line_to_another_that_both_know(
     for worker in (desk, phone, far):
         befriend(worker, owner, "compute files")
     befriend(phone, desk, "compute")
-
-    async def work() -> None:
-        async with taking(store, desk) as at_desk, taking(store, phone) as at_phone:
-            async with open_channel(at_desk, owner, desk.identity.id) as channel:
-                line = await request_link_measurement(channel, "desk", phone.identity.id, at_phone)
-                assert line.up > 1e6
-                assert 0 < line.round_trip < 1
-                assert (
-                    await request_link_measurement(channel, "desk", phone.identity.id, None)
-                ).up > 1e6  # where it was met before
-                with pytest.raises(MeasureFailed, match="not paired with this one"):
-                    await request_link_measurement(channel, "desk", far.identity.id, None)
-                phone.peers.remove(desk.identity.id)
-                with pytest.raises(MeasureFailed, match="cannot be measured from here"):
-                    await request_link_measurement(channel, "desk", phone.identity.id, at_phone)
-            async with taking(store) as alone, open_channel(alone) as channel:
-                with pytest.raises(MeasureFailed, match="not paired with any other"):
-                    await request_link_measurement(channel, "alone", phone.identity.id, at_phone)
-
-    run(work)
+    async with taking(store, desk) as at_desk, taking(store, phone) as at_phone:
+        async with open_channel(at_desk, owner, desk.identity.id) as channel:
+            line = await request_link_measurement(channel, "desk", phone.identity.id, at_phone)
+            assert line.up > 1e6
+            assert 0 < line.round_trip < 1
+            assert (
+                await request_link_measurement(channel, "desk", phone.identity.id, None)
+            ).up > 1e6  # where it was met before
+            with pytest.raises(MeasureFailed, match="not paired with this one"):
+                await request_link_measurement(channel, "desk", far.identity.id, None)
+            phone.peers.remove(desk.identity.id)
+            with pytest.raises(MeasureFailed, match="cannot be measured from here"):
+                await request_link_measurement(channel, "desk", phone.identity.id, at_phone)
+        async with taking(store) as alone, open_channel(alone) as channel:
+            with pytest.raises(MeasureFailed, match="not paired with any other"):
+                await request_link_measurement(channel, "alone", phone.identity.id, at_phone)
 
 
-def test_only_who_may_have_it_compute_may_have_it_measured(store: LayerStore, tmp_path: Path) -> None:
+@in_loop
+async def test_only_who_may_have_it_compute_may_have_it_measured(store: LayerStore, tmp_path: Path) -> None:
     worker, reader = device(tmp_path / "worker"), device(tmp_path / "reader")
     befriend(worker, reader, "files verify")
     measurer = Measuring()
-
-    async def work() -> None:
-        async with taking(store, worker, measurer=measurer) as address, open_channel(address, reader) as channel:
-            for asked in (measure(channel, "desk", BLOCKS, 0.0), measure_link(channel, "desk")):
-                with pytest.raises((NotPermitted, DeviceLost)):
-                    await asked
-            with pytest.raises(NotPermitted):
-                await request_link_measurement(channel, "desk", reader.identity.id, None)
-        assert measurer.asked == []
-
-    run(work)
+    async with taking(store, worker, measurer=measurer) as address, open_channel(address, reader) as channel:
+        for asked in (measure(channel, "desk", BLOCKS, 0.0), measure_link(channel, "desk")):
+            with pytest.raises((NotPermitted, DeviceLost)):
+                await asked
+        with pytest.raises(NotPermitted):
+            await request_link_measurement(channel, "desk", reader.identity.id, None)
+    assert measurer.asked == []

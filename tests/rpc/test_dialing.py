@@ -22,7 +22,7 @@ from edgellm.rpc.dialing import dialable_addresses, uniform_failure
 from edgellm.rpc.layers.bandwidth_probe import request_link_measurement
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.storage.layers.store import LayerStore
-from tests.rpc.doors import run
+from tests.rpc.doors import in_loop
 from tests.rpc.layering import taking
 from tests.rpc.strangers import befriend, device, known
 
@@ -66,7 +66,8 @@ def listening() -> Iterator[tuple[Address, list[bytes]]]:
             door.accept()
 
 
-def test_what_listens_on_the_machine_is_not_touched_for_a_device_elsewhere(
+@in_loop
+async def test_what_listens_on_the_machine_is_not_touched_for_a_device_elsewhere(
     store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And every failure is the same."""
@@ -77,42 +78,37 @@ def test_what_listens_on_the_machine_is_not_touched_for_a_device_elsewhere(
     befriend(desk, owner, "compute")
     befriend(phone, desk, "compute")
     said = set()
-
-    async def work() -> None:
-        with ExitStack() as open_doors:
-            there, _ = open_doors.enter_context(listening())
-            async with taking(store, desk) as at_desk, open_channel(at_desk, owner, desk.identity.id) as channel:
-                for asked in (there, Address("127.0.0.1", 1), Address("localhost.", 80), None):
-                    with pytest.raises(MeasureFailed) as refused:
-                        await request_link_measurement(channel, "desk", phone.identity.id, asked)
-                    said.add(str(refused.value))
-
-    run(work)
+    with ExitStack() as open_doors:
+        there, _ = open_doors.enter_context(listening())
+        async with taking(store, desk) as at_desk, open_channel(at_desk, owner, desk.identity.id) as channel:
+            for asked in (there, Address("127.0.0.1", 1), Address("localhost.", 80), None):
+                with pytest.raises(MeasureFailed) as refused:
+                    await request_link_measurement(channel, "desk", phone.identity.id, asked)
+                said.add(str(refused.value))
     assert len(said) == 1
 
 
-def test_failures_take_the_same_time_for_who_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_failures_take_the_same_time_for_who_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    async def work() -> None:
-        for near in (False, True):
-            with pytest.raises(EdgeError, match="One answer"):
-                async with uniform_failure(
-                    near, [ValueError, grpc.aio.AioRpcError], EdgeError("One answer.", "Ask again.")
-                ):
-                    raise ValueError("refused, or timed out, or no TLS")
-
     # not `asyncio.sleep` itself: tasks of other tests may still be ending in this process's loop
     monkeypatch.setattr(dialing, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop))
-    run(work)
+    for near in (False, True):
+        with pytest.raises(EdgeError, match="One answer"):
+            async with uniform_failure(
+                near, [ValueError, grpc.aio.AioRpcError], EdgeError("One answer.", "Ask again.")
+            ):
+                raise ValueError("refused, or timed out, or no TLS")
     assert len(slept) == 1
     assert 0.0 < slept[0] <= dialing.FAILED_SECONDS
 
 
-def test_a_device_that_has_moved_is_looked_for_where_it_announces_itself(
+@in_loop
+async def test_a_device_that_has_moved_is_looked_for_where_it_announces_itself(
     store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgellm.rpc.layers.bandwidth_probe.SECONDS", 0.02)
@@ -122,13 +118,9 @@ def test_a_device_that_has_moved_is_looked_for_where_it_announces_itself(
         befriend(worker, owner, "compute")
     befriend(phone, desk, "compute")
     announced: list[Any] = []
-
-    async def work() -> None:
-        async with taking(store, desk) as at_desk, taking(store, phone) as at_phone:
-            announced.append(at_phone)
-            where = "edgellm.rpc.layers.benchmark_service.announced_addresses"
-            monkeypatch.setattr(where, lambda _peer, _seconds: announced)
-            async with open_channel(at_desk, owner, desk.identity.id) as channel:
-                assert (await request_link_measurement(channel, "desk", phone.identity.id, at_phone)).up > 0
-
-    run(work)
+    async with taking(store, desk) as at_desk, taking(store, phone) as at_phone:
+        announced.append(at_phone)
+        where = "edgellm.rpc.layers.benchmark_service.announced_addresses"
+        monkeypatch.setattr(where, lambda _peer, _seconds: announced)
+        async with open_channel(at_desk, owner, desk.identity.id) as channel:
+            assert (await request_link_measurement(channel, "desk", phone.identity.id, at_phone)).up > 0

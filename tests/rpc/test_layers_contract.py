@@ -13,7 +13,7 @@ from edgellm.rpc.layers.codec import method, write_manifest
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.storage.layers.manifest import Manifest
 from edgellm.storage.layers.store import LayerStore
-from tests.rpc.doors import run
+from tests.rpc.doors import in_loop
 from tests.rpc.layering import taking
 
 
@@ -25,7 +25,8 @@ def portion(place: int, offset: int, data: bytes) -> pb.PutFrame:
     return pb.PutFrame(portion=pb.Portion(piece=place, offset=offset, data=data))
 
 
-def test_whoever_breaks_the_contract_is_told_how(store: LayerStore, manifest: Manifest) -> None:
+@in_loop
+async def test_whoever_breaks_the_contract_is_told_how(store: LayerStore, manifest: Manifest) -> None:
     good = write_manifest(manifest)
     strange, escaping = write_manifest(manifest), write_manifest(manifest)
     strange.pieces[1].size = 2**62
@@ -55,15 +56,11 @@ def test_whoever_breaks_the_contract_is_told_how(store: LayerStore, manifest: Ma
         ([first, portion(1, 0, bytes(manifest.pieces[1].size))], "DATA_LOSS The bytes that arrived are not layer 2"),
         ([first], "INVALID_ARGUMENT The upload ended before every piece was complete"),
     ]
-
-    async def work() -> None:
-        async with taking(store) as address, open_channel(address) as channel:
-            for frames, said in cases:
-                call: Any = channel.stream_stream
-                assert (await ended(call(method("Put"))(), frames)).startswith(said)
-        assert not list(store.root.rglob("*.gguf"))
-
-    run(work)
+    async with taking(store) as address, open_channel(address) as channel:
+        for frames, said in cases:
+            call: Any = channel.stream_stream
+            assert (await ended(call(method("Put"))(), frames)).startswith(said)
+    assert not list(store.root.rglob("*.gguf"))
 
 
 async def ended(call: Any, frames: list[pb.PutFrame | bytes], close: bool = True) -> str:
@@ -79,19 +76,16 @@ async def ended(call: Any, frames: list[pb.PutFrame | bytes], close: bool = True
             return f"{error.code().name} {error.details()}"
 
 
-def test_a_sender_that_falls_silent_does_not_block_the_store(
+@in_loop
+async def test_a_sender_that_falls_silent_does_not_block_the_store(
     store: LayerStore, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "SILENT_SECONDS", 0.2)
     monkeypatch.setattr(service, "DRAIN_SECONDS", 0.2)
-
-    async def work() -> None:
-        async with taking(store) as address, open_channel(address) as channel:
-            call: Any = channel.stream_stream
-            running = call(method("Put"))()
-            await running.write(wanted(write_manifest(manifest), 1).SerializeToString())
-            assert "No portion has arrived" in await ended(running, [], close=False)
-            with store.receiving(manifest, manifest.pieces[1:2]):
-                pass
-
-    run(work)
+    async with taking(store) as address, open_channel(address) as channel:
+        call: Any = channel.stream_stream
+        running = call(method("Put"))()
+        await running.write(wanted(write_manifest(manifest), 1).SerializeToString())
+        assert "No portion has arrived" in await ended(running, [], close=False)
+        with store.receiving(manifest, manifest.pieces[1:2]):
+            pass

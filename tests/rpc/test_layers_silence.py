@@ -20,25 +20,22 @@ from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.storage.layers.incoming_piece import IncomingPiece
 from edgellm.storage.layers.manifest import Manifest
 from edgellm.storage.layers.store import LayerStore
-from tests.rpc.doors import run
+from tests.rpc.doors import in_loop
 from tests.rpc.layering import bring, taking
 
 
-def test_no_more_is_on_the_way_than_agreed(store: LayerStore, manifest: Manifest, cut: Cut) -> None:
+@in_loop
+async def test_no_more_is_on_the_way_than_agreed(store: LayerStore, manifest: Manifest, cut: Cut) -> None:
     """The sender stops where nothing is acknowledged, and what is not acknowledged is sent again at most once."""
-
-    async def work() -> None:
-        async with silent(arrived=0) as (address, frames):
-            task = asyncio.create_task(bring(address, manifest, [0], cut))
-            async with asyncio.timeout(60):
-                while sum(len(frame.portion.data) for frame in frames) < WINDOW:
-                    await asyncio.sleep(0.01)
-            await asyncio.sleep(0.3)  # in which more would come
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        assert sum(len(frame.portion.data) for frame in frames) == WINDOW <= manifest.pieces[0].size
-
-    run(work)
+    async with silent(arrived=0) as (address, frames):
+        task = asyncio.create_task(bring(address, manifest, [0], cut))
+        async with asyncio.timeout(60):
+            while sum(len(frame.portion.data) for frame in frames) < WINDOW:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)  # in which more would come
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert sum(len(frame.portion.data) for frame in frames) == WINDOW <= manifest.pieces[0].size
 
 
 class silent:  # noqa: N801  # used as a function
@@ -69,20 +66,18 @@ class silent:  # noqa: N801  # used as a function
         await self._server.stop(None)
 
 
-def test_who_gives_no_sign_of_life_is_lost(manifest: Manifest, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_who_gives_no_sign_of_life_is_lost(manifest: Manifest, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgellm.rpc.layers.upload.REPLY_SECONDS", 0.2)
-
-    async def work() -> None:
-        async with silent(arrived=0) as (address, _frames):
-            with pytest.raises(DeviceLost, match="stopped responding"):
-                await bring(address, manifest, [0], cut)
-        with pytest.raises(DeviceLost, match="was lost"):
+    async with silent(arrived=0) as (address, _frames):
+        with pytest.raises(DeviceLost, match="stopped responding"):
             await bring(address, manifest, [0], cut)
+    with pytest.raises(DeviceLost, match="was lost"):
+        await bring(address, manifest, [0], cut)
 
-    run(work)
 
-
-def test_signs_of_life_are_given_while_the_disk_is_read(
+@in_loop
+async def test_signs_of_life_are_given_while_the_disk_is_read(
     store: LayerStore, manifest: Manifest, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a sender that waits a shorter time than the device needs does not give up."""
@@ -95,10 +90,6 @@ def test_signs_of_life_are_given_while_the_disk_is_read(
     monkeypatch.setattr(IncomingPiece, "finish", slow)
     monkeypatch.setattr(service, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr("edgellm.rpc.layers.upload.REPLY_SECONDS", 2.0)
-
-    async def work() -> None:
-        async with taking(store) as address:
-            done, _ = await bring(address, manifest, [1], cut)
-            assert done.arrived == done.total
-
-    run(work)
+    async with taking(store) as address:
+        done, _ = await bring(address, manifest, [1], cut)
+        assert done.arrived == done.total

@@ -29,34 +29,31 @@ from tests.rpc.doors import (
     ask_for,
     code_of,
     impostor,
+    in_loop,
     open_stream,
-    run,
     serving,
     steal,
 )
 from tests.rpc.strangers import Gullible, befriend, certified, device, known
 
 
-def test_without_tls_nobody_gets_a_word(host: Trust, guest: Trust) -> None:
-    async def work() -> None:
-        async with serving(host) as address:
-            assert await code_of(open_channel(address)) is grpc.StatusCode.UNAVAILABLE
-
-    run(work)
+@in_loop
+async def test_without_tls_nobody_gets_a_word(host: Trust, guest: Trust) -> None:
+    async with serving(host) as address:
+        assert await code_of(open_channel(address)) is grpc.StatusCode.UNAVAILABLE
 
 
-def test_no_certificate_is_refused_in_the_handshake(host: Trust, guest: Trust) -> None:
-    async def work() -> None:
-        async with serving(host) as address:
-            nobody = grpc.ssl_channel_credentials(host.identity.certificate.pem)
-            options = [("grpc.ssl_target_name_override", SERVER_NAME)]
-            channel = grpc.aio.secure_channel(str(address), nobody, options=options)
-            assert await code_of(channel) is grpc.StatusCode.UNAVAILABLE
-
-    run(work)
+@in_loop
+async def test_no_certificate_is_refused_in_the_handshake(host: Trust, guest: Trust) -> None:
+    async with serving(host) as address:
+        nobody = grpc.ssl_channel_credentials(host.identity.certificate.pem)
+        options = [("grpc.ssl_target_name_override", SERVER_NAME)]
+        channel = grpc.aio.secure_channel(str(address), nobody, options=options)
+        assert await code_of(channel) is grpc.StatusCode.UNAVAILABLE
 
 
-def test_no_certificate_is_refused_behind_the_handshake_too(
+@in_loop
+async def test_no_certificate_is_refused_behind_the_handshake_too(
     host: Trust, guest: Trust, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if TLS had been told to let in whoever comes."""
@@ -64,146 +61,128 @@ def test_no_certificate_is_refused_behind_the_handshake_too(
     monkeypatch.setattr(
         grpc, "dynamic_ssl_server_credentials", lambda first, fetch, _must: genuine(first, fetch, False)
     )
-
-    async def work() -> None:
-        said: Said = []
-        async with serving(host, said) as address:
-            nobody = grpc.ssl_channel_credentials(host.identity.certificate.pem)
-            options = [("grpc.ssl_target_name_override", SERVER_NAME)]
-            channel = grpc.aio.secure_channel(str(address), nobody, options=options)
-            assert await code_of(channel) is grpc.StatusCode.PERMISSION_DENIED
-            assert "no certificate" in said[0]
-
-    run(work)
+    said: Said = []
+    async with serving(host, said) as address:
+        nobody = grpc.ssl_channel_credentials(host.identity.certificate.pem)
+        options = [("grpc.ssl_target_name_override", SERVER_NAME)]
+        channel = grpc.aio.secure_channel(str(address), nobody, options=options)
+        assert await code_of(channel) is grpc.StatusCode.PERMISSION_DENIED
+        assert "no certificate" in said[0]
 
 
-def test_a_wrong_certificate_is_refused_in_the_handshake(host: Trust, guest: Trust, tmp_path: Path) -> None:
-    async def work() -> None:
-        stranger = impostor(guest, tmp_path / "stranger", Identity.new())
-        async with serving(host) as address:
-            assert await code_of(open_channel(address, stranger)) is grpc.StatusCode.UNAVAILABLE
-            with pytest.raises(NotPaired, match="do not trust each other"):
-                await connect_authenticated(address, stranger)
-
-    run(work)
+@in_loop
+async def test_a_wrong_certificate_is_refused_in_the_handshake(host: Trust, guest: Trust, tmp_path: Path) -> None:
+    stranger = impostor(guest, tmp_path / "stranger", Identity.new())
+    async with serving(host) as address:
+        assert await code_of(open_channel(address, stranger)) is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(NotPaired, match="do not trust each other"):
+            await connect_authenticated(address, stranger)
 
 
-def test_a_wrong_certificate_is_refused_behind_the_handshake_too(
+@in_loop
+async def test_a_wrong_certificate_is_refused_behind_the_handshake_too(
     host: Trust, guest: Trust, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if TLS still trusted a device that the list does not hold."""
     stranger = impostor(guest, tmp_path / "stranger", Identity.new())
     genuine = Trust._roots
     monkeypatch.setattr(Trust, "_roots", lambda self: genuine(self) + stranger.identity.certificate.pem)
-
-    async def work() -> None:
-        async with serving(host) as address:
-            assert await code_of(open_channel(address, stranger)) is grpc.StatusCode.PERMISSION_DENIED
-            with pytest.raises(NotPermitted, match="is not paired"):
-                await connect_authenticated(address, stranger)
-
-    run(work)
+    async with serving(host) as address:
+        assert await code_of(open_channel(address, stranger)) is grpc.StatusCode.PERMISSION_DENIED
+        with pytest.raises(NotPermitted, match="is not paired"):
+            await connect_authenticated(address, stranger)
 
 
-def test_what_a_paired_device_has_signed_is_refused_in_the_handshake(host: Trust, guest: Trust, tmp_path: Path) -> None:
-    async def work() -> None:
-        signed = impostor(guest, tmp_path / "signed", certified(issuer=guest.identity))
-        async with serving(host) as address:
-            assert await code_of(open_channel(address, signed)) is grpc.StatusCode.UNAVAILABLE
+@in_loop
+async def test_what_a_paired_device_has_signed_is_refused_in_the_handshake(
+    host: Trust, guest: Trust, tmp_path: Path
+) -> None:
+    signed = impostor(guest, tmp_path / "signed", certified(issuer=guest.identity))
+    async with serving(host) as address:
+        assert await code_of(open_channel(address, signed)) is grpc.StatusCode.UNAVAILABLE
 
-    run(work)
 
-
-def test_what_a_paired_authority_has_signed_is_refused_by_its_fingerprint(tmp_path: Path, authority: Identity) -> None:
+@in_loop
+async def test_what_a_paired_authority_has_signed_is_refused_by_its_fingerprint(
+    tmp_path: Path, authority: Identity
+) -> None:
     """TLS lets it in: this is what the look behind the handshake is for."""
     trusted = device(tmp_path / "authority", authority)
     host = device(tmp_path / "host")
     host = Trust(host.identity, Gullible(tmp_path / "host", known(trusted, "authority")))
     befriend(device(tmp_path / "host", host.identity), trusted)
 
-    async def work() -> None:
-        async with serving(host) as address:
-            assert await steal(open_channel(address, trusted)) == b"the secret"
-            signed = impostor(trusted, tmp_path / "signed", certified(issuer=authority))
-            assert await code_of(open_channel(address, signed)) is grpc.StatusCode.PERMISSION_DENIED
-
     # the list on disk refuses to be read with such a certificate in it
     (tmp_path / "host" / "peers.json").unlink()
-    run(work)
+    async with serving(host) as address:
+        assert await steal(open_channel(address, trusted)) == b"the secret"
+        signed = impostor(trusted, tmp_path / "signed", certified(issuer=authority))
+        assert await code_of(open_channel(address, signed)) is grpc.StatusCode.PERMISSION_DENIED
 
 
-def test_a_revoked_device_is_refused_at_once(host: Trust, guest: Trust) -> None:
-    async def work() -> None:
-        async with serving(host) as address:
-            channel, _ = await connect_authenticated(address, guest)
-            assert await ask_for(channel, SECRET) == b"the secret"
-            host.peers.remove(guest.identity.id)
-            assert await code_of(channel) is grpc.StatusCode.PERMISSION_DENIED  # on the open connection
-            assert await code_of(open_channel(address, guest)) is grpc.StatusCode.UNAVAILABLE  # on a new one
-            with pytest.raises(NotPaired):
-                await connect_authenticated(address, guest)
-
-    run(work)
+@in_loop
+async def test_a_revoked_device_is_refused_at_once(host: Trust, guest: Trust) -> None:
+    async with serving(host) as address:
+        channel, _ = await connect_authenticated(address, guest)
+        assert await ask_for(channel, SECRET) == b"the secret"
+        host.peers.remove(guest.identity.id)
+        assert await code_of(channel) is grpc.StatusCode.PERMISSION_DENIED  # on the open connection
+        assert await code_of(open_channel(address, guest)) is grpc.StatusCode.UNAVAILABLE  # on a new one
+        with pytest.raises(NotPaired):
+            await connect_authenticated(address, guest)
 
 
 @pytest.mark.parametrize("how", ["removed", "right taken away", "list damaged"])
-def test_revocation_ends_streams_that_are_open(host: Trust, guest: Trust, how: str) -> None:
-    async def work() -> None:
-        said: Said = []
-        async with serving(host, said) as address:
-            channel, _ = await connect_authenticated(address, guest)
-            call = open_stream(channel)
-            assert await call.read() == b"hello"
-            if how == "removed":
-                host.peers.remove(guest.identity.id)
-            elif how == "right taken away":
-                host.peers.revoke(guest.identity.id, [Right.VERIFY])
-            else:
-                host.peers.path.write_text("nonsense")
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await asyncio.wait_for(call.read(), 10)
-            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-            assert len(said) == 1
-            await channel.close(None)
-
-    run(work)
+@in_loop
+async def test_revocation_ends_streams_that_are_open(host: Trust, guest: Trust, how: str) -> None:
+    said: Said = []
+    async with serving(host, said) as address:
+        channel, _ = await connect_authenticated(address, guest)
+        call = open_stream(channel)
+        assert await call.read() == b"hello"
+        if how == "removed":
+            host.peers.remove(guest.identity.id)
+        elif how == "right taken away":
+            host.peers.revoke(guest.identity.id, [Right.VERIFY])
+        else:
+            host.peers.path.write_text("nonsense")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(call.read(), 10)
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert len(said) == 1
+        await channel.close(None)
 
 
-def test_a_stream_of_another_device_goes_on(host: Trust, guest: Trust, tmp_path: Path) -> None:
+@in_loop
+async def test_a_stream_of_another_device_goes_on(host: Trust, guest: Trust, tmp_path: Path) -> None:
     other = device(tmp_path / "other")
     befriend(host, other)
-
-    async def work() -> None:
-        async with serving(host) as address:
-            channel, _ = await connect_authenticated(address, other)
-            call = open_stream(channel)
-            await call.read()
-            host.peers.remove(guest.identity.id)
-            await asyncio.sleep(3 * guards.RECHECK_SECONDS)
-            await call.write(b"?")
-            assert await call.read() == b"more"
-            await channel.close(None)
-
-    run(work)
+    async with serving(host) as address:
+        channel, _ = await connect_authenticated(address, other)
+        call = open_stream(channel)
+        await call.read()
+        host.peers.remove(guest.identity.id)
+        await asyncio.sleep(3 * guards.RECHECK_SECONDS)
+        await call.write(b"?")
+        assert await call.read() == b"more"
+        await channel.close(None)
 
 
 @pytest.mark.parametrize("rights", ["", "files", "compute files"])
-def test_a_right_that_was_not_granted_is_not_had(host: Trust, tmp_path: Path, rights: str) -> None:
+@in_loop
+async def test_a_right_that_was_not_granted_is_not_had(host: Trust, tmp_path: Path, rights: str) -> None:
     guest = device(tmp_path / "guest")
     befriend(host, guest, rights)
-
-    async def work() -> None:
-        async with serving(host) as address:
-            channel, welcomed = await connect_authenticated(address, guest)
-            assert welcomed.rights == frozenset(rights.split())
-            assert await code_of(channel) is grpc.StatusCode.PERMISSION_DENIED
-            host.peers.grant(guest.identity.id, [Right.VERIFY])
-            assert await steal(open_channel(address, guest)) == b"the secret"
-
-    run(work)
+    async with serving(host) as address:
+        channel, welcomed = await connect_authenticated(address, guest)
+        assert welcomed.rights == frozenset(rights.split())
+        assert await code_of(channel) is grpc.StatusCode.PERMISSION_DENIED
+        host.peers.grant(guest.identity.id, [Right.VERIFY])
+        assert await steal(open_channel(address, guest)) == b"the secret"
 
 
-def test_a_refused_caller_learns_why_though_it_is_still_writing(host: Trust, tmp_path: Path) -> None:
+@in_loop
+async def test_a_refused_caller_learns_why_though_it_is_still_writing(host: Trust, tmp_path: Path) -> None:
     """gRPC hides the reason from a caller whose request cannot be sent, as the guard then has ended the call."""
     guest = device(tmp_path / "guest")
     befriend(host, guest, "files")
@@ -218,42 +197,34 @@ def test_a_refused_caller_learns_why_though_it_is_still_writing(host: Trust, tmp
             return error.details()
         return None
 
-    async def work() -> None:
-        async with serving(host) as address, open_channel(address, guest) as channel:
-            for why in await asyncio.gather(*[refused(channel) for _ in range(8)]):
-                assert "no right to verify" in str(why)
-
-    run(work)
+    async with serving(host) as address, open_channel(address, guest) as channel:
+        for why in await asyncio.gather(*[refused(channel) for _ in range(8)]):
+            assert "no right to verify" in str(why)
 
 
-def test_a_copied_identity_is_found_out_and_explained_on_both_sides(
+@in_loop
+async def test_a_copied_identity_is_found_out_and_explained_on_both_sides(
     host: Trust, guest: Trust, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = impostor(guest, tmp_path / "copy", host.identity)
-
-    async def work() -> None:
-        said: Said = []
-        async with serving(host, said) as address:
-            assert await code_of(open_channel(address, copy)) is grpc.StatusCode.PERMISSION_DENIED
-            assert "itself" in said[0]  # it calls from this machine
-            monkeypatch.setattr(guards, "own_hosts", lambda: frozenset({"10.9.9.9"}))
-            with pytest.raises(NotPermitted, match="files were copied"):
-                await connect_authenticated(address, copy)
-        async with answering(copy, lambda _reply: None) as address:
-            guest.peers.remove(host.identity.id)
-            host.peers.grant(guest.identity.id, [Right.VERIFY])
-            with pytest.raises(IdentityClash, match="files were copied"):
-                await connect_authenticated(address, host)
-
-    run(work)
+    said: Said = []
+    async with serving(host, said) as address:
+        assert await code_of(open_channel(address, copy)) is grpc.StatusCode.PERMISSION_DENIED
+        assert "itself" in said[0]  # it calls from this machine
+        monkeypatch.setattr(guards, "own_hosts", lambda: frozenset({"10.9.9.9"}))
+        with pytest.raises(NotPermitted, match="files were copied"):
+            await connect_authenticated(address, copy)
+    async with answering(copy, lambda _reply: None) as address:
+        guest.peers.remove(host.identity.id)
+        host.peers.grant(guest.identity.id, [Right.VERIFY])
+        with pytest.raises(IdentityClash, match="files were copied"):
+            await connect_authenticated(address, host)
 
 
-def test_whoever_has_no_paired_device_neither_listens_nor_asks(tmp_path: Path) -> None:
-    async def work() -> None:
-        lonely = device(tmp_path)
-        with pytest.raises(PairingRequired, match="edgellm pair"):
-            bind(new_server(), Address("127.0.0.1", 0), lonely)
-        with pytest.raises(PairingRequired, match="edgellm pair"):
-            open_channel(Address("127.0.0.1", 1), lonely)
-
-    run(work)
+@in_loop
+async def test_whoever_has_no_paired_device_neither_listens_nor_asks(tmp_path: Path) -> None:
+    lonely = device(tmp_path)
+    with pytest.raises(PairingRequired, match="edgellm pair"):
+        bind(new_server(), Address("127.0.0.1", 0), lonely)
+    with pytest.raises(PairingRequired, match="edgellm pair"):
+        open_channel(Address("127.0.0.1", 1), lonely)
