@@ -173,62 +173,51 @@ def positions(model: Model, n_ctx: int | None) -> int:
     return n_ctx
 
 
+def model_file(model: Named | ModelFile) -> ModelFile:
+    """Return the file of a model that is named. Raises what `resolve` and `ModelFile.open` raise."""
+    from edgellm.storage import resolve
+
+    return model if isinstance(model, ModelFile) else ModelFile.open(resolve(str(model)))
+
+
 def place_named(
-    name: Named, hardware: Hardware, taken: Counter[str], *, verifies: bool, eagle3: ModelFile | None = None,
-    replies: int = 1,
+    name: Named | ModelFile, hardware: Hardware, taken: Counter[str], *, verifies: bool,
+    eagle3: ModelFile | None = None, replies: int = 1,
 ) -> Placed:  # fmt: skip
-    """Return where the model `name` goes, with a context for each of several `replies`; see `place`. Raises what
-    `resolve`, `ModelFile.open` and `place` raise."""
-    return place(_file(name), hardware, taken, verifies=verifies, sessions=replies, apart=True, eagle3=eagle3)
+    """Return where a model goes, with a context for each of several `replies`; see `place`. Raises what `model_file`
+    and `place` raise."""
+    return place(model_file(name), hardware, taken, verifies=verifies, sessions=replies, apart=True, eagle3=eagle3)
 
 
 def eagle3_named(draft: Named | None) -> ModelFile | None:
     """Return the EAGLE-3 head that is named in place of a draft model; None for a draft model, or none. Raises what
-    `resolve` and `ModelFile.open` raise."""
-    if draft is None:
-        return None
-    file = _file(draft)
-    return file if is_eagle3(file.header) else None
+    `model_file` raises."""
+    file = None if draft is None else model_file(draft)
+    return file if file is not None and is_eagle3(file.header) else None
 
 
-def eagle3_beside(verifier: Named | None, draft: Named | None) -> ModelFile | None:
-    """Return the EAGLE-3 head that is named in place of a draft model for `verifier`; None for a draft model, or none.
-
-    Raises:
-        ModelUnsupported: there is a head, and the verifier is not in this process.
-        Also what `eagle3_named` raises.
-    """
-    if (eagle3 := eagle3_named(draft)) is None:
-        return None
-    name = eagle3.path.name
+def _pair_files(
+    draft: Named | None, verifier: Named | None
+) -> tuple[ModelFile | None, ModelFile | None, ModelFile | None]:
+    """Return the files of a verifier, if it is in this process, and of its draft model or EAGLE-3 head. Raises
+    ModelUnsupported where there is a head, and the verifier is not in this process."""
+    small = None if draft is None else model_file(draft)
+    big = None if verifier is None or is_remote(verifier) else model_file(verifier)
+    if small is None or not is_eagle3(small.header):
+        return big, small, None
+    name = small.path.name
     if verifier is None:
         raise ModelUnsupported(
             f"{name} is an EAGLE-3 head: it drafts from a verifier's states, and there is no verifier.",
             "Name the verifier that it was made for with --verifier (verifier=).",
         )
-    if is_remote(verifier):
+    if big is None:
         raise ModelUnsupported(
             f"{name} is an EAGLE-3 head: it drafts from the states of a verifier in this process, and {verifier} is in"
             " another.",
             f"Name it where the verifier runs: edgellm serve --role verifier -m MODEL --draft {name}.",
         )
-    return eagle3
-
-
-def place_verifier(
-    verifier: Named | None, hardware: Hardware, taken: Counter[str], eagle3: ModelFile | None, replies: int = 1
-) -> Placed | None:
-    """Return where a verifier goes, with its EAGLE-3 head; None where it is in another process, or there is none.
-    Raises what `place_named` raises."""
-    if verifier is None or is_remote(verifier):
-        return None
-    return place_named(verifier, hardware, taken, verifies=True, eagle3=eagle3, replies=replies)
-
-
-def _file(name: Named) -> ModelFile:
-    from edgellm.storage import resolve
-
-    return ModelFile.open(resolve(str(name)))
+    return big, None, small
 
 
 class DraftPlacement(NamedTuple):
@@ -239,7 +228,7 @@ class DraftPlacement(NamedTuple):
 
 
 def place_draft(
-    name: Named, hardware: Hardware, taken: Counter[str], threads: int | None, replies: int = 1
+    name: Named | ModelFile, hardware: Hardware, taken: Counter[str], threads: int | None, replies: int = 1
 ) -> DraftPlacement:
     """Return where a draft model goes beside what is `taken`: where a token was measured to take least, of all graphics
     cards together, each of them alone, and the processor; where `place` says until then. Raises what `place_named`
@@ -291,30 +280,32 @@ class PairPlacement:
         return tuple(one for one in both if one is not None)
 
 
-def place_pair(
-    draft: Named | None, verifier: Named | None, config: EngineConfig, eagle3: ModelFile | None = None
-) -> PairPlacement:
+def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig) -> PairPlacement:
     """Return where a pair goes beside what `config` says is taken, with contexts for as many replies at once as it
-    says, or as fit if it allows fewer.
+    says, or as fit if it allows fewer. An EAGLE-3 head in place of the draft model goes with the verifier.
 
     Raises:
+        ModelUnsupported: there is a head, and the verifier is not in this process.
         InvalidOption: a context is to be longer than its model was trained for.
         MemoryShort: not all of them fit, or if fewer are allowed not even one.
-        Also what `place_verifier` and `place_draft` raise.
+        Also what `model_file` and `place` raise.
     """
     hardware, draft_hardware, replies = config.computing(None), config.computing(config.draft_hardware), config.replies
-    for name, own in ((verifier, hardware), (draft, draft_hardware)):
-        if name is not None and not is_remote(name):
-            file = _file(name)
-            check_context(file.header, file.path.name, own.n_ctx)
+    big_file, small_file, eagle3 = _pair_files(draft, verifier)
+    for file, computing in ((big_file, hardware), (small_file, draft_hardware)):
+        if file is not None:
+            check_context(file.header, file.path.name, computing.n_ctx)
 
     def placed(n: int, like: PairPlacement | None = None) -> PairPlacement:
         taken, of, of_draft = Counter(config.beside or {}), hardware, draft_hardware
         if like is not None:  # a default context depends on the number of replies
             of = of if like.verifier is None else replace(of, n_ctx=like.verifier.hardware.n_ctx)
             of_draft = of_draft if like.draft is None else replace(of_draft, n_ctx=like.draft.placed.hardware.n_ctx)
-        big = place_verifier(verifier, of, taken, eagle3, n)
-        small = None if draft is None else place_draft(draft, of_draft, taken, config.threads, n)
+        big = small = None
+        if big_file is not None:
+            big = place_named(big_file, of, taken, verifies=True, eagle3=eagle3, replies=n)
+        if small_file is not None:
+            small = place_draft(small_file, of_draft, taken, config.threads, n)
         return PairPlacement(big, small, taken, n)
 
     def with_each(found: PairPlacement) -> PairPlacement:

@@ -24,7 +24,6 @@ from edgellm.llm.model_loading import (
     PairMemory,
     PairPlacement,
     Progress,
-    eagle3_beside,
     fit,
     measure_elsewhere,
     named,
@@ -102,9 +101,7 @@ class PairEngine:
     def _open(self, progress: Progress | None) -> None:
         config = self.config
         draft, verifier, _ = resolved = resolve_pair(named(config.draft), named(config.verifier))
-        eagle3 = eagle3_beside(verifier, draft)
-        draft = None if eagle3 is not None else draft
-        self.placement = found = place_pair(draft, verifier, config, eagle3)
+        self.placement = found = place_pair(draft, verifier, config)
         ahead = None if found.draft is None else try_ahead(found.verifier, self.closing)
         small = None
         if found.draft is not None:
