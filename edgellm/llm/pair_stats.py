@@ -23,10 +23,10 @@ from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice
 from edgellm.storage import ALIASES, History, bundled
-from edgellm.storage.caches.prompt_files import prompt_files
 from edgellm.storage.chat_log import Conversations, typed_lines
 from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.retention import expired, oldest
+from edgellm.storage.saved_prompts import prompt_files
 from edgellm.storage.state import close_to_others, set_aside
 
 LOGS_MOST = 20

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from edgellm.errors import ConversationChanged, ConversationTooLong, InvalidOption
 from edgellm.places import data_dir
-from edgellm.storage.caches.prompt_files import remove_prompts
 from edgellm.storage.database import DatabaseConnection, PrivateDatabase
 from edgellm.storage.retention import expired, oldest
 from edgellm.storage.state import private_folder
@@ -319,6 +318,8 @@ class Conversations(ChatLog):
 
     def remove(self, conversation: Conversation) -> None:
         """Remove a conversation, if it is there, and what models keep of prompts, in which its words may be."""
+        from edgellm.storage.saved_prompts import remove_prompts  # it needs the engine, which is slow to import
+
         remove_prompts()
         with self._database.writing() as db:
             db.remove("conversation WHERE id = ?", conversation.id)

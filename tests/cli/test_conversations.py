@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.storage.caches.prompt_files import prompts_folder
 from edgellm.storage.chat_log import Conversations
+from edgellm.storage.saved_prompts import prompts_folder
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]

@@ -9,7 +9,7 @@ import pytest
 from edgellm.engine import Message
 from edgellm.llm import LLM, compose
 from edgellm.storage import History
-from edgellm.storage.caches.prompt_files import prompts_folder
+from edgellm.storage.saved_prompts import prompts_folder
 from tests.decodes import Watched
 from tests.spec.real import ids
 

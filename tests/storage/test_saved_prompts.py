@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Ids
 from edgellm.engine.kv.prompt_cache import LEAST
-from edgellm.storage.caches.prompt_files import prompts_folder
-from edgellm.storage.caches.saved_prompts import ModelPrompts, SavedPrompts
+from edgellm.storage.saved_prompts import ModelPrompts, SavedPrompts, prompts_folder
 from edgellm.system import HAS_MODES
 
 SIZE = 5_000

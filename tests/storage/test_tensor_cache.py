@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.storage.caches.tensor_cache import TensorCache
+from edgellm.storage.tensor_cache import TensorCache
 
 
 @pytest.fixture

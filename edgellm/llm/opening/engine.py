@@ -39,8 +39,8 @@ from edgellm.llm.pair_stats import PairStats
 from edgellm.spec.model_sampling import ModelSampling, sampling_of
 from edgellm.spec.verifier import Verifier
 from edgellm.storage import History
-from edgellm.storage.caches.saved_prompts import SavedPrompts
 from edgellm.storage.default_pair import Named, resolve_pair
+from edgellm.storage.saved_prompts import SavedPrompts
 from edgellm.verifier.in_process import LocalVerifier
 
 

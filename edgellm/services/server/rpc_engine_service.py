@@ -39,7 +39,7 @@ from edgellm.services.server.listener import (
     next_message,
     write_in_time,
 )
-from edgellm.storage.caches.tensor_cache import TensorCache
+from edgellm.storage.tensor_cache import TensorCache
 
 MAX_SESSIONS = 4  # each has a process
 _THIS_MACHINE = "own"

@@ -20,14 +20,16 @@ from time import time
 
 import numpy as np
 
+from edgellm import places
 from edgellm.engine import Ids, common_prefix
 from edgellm.engine.kv.prompt_cache import LEAST
 from edgellm.errors import EdgeError
-from edgellm.storage.caches.prompt_files import SAVED, UNFINISHED, prompt_files, prompts_folder, remove_prompts, removed
 from edgellm.storage.fingerprint import stamp
 from edgellm.storage.state import private_folder
 from edgellm.system import NO_LINKS
 
+SAVED, UNFINISHED = ".kv", ".new"
+"""Endings of names."""
 _HEADING = struct.Struct("<III")  # magic, version, number of tokens
 _MOST_TOKENS = 2**24
 _ABANDONED = 3600.0  # seconds after which a file that is still being written was left by a crash
@@ -173,3 +175,28 @@ def _make_room(limit: int) -> None:
             return
         if removed(path):
             taken -= size
+
+
+def prompts_folder() -> Path:
+    """Return the folder of all kept prompts; it need not exist."""
+    return places.cache_dir() / "prompts"
+
+
+def prompt_files(pattern: str = "*") -> list[Path]:
+    """Return the files whose names match, those that are being written included."""
+    with suppress(OSError):
+        return [path for path in prompts_folder().glob(pattern) if path.suffix in (SAVED, UNFINISHED)]
+    return []
+
+
+def remove_prompts() -> int:
+    """Remove all kept prompts, and return their number."""
+    return sum(map(removed, prompt_files()))
+
+
+def removed(path: Path) -> bool:
+    """Remove a file, and return whether it was there and could be removed."""
+    with suppress(OSError):
+        path.unlink()
+        return True
+    return False
