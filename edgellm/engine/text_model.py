@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.chat.effort import fitting
 from edgellm.engine.chat.messages import Message
 from edgellm.engine.chat.prompt import ChatTemplate, Tokenizer
 from edgellm.engine.chat.template import Template
-from edgellm.engine.chat.thinking import ThinkingMarkup, find_markup
+from edgellm.engine.chat.thinking import ThinkingMarkup, find_markup, fitting
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile
 from edgellm.engine.gguf.tokens import tokenizer_hash
 from edgellm.engine.grammar import Grammar

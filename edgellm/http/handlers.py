@@ -20,7 +20,6 @@ from starlette.types import Receive
 from edgellm.engine import ToolCall
 from edgellm.errors import EdgeError, Stopped
 from edgellm.http.admission import STOPPING, Admission, FairLock
-from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.mesh_status import MeshRecorder, PlanOut
 from edgellm.http.metrics import Metrics
 from edgellm.http.middleware import redact, unredacted
@@ -121,20 +120,6 @@ class RequestHandler:
         if served.pair.verifier_up is not None:
             self.metrics.watch_verifier(served.pair.verifier_up)
         self.models.open(served, opener=opener, catalog=catalog)
-
-    def open_embedder(self, embedder: ServedEmbedder) -> None:
-        """Embed texts with `embedder` from now on."""
-        self.models.open_embedder(embedder)
-
-    def embedder(self, name: str | None) -> ServedEmbedder:
-        """Return the embedding model. Raises ApiError (404) where there is none, or none of that `name`."""
-        if (served := self.models.embedder) is None:
-            message = "This server embeds no texts. Start it with --embeddings MODEL."
-            raise ApiError(ErrorInfo(404, message, code="model_not_found"))
-        if name not in (None, served.name):
-            message = f"The model {name!r} embeds no texts here. Ask for {served.name!r}, or leave model out."
-            raise ApiError(ErrorInfo(404, message, code="model_not_found", param="model"))
-        return served
 
     async def reply(
         self, request: GenerationRequest, http: Request, make_builder: MakeBuilder, ignored: Iterable[str],

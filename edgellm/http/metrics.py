@@ -15,11 +15,6 @@ from edgellm.http.streaming import TokenTimes
 from edgellm.spec.types import Summary
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
-_LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
-_RTT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-
-
 Family: TypeAlias = tuple[str, str, Sequence[str], Sequence[tuple[Sequence[str], float]]]
 """The name of a metric, of a counter with `_total`, what it says, the names of its labels, and those of the labels with
 its values."""
@@ -40,12 +35,12 @@ class Metrics:
         waiting = Gauge("edgellm_requests_waiting", "Requests that wait for a slot", registry=registry)
         waiting.set_function(lambda: admission.waiting)
         self._ttft = Histogram(
-            "edgellm_time_to_first_token_seconds", "Time from the request to its first token", buckets=_TTFT_BUCKETS,
-            registry=registry,
+            "edgellm_time_to_first_token_seconds", "Time from the request to its first token",
+            buckets=_buckets(0.01, 100), registry=registry,
         )  # fmt: skip
         self._latency = Histogram(
-            "edgellm_inter_token_latency_seconds", "Time between two tokens of a reply", buckets=_LATENCY_BUCKETS,
-            registry=registry,
+            "edgellm_inter_token_latency_seconds", "Time between two tokens of a reply",
+            buckets=_buckets(0.001, 2.5), registry=registry,
         )  # fmt: skip
         self._rounds = Counter("edgellm_spec_rounds", "Drafted chunks that were verified", registry=registry)
         self._drafted = Counter("edgellm_spec_draft_tokens", "Drafted tokens that were tested", registry=registry)
@@ -56,7 +51,7 @@ class Metrics:
         )  # fmt: skip
         self._rtt = Histogram(
             "edgellm_peer_rtt_seconds", "A reply's median wait for a verdict, without the verifier's computing time",
-            buckets=_RTT_BUCKETS, registry=registry,
+            buckets=_buckets(0.0005, 2.5), registry=registry,
         )  # fmt: skip
         self._bytes = Counter("edgellm_peer_bytes", "Bytes to and from the verifier", ["dir"], registry=registry)
         for direction in ("up", "down"):
@@ -99,6 +94,12 @@ class Metrics:
             self._rtt.observe(summary.rtt_ms / 1e3)
         self._bytes.labels("up").inc(summary.bytes_up)
         self._bytes.labels("down").inc(summary.bytes_down)
+
+
+def _buckets(least: float, most: float) -> list[float]:
+    """Return bounds in seconds, in steps of 1, 2.5 and 5 in each power of ten."""
+    steps = (float(f"{step}e{power}") for power in range(-4, 3) for step in (1, 2.5, 5))
+    return [step for step in steps if least <= step <= most]
 
 
 class _Collector(Collector):

@@ -330,7 +330,7 @@ class HttpServer:
 
     def open_embedder(self, embedder: ServedEmbedder) -> None:
         """Embed texts with `embedder` from now on."""
-        self._handler.open_embedder(embedder)
+        self._handler.models.open_embedder(embedder)
 
     def request_stop(self, grace: float = GRACE_SECONDS) -> None:
         """Begin to stop, and return at once. May be called in a signal handler, and again with less grace."""

@@ -19,7 +19,7 @@ from edgellm.http.embedding import EmbeddedTexts, ServedEmbedder
 from edgellm.http.handlers import IGNORED, RequestHandler, header_names
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.builder import Json, json_bytes
-from edgellm.http.schemas.errors import error_responses, invalid_request, openai_error
+from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_responses, invalid_request, openai_error
 from edgellm.http.schemas.request_model import MAX_TEXT, MAX_TOKENS, RequestModel
 from edgellm.http.schemas.requests import TokenIds, as_list
 
@@ -85,13 +85,24 @@ class OllamaEmbeddingRequest(EmbedRequest):
         return [self.prompt]
 
 
+def _named(handler: RequestHandler, name: str | None) -> ServedEmbedder:
+    """Return the embedding model. Raises ApiError (404) where there is none, or none of that `name`."""
+    if (served := handler.models.embedder) is None:
+        message = "This server embeds no texts. Start it with --embeddings MODEL."
+        raise ApiError(ErrorInfo(404, message, code="model_not_found"))
+    if name not in (None, served.name):
+        message = f"The model {name!r} embeds no texts here. Ask for {served.name!r}, or leave model out."
+        raise ApiError(ErrorInfo(404, message, code="model_not_found", param="model"))
+    return served
+
+
 async def _embed(
     handler: RequestHandler, http: Request, request: EmbedRequest,
     reply: Callable[[ServedEmbedder, EmbeddedTexts], Json],
 ) -> Response:  # fmt: skip
     """Return the `reply` with the vectors for `request`. Raises ApiError where the model is another one, or gives
     vectors of other dimensions."""
-    embedder = handler.embedder(plain_name(request.model))
+    embedder = _named(handler, plain_name(request.model))
     texts, ignored = await in_reader(lambda: (request.texts(), header_names(request.unknown())))
     handler.check_known(ignored)
     if request.dimensions not in (None, embedder.width):
