@@ -187,33 +187,27 @@ class UpstreamVerifier(Verifier):
         Raises:
             VerifierLost, VerifierBusy: the server does not answer.
         """
-        self._client, self._upstream, self._tokens = client, upstream, tokens
+        self.client, self.upstream, self.tokens = client, upstream, tokens
         self._positions, self._grammar = upstream.context_length or positions, grammar
-        self._link = UpstreamLink(upstream, timing or UpstreamTiming())
-        client.wait(self._link.measure())
+        self.link = UpstreamLink(upstream, timing or UpstreamTiming())
+        client.wait(self.link.measure())
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Verifier.capabilities`. Penalties and grammars are applied to the likeliest tokens, if the server tells
-        them."""
-        upstream = self._upstream
+        """Penalties and grammars are applied to the likeliest tokens, if the server tells them."""
+        upstream = self.upstream
         rules = upstream.steers and upstream.most_top > 0
         return Capabilities(
             upstream.name, self._positions, upstream.most_top > 0, rules, rules and self._grammar is not None,
             choice_of(upstream),
         )  # fmt: skip
 
-    @property
-    def upstream(self) -> Upstream:
-        """Return the server."""
-        return self._upstream
-
     def up(self) -> bool:
         """Return whether the server is there and takes requests."""
-        return self._link.ready()
+        return self.link.ready()
 
     def open(self, state: GenerationState) -> Session:
-        """See `Verifier.open`. If the server is away now, the session becomes ready when it is back."""
+        """If the server is away now, the session becomes ready when it is back."""
         text = self.text(state.sampling, grammar=ReplyGrammar.of(state.sampling.constraint, self._grammar))
 
         def send(request: VerifyRequest) -> Future[Verdict]:
@@ -224,26 +218,22 @@ class UpstreamVerifier(Verifier):
     def text(self, sampling: Sampling, salt: str = "", grammar: ReplyGrammar | None = None) -> UpstreamText:
         """Return a text that begins at the server, whose tokens are drawn as `sampling` says, and follow `grammar` if
         there is one; `salt` as in `RowRequest`."""
-        return UpstreamText(self._client, self._link, self._upstream, self._tokens, sampling, salt, grammar)
+        return UpstreamText(self, sampling, salt, grammar)
 
     def wait_seconds(self) -> float:
         """Return the seconds until the server may be up; 0 if it is."""
-        return self._link.wait_seconds()
+        return self.link.wait_seconds()
 
     def close(self) -> None:
-        """See `Verifier.close`."""
-        self._client.wait(self._link.close())
-        self._client.close()
+        self.client.wait(self.link.close())
+        self.client.close()
 
 
 class UpstreamText:
     """A text that grows at a stock server. The server keeps no session: each request has the whole text."""
 
-    def __init__(
-        self, client: HttpClient, link: UpstreamLink, upstream: Upstream, tokens: ServedTokens, sampling: Sampling,
-        salt: str, grammar: ReplyGrammar | None,
-    ) -> None:  # fmt: skip
-        self._client, self._link, self._upstream, self._tokens = client, link, upstream, tokens
+    def __init__(self, server: UpstreamVerifier, sampling: Sampling, salt: str, grammar: ReplyGrammar | None) -> None:
+        self._server, self._upstream = server, server.upstream
         self._sampling, self._salt, self._grammar = sampling, salt, grammar
         self._id = secrets.token_hex(16)
         self._asked = self._prefix = NO_IDS  # what the server may have in its cache
@@ -251,7 +241,7 @@ class UpstreamText:
 
     def ready(self) -> bool:
         """Return whether the server can be asked, and has not refused this text."""
-        return self._link.ready() and not self._refused
+        return self._server.link.ready() and not self._refused
 
     def ask(
         self, prefix: Ids, chunk: Chunk, extra: int = 0, logprobs: int | None = None,
@@ -270,7 +260,7 @@ class UpstreamText:
         self._asked, self._prefix = text, prefix
         unseen = len(text) if self._upstream.recomputes else len(text) - known
         passes = request.places if self._upstream.tier is Tier.CONTINUE else 1 + extra
-        return self._client.run(self._verdict(chunk, request, VerdictWork(unseen, passes), logprobs, report))
+        return self._server.client.run(self._verdict(chunk, request, VerdictWork(unseen, passes), logprobs, report))
 
     async def _verdict(
         self, chunk: Chunk, request: RowRequest, work: VerdictWork, logprobs: int | None,
@@ -288,8 +278,8 @@ class UpstreamText:
                 if among is not None and int(found.tokens[0]) not in among:
                     raise self._refusal() from None
         except RowsUnusable as error:
-            lost = self._client.garbled(str(error))
-            self._link.loop_lost(lost)
+            lost = self._server.client.garbled(str(error))
+            self._server.link.loop_lost(lost)
             raise lost from None
         if report is not None:
             report(reply)
@@ -297,13 +287,15 @@ class UpstreamText:
 
     async def _rows(self, request: RowRequest, work: VerdictWork) -> RowReply:
         try:
-            return await self._link.ask(request, work)
+            return await self._server.link.ask(request, work)
         except ServerRefused as error:
             self._refused = error.of_request
             raise
 
     def _judged(self, chunk: Chunk, request: RowRequest, reply: RowReply, logprobs: int | None) -> Verdict:
-        return verdict(chunk, request, reply, self._tokens.n, logprobs, self._tokens.is_eog, self._grammar)
+        return verdict(
+            chunk, request, reply, self._server.tokens.n, logprobs, self._server.tokens.is_eog, self._grammar
+        )
 
     def _steered(self, request: RowRequest, undecided: Undecided) -> RowRequest:
         """Return the request for the first token alone. Raise ServerRefused where the server cannot be asked for it."""
