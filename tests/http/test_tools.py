@@ -268,15 +268,6 @@ def test_one_of_several_tools_is_called_where_one_is_required(pair: LLM, tempera
     assert not choice["message"]["content"]
 
 
-def test_the_arguments_of_a_named_tool_fit_its_schema(pair: LLM) -> None:
-    with serving(pair, "pair") as server:
-        named = {"type": "function", "function": {"name": "place"}}
-        choice = ask_for(asker(server), tools=[TOOLS[1], PLACES], tool_choice=named).json["choices"][0]
-    (call,) = choice["message"]["tool_calls"]
-    assert call["function"]["name"] == "place"
-    assert set(json.loads(call["function"]["arguments"])) == {"at", "n"}
-
-
 def test_a_call_that_must_come_leaves_an_empty_thought(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
     """Where the prompt opens a thought, which somebody who demands a call at once has not asked for."""
     verifier = with_template(f32_pair[1], tmp_path / "thinks.gguf", TEMPLATE + "{{- '<think>\\n' }}{# </think> #}")

@@ -20,14 +20,13 @@ from typer.testing import CliRunner
 from edgellm.cli.app import app
 from edgellm.engine import Model
 from edgellm.engine.model import TEXT_ONLY
-from edgellm.errors import EdgeError, EngineFailed, InvalidOption, VerifierBusy, VerifierLost, VocabularyMismatch
+from edgellm.errors import EdgeError, EngineFailed, InvalidOption, VerifierBusy, VerifierLost
 from edgellm.llm import LLM
 from edgellm.llm.opening.elsewhere import OpenedVerifier
 from edgellm.rpc.address import Address
 from edgellm.services.client.connection import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
-from edgellm.services.server.listener import Listening
+from edgellm.services.server.gateway_server import GatewayServer
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Source, Token, Verdict
 from edgellm.spec.verifier import Tenant, VerifyRequest
 from edgellm.upstream.gateway.backend import GatewayBackend
@@ -126,18 +125,6 @@ def test_a_device_gets_the_servers_text(way: str, houses: dict[str, House], want
     assert ids(reply) == wanted[5]
     assert reply.summary.share_verified == 1.0
     assert reply.summary.accepted > 0
-
-
-@pytest.mark.parametrize("way", ["vllm-score", "llama-server"])
-def test_a_seed_draws_what_it_draws_without_the_gateway(
-    way: str, houses: dict[str, House], f32_pair: tuple[Path, Path]
-) -> None:
-    house = houses[way]
-    options = UpstreamOptions(timing=PATIENT)
-    with LLM.open(f32_pair[0], house.servers[0].url, threads=1, history=False, upstream=options) as direct:
-        tokens = [[token.id for token in written(pair, **SAMPLED)[0]] for pair in (direct, house.device)]
-    assert tokens[0] == tokens[1]
-    assert len(set(tokens[0])) > 2
 
 
 def test_the_tier_behind_a_gateway_is_told(houses: dict[str, House], f32_pair: tuple[Path, Path]) -> None:
@@ -439,17 +426,6 @@ def test_a_gateway_that_ends_says_so(sessions: Sessions, text: Model, houses: di
     sessions.backend.close()
     sessions.ask(4, prompt)
     assert all(isinstance(sessions.wait(session), EngineFailed) for session in (1, 2, 3, 4))
-
-
-def test_a_gateway_needs_the_servers_tokenizer(
-    houses: dict[str, House], f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = houses["two"].servers[0]
-    there = server.dialect.text
-    monkeypatch.setattr(server.dialect, "text", lambda tokens: there([max(0, token - 1) for token in tokens]))
-    with pytest.raises(VocabularyMismatch, match="The vocabulary here and that of") as raised:
-        serve_gateway([server.url], f32_pair[0], Listening(port=0))
-    assert "with -m" in raised.value.next_step
 
 
 @pytest.mark.parametrize(

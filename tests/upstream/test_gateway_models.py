@@ -193,17 +193,6 @@ def test_a_device_that_names_none_or_a_wrong_one_is_told_which_there_are(house: 
             RemoteVerifier(f"{where}#{OTHER}", text.vocabulary)
 
 
-def test_a_pair_names_the_model_behind_the_address(
-    house: House, drafts: dict[str, Path], texts: dict[str, list[int]]
-) -> None:
-    with LLM.open(drafts[OTHER], f"{house.gateway.address}#{OTHER}", threads=1, history=False) as pair:
-        assert pair.verifier_name == OTHER
-        tokens = written(pair)
-        while any(token.source in UNVERIFIED for token in tokens):  # a busy machine may be late once
-            tokens = written(pair)
-        assert [token.id for token in tokens] == texts[OTHER]
-
-
 def test_the_best_paired_verifier_is_one_of_several_models(
     engine: Engine, other_engine: Engine, drafts: dict[str, Path], tmp_path: Path, closing: ExitStack
 ) -> None:

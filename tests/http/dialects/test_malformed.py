@@ -20,6 +20,16 @@ from tests.http.conftest import Ask, asker, serving
 SAID: Any = {"role": "user", "content": "Where is my mug?"}
 TOOL: Any = {"name": "clock", "input_schema": {}}
 PATHS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": [SAID], "max_tokens": 1, "stream": False, "temperature": 0.5, "top_p": 0.5, "top_k": 5,
+        "min_p": 0.1, "n": 1, "seed": 1, "stop": ["."], "repeat_penalty": 1.1, "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {"5": 1}, "logprobs": True, "top_logprobs": 1, "tools": [{"function": {"name": "clock"}}],
+        "tool_choice": "none", "response_format": {"type": "text"}, "user": "me", "think": False, "budget": 1.0,
+    },
+    "/v1/completions": {
+        "prompt": "The film", "max_tokens": 1, "stream": False, "temperature": 0.5, "logprobs": 1,
+    },
     "/v1/messages": {
         "max_tokens": 1, "messages": [SAID], "system": "Be short.", "tools": [TOOL], "tool_choice": {"type": "auto"},
         "thinking": {"type": "disabled"}, "stream": False, "temperature": 0.5, "top_p": 0.5, "top_k": 5,
@@ -84,7 +94,7 @@ def message(path: str, answer: Any) -> str:
     if path.startswith("/api/"):
         assert set(answer) == {"error"}
         return answer["error"]
-    if path.startswith(("/v1/responses", "/v1/embeddings")):
+    if not path.startswith("/v1/messages"):
         assert set(answer["error"]) == {"message", "type", "param", "code"}
         return answer["error"]["message"]
     assert set(answer) == {"type", "error"}
