@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgellm.engine import native
-from edgellm.engine.gguf.overheads import output_rows
+from edgellm.engine.gguf.memory import output_rows
 from edgellm.engine.graph_hooks import Capture, attention_rows
 from edgellm.engine.hardware import DEFAULT_CACHE, N_BATCH, QUANTISED
 from edgellm.engine.kv.kv_cache import snapshots_that_fit

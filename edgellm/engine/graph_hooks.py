@@ -76,19 +76,13 @@ _LEAST_ROWS = 32
 def attention_rows(header: GgufHeader, cells: int) -> int:
     """Return the rows of a batch whose attention scores over `cells` positions take at most `SCORES` bytes; at least
     32."""
-    return max(_LEAST_ROWS, SCORES // (4 * _heads(header) * cells))
+    return max(_LEAST_ROWS, SCORES // (4 * header.number("attention.head_count", 1) * cells))
 
 
 def attention_bytes(header: GgufHeader, cells: int, n_batch: int) -> int:
     """Return the bytes of a batch's attention scores over `cells` positions, in a context of `n_batch` that captures
     them."""
-    return 4 * _heads(header) * cells * min(n_batch, attention_rows(header, cells))
-
-
-def _heads(header: GgufHeader) -> int:
-    heads = header.metadata.get(f"{header.architecture}.attention.head_count", 1)
-    most = max(heads, default=1) if isinstance(heads, tuple) else heads
-    return max(1, most if isinstance(most, int) else 1)
+    return 4 * header.number("attention.head_count", 1) * cells * min(n_batch, attention_rows(header, cells))
 
 
 class NodeCallback(dict[int, bool]):

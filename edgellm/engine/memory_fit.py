@@ -1,7 +1,7 @@
 """What a model and its contexts take of each device's memory, and how many of its layers fit on graphics cards.
 
 llama.cpp reckons for itself: it loads the model without its weights, opens the contexts without their buffers, and logs
-the size of each. So the figures hold for every architecture. What it does not log is estimated: `gguf.overheads`.
+the size of each. So the figures hold for every architecture. What it does not log is estimated: `gguf.memory`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from edgellm import system
 from edgellm.engine import native
-from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token, recurrent_state_bytes
-from edgellm.engine.gguf.overheads import converted_bytes, graph_bytes, model_bytes, output_rows
+from edgellm.engine.gguf.memory import (
+    cache_bytes_per_token,
+    converted_bytes,
+    graph_bytes,
+    model_bytes,
+    output_rows,
+    recurrent_state_bytes,
+)
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware, offload_devices
 from edgellm.engine.kv.kv_cache import checkpoint_bytes, snapshots_that_fit
@@ -83,8 +89,8 @@ def spare_memory(card: ComputeDevice) -> int:
 
 def trained_positions(header: GgufHeader) -> int | None:
     """Return the number of positions that a model was trained for; None where its header does not say."""
-    trained = header.metadata.get(f"{header.architecture}.context_length")
-    return trained if isinstance(trained, int) and trained > 0 else None
+    trained = header.number("context_length")
+    return trained if trained > 0 else None
 
 
 def check_context(header: GgufHeader, name: str, n_ctx: int | None) -> None:
@@ -333,7 +339,7 @@ def _on_cards(
                 "Give fewer layers, or leave --gpu-layers out: then as many go there as fit.",
             )
         needed = sum(use.on(name) for name in room)
-        most = _n_layers(file.header) + 1 if layers == ALL_LAYERS else layers
+        most = file.header.number("block_count") + 1 if layers == ALL_LAYERS else layers
         layers = min(most - 1, int(most * sum(room.values()) / needed))
         if layers <= 0:
             break
@@ -392,8 +398,3 @@ def _lack(use: MemoryUse, device: str, left: int) -> str:
 
 def _layers(n: int) -> str:
     return "all layers" if n == ALL_LAYERS else f"{n} layers"
-
-
-def _n_layers(header: GgufHeader) -> int:
-    count = header.metadata.get(f"{header.architecture}.block_count")
-    return count if isinstance(count, int) else 0

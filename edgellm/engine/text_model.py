@@ -19,7 +19,7 @@ from edgellm.engine.chat.prompt import ChatTemplate, Tokenizer
 from edgellm.engine.chat.template import Template
 from edgellm.engine.chat.thinking import ThinkingMarkup, find_markup, fitting
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile
-from edgellm.engine.gguf.tokens import tokenizer_hash
+from edgellm.engine.gguf.tokenizer import tokenizer_hash
 from edgellm.engine.grammar import Grammar
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes

@@ -23,7 +23,7 @@ import numpy as np
 
 from edgellm import __version__
 from edgellm.engine import HEADS, Context, ContextSpec, LMHead, Model, ModelFile, ShouldStop, head_pays, never
-from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token
+from edgellm.engine.gguf.memory import cache_bytes_per_token
 from edgellm.engine.hardware import Hardware, placement
 from edgellm.engine.kv.layer_rows import Bytes
 from edgellm.engine.lm_head import head_of

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 from edgellm.engine import Context, ContextSpec, Model, ModelFile, head_pays
-from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token
+from edgellm.engine.gguf.memory import cache_bytes_per_token
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, Hardware, offload_devices
 from edgellm.engine.kv.prompt_cache import PromptCache
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, check_context, most_that_fit, place

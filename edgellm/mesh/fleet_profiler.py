@@ -17,8 +17,7 @@ from edgellm.coldstart.cost_model import TransformerShape
 from edgellm.coldstart.hardware import Device, Link, Utilisation, fit_utilisation
 from edgellm.coldstart.plan import PlannedStage
 from edgellm.engine import ModelFile
-from edgellm.engine.gguf.stand_in import stand_in
-from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
+from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, stand_in
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.timing import BUSY, CpuWait
 from edgellm.errors import EdgeError, InvalidOption, NotPermitted, StateDamaged

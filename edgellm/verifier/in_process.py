@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from weakref import WeakValueDictionary
 
 from edgellm.engine import Context, Model, Speculator
-from edgellm.engine.gguf.overheads import PREDICTED_ROWS
+from edgellm.engine.gguf.memory import PREDICTED_ROWS
 from edgellm.errors import EngineFailed, ProtocolError
 from edgellm.spec.constraint import GrammarState, ReplyGrammar
 from edgellm.spec.sampling import likeliest

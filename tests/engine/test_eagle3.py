@@ -12,12 +12,11 @@ import pytest
 
 from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, ModelFile, SeqRows, llama_api
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader
-from edgellm.engine.gguf.tokens import token_texts
+from edgellm.engine.gguf.tokenizer import token_texts
 from edgellm.engine.llama_api import LlamaBatch, NativeSpec
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.speculators.eagle3 import LAST_OUTPUT, VERIFIERS, check_eagle3, misfit
-from edgellm.engine.speculators.state_functions import StateFunctions
-from edgellm.engine.speculators.state_window import WINDOW
+from edgellm.engine.speculators.states import WINDOW, StateFunctions
 from edgellm.errors import ModelUnsupported
 from testkit.gguf.reader import read_gguf
 from testkit.speculators.eagle3 import EPSILON, HEADS

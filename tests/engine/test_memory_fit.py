@@ -13,8 +13,7 @@ import pytest
 
 from edgellm.engine import Context, ContextSpec, Model, ModelFile, memory_fit, native
 from edgellm.engine import context_spec as context_module
-from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token, recurrent_state_bytes
-from edgellm.engine.gguf.overheads import PREDICTED_ROWS
+from edgellm.engine.gguf.memory import PREDICTED_ROWS, cache_bytes_per_token, recurrent_state_bytes
 from edgellm.engine.hardware import ALL_LAYERS, N_BATCH, ComputeDevice, Hardware
 from edgellm.engine.kv.kv_cache import checkpoint_bytes
 from edgellm.engine.memory_fit import MemoryUse, Placed, default_context, fit, place, place_sessions, reckon

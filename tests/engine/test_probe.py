@@ -17,7 +17,7 @@ from edgellm.engine.gguf import reader
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, ComputeDevice, Hardware
 from edgellm.engine.model import LoadSpec, probe_of
 from edgellm.engine.native import commit
-from edgellm.engine.trial import probe, proven
+from edgellm.engine.trial import probe
 from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsupported
 from testkit.gguf.random_model import Shape, write
 from testkit.hostile.crafted_gguf import BASE, BIASED, EXPERTS, KNOWN, Crafted, crafted, made
@@ -141,7 +141,7 @@ def test_a_head_is_tried_with_its_verifier(
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The record was made with this library."""
-    monkeypatch.setattr(proven, "PROVEN_COMMITS", (commit(),))
+    monkeypatch.setattr(probe, "PROVEN_COMMITS", (commit(),))
 
 
 @pytest.mark.usefixtures("recorded")
@@ -153,7 +153,7 @@ def test_a_model_is_not_tested_whose_architecture_is_on_record(
     for unknown in ("plamo2", "qwen3"):  # an architecture, and then a library
         with pytest.raises(EngineFailed, match="The trial of"):
             Model.load(architectures(unknown))
-        monkeypatch.setattr(proven, "PROVEN_COMMITS", ())
+        monkeypatch.setattr(probe, "PROVEN_COMMITS", ())
     children.program = None
     with Model.load(architectures("plamo2")) as model:
         assert model.faults
@@ -215,8 +215,7 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> None:
     def listed(names: Sequence[str] = ()) -> list[ComputeDevice]:
         return [card for name, card in CARDS.items() if not names or name in names]
 
-    for module in (probe, proven):
-        monkeypatch.setattr(module, "offload_devices", listed)
+    monkeypatch.setattr(probe, "offload_devices", listed)
 
 
 @pytest.mark.usefixtures("cards")

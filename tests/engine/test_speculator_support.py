@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Model, ModelFile, mtp_support
-from edgellm.engine.gguf.cache_sizes import recurrent_state_bytes
+from edgellm.engine.gguf.memory import recurrent_state_bytes
 from edgellm.engine.gguf.reader import GgufHeader, attention_layers
-from edgellm.engine.speculators.state_functions import StateFunctions
+from edgellm.engine.speculators.states import StateFunctions
 from edgellm.engine.speculators.support import drafter_file
 from edgellm.errors import ModelUnsupported
 from testkit.gguf.architectures import WITH_MTP

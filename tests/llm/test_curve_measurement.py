@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, ModelFile
-from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token
+from edgellm.engine.gguf.memory import cache_bytes_per_token
 from edgellm.llm import cost_curves
 from edgellm.llm.cost_curves import CurveMeasurement, deepest
 from edgellm.spec.draft_length import DEPTH_STEP

@@ -152,7 +152,7 @@ def check_cuttable(header: GgufHeader) -> int:
         why = _REFUSED.get(arch, "edgellm does not know what its layers depend on")
         raise _refused(arch, why)
     count = header.metadata.get(f"{arch}.block_count")
-    layers = count - _number(header, NEXTN) if isinstance(count, int) else 0
+    layers = count - header.number(NEXTN) if isinstance(count, int) else 0
     if layers < 1:
         raise ModelCorrupt("The file does not say how many layers it has.", _AGAIN)
     for key in (f"{arch}.{name}" for name in PER_LAYER):
@@ -173,7 +173,7 @@ def _obstacles(header: GgufHeader, rule: CutRule, layers: int) -> Iterator[str]:
         if f"{arch}.{key}" not in header.metadata:
             yield f"the file has no {arch}.{key}, and its default depends on the number of layers"
     for key, why in rule.refused.items():
-        if _number(header, key):
+        if header.number(key):
             yield why
     known = {f"{arch}.{key}" for key in (*PER_LAYER, PATTERN, SECTIONS)}
     for key, value in header.metadata.items():
@@ -223,8 +223,8 @@ def wants_head(header: GgufHeader) -> bool:
 def query_factor(header: GgufHeader, count: int) -> float:
     """Return by what the norm of queries is multiplied in a part of `count` layers."""
     rule, layers = RULES[header.architecture], check_cuttable(header)
-    heads, length = _number(header, "attention.head_count"), _number(header, "attention.key_length")
-    width = _number(header, "embedding_length") // max(1, heads)
+    heads, length = header.number("attention.head_count"), header.number("attention.key_length")
+    width = header.number("embedding_length") // max(1, heads)
     if not (rule.normed and layers in rule.counts and count != layers and length > 0 and width > 0):
         return 1.0
     # llama.cpp divides by the root of the width per head in the whole model, and of a key's length in a part
@@ -270,11 +270,11 @@ def part_metadata(header: GgufHeader, first: int, last: int) -> PartMetadata:
     windows = window_pattern(header)
     more = windows is not None and (not any(windows[first : last + 1]) or len(layers) < rule.least)
     numbers = {"block_count": len(layers) + more}
-    if more or _number(header, NEXTN):
+    if more or header.number(NEXTN):
         numbers[NEXTN] = int(more)
-    if lead := _number(header, DENSE_LEAD):
+    if lead := header.number(DENSE_LEAD):
         numbers[DENSE_LEAD] = max(0, lead - first)
-    if _number(header, DEEPSTACK):  # its rows would be wider, with those of an image
+    if header.number(DEEPSTACK):  # its rows would be wider, with those of an image
         numbers[DEEPSTACK] = 0
     return PartMetadata(
         (*layers, last) if more else layers, numbers,
@@ -288,9 +288,9 @@ def _sections(header: GgufHeader) -> tuple[int, ...] | None:
     arch, given = header.architecture, header.metadata.get(f"{header.architecture}.{SECTIONS}")
     if not RULES[arch].planes or (isinstance(given, tuple) and all(size > 0 for size in given[:2])):
         return None
-    width = _number(header, "embedding_length") // max(1, _number(header, "attention.head_count"))
-    width = _number(header, "attention.key_length") or width
-    pairs = (_number(header, "rope.dimension_count") or width) // 2
+    width = header.number("embedding_length") // max(1, header.number("attention.head_count"))
+    width = header.number("attention.key_length") or width
+    pairs = (header.number("rope.dimension_count") or width) // 2
     return pairs - 1, 1, 0, 0
 
 
@@ -298,19 +298,14 @@ def window_pattern(header: GgufHeader) -> tuple[bool, ...] | None:
     """Return which layers attend to a window only; None if llama.cpp reads of no window for this architecture."""
     arch = header.architecture
     rule = RULES.get(arch, _PLAIN)
-    if not rule.window or (rule.optional and not _number(header, _WINDOW)):
+    if not rule.window or (rule.optional and not header.number(_WINDOW)):
         return None
-    layers = _number(header, "block_count") - _number(header, NEXTN)
+    layers = header.number("block_count") - header.number(NEXTN)
     found = header.metadata.get(f"{arch}.{PATTERN}", rule.window)
     if isinstance(found, tuple):
         return (*map(bool, found[:layers]), *[False] * (layers - len(found)))
     period = int(found) if isinstance(found, int) else rule.window
     return tuple(period == 0 or layer % period < period - 1 for layer in range(layers))
-
-
-def _number(header: GgufHeader, key: str) -> int:
-    value = header.metadata.get(f"{header.architecture}.{key}", 0)
-    return value if isinstance(value, int) else 0
 
 
 def _refused(arch: str, why: str) -> ModelUnsupported:

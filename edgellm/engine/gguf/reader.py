@@ -94,6 +94,13 @@ class GgufHeader:
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
 
+    def number(self, key: str, default: int = 0) -> int:
+        """Return a hyperparameter of the architecture, of those of several layers the largest; `default` where the
+        header does not say."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        value = max(value, default=0) if isinstance(value, tuple) else value
+        return value if isinstance(value, int) else default
+
     @property
     def main_type(self) -> tuple[str, float] | None:
         """Return the tensor type of most weights, and its share of all weights; None without tensors."""
@@ -249,14 +256,12 @@ def dimensions(header: GgufHeader) -> Dimensions:
 
 def mtp_layers(header: GgufHeader) -> int:
     """Return how many layers at the end of a model predict further tokens (MTP), and compute no text; mostly 0."""
-    count = header.metadata.get(f"{header.architecture}.nextn_predict_layers", 0)
-    return count if isinstance(count, int) else 0
+    return header.number("nextn_predict_layers")
 
 
 def text_layers(header: GgufHeader) -> int:
     """Return how many layers compute the text; 0 where the header does not say."""
-    count = header.metadata.get(f"{header.architecture}.block_count")
-    return max(0, count - mtp_layers(header)) if isinstance(count, int) else 0
+    return max(0, header.number("block_count") - mtp_layers(header))
 
 
 def attention_layers(header: GgufHeader) -> tuple[int, ...]:

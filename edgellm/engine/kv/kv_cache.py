@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.gguf.cache_sizes import cache_bytes_per_token, recurrent_state_bytes, sliding_window
+from edgellm.engine.gguf.memory import cache_bytes_per_token, recurrent_state_bytes, sliding_window
 from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader
 from edgellm.engine.kv.layer_rows import LayerRows, put_together, take_apart
 from edgellm.engine.native import lib

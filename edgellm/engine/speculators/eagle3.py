@@ -11,11 +11,10 @@ import numpy as np
 
 from edgellm.engine import llama_api, native
 from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader, ModelFile, text_layers
-from edgellm.engine.gguf.tokens import PADDING, token_count, token_texts
+from edgellm.engine.gguf.tokenizer import PADDING, token_count, token_texts
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, Trunk
-from edgellm.engine.speculators.state_functions import StateFunctions
-from edgellm.engine.speculators.state_window import WINDOW
+from edgellm.engine.speculators.states import WINDOW, StateFunctions
 from edgellm.engine.trial.probe import EAGLE3
 from edgellm.errors import EngineFailed, ModelUnsupported
 
@@ -47,7 +46,7 @@ def target_layers(header: GgufHeader) -> tuple[int, ...]:
 def window_bytes(header: GgufHeader) -> int:
     """Return the most bytes of states that a head keeps of a sequence: four for a number, and room for a quarter more
     rows than the window has."""
-    return 5 * WINDOW * len(target_layers(header)) * _number(header, "target_hidden_size")
+    return 5 * WINDOW * len(target_layers(header)) * header.number("target_hidden_size")
 
 
 def misfit(head: GgufHeader, verifier: GgufHeader) -> str:
@@ -60,14 +59,14 @@ def misfit(head: GgufHeader, verifier: GgufHeader) -> str:
     last = count if verifier.architecture in LAST_OUTPUT else count - 1
     if wrong := [layer for layer in layers if not 0 <= layer <= last]:
         return f"it reads layer {wrong[0]}, and of the {count} layers of the verifier those up to {last} can be read"
-    width, read = _number(verifier, "embedding_length"), _number(head, "target_hidden_size")
+    width, read = verifier.number("embedding_length"), head.number("target_hidden_size")
     if read != width:
         return f"it reads states of {read} numbers, and the verifier's have {width}"
     tokens, known = token_count(verifier), token_count(head)
     if known != tokens:
         return f"its vocabulary has {known} tokens, and the verifier's {tokens}"
-    own, heads = _number(head, "embedding_length"), max(1, _number(head, "attention.head_count"))
-    keys, values = (_number(head, f"attention.{part}_length", own // heads) for part in ("key", "value"))
+    own, heads = head.number("embedding_length"), max(1, head.number("attention.head_count"))
+    keys, values = (head.number(f"attention.{part}_length", own // heads) for part in ("key", "value"))
     if keys != values:
         return f"its attention has keys of {keys} numbers and values of {values}, which must be as many"
     return _misfit_of_tensors(head, own=own, width=width, tokens=tokens)
@@ -87,12 +86,6 @@ def _misfit_of_tensors(head: GgufHeader, *, own: int, width: int, tokens: int) -
     if map_ is not None and TENSOR_TYPES[map_.kind][0] != "I64":
         return f"its tokens are named in {TENSOR_TYPES[map_.kind][0]} numbers, and llama.cpp reads I64"
     return ""
-
-
-def _number(header: GgufHeader, key: str, default: int = 0) -> int:
-    value = header.metadata.get(f"{header.architecture}.{key}", default)
-    value = max(value, default=0) if isinstance(value, tuple) else value
-    return value if isinstance(value, int) else default
 
 
 class Eagle3Head(Speculator):
@@ -147,8 +140,8 @@ class Eagle3Model(SpeculatorModel):
     def __init__(self, owned: native.Owned, file: ModelFile, n_layer: int) -> None:
         """Take over the loaded weights of `file`, a head for a verifier of `n_layer` layers."""
         self._owned, self._layers, self._n_layer = owned, target_layers(file.header), n_layer
-        self._width = _number(file.header, "embedding_length")
-        self._states = _number(file.header, "target_hidden_size")
+        self._width = file.header.number("embedding_length")
+        self._states = file.header.number("target_hidden_size")
         self.name = f"the EAGLE-3 head {file.path.name}"
 
     @classmethod

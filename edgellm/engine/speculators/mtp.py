@@ -8,8 +8,7 @@ from __future__ import annotations
 from edgellm.engine import llama_api, native
 from edgellm.engine.native import lib
 from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, Trunk
-from edgellm.engine.speculators.state_functions import StateFunctions
-from edgellm.engine.speculators.state_window import StateWindow
+from edgellm.engine.speculators.states import StateFunctions, StateWindow
 from edgellm.engine.trial.probe import MTP
 
 STATES_OF_LAST_ROWS = frozenset(("qwen3next", "step35"))

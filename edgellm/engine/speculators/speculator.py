@@ -20,8 +20,7 @@ import numpy as np
 from edgellm.engine import native
 from edgellm.engine.llama_api import LlamaBatch, NativeContext, NativeSpec
 from edgellm.engine.native import Stop, lib
-from edgellm.engine.speculators.state_functions import StateFunctions, rows_at
-from edgellm.engine.speculators.state_window import StateWindow
+from edgellm.engine.speculators.states import StateFunctions, StateWindow, rows_at
 from edgellm.engine.vocabulary import Floats, Ids, common_prefix
 from edgellm.errors import EngineFailed
 

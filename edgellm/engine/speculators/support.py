@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgellm.engine.gguf.reader import GgufHeader, mtp_layers, text_layers
-from edgellm.engine.speculators.state_functions import StateFunctions
+from edgellm.engine.speculators.states import StateFunctions
 from edgellm.engine.trial.probe import EAGLE3
 
 ARCHITECTURES = frozenset(("qwen35", "qwen35moe", "qwen3next", "glm4moe", "step35", "deepseek2", "deepseek32"))

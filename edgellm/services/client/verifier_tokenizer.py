@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from edgellm.engine import Model, ModelFile
-from edgellm.engine.gguf.tokenizer_file import MAX_TOKENIZER
+from edgellm.engine.gguf.tokenizer import MAX_TOKENIZER
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import (
     SAME_VERSION,

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from edgellm.engine import ModelFile, Vocabulary
-from edgellm.engine.gguf.tokenizer_file import tokenizer_file
+from edgellm.engine.gguf.tokenizer import tokenizer_file
 from edgellm.errors import ModelNotFound, ModelUnsupported
 from edgellm.services.handshake import VerifierInfo
 from edgellm.spec.constraint import GrammarState

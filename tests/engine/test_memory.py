@@ -5,19 +5,22 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edgellm.engine import Block, Model, check_gguf, costs_of, cut, native
+from edgellm.engine import Block, Model, ModelFile, check_gguf, costs_of, cut, native
+from edgellm.engine.gguf.memory import PREDICTED_ROWS, converted_bytes, model_bytes, output_rows
+from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import ModelUnsupported
-from testkit.gguf.random_model import Shape, write
+from testkit.gguf.random_model import SHAPES, Shape, write
 from tests.engine.headers import LLAMA, file
 
 ROWS = 257
-SHAPES = {
+MODELS = {
     "small": Shape("llama", 2000, 4, 192, 6, 3, 512, 4096),
     "wide": Shape("qwen2", 3000, 4, 896, 14, 2, 4864, 4096, bias=True),
     "many ids": Shape("qwen3", 40_000, 4, 256, 4, 2, 768, 4096),
@@ -28,7 +31,7 @@ SHAPES = {
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
     folder, found = tmp_path_factory.mktemp("costs"), {}
-    for name, shape in SHAPES.items():
+    for name, shape in MODELS.items():
         for kind in ("Q4_0", "F32") if name == "small" else ("Q4_0",):
             found[name, kind] = folder / f"{name}-{kind}.gguf"
             write(found[name, kind], shape, kind)
@@ -63,7 +66,7 @@ def test_quantised_keys_and_values_take_what_is_reserved(
 
 
 @pytest.mark.parametrize(("context", "sessions"), [(4096, 1), (1000, 4), (100, 2)])
-@pytest.mark.parametrize(("name", "kind"), [*((name, "Q4_0") for name in SHAPES), ("small", "F32")])
+@pytest.mark.parametrize(("name", "kind"), [*((name, "Q4_0") for name in MODELS), ("small", "F32")])
 def test_it_is_about_what_is_reserved(
     files: dict[tuple[str, str], Path],
     log: list[str],
@@ -99,3 +102,32 @@ def test_a_header_that_says_nothing_is_refused(tmp_path: Path) -> None:
     path.write_bytes(file(LLAMA))
     with pytest.raises(ModelUnsupported, match=r"does not say its llama\.embedding_length"):
         costs_of(check_gguf(path))
+
+
+SHAPE = replace(SHAPES["tiny-draft"], n_layer=1, n_embd=256, n_ff=768)
+
+
+def header(path: Path, kind: str, n_vocab: int = 1_000, n_expert: int = 0) -> GgufHeader:
+    write(path, replace(SHAPE, n_vocab=n_vocab, n_expert=n_expert), kind)
+    return ModelFile.open(path).header
+
+
+@pytest.mark.parametrize(("kind", "size"), [("F32", 0.0), ("F16", 2.0), ("Q8_0", 34 / 32), ("Q4_0", 34 / 32)])
+def test_rows_of_the_widest_product_are_converted(tmp_path: Path, kind: str, size: float) -> None:
+    assert converted_bytes(header(tmp_path / "model.gguf", kind), 512) == 512 * 768 * size
+    routed = converted_bytes(header(tmp_path / "routed.gguf", kind, n_expert=4), 512)
+    assert routed == 2 * 512 * 768 * size  # a row goes to two experts, each of which has one of its own
+
+
+def test_a_vocabulary_takes_memory_for_each_token_and_merge(tmp_path: Path) -> None:
+    few, many = (header(tmp_path / f"{n}.gguf", "Q8_0", n) for n in (1_000, 50_000))
+    assert 250 < (model_bytes(many) - model_bytes(few)) / 49_000 < 350
+    none = replace(few, metadata={"general.architecture": "llama"})
+    assert 0 < model_bytes(none) < model_bytes(few)
+
+
+def test_rows_of_logits_are_those_of_predictions_or_of_all_sequences() -> None:
+    assert output_rows(1, 512) == PREDICTED_ROWS
+    assert output_rows(1, 8) == 8
+    assert PREDICTED_ROWS < output_rows(8, 512) < 512
+    assert output_rows(200, 512) == 512

@@ -1,0 +1,174 @@
+"""The bytes that a model takes besides its weights, by its header: caches, buffers of a batch, and llama.cpp's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edgellm.engine import native
+from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufArray, GgufHeader, attention_layers, dimensions, text_layers
+from edgellm.engine.hardware import CACHE_TYPES
+
+_LIGHTNING = "minimax-01"
+"""The architecture of lightning attention, whose layers have a state for each head."""
+
+
+def cache_bytes_per_token(header: GgufHeader) -> int:
+    """Return at most how many bytes of keys and values a token takes, in 16 bits; 0 where the header does not say."""
+    heads = header.number("attention.head_count")
+    if not heads:
+        return 0
+    size = header.number("embedding_length") // heads
+    width = header.number("attention.key_length", size) + header.number("attention.value_length", size)
+    return 2 * len(attention_layers(header)) * header.number("attention.head_count_kv", heads) * width
+
+
+def recurrent_state_bytes(header: GgufHeader) -> int:
+    """Return how many bytes the recurrent layers' states of one sequence take, as llama.cpp keeps them in 32 bits; 0
+    where there are none, or the header does not say."""
+    width, heads = header.number("embedding_length"), header.number("attention.head_count")
+    if head := header.number("wkv.head_size"):
+        state = width * (head + (header.number("token_shift_count") or 2))
+    elif kernel := header.number("shortconv.l_cache"):
+        state = width * (kernel - 1)
+    elif head := header.number("kda.head_dim"):
+        state = heads * head * (head + 3 * (max(0, header.number("ssm.conv_kernel") - 1) or 3))
+    elif header.architecture == _LIGHTNING:
+        state = heads * (header.number("attention.key_length") or width // max(1, heads)) ** 2
+    else:
+        inner, size = header.number("ssm.inner_size"), header.number("ssm.state_size")
+        read = max(0, header.number("ssm.conv_kernel") - 1)
+        state = inner * size + read * (inner + 2 * header.number("ssm.group_count") * size)
+    return 4 * _recurrent_layers(header) * state
+
+
+def sliding_window(header: GgufHeader) -> int:
+    """Return the positions of the sliding window that some layers attend to; 0 where the header tells of none."""
+    return header.number("attention.sliding_window")
+
+
+def _recurrent_layers(header: GgufHeader) -> int:
+    """Return the number of layers with a recurrent state, if any have one: those without attention, or all of those
+    that have both; layers of a feed-forward part alone are left out."""
+    count, with_attention = text_layers(header), attention_layers(header)
+    if len(with_attention) in (0, count):
+        return count
+    wide = header.metadata.get(f"{header.architecture}.feed_forward_length")
+    alone = wide if isinstance(wide, tuple) and 0 in wide else ()
+    return sum(layer not in with_attention and not any(alone[layer : layer + 1]) for layer in range(count))
+
+
+PREDICTED_ROWS = 32
+"""Rows of logits in one batch, where a model's predictions of a text are wanted: 19 MB at 152,000 tokens."""
+_CHECKED_ROWS = 9  # of logits in one batch for each sequence, where drafts are verified
+_MODEL = 1_500_000  # bytes of a model's own records
+_TOKEN, _MERGE = 180, 112  # bytes of a token with its text and its places in two tables, and of a merge in a table
+_NODE = 870  # bytes of a node of a graph: two graphs of a context, and the scheduler's tables
+_UNCHANGED = ("F32",)  # types of weights whose products take rows as they are
+_HALF = ("F16", "BF16")
+
+
+def output_rows(n_seq: int, n_batch: int) -> int:
+    """Return how many rows of logits a batch of `n_batch` rows has at most, of `n_seq` sequences."""
+    return min(n_batch, max(PREDICTED_ROWS, _CHECKED_ROWS * n_seq))
+
+
+def model_bytes(header: GgufHeader) -> int:
+    """Return the bytes of a loaded model's vocabulary, and of its records of tensors."""
+    return _MODEL + _TOKEN * _count(header, "tokens") + _MERGE * _count(header, "merges")
+
+
+def graph_bytes(nodes: int) -> int:
+    """Return the bytes in which a context describes graphs of up to `nodes` nodes."""
+    return _NODE * nodes
+
+
+def converted_bytes(header: GgufHeader, n_batch: int) -> int:
+    """Return the bytes of the `n_batch` rows that a processor converts before it multiplies them with weights of 16
+    bits or fewer: those of the widest product."""
+    return int(n_batch * max(_converted_widths(header), default=0))
+
+
+def _converted_widths(header: GgufHeader) -> Iterator[float]:
+    """Yield for each product of a layer the bytes of its input for one token."""
+    used = header.metadata.get(f"{header.architecture}.expert_used_count")
+    for tensor in header.tensors:
+        name, values, _size = TENSOR_TYPES[tensor.kind]
+        if name in _UNCHANGED or len(tensor.shape) < 2 or not tensor.name.startswith("blk."):
+            continue
+        rows = used if "_down_exps" in tensor.name and isinstance(used, int) else 1
+        kind = 2.0 if name in _HALF else 292 / 256 if values == 256 else 34 / 32  # as F16, Q8_K or Q8_0
+        yield rows * tensor.shape[0] * kind
+
+
+def _count(header: GgufHeader, what: str) -> int:
+    entries = header.metadata.get(f"tokenizer.ggml.{what}")
+    if isinstance(entries, GgufArray):
+        return entries.count
+    return len(entries) if isinstance(entries, tuple) else 0
+
+
+_PAD = 256  # llama.cpp rounds the cells of a cache up to a multiple of this
+_OUTPUT, _FLASH, _PLAIN = 2, 5, 9  # rows of the embedding's width that live beside the largest tensors of a pass
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """The sizes of one model's graph, from which its memory follows; `params` is the number of weights of one layer.
+
+    `kv`: bytes of keys and values of one layer for one position. `exact`: computed without flash attention, in f32.
+    """
+
+    kv: int
+    heads: int
+    width: int
+    ff: int
+    vocabulary: int
+    params: int
+    exact: bool
+
+    def cache(self, layers: int, context: int, sessions: int) -> int:
+        """Return the bytes of these layers' keys and values, for `sessions` sequences of `context` positions each."""
+        return self.kv * layers * sessions * _cells(context)
+
+    def batch(self, layers: int, context: int, rows: int, *, ends: bool) -> int:
+        """Return the bytes of the buffers in which a block of these layers computes `rows` rows.
+
+        `ends`: the block has the embedding, or the head.
+
+        Within some percent of what llama.cpp reserves on a processor (`test_memory_estimate.py`): the largest
+        tensors that live at once are those of the feed-forward part, the attention's scores, which flash attention
+        does without, or a vocabulary's logits.
+        """
+        params = self.params * layers + (self.vocabulary * self.width if ends else 0)
+        flash = not self.exact and native.flash_pays(params, rows)
+        largest = max(
+            3 * self.ff + _FLASH * self.width,
+            self.vocabulary + _OUTPUT * self.width if ends else 0,
+            0 if flash else self.heads * _cells(context) + _PLAIN * self.width,
+        )
+        mask = _cells(context) * (2 if flash else 4)
+        return rows * (4 * largest + mask)
+
+
+def _cells(context: int) -> int:
+    return -(-context // _PAD) * _PAD
+
+
+def costs_of(header: GgufHeader, cache_type: str | None = None) -> MemoryEstimate:
+    """Return the estimate for a model that can be cut, or for some of its layers, with keys and values of that type.
+
+    Raises:
+        ModelUnsupported: the header does not say what its layers look like.
+    """
+    known = dimensions(header)
+    exact = all(TENSOR_TYPES[t.kind][0] == "F32" for t in header.tensors)
+    _name, values, size = TENSOR_TYPES[CACHE_TYPES["f32" if exact else cache_type or "f16"]]
+    blocks = [t for t in header.tensors if t.name.startswith("blk.")]
+    return MemoryEstimate(
+        kv=known.kv_heads * (known.keys + known.values) * size // values, heads=known.heads, width=known.d_model,
+        ff=known.d_ff,
+        vocabulary=max((t.shape[-1] for t in header.tensors if t.name in ("token_embd.weight", "output.weight")),
+                       default=1),
+        params=sum(t.n_elements for t in blocks) // known.layers, exact=exact,
+    )  # fmt: skip
