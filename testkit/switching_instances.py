@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import random
 import sys
 from collections.abc import Callable, Sequence
 
 from edgellm.coldstart.graph_switching import (
     Instance,
-    LowerBounds,
     Plan,
     beam,
     latency,
@@ -24,11 +22,6 @@ Policy = Callable[[Instance], Plan]
 def optimum(instance: Instance) -> Plan:
     """Return the plan of least latency, for small instances (8 blocks, 8 chunks): a beam that leaves nothing out."""
     return beam(instance, width=sys.maxsize)
-
-
-def floor(instance: Instance) -> float:
-    """Return a lower bound on the latency of every plan."""
-    return max(LowerBounds(instance).rest(0, 0), math.fsum(instance.load))
 
 
 def late_greedy(instance: Instance) -> Plan:

@@ -188,7 +188,7 @@ def progressive(instance: Instance, first: int = 0) -> Plan:
     return *plan, *(Switch(block, instance.steps) for block in sorted(left))
 
 
-WIDTH = 8
+WIDTH = 16
 """Beginnings that `beam` follows for each number of switches: enough to miss the optimum seldom, and then by little."""
 MARGIN = 1e-9
 """A plan is better where it is so by more than this share; rounding makes smaller differences."""
@@ -268,7 +268,7 @@ class LowerBounds:
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self.m, self.steps = instance.blocks, instance.steps
-        self._rest: dict[tuple[int, Mask], float] = {}
+        self._computing: dict[tuple[int, Mask], float] = {}
         self._loads: dict[Mask, float] = {}
 
     def time(self, block: int, mask: Mask) -> float:
@@ -280,61 +280,19 @@ class LowerBounds:
         own_step = step + (block - step) % self.m
         return sum(self.time(at % self.m, mask) for at in range(step, own_step)) if own_step < self.steps else math.inf
 
-    def loads(self, mask: Mask) -> float:
-        """Return the time to load all blocks that are not switched."""
-        if mask not in self._loads:
-            self._loads[mask] = math.fsum(self.instance.load[block] for block in self.unswitched(mask))
-        return self._loads[mask]
-
     def unswitched(self, mask: Mask) -> list[int]:
         return [block for block in range(self.m) if not mask >> block & 1]
 
-    def rest(self, step: int, mask: Mask) -> float:
-        """Return a lower bound on the time for all work from `step` on, however the loads are placed.
-
-        A block's load comes either before its last computation, which then takes its decode time, or after it. Let f be
-        the first block of the latter kind: all blocks of that kind are loaded after f's last computation, one after the
-        other. The blocks after f are divided between both kinds, one of them fractionally, so that computing and
-        loading end together.
-        """
-        if (step, mask) not in self._rest:
-            self._rest[step, mask] = self._least(step, mask)
-        return self._rest[step, mask]
-
-    def _least(self, step: int, mask: Mask) -> float:
-        last: dict[int, tuple[int, float]] = {}  # each block's last computation, and when it ends
-        at = 0.0
-        for own_step in range(step, self.steps):
-            at += self.time(own_step % self.m, mask)
-            last[own_step % self.m] = own_step, at
-        slower = {
-            block: self.instance.decode[block] - self.instance.prefill[block]
-            for block in self.unswitched(mask)
-            if block in last
-        }
-        best = whole = at + sum(slower.values())
-        for first, saved in slower.items():
-            behind = [block for block in slower if last[block] > last[first]]
-            computed = whole - saved - sum(slower[block] for block in behind)
-            loaded = last[first][1] + self.instance.load[first] + sum(self.instance.load[block] for block in behind)
-            best = min(best, self._level(computed, loaded, behind, slower))
-        return best
-
-    def _level(self, computed: float, loaded: float, behind: list[int], slower: dict[int, float]) -> float:
-        """Return the later of both lines' ends after moving blocks from the second to the first, cheapest first."""
-        load = self.instance.load
-        for block in sorted((b for b in behind if load[b] > 0.0), key=lambda b: slower[b] / load[b]):
-            if computed + slower[block] >= loaded - load[block]:
-                part = max(0.0, (loaded - computed) / (slower[block] + load[block]))
-                return max(computed + part * slower[block], loaded - part * load[block])
-            computed += slower[block]
-            loaded -= load[block]
-        return max(computed, loaded)
-
     def bound(self, step: int, node: SwitchState) -> tuple[float, float]:
-        """Return a partial plan's lower bound and, to break ties, when its loads end if made one by one from now on."""
-        loads = self.loads(node.mask)
-        least = max(node.computed + self.rest(step, node.mask), node.loaded + loads)
+        """Return a partial plan's lower bound, as if its loads made no graph slower; and to break ties, when its loads
+        end if made one by one from now on."""
+        mask = node.mask
+        if mask not in self._loads:
+            self._loads[mask] = math.fsum(self.instance.load[block] for block in self.unswitched(mask))
+        if (step, mask) not in self._computing:
+            self._computing[step, mask] = sum(self.time(at % self.m, mask) for at in range(step, self.steps))
+        loads = self._loads[mask]
+        least = max(node.computed + self._computing[step, mask], node.loaded + loads)
         return least, max(node.computed, node.loaded) + loads
 
 

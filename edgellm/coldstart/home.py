@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.hardware import ANY_LAYERS, Device, Links, sending
-from edgellm.coldstart.problem import Bools, Cut, Overlap, Task, fits, warm
+from edgellm.coldstart.problem import OVERLAPS, Bools, Cut, Overlap, Task, fits, warm
 from edgellm.errors import InvalidOption
 
 Objective = Literal["ttft", "reply"]
@@ -34,7 +34,7 @@ class Home:
     The reply to `tokens_in` prompt tokens has `tokens_out`, the first of which ends the prefill. The `objective` is the
     time to minimise: to the first token (`ttft`, the paper's), or to the last. `cold`: devices load their layers first.
 
-    Raises `InvalidOption` if there is no device, an unknown objective, or a number of tokens makes no sense.
+    Raises `InvalidOption` if there is no device, an unknown objective or overlap, or a number of tokens makes no sense.
     """
 
     devices: Sequence[Device]
@@ -54,10 +54,9 @@ class Home:
             raise InvalidOption(
                 f"The prompt has {self.tokens_in} tokens and the reply {self.tokens_out}.", "Give at least 1 and 0."
             )
-        if self.objective not in OBJECTIVES:
-            raise InvalidOption(
-                f"There is no objective named {self.objective!r}.", f"Choose from {', '.join(OBJECTIVES)}."
-            )
+        for what, name, names in (("objective", self.objective, OBJECTIVES), ("overlap", self.overlap, OVERLAPS)):
+            if name not in names:
+                raise InvalidOption(f"There is no {what} named {name!r}.", f"Choose from {', '.join(names)}.")
 
     @property
     def further(self) -> int:

@@ -9,7 +9,6 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.errors import InvalidOption
 from edgellm.layer_range import LayerRange
 
 Floats = npt.NDArray[np.float64]
@@ -35,8 +34,6 @@ class Task:
     layer; by default it may. `files`, (L,): whether a file begins with the layer, as a device computes no layer before
     it has loaded all of the file that are its own; by default each layer has a file. `opening`, (K,):
     seconds before the device begins to load, by default none.
-
-    Raises `InvalidOption` if the shapes differ, or a number is negative or not finite.
     """
 
     load: Floats
@@ -64,19 +61,6 @@ class Task:
                 object.__setattr__(self, name, default)
         if self.alone_need is None:
             object.__setattr__(self, "alone_need", float(self.need.sum()))
-        shapes = {"load": (k, n), "compute": (k, n), "step": (k, n), "send": (k, k), "hop": (k, k), "need": (n,),
-                  "capacity": (k,), "alone_load": (k,), "begins": (k, n), "ends": (k, n),
-                  "files": (n,), "opening": (k,)}  # fmt: skip
-        for name, shape in shapes.items():
-            value = getattr(self, name)
-            if value.shape != shape:
-                raise InvalidOption(f"{name} has the shape {value.shape}.", f"Give it the shape {shape}.")
-            if name != "capacity" and not (np.isfinite(value).all() and (value >= 0.0).all()):
-                raise InvalidOption(f"{name} holds a number that is negative or NaN.", "Give numbers of 0 or more.")
-        if k < 1 or n < 1:
-            raise InvalidOption(f"There are {k} devices and {n} layers.", "Give at least one of each.")
-        if self.overlap not in OVERLAPS:
-            raise InvalidOption(f"There is no overlap named {self.overlap!r}.", f"Choose from {', '.join(OVERLAPS)}.")
 
     @property
     def devices(self) -> int:

@@ -130,9 +130,6 @@ def test_a_tied_head_is_kept_once_on_a_device_that_holds_all() -> None:
         lambda: ModelCosts("a", TransformerShape(4, 64, 4, 2, 16, 8), (1.0,), (0.0,)),
         lambda: Home((), hardware.model(), 64),
         lambda: Home(hardware.devices(), hardware.model(), 0),
-        lambda: Task(np.ones((1, 2)), -np.ones((1, 2)), np.zeros((1, 1)), np.ones(2), np.ones(1)),
-        lambda: Task(np.ones((1, 2)), np.ones((1, 3)), np.zeros((1, 1)), np.ones(2), np.ones(1)),
-        lambda: two("sometimes"),
         lambda: Home(hardware.devices(), hardware.model(), 64, objective="both"),  # type: ignore[arg-type]
     ],
 )

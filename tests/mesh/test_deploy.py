@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ from tests.rpc.strangers import befriend, device
 from tests.storage.pieces import layerwise
 
 PLENTY = 10**9
+Send = Callable[..., list[DeployProgress]]
 
 
 @dataclass
@@ -70,34 +72,34 @@ def size(manifest: Manifest, first: int, last: int) -> int:
     return sum(piece.size for piece in manifest.covering(LayerRange(first, last + 1)))
 
 
+@pytest.fixture
+def send(home: Home, verifier_path: Path, manifest: Manifest) -> Send:
+    """Deploy parts, each a worker or a device's name, and its first and last layer."""
+
+    def deployed(*parts: tuple[Worker | str | None, int, int], **more: Any) -> list[DeployProgress]:
+        found = home.workers()
+        named = [
+            DeployPart(found[worker] if isinstance(worker, str) else worker, LayerRange(first, last + 1))
+            for worker, first, last in parts
+        ]
+        return deploy(ModelFile.open(verifier_path), manifest, named, trust=home.owner, store=home.here, **more)
+
+    return deployed
+
+
 def test_each_device_gets_its_layers_and_a_new_plan_moves_only_what_is_missing(
-    home: Home, verifier_path: Path, manifest: Manifest
+    home: Home, send: Send, manifest: Manifest
 ) -> None:
-    found = home.workers()
-    parts = [
-        DeployPart(None, LayerRange(0, 3)),
-        DeployPart(found["desk"], LayerRange(3, 8)),
-        DeployPart(found["phone"], LayerRange(8, 12)),
-    ]
     heard: list[DeployProgress] = []
-    done = deploy(
-        ModelFile.open(verifier_path), manifest, parts, trust=home.owner, store=home.here, notify=heard.append
-    )
+    done = send((None, 0, 2), ("desk", 3, 7), ("phone", 8, 11), notify=heard.append)
     assert [moved.error for moved in done] == [None] * 3
     assert [moved.sent for moved in done] == [0, size(manifest, 3, 7), size(manifest, 8, 11)]
     assert [moved.arrived for moved in done] == [moved.total for moved in done]
     assert {moved.part.name for moved in heard} == {"here", "desk", "phone"}
-    for name, part in zip(("desk", "phone"), parts[1:], strict=True):
-        with home.stores[name].using(manifest.covering(part.layers)):
+    for name, layers in (("desk", LayerRange(3, 8)), ("phone", LayerRange(8, 12))):
+        with home.stores[name].using(manifest.covering(layers)):
             pass
-
-    found = home.workers()
-    parts = [
-        DeployPart(None, LayerRange(0, 4)),
-        DeployPart(found["desk"], LayerRange(4, 10)),
-        DeployPart(found["phone"], LayerRange(10, 12)),
-    ]
-    done = deploy(ModelFile.open(verifier_path), manifest, parts, trust=home.owner, store=home.here)
+    done = send((None, 0, 3), ("desk", 4, 9), ("phone", 10, 11))
     assert [moved.sent for moved in done] == [0, size(manifest, 8, 9), 0]
     assert [moved.already for moved in done] == [size(manifest, 0, 2), size(manifest, 4, 7), size(manifest, 10, 11)]
 
@@ -126,19 +128,14 @@ def cutting(relay: Relay, places: list[int]) -> threading.Thread:
 
 
 def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_window(
-    home: Home, verifier_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+    home: Home, send: Send, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
     total, rng = manifest.size, random.Random(5)
     places = sorted(rng.randrange(total) for _ in range(6))
     with Relay(home.addresses["desk"].port, Network(80.0, 0.002)) as relay:
         thread = cutting(relay, places)
-        (done,) = deploy(
-            ModelFile.open(verifier_path),
-            manifest,
-            [DeployPart(through(home, "desk", relay), LayerRange(0, 12))],
-            trust=home.owner,
-        )
+        (done,) = send((through(home, "desk", relay), 0, 11))
         thread.stop()  # type: ignore[attr-defined]
         thread.join()
     assert done.error is None
@@ -150,60 +147,40 @@ def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_window(
 
 
 def test_a_device_that_is_gone_is_given_time_and_then_said_to_be_so(
-    home: Home, verifier_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+    home: Home, send: Send, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
-    found = home.workers()
-    nowhere = Worker("desk", found["desk"].peer, Address("127.0.0.1", 1))
-    parts = [DeployPart(nowhere, LayerRange(0, 6)), DeployPart(found["phone"], LayerRange(6, 12))]
-    gone, done = deploy(ModelFile.open(verifier_path), manifest, parts, trust=home.owner)
+    nowhere = Worker("desk", home.workers()["desk"].peer, Address("127.0.0.1", 1))
+    gone, done = send((nowhere, 0, 5), ("phone", 6, 11))
     assert isinstance(gone.error, DeployFailed)
     assert "0 of" in str(gone.error)
     assert gone.attempts == deploying.ATTEMPTS
     assert done.error is None
 
 
-def test_nothing_leaves_for_a_device_without_the_right_to_files(
-    home: Home, verifier_path: Path, manifest: Manifest
-) -> None:
-    found = home.workers()
-    phone = found["phone"].peer
+def test_nothing_leaves_for_a_device_without_the_right_to_files(home: Home, send: Send) -> None:
+    phone = home.workers()["phone"].peer
     assert phone is not None
     home.owner.peers.revoke(phone.id, [Right.FILES])
-    parts = [
-        DeployPart(home.workers()["desk"], LayerRange(0, 6)),
-        DeployPart(home.workers()["phone"], LayerRange(6, 12)),
-    ]
     with pytest.raises(NotPermitted, match="edgellm peers grant"):
-        deploy(ModelFile.open(verifier_path), manifest, parts, trust=home.owner)
+        send(("desk", 0, 5), ("phone", 6, 11))
     assert not home.stores["desk"].size
 
 
-def test_what_one_device_refuses_stops_no_other(home: Home, verifier_path: Path, manifest: Manifest) -> None:
+def test_what_one_device_refuses_stops_no_other(home: Home, send: Send) -> None:
     home.stores["desk"].limit = 10**6
-    found = home.workers()
-    full, done = deploy(
-        ModelFile.open(verifier_path),
-        manifest,
-        [DeployPart(found["desk"], LayerRange(0, 6)), DeployPart(found["phone"], LayerRange(6, 12))],
-        trust=home.owner,
-    )
+    full, done = send(("desk", 0, 5), ("phone", 6, 11))
     assert isinstance(full.error, StoreFull)
     assert done.error is None
 
 
 def test_a_remembered_manifest_that_is_wrong_is_forgotten(
-    home: Home, verifier_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+    send: Send, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgotten: list[str] = []
     monkeypatch.setattr(deploying, "forget_hashes", forgotten.append)
     monkeypatch.setattr(deploying, "cut_piece", lambda *_: iter([b"other bytes"]))
-    (failed,) = deploy(
-        ModelFile.open(verifier_path),
-        manifest,
-        [DeployPart(home.workers()["desk"], LayerRange(1, 2))],
-        trust=home.owner,
-    )
+    (failed,) = send(("desk", 1, 1))
     assert isinstance(failed.error, LayersCorrupt)
     assert forgotten == [manifest.fingerprint]
 
@@ -234,9 +211,7 @@ def test_workers_are_found_and_what_is_in_the_way_is_said(home: Home, tmp_path: 
         assert "no right to files" in str(home.workers()["attic"].error)
 
 
-def test_the_rate_holds_for_all_lines_together(
-    home: Home, verifier_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rate_holds_for_all_lines_together(send: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     taken: Callable[..., object] = RateLimiter.take
 
@@ -245,14 +220,7 @@ def test_the_rate_holds_for_all_lines_together(
         await taken(self, amount)  # type: ignore[misc]
 
     monkeypatch.setattr(RateLimiter, "take", take)
-    found = home.workers()
-    done = deploy(
-        ModelFile.open(verifier_path),
-        manifest,
-        [DeployPart(found["desk"], LayerRange(1, 3)), DeployPart(found["phone"], LayerRange(3, 5))],
-        trust=home.owner,
-        rate=4e6,
-    )
+    done = send(("desk", 1, 2), ("phone", 3, 4), rate=4e6)
     assert sum(slept) == sum(moved.sent for moved in done)
     assert max(moved.seconds for moved in done) >= 0.75 * sum(slept) / 4e6
 

@@ -24,7 +24,7 @@ from edgellm.coldstart.graph_switching import (
     synchronous,
 )
 from edgellm.errors import InvalidOption
-from testkit.switching_instances import EXAMPLES, POLICIES, floor, optimum, partition
+from testkit.switching_instances import EXAMPLES, POLICIES, optimum, partition
 from tests.coldstart.clock import least_ticks
 
 FIG_8 = EXAMPLES[0][1]
@@ -196,7 +196,6 @@ def test_nothing_undercuts_the_optimum_and_no_beam_is_worse_than_the_papers_ways
 ) -> None:
     taken = {name: latency(instance, way(instance)) for name, way in POLICIES.items()}
     narrow, best = latency(instance, beam(instance, width)), latency(instance, optimum(instance))
-    assert floor(instance) <= best * (1 + 1e-9)
     assert best <= min(narrow, *taken.values())
     assert max(taken["beam"], narrow) <= min(taken[name] for name in ("synchronous", "naive", "progressive"))
 
