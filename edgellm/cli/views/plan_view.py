@@ -7,13 +7,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.views.console import one_line, size
+from edgellm.cli.views.console import one_line, size, table
 from edgellm.coldstart.plan import Plan, PlannedStage, PlanOption, format_seconds
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from edgellm.coldstart.home import Home
     from edgellm.coldstart.rpc_plan import RpcHome, RpcOption
     from edgellm.mesh.ggml_rpc.placement import RpcPlacement
@@ -59,17 +60,15 @@ def _stages(plan: Plan, units: Mapping[str, str]) -> Table:
     def named(device: str) -> str:
         return one_line(f"{device} ({units[device]})" if units.get(device) else device)
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("DEVICE", "LAYERS", "SIZE", "LOAD", "WAIT", "NETWORK", "COMPUTE", "FINISH", "WHY"):
-        left = name in ("DEVICE", "WHY")
-        table.add_column(name, justify="left" if left else "right", no_wrap=not left)
+    times = ("LOAD", "WAIT", "NETWORK", "COMPUTE", "FINISH")
+    made = table("DEVICE", "LAYERS", "SIZE", *times, "WHY", right=("LAYERS", "SIZE", *times), fold="WHY")
     for stage in plan.option.stages:
-        times = (stage.load_s, stage.wait_s, stage.network_s, stage.compute_s, stage.finish_s)
+        took = (stage.load_s, stage.wait_s, stage.network_s, stage.compute_s, stage.finish_s)
         layers = str(stage.layers)
-        table.add_row(named(stage.device), layers, size(int(stage.size)), *map(format_seconds, times), stage.reason)
+        made.add_row(named(stage.device), layers, size(int(stage.size)), *map(format_seconds, took), stage.reason)
     for device, reason in plan.unused:
-        table.add_row(named(device), "-", *("",) * 6, reason, style="dim")
-    return table
+        made.add_row(named(device), "-", *("",) * 6, reason, style="dim")
+    return made
 
 
 def gantt(way: PlanOption, width: int) -> list[Text]:
@@ -124,15 +123,14 @@ def _alternatives(plan: Plan) -> Table:
 
 def _ways(*rows: tuple[str, PlanOption | RpcOption | None, str]) -> Table:
     """Return a table of a plan beside its alternatives: of each the name, the times, and a remark."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("PLAN", "FIRST TOKEN", "PER TOKEN", "REPLY", ""):
-        table.add_column(name, justify="left" if name in ("PLAN", "") else "right", no_wrap=True)
+    times = ("FIRST TOKEN", "PER TOKEN", "REPLY")
+    made = table("PLAN", *times, "", right=times)
     for name, way, remark in rows:
         if way is None:
-            table.add_row(name, "does not fit", "", "", "", style="dim")
+            made.add_row(name, "does not fit", "", "", "", style="dim")
         else:
-            table.add_row(name, *map(format_seconds, (way.ttft_s, way.token_s, way.reply_s)), remark)
-    return table
+            made.add_row(name, *map(format_seconds, (way.ttft_s, way.token_s, way.reply_s)), remark)
+    return made
 
 
 def _moves(console: Console, plan: Plan, moves: Sequence[tuple[str, int]] | None) -> None:
@@ -182,9 +180,7 @@ def print_rpc_plan(console: Console, placed: RpcPlacement, model: str) -> None:
         f" RPC; {_goal(plan.home)}"
     )
     console.print()
-    layers = Table(box=None, pad_edge=False)
-    for name in ("DEVICE", "LAYERS", "SIZE"):
-        layers.add_column(name, justify="left" if name == "DEVICE" else "right", no_wrap=True)
+    layers = table("DEVICE", "LAYERS", "SIZE", right=("LAYERS", "SIZE"))
     for share in placed.shares:
         layers.add_row(one_line(share.name), str(share.layers), size(costs.weights(share.layers)))
     for name, why in placed.left_out:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.views.console import emit, err, one_line, say
+from edgellm.cli.views.console import emit, err, one_line, say, table
 from edgellm.cli.views.plan_view import MARKS, WIDEST, activity_at
 from edgellm.coldstart.plan import PlannedStage, PlanOption, format_seconds
 from edgellm.llm.mesh_timeline import Replies, comparison, planned_for
@@ -38,43 +38,40 @@ def print_timeline(console: Console, found: Measured, plan: PlanOption | None) -
 
 def print_moves(console: Console, found: Measured, plan: PlanOption | None) -> None:
     """Print after which token which placement took over, and when."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("FROM TOKEN", "ON", "LOADED", "HAD READ THE TEXT", "TOOK OVER"):
-        table.add_column(name, justify="left" if name == "ON" else "right", no_wrap=name != "ON")
+    right = ("FROM TOKEN", "LOADED", "HAD READ THE TEXT", "TOOK OVER")
+    made = table(right[0], "ON", *right[1:], right=right, fold="ON")
     for move in found.moves:
         planned = move.planned
         token = f"{move.token + 1}" if planned is None else f"{move.token + 1} ({planned.token + 1})"
         expected = (None, None, None) if planned is None else (planned.loaded, planned.ready, planned.seconds)
         times = zip((move.loaded, move.ready, move.at), expected, strict=True)
         where = ", ".join(f"{one_line(share.name)} {share.layers}" for share in move.shares)
-        table.add_row(token, where, *(_both(*one) for one in times))
+        made.add_row(token, where, *(_both(*one) for one in times))
     ends = (("first token", "ttft_s"), ("last token", "reply_s"))
     for name, key in ends:
         both = _both(getattr(found.option, key), None if plan is None else getattr(plan, key))
-        table.add_row("", name, "", "", both)
-    table.caption = None if plan is None else "measured (planned)"
-    console.print(table)
+        made.add_row("", name, "", "", both)
+    made.caption = None if plan is None else "measured (planned)"
+    console.print(made)
 
 
 def figures(way: PlanOption, plan: PlanOption | None) -> Table:
     """Return a table of the stages, measured beside planned."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("DEVICE", "LAYERS", "LOADED", "RECEIVED", "COMPUTED FOR", "DONE"):
-        left = name in ("DEVICE", "LAYERS")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+    times = ("LOADED", "RECEIVED", "COMPUTED FOR", "DONE")
+    made = table("DEVICE", "LAYERS", *times, right=times)
     for stage in way.stages:
         before = planned_for(stage, plan)
         both = [
             _both(getattr(stage, key), None if before is None else getattr(before, key))
             for key in ("load_s", "received_s", "compute_s", "finish_s")
         ]
-        table.add_row(one_line(stage.device), str(stage.layers), *both)
+        made.add_row(one_line(stage.device), str(stage.layers), *both)
     ttft = _both(way.ttft_s, None if plan is None else plan.ttft_s)
     token = _both(way.token_s, None if plan is None else plan.token_s)
-    table.add_row("first token", "", "", "", "", ttft)
-    table.add_row("per token", "", "", "", "", token)
-    table.caption = None if plan is None else "measured (planned)"
-    return table
+    made.add_row("first token", "", "", "", "", ttft)
+    made.add_row("per token", "", "", "", "", token)
+    made.caption = None if plan is None else "measured (planned)"
+    return made
 
 
 def _both(measured: float, planned: float | None) -> str:

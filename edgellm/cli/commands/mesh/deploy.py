@@ -19,7 +19,7 @@ from edgellm.cli.options.hardware import PLANNING, DeployHardware
 from edgellm.cli.options.mesh import DeployOptions, HomeOptions
 from edgellm.cli.options.models import AsJson, Interfaces, model_names
 from edgellm.cli.options.records import only, refuse_given, with_records
-from edgellm.cli.views.console import emit, err, is_terminal, one_line, out, say, size
+from edgellm.cli.views.console import emit, err, is_terminal, make_sure, one_line, out, say, size, table
 from edgellm.cli.views.device_table import find_home_workers, progress, survey_workers
 from edgellm.cli.views.progress import Loading
 from edgellm.errors import EdgeError, InvalidOption
@@ -139,17 +139,16 @@ def _row(moved: DeployProgress) -> dict[str, Any]:
 
 
 def _table(done: Sequence[DeployProgress]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for title in ("DEVICE", "LAYERS", "SIZE", "HAD", "SENT", "TIME", "RATE", ""):
-        table.add_column(title, justify="left" if title in ("DEVICE", "LAYERS", "") else "right", no_wrap=True)
+    sizes = ("SIZE", "HAD", "SENT", "TIME", "RATE")
+    made = table("DEVICE", "LAYERS", *sizes, "", right=sizes)
     for moved in done:
         rate = f"{8e-6 * moved.sent / moved.seconds:.0f} Mbit/s" if moved.sent and moved.seconds else "-"
-        table.add_row(
+        made.add_row(
             one_line(moved.part.name), str(moved.part.layers), size(moved.total),
             size(moved.already), size(moved.sent), f"{moved.seconds:.1f} s", rate,
             "complete" if moved.error is None else f"{size(moved.arrived)} arrived",
         )  # fmt: skip
-    return table
+    return made
 
 
 def layers(
@@ -190,15 +189,13 @@ def _list(chosen: Sequence[Worker | None], model: str | None, as_json: bool) -> 
     if as_json:
         emit(json.dumps(rows, indent=2))
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("DEVICE", "MODEL", "LAYERS", "SIZE", "ARRIVING"):
-        table.add_column(title, justify="right" if title in ("SIZE", "ARRIVING") else "left", overflow="fold")
+    made = table("DEVICE", "MODEL", "LAYERS", "SIZE", "ARRIVING", right=("SIZE", "ARRIVING"), fold="MODEL")
     for row in rows:
         arriving = size(row["arriving"]) if row["arriving"] else "-"
         layers = f"{row['layers']} of {row['of']}{', cut here' if row['made'] else ''}"
-        table.add_row(one_line(row["device"]), one_line(row["model"]), layers, size(row["size"]), arriving)
+        made.add_row(one_line(row["device"]), one_line(row["model"]), layers, size(row["size"]), arriving)
     if rows:
-        out().print(table)
+        out().print(made)
     else:
         say("There are no layers. Deploy some with: edgellm mesh deploy MODEL")
     for worker in chosen:
@@ -241,11 +238,8 @@ def _clean(worker: Worker | None, model: str | None, yes: bool, as_json: bool) -
     name = "here" if worker is None else worker.name
     chosen = [row for row in _held(worker) if fingerprint in ("", row["fingerprint"])]
     listed = ", ".join(f"{row['model']} {row['layers']} ({size(row['size'])})" for row in chosen)
-    if chosen and not yes:
-        if not is_terminal(sys.stdin):
-            raise InvalidOption(f"This would remove on {name}: {listed}.", "Add --yes to remove without asking.")
-        if not typer.confirm(f"Remove on {name}: {one_line(listed)}?", err=True):
-            raise typer.Exit(1)
+    if chosen:
+        make_sure("remove", f"{one_line(listed)} on {name}", yes=yes)
     pieces, removed, in_use = (0, 0, 0) if not chosen and fingerprint else _remove(worker, fingerprint)
     if as_json:
         emit(json.dumps({"device": name, "pieces": pieces, "bytes": removed, "in_use": in_use}))
