@@ -14,8 +14,8 @@ from prompt_toolkit.completion import CompleteEvent, PathCompleter
 from prompt_toolkit.document import Document
 
 from edgellm.cli.chat_session import read_text
-from edgellm.cli.views.console import TokenWriter, err, one_line, say, size
-from edgellm.cli.views.reply_printer import Display, ReplyRecorder, print_legend, print_reply, print_stats
+from edgellm.cli.views.console import err, one_line, say, size
+from edgellm.cli.views.reply_printer import Display, Heard, print_again, print_legend, print_reply, print_stats
 from edgellm.errors import EdgeError, InvalidOption
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ QUOTES = '"""'
 _ALIASES = {"/exit": "/bye", "/quit": "/bye", "/?": "/help", "/load": "/model", "/colours": "/colors"}
 _LEAVE = ("exit", "quit", "bye")
 _NAME = re.compile(r"/[a-z?]*")
-_NEAR = 0.7  # share of the characters that a mistyped name has in common with the right one
 _MOST_TITLE = 40  # characters of a file's name
 
 Completions = Iterable[tuple[str, str]]
@@ -49,7 +48,7 @@ class Conversing:
         self.session, self.display, self.models = session, display, models
         self.left = False  # whether the user has left
         self._opener = opener
-        self._written: ReplyRecorder | None = None
+        self._heard: Heard = []
         self._saved: Path | None = None
 
     def enter(self, line: str) -> None:
@@ -65,8 +64,8 @@ class Conversing:
     def answer(self, question: str, temperature: float | None = None) -> bool:
         """Print the reply to a question; return whether it is part of the conversation now."""
         reply = self.session.ask(question, temperature)
-        self._written = ReplyRecorder.of(self.display)
-        summary = print_reply(reply, self.display, self._written)
+        self._heard = []
+        summary = print_reply(reply, self.display, self._heard)
         self.session.add_reply(summary)
         return bool(summary.text)
 
@@ -77,8 +76,8 @@ class Conversing:
     def show_colours(self, on: bool) -> None:
         """Show by colours who wrote what, or no longer; the last reply, too."""
         self.display = replace(self.display, colours=on)
-        if on and self._written is not None:
-            self._written.replay(TokenWriter(by_source=True))
+        if on and self._heard:
+            print_again(self._heard)
 
     def switch(self, draft: str, verifier: str) -> None:
         """Have other models answer. Raise what opening them raises, and then use the former ones again."""
@@ -118,7 +117,7 @@ class Conversing:
     def begin(self) -> None:
         """Begin a new conversation."""
         self.session.clear()
-        self._written = self._saved = None
+        self._heard, self._saved = [], None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ def find(name: str) -> SlashCommand:
         InvalidOption: there is none.
     """
     if (found := _known(name)) is None:
-        near = difflib.get_close_matches(name, [*_ALIASES, *(one.name for one in COMMANDS)], 1, _NEAR)
+        near = difflib.get_close_matches(name, [*_ALIASES, *(one.name for one in COMMANDS)], 1)
         meant = f"Did you mean {near[0]}?" if near else "/help lists them; a blank before the slash sends the line."
         raise InvalidOption(f"There is no command {name}.", meant)
     return found

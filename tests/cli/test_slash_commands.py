@@ -146,7 +146,7 @@ def test_an_unknown_command_is_not_sent(talk: Conversing) -> None:
     with pytest.raises(InvalidOption, match="Did you mean /model"):
         talk.enter("/modle x")
     with pytest.raises(InvalidOption, match="/help lists them"):
-        talk.enter("/set temperature 1")
+        talk.enter("/frob temperature 1")
     assert texts(talk) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ INTERRUPTED = 130
 """The exit code of a reply that its user has stopped."""
 AS_MODEL = "the model's"
 """What is shown as the default of an option that the model decides."""
-_MOST_DIGITS = 9
 _THINK = {"auto": None, "on": True, "off": False}
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -198,7 +198,7 @@ class ThinkOptions:
 def _think(text: str) -> bool | int | None:
     if text in _THINK:
         return _THINK[text]
-    if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
+    if not re.fullmatch("[0-9]{1,9}", text):
         raise InvalidOption(f"--think is {text!r}.", "Choose auto, on, off, or a number of tokens.")
     return int(text)
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from rich.table import Table
 from rich.text import Text
@@ -59,41 +59,13 @@ class Writer(Protocol):
         """Write what is held back, and end the line if one is begun."""
 
 
-class ReplyRecorder:
-    """A writer that passes everything on to another one, and keeps it."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self._written: list[tuple[str, str]] = []
-
-    @classmethod
-    def of(cls, display: Display) -> Self:
-        """Return one for a reply that is shown in this way."""
-        return cls(_writer(display.colours))
-
-    def write(self, text: str, source: str) -> None:
-        """Write a token's text, and keep it with its source."""
-        self._written.append((text, source))
-        self._writer.write(text, source)
-
-    def pause(self) -> None:
-        """Make room for other output."""
-        self._writer.pause()
-
-    def end_line(self) -> None:
-        """End the line."""
-        self._writer.end_line()
-
-    def replay(self, writer: Writer) -> None:
-        """Write everything once more, with another writer."""
-        for text, source in self._written:
-            writer.write(text, source)
-        writer.end_line()
+Heard = list[tuple[str, str]]
+"""The texts of a reply, each with its source."""
 
 
-def print_reply(reply: Reply, display: Display, writer: Writer | None = None) -> Summary:
-    """Print a reply on stdout as it is generated, then its figures on stderr, and return its summary. `writer` writes
-    it in place of the one for `display`.
+def print_reply(reply: Reply, display: Display, heard: Heard | None = None) -> Summary:
+    """Print a reply on stdout as it is generated, then its figures on stderr, and return its summary. `heard` gets what
+    is printed of its text.
 
     A terminal gets rendered Markdown; anything else gets the text as the model wrote it.
 
@@ -102,8 +74,12 @@ def print_reply(reply: Reply, display: Display, writer: Writer | None = None) ->
     reasons: list[Explanation] = []
     if display.explain:
         reply.listen(on_explain=reasons.append)
+    sources = Counter[str]()
     with stoppable(reply):
-        sources = _print_json(reply) if display.as_json else _print_text(reply, writer or _writer(display.colours))
+        if display.as_json:
+            _print_json(reply)
+        else:
+            sources = _print_text(reply, _writer(display.colours), [] if heard is None else heard)
     summary = reply.summary
     for reason in reasons:
         about = "reply" if reason.round is None else f"round {reason.round}"
@@ -125,16 +101,36 @@ def _writer(colours: bool) -> Writer:
     return MarkdownWriter()
 
 
-def _print_text(reply: Reply, writer: Writer) -> Counter[str]:
+def print_again(heard: Heard) -> None:
+    """Print the text of a reply once more, with the colours of its sources."""
+    writer = TokenWriter(by_source=True)
+    for text, source in heard:
+        writer.write(text, source)
+    writer.end_line()
+
+
+def _print_text(reply: Reply, writer: Writer, heard: Heard) -> Counter[str]:
+    """Print the text of a reply; return how many tokens each source has."""
     from edgellm.spec.stream import Utf8
     from edgellm.spec.types import Channel
 
     texts, sources = {channel: Utf8() for channel in Channel}, Counter[str]()
-    last, thought = "", _Thought()
+    last, thought, began = "draft", 0, None
+
+    def write(text: str, source: str) -> None:
+        heard.append((text, source))
+        writer.write(text, source)
 
     def notice(news: Notice) -> None:
         writer.pause()
         bar.say(news.text, style="yellow")
+
+    def end_thought() -> None:
+        nonlocal began
+        if began is not None:
+            writer.pause()
+            say(f"thought for {perf_counter() - began:.0f} s, {thought} tokens", style="dim")
+            began = None
 
     bar = PromptBar()
     reply.listen(on_notice=notice, on_progress=bar)
@@ -144,42 +140,22 @@ def _print_text(reply: Reply, writer: Writer) -> Counter[str]:
             sources[token.source] += 1
             text = texts[token.channel].feed(token.piece)
             if token.channel is Channel.THINKING:
-                thought.observe(text)
-                writer.write(text, THOUGHT)
+                thought += 1  # its markup has no text
+                began = perf_counter() if text and began is None else began
+                write(text, THOUGHT)
             else:
                 last = token.source
-                thought.end(writer)
-                writer.write(text, last)
-        writer.write(texts[Channel.ANSWER].end(), last or "draft")
+                end_thought()
+                write(text, last)
+        write(texts[Channel.ANSWER].end(), last)
     finally:
         bar.stop()
-        thought.end(writer)
+        end_thought()
         writer.end_line()
     return sources
 
 
-class _Thought:
-    """The thought of a reply: its tokens, and the time since the first of them."""
-
-    def __init__(self) -> None:
-        self._tokens = 0
-        self._began: float | None = None
-
-    def observe(self, text: str) -> None:
-        """Observe a token of the thought or of its markup, which has no text."""
-        self._tokens += 1
-        if text and self._began is None:
-            self._began = perf_counter()
-
-    def end(self, writer: Writer) -> None:
-        """Print how long the thought was, once."""
-        if self._began is not None:
-            writer.pause()
-            say(f"thought for {perf_counter() - self._began:.0f} s, {self._tokens} tokens", style="dim")
-            self._began = None
-
-
-def _print_json(reply: Reply) -> Counter[str]:
+def _print_json(reply: Reply) -> None:
     """Print a JSON object per token. A token is printed once the next one is there if it ends within a character; the
     last one of a channel gets the rest of the text."""
     from edgellm.spec.stream import Utf8
@@ -202,7 +178,6 @@ def _print_json(reply: Reply) -> Counter[str]:
     if waiting is not None:
         token, complete = waiting
         emit(token_json(token, complete + text.end()))
-    return Counter()
 
 
 @contextmanager
@@ -291,21 +266,18 @@ def _headline(summary: Summary) -> Iterator[str]:
         yield f"{summary.thinking_tokens} of them thought"
     if summary.tokens_per_second is not None:
         yield f"{summary.tokens_per_second:.{0 if summary.tokens_per_second >= 100 else 1}f} tokens/s"
-    if summary.share_verified is not None:
-        share = "all" if summary.share_verified == 1.0 else f"{summary.share_verified:.0%}"
-        yield f"{share} verified{_by_channel(summary)}"
+    thought, answer = summary.share_verified_thinking, summary.share_verified_answer
+    if summary.share_verified == 1.0:
+        yield "all verified"
+    elif summary.share_verified is not None:
+        apart = (
+            "" if thought is None or answer is None else f" ({thought:.0%} of the thought, {answer:.0%} of the answer)"
+        )
+        yield f"{summary.share_verified:.0%} verified{apart}"
     elif summary.tokens:
         yield "not verified"
     if summary.finish_reason in _ENDS:
         yield _ENDS[summary.finish_reason]
-
-
-def _by_channel(summary: Summary) -> str:
-    """Return the verified shares of the thought and of the answer, if the whole reply's is not 1."""
-    thought, answer = summary.share_verified_thinking, summary.share_verified_answer
-    if thought is None or answer is None or summary.share_verified == 1.0:
-        return ""
-    return f" ({thought:.0%} of the thought, {answer:.0%} of the answer)"
 
 
 def print_stats(summary: Summary) -> None:
@@ -319,53 +291,41 @@ def print_stats(summary: Summary) -> None:
     err().print(table)
 
 
-def _rows(summary: Summary) -> list[tuple[str, str, str]]:
+def _rows(summary: Summary) -> Iterator[tuple[str, str, str]]:
+    """Yield each figure with its name and its meaning."""
+
     def number(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
 
-    return [
-        (str(summary.prompt_tokens), "prompt tokens", "the whole conversation, as the model gets it"),
-        (str(summary.tokens), "tokens", "in this reply"),
-        (str(summary.thinking_tokens), "tokens of thought", "before the answer, with the markup around it"),
-        (number(summary.ttft_ms, ".1f"), "ms to the first", "from the request to the first token"),
-        (number(summary.tokens_per_second, ".1f"), "tokens/s", "after the first round"),
-        (number(summary.share_verified, ".1%"), "verified", "tokens accepted or written by the verifier"),
-        (number(summary.share_verified_thinking, ".1%"), "of the thought verified", _chunks_of_thought(summary)),
-        (
-            number(summary.acceptance_rate, ".1%"),
-            "of drafts accepted",
-            "of the drafted tokens that the verifier judged",
-        ),
-        (number(summary.mean_acceptance_length, ".2f"), "tokens per check", "with the verifier's own token"),
-        (number(summary.verifier_passes_per_token, ".2f"), "verifier passes per token", "1 without drafts"),
-        (
-            f"{summary.chunks_accepted_whole} of {summary.chunks_verified}",
-            "chunks whole",
-            "accepted to their last token",
-        ),
-        (str(summary.drafted), "drafted", f"in {summary.rounds} rounds"),
-        (str(summary.retrieved), "copied", _copied(summary)),
-        _trying(summary),
-        (str(summary.from_context), "from the context", "drafted where the draft model was unsure"),
-        (str(summary.exits), "early exits", "drafted without the draft model's last layers"),
-        (number(summary.share_offloaded, ".1%"), "offloaded", "of all chunks so far, to hold against the budget"),
-        (f"{summary.guesses_hit} of {summary.guesses_tried}", "verdicts predicted", "while they were pending"),
-        (number(summary.stall_hidden, ".0%"), "of waiting hidden", "spent on drafts that were used"),
-        (number(summary.bytes_per_chunk, ".0f"), "bytes per chunk", "sent and received, with the prompt's share"),
-        (size(summary.bytes_up), "up", "sent to the verifier"),
-        (size(summary.bytes_down), "down", "received from it"),
-        (str(summary.seed), "seed", "repeats a sampled reply with --seed"),
-        (summary.finish_reason, "ended by", "stop: the model; length: the limit; cancelled: you"),
-    ]
-
-
-def _chunks_of_thought(summary: Summary) -> str:
-    return f"{summary.chunks_verified_thinking} of its {summary.chunks_thinking} chunks"
-
-
-def _copied(summary: Summary) -> str:
-    found = ", ".join(f"{name} {count}" for name, count in summary.retrieved_from)
-    return f"accepted, from these sources: {found}" if found else "drafts from earlier text that were accepted"
+    chunks = f"{summary.chunks_verified_thinking} of its {summary.chunks_thinking} chunks"
+    whole = f"{summary.chunks_accepted_whole} of {summary.chunks_verified}"
+    sources = ", ".join(f"{name} {count}" for name, count in summary.retrieved_from)
+    copied = f"accepted, from these sources: {sources}" if sources else "drafts from earlier text that were accepted"
+    yield str(summary.prompt_tokens), "prompt tokens", "the whole conversation, as the model gets it"
+    yield str(summary.tokens), "tokens", "in this reply"
+    yield str(summary.thinking_tokens), "tokens of thought", "before the answer, with the markup around it"
+    yield number(summary.ttft_ms, ".1f"), "ms to the first", "from the request to the first token"
+    yield number(summary.tokens_per_second, ".1f"), "tokens/s", "after the first round"
+    yield number(summary.share_verified, ".1%"), "verified", "tokens accepted or written by the verifier"
+    yield number(summary.share_verified_thinking, ".1%"), "of the thought verified", chunks
+    yield number(summary.acceptance_rate, ".1%"), "of drafts accepted", "of the drafted tokens that the verifier judged"
+    yield number(summary.mean_acceptance_length, ".2f"), "tokens per check", "with the verifier's own token"
+    yield number(summary.verifier_passes_per_token, ".2f"), "verifier passes per token", "1 without drafts"
+    yield whole, "chunks whole", "accepted to their last token"
+    yield str(summary.drafted), "drafted", f"in {summary.rounds} rounds"
+    yield str(summary.retrieved), "copied", copied
+    yield _trying(summary)
+    yield str(summary.from_context), "from the context", "drafted where the draft model was unsure"
+    yield str(summary.exits), "early exits", "drafted without the draft model's last layers"
+    yield number(summary.share_offloaded, ".1%"), "offloaded", "of all chunks so far, to hold against the budget"
+    guesses = f"{summary.guesses_hit} of {summary.guesses_tried}"
+    yield guesses, "verdicts predicted", "while they were pending"
+    yield number(summary.stall_hidden, ".0%"), "of waiting hidden", "spent on drafts that were used"
+    yield number(summary.bytes_per_chunk, ".0f"), "bytes per chunk", "sent and received, with the prompt's share"
+    yield size(summary.bytes_up), "up", "sent to the verifier"
+    yield size(summary.bytes_down), "down", "received from it"
+    yield str(summary.seed), "seed", "repeats a sampled reply with --seed"
+    yield summary.finish_reason, "ended by", "stop: the model; length: the limit; cancelled: you"
 
 
 def _trying(summary: Summary) -> tuple[str, str, str]:
