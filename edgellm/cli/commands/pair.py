@@ -106,9 +106,10 @@ def pair(
     port: Annotated[int, typer.Option(metavar="PORT", help="Port to wait on for the other device.")] = PORT,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the code, then the result.")] = False,
 ) -> None:  # fmt: skip
+    from edgellm.rpc.address import Address
     from edgellm.rpc.channel import DEFAULT_PORT
     from edgellm.rpc.discovery.interfaces import chosen_hosts
-    from edgellm.rpc.trust.pairing import Introduction
+    from edgellm.rpc.trust.pairing import Introduction, join
     from edgellm.rpc.trust.peer_store import checked_name
     from edgellm.rpc.trust.trust import Trust
 
@@ -116,9 +117,12 @@ def pair(
     own_name = checked_name(platform.node()[:40] or "a device" if name is None else name)
     place, code = _address_and_code(words or [])
     hosts = chosen_hosts(interface or ())
-    about = Introduction(own_name, rights, tuple(_listening(hosts, DEFAULT_PORT)))
+    about = Introduction(own_name, rights, tuple(Address(host, DEFAULT_PORT) for host in hosts))
     trust = Trust.load()
-    peer = _wait(trust, about, hosts, port, as_json) if code is None else _join(trust, about, hosts, place, code)
+    if code is None:
+        peer = _wait(trust, about, hosts, port, as_json)
+    else:
+        peer = join(place or _find(code, hosts), code, trust, about)
     if as_json:
         emit(json.dumps(_row(peer)))
     else:
@@ -139,12 +143,6 @@ def _address_and_code(words: list[str]) -> tuple[Address | None, Code | None]:
         if not words:
             raise InvalidOption("The code is missing.", "Add it after the address: edgellm pair HOST:PORT 7-lamp-otter")
     return place, Code.parse(" ".join(words))
-
-
-def _listening(hosts: Sequence[str], port: int) -> list[Address]:
-    from edgellm.rpc.address import Address
-
-    return [Address(host, port) for host in hosts]
 
 
 def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as_json: bool) -> Peer:
@@ -178,12 +176,6 @@ def _print_code(code: Code, places: Sequence[Address], rights: Rights) -> None:
     say("")
     _print_rights("rights of the other device here", rights, "this device", "the other device")
     say("The code is valid for two minutes and one guess. Ctrl-C cancels it.", style="dim")
-
-
-def _join(trust: Trust, about: Introduction, hosts: Sequence[str], place: Address | None, code: Code) -> Peer:
-    from edgellm.rpc.trust.pairing import join
-
-    return join(place or _find(code, hosts), code, trust, about)
 
 
 def _find(code: Code, hosts: Sequence[str]) -> Address:

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
 from edgellm.cli.options.models import DEFAULT, DEFAULT_DRAFT, DEFAULT_VERIFIER, PairOptions, model_names
 from edgellm.cli.options.records import only, with_records
 from edgellm.cli.pair_opener import with_default_pair
-from edgellm.cli.views.console import decode, emit, err, is_terminal, out, say
+from edgellm.cli.views.console import decode, emit, err, facts, is_terminal, out, say, table
 from edgellm.cli.views.progress import Loading
 from edgellm.errors import InvalidOption, ProfileStopped
 from edgellm.flags import flag
+from edgellm.spec.params import BUDGET_CHUNK
 
 if TYPE_CHECKING:
     from edgellm.engine import Message
@@ -43,8 +43,8 @@ class ProfiledPair(PairOptions):
 class MeasureOptions:
     """What is measured, and where the results go."""
 
-    gamma: int | None = flag(None, "Drafted tokens per chunk.", "N", shown="2")
-    max_tokens: int = flag(96, "Maximum number of tokens in a reply.", "N")
+    gamma: int = flag(BUDGET_CHUNK, "Drafted tokens per chunk.", "N", least=1)
+    max_tokens: int = flag(96, "Maximum number of tokens in a reply.", "N", least=1)
     layer: tuple[int, ...] = flag(
         (), "Layer whose attention is importance, from 0; can be given several times.", "N",
         shown="the most informative one",
@@ -72,17 +72,11 @@ def profile(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from edgellm.llm import LLM
-    from edgellm.llm.pair_stats import tidy
-    from edgellm.spec.params import BUDGET_CHUNK
+    from edgellm.llm.pair_stats import keep_profile, tidy
     from edgellm.storage import History
 
     tidy()
     read = read_prompts(prompts)
-    gamma = BUDGET_CHUNK if measure.gamma is None else measure.gamma
-    if gamma < 1 or measure.max_tokens < 1:
-        raise InvalidOption(
-            "--gamma and --max-tokens must be at least 1.", f"Leave them out to use {BUDGET_CHUNK} and 96."
-        )
     draft, verifier = with_default_pair(models.draft, models.verifier)
     with Loading() as loading:
         pair = LLM.open(
@@ -97,7 +91,7 @@ def profile(
             task = bar.add_task("profiling", total=len(read))
             try:
                 found = pair.profile(
-                    read, gamma=gamma, max_tokens=measure.max_tokens, layers=measure.layer or None,
+                    read, gamma=measure.gamma, max_tokens=measure.max_tokens, layers=measure.layer or None,
                     context_lookup=measure.context_lookup, early_exit=measure.early_exit,
                     progress=lambda done, total: bar.update(task, completed=done, total=total),
                 )  # fmt: skip
@@ -106,7 +100,10 @@ def profile(
                     emit(json.dumps({"stopped": True, "done": stopped.done, "prompts": stopped.total}))
                 raise
         try:
-            path = _keep(pair, found, measure.output)
+            if (path := measure.output) is not None:
+                keep_profile(found, path)
+            else:
+                path = pair.keep_profile(found)
         except OSError as error:
             raise InvalidOption(
                 f"The profile cannot be written: {error}.", "Choose another file with --output."
@@ -118,16 +115,6 @@ def profile(
     say(f"wrote {path}", style="dim")
     if found.has_words and not History().on:
         say("The history is off, so the words of the prompts are left out of it.", style="dim")
-
-
-def _keep(pair: Any, found: Profile, output: Path | None) -> Path:
-    from edgellm.llm.pair_stats import keep_profile
-
-    if output is None:
-        path: Path = pair.keep_profile(found)
-        return path
-    keep_profile(found, output)
-    return output
 
 
 def read_prompts(path: Path) -> list[str | list[Message]]:
@@ -186,42 +173,32 @@ def _best(found: Profile, share: float) -> dict[str, str]:
 def _print_profile(found: Profile) -> None:
     from edgellm.spec.gates.factory import AUTO
 
-    console = out()
     acceptance = ", ".join(f"{share:.0%}" for share in found.acceptance)
     batch = " / ".join(f"{seconds * 1e3:.2f}" for seconds in found.batch_seconds)
-    facts = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in (
-        ("profiled on", f"{found.prompts} prompts, {found.chunks} chunks of {found.gamma} tokens"),
-        ("context lookup", f"below a confidence of {found.hesitates:.2f}" if found.hesitates else "never"),
-        ("rejection model", found.predictor_summary),
-        ("c_th", f"{found.c_th:.3f}, the mean confidence of chunks accepted whole"),
-        ("alpha", f"{found.alpha:.3f}, the chance that a drafted token is accepted"),
-        ("accepted up to token", f"{acceptance} (1 to {len(found.acceptance)})"),
-        ("drafting a token", f"{found.draft_seconds * 1e3:.2f} ms; for 1 / 2 / ... branches {batch} ms"),
-        ("verifying a chunk", f"{found.verify_seconds * 1e3:.2f} ms of computation"),
-        ("early exit", found.best_exit()[1]),
-    ):
-        facts.add_row(name, value)
-    console.print(facts)
-    console.print()
-    signals = Table(box=None, pad_edge=False)
-    signals.add_column("signal")
-    signals.add_column("AUC", justify="right")
+    about = facts(
+        [
+            ("profiled on", f"{found.prompts} prompts, {found.chunks} chunks of {found.gamma} tokens"),
+            ("context lookup", f"below a confidence of {found.hesitates:.2f}" if found.hesitates else "never"),
+            ("rejection model", found.predictor_summary),
+            ("c_th", f"{found.c_th:.3f}, the mean confidence of chunks accepted whole"),
+            ("alpha", f"{found.alpha:.3f}, the chance that a drafted token is accepted"),
+            ("accepted up to token", f"{acceptance} (1 to {len(found.acceptance)})"),
+            ("drafting a token", f"{found.draft_seconds * 1e3:.2f} ms; for 1 / 2 / ... branches {batch} ms"),
+            ("verifying a chunk", f"{found.verify_seconds * 1e3:.2f} ms of computation"),
+            ("early exit", found.best_exit()[1]),
+        ]
+    )
+    signals = table("signal", "AUC", right=("AUC",))
     known = {key.removeprefix("auc "): value for key, value in found.evidence.items() if key.startswith("auc ")}
     for name, area in sorted(known.items(), key=lambda each: -each[1]):
         signals.add_row(name, f"{area:.2f}")
-    console.print("how well each signal separates rejected from accepted chunks (0.5: not at all)")
-    console.print(signals)
-    console.print()
-    gates = Table(box=None, pad_edge=False)
     shares = [policy.share for policy in found.policies]
-    for name in ("gate", *map(str, shares)):
-        gates.add_column(name, justify="left" if name == "gate" else "right")
+    gates = table("gate", *map(str, shares), right=[*map(str, shares)])
     for name in AUTO:
         cells = (found.evidence.get(f"gate {name} at {share}") for share in shares)
         gates.add_row(name, *("-" if share is None else f"{share:.0%}" for share in cells))
-    console.print("replies equal to the verifier's own, by budget")
-    console.print(gates)
-    console.print()
+    separates = "how well each signal separates rejected from accepted chunks (0.5: not at all)"
+    for part in (about, "", separates, signals, "", "replies equal to the verifier's own, by budget", gates, ""):
+        out().print(part)
     for share in shares:
-        console.print(f"at a budget of {share:g}: {_best(found, share)['reason']}")
+        out().print(f"at a budget of {share:g}: {_best(found, share)['reason']}")
