@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token as MarkdownToken
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement, TableDataElement
 from rich.segment import Segment, Segments
@@ -62,7 +62,7 @@ class MarkdownWriter:
         self._source = ""  # from the beginning of the open block on
         self._begun = False  # whether a block has been printed
         self._live: Live | None = None
-        self._drawn = "", Lines()
+        self._drawn, self._drawn_of = _joined([[]]), ("", False)
         self._next_drawing = 0.0
 
     def write(self, text: str, source: str) -> None:
@@ -76,7 +76,7 @@ class MarkdownWriter:
         if "\n" in text:  # else no block has ended
             self._print_finished()
         if self._live is None:
-            self._live = Live(
+            self._live = _Live(
                 get_renderable=self._end_of_open, console=self._console, refresh_per_second=_A_SECOND, transient=True,
                 redirect_stdout=False, redirect_stderr=False, vertical_overflow="crop",
             )  # fmt: skip
@@ -117,15 +117,12 @@ class MarkdownWriter:
 
     def _end_of_open(self) -> Segments:
         """Return the last lines of the open block, as many as the screen has."""
-        source, lines = self._drawn
-        began = time.perf_counter()
-        if source != self._source and began >= self._next_drawing:
-            source = self._source
-            lines = self._rendered(source)
-            self._drawn = source, lines
+        now, began = (self._source, self._begun), time.perf_counter()
+        if now != self._drawn_of and began >= self._next_drawing:
+            shown = self._rendered(self._source)[-max(1, self._console.height - 2) :]
+            self._drawn, self._drawn_of = _joined([[], *shown] if self._begun else shown or [[]]), now
             self._next_drawing = began + (1.0 + _SHARE) * (time.perf_counter() - began)
-        shown = lines[-max(1, self._console.height - 2) :]
-        return _joined([[], *shown] if self._begun else shown or [[]])
+        return self._drawn
 
     def _rendered(self, text: str) -> Lines:
         """Return the lines of a text; as it was written where they would lack a word of it."""
@@ -143,6 +140,19 @@ class MarkdownWriter:
         while lines and not lines[0]:
             del lines[0]
         return lines
+
+
+class _Live(Live):
+    """A live display that is written again only where it has changed."""
+
+    _shown: RenderableType | None = None
+
+    def refresh(self) -> None:
+        """Draw what is to be shown, if it is not shown already."""
+        wanted = self.get_renderable()
+        if wanted is not self._shown or not self.is_started:
+            self._shown = wanted
+            super().refresh()
 
 
 def _joined(lines: Lines) -> Segments:
