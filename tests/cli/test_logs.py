@@ -5,47 +5,35 @@ from __future__ import annotations
 import http.client
 import json
 import logging
-import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from edgellm.cli.commands.serve import log_to_stderr
 from edgellm.cli.options.serve import LogLevel
+from tests.cli.test_serve_http import Start, start
+
+__all__ = ["start"]
 
 SECRET, KEY = "xylophone", "k" * 40
 
 
-@contextmanager
-def served(tmp_path: Path, *options: str) -> Iterator[tuple[int, list[str]]]:
-    """A pair behind HTTP, its port, and what stood on stderr once it has ended."""
+def logged(start: Start, tmp_path: Path, *options: str) -> str:
+    """What a pair behind HTTP says that is asked with a key and with a wrong one."""
     key = tmp_path / "key"
     key.write_text(KEY)
     key.chmod(0o600)
-    run = [sys.executable, "-m", "edgellm", "serve", "--http-port", "0", "--api-key-file", str(key), *options]
-    said: list[str] = []
-    with subprocess.Popen(
-        run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"}
-    ) as process:
-        assert process.stderr is not None
-        port = 0
-        try:
-            for line in process.stderr:
-                said.append(line)
-                if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
-                    port = int(found[1])
-                    break
-            assert port, said
-            yield port, said
-        finally:
-            process.send_signal(signal.SIGTERM)
-            said += process.stderr.readlines()
+    server, url = start("--api-key-file", str(key), *options)
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    assert ask(port, "/v1/chat/completions") == 200
+    assert ask(port, f"/v1/chat/completions?key={KEY}", key="wrong") == 401
+    server.process.send_signal(signal.SIGTERM)
+    server.end()
+    return "".join(server.said)
 
 
 def ask(port: int, path: str, key: str = KEY) -> int:
@@ -59,11 +47,8 @@ def ask(port: int, path: str, key: str = KEY) -> int:
     return answer.status
 
 
-def test_requests_and_replies_are_logged_and_nothing_of_what_they_say(tmp_path: Path) -> None:
-    with served(tmp_path, "--log-level", "debug") as (port, said):
-        assert ask(port, "/v1/chat/completions") == 200
-        assert ask(port, f"/v1/chat/completions?key={KEY}", key="wrong") == 401
-    log = "".join(said)
+def test_requests_and_replies_are_logged_and_nothing_of_what_they_say(start: Start, tmp_path: Path) -> None:
+    log = logged(start, tmp_path, "--log-level", "debug")
     assert re.search(r"INFO +edgellm\.http\.middleware: POST '/v1/chat/completions' 200 in \d+ ms", log), log
     assert re.search(r"WARNING +edgellm\.http\.middleware: POST '/v1/chat/completions' refused: 401", log), log
     assert re.search(r"INFO +edgellm\.llm\.generation: reply of 4 tokens to a prompt of \d+: length", log), log
@@ -73,11 +58,8 @@ def test_requests_and_replies_are_logged_and_nothing_of_what_they_say(tmp_path: 
     assert "wrong" not in log
 
 
-def test_without_the_option_nothing_is_logged(tmp_path: Path) -> None:
-    with served(tmp_path) as (port, said):
-        assert ask(port, "/v1/chat/completions") == 200
-        assert ask(port, "/v1/chat/completions", key="wrong") == 401
-    assert "edgellm.http" not in "".join(said)
+def test_without_the_option_nothing_is_logged(start: Start, tmp_path: Path) -> None:
+    assert "edgellm.http" not in logged(start, tmp_path)
 
 
 def test_the_library_says_nothing_by_itself() -> None:

@@ -12,11 +12,11 @@ __all__ = ["start"]
 
 
 def test_a_server_is_listed_its_model_removed_and_it_is_ended(start: Start, edge: Callable[..., Done]) -> None:
-    process, url = start("--draft", "none")
+    server, url = start("--draft", "none")
     port = url.rpartition(":")[2].partition("/")[0]
-    (server,) = json.loads(edge("ps", "--json").out)
-    assert (server["process"], str(server["port"])) == (process.pid, port)
-    assert [model["name"] for model in server["models"]] == ["edgellm-verifier"]
+    (listed,) = json.loads(edge("ps", "--json").out)
+    assert (listed["process"], str(listed["port"])) == (server.process.pid, port)
+    assert [model["name"] for model in listed["models"]] == ["edgellm-verifier"]
     shown = edge("ps").out
     assert port in shown
     assert "edgellm-verifier" in shown
@@ -28,7 +28,7 @@ def test_a_server_is_listed_its_model_removed_and_it_is_ended(start: Start, edge
     assert ask(f"{url}/chat/completions", messages=QUESTION, max_tokens=2)["model"] == "edgellm-verifier"
     assert "No server of yours is running at port 9." in edge("stop", "9").err
     assert "has ended" in edge("stop", port).err
-    assert process.wait(60) == 0
+    assert server.end()[0] == 0
     assert "No server of yours" in edge("ps").err
     assert json.loads(edge("ps", "--json").out) == []
     assert "so edgellm-verifier is not in memory" in edge("stop", "edgellm-verifier").err

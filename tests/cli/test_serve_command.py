@@ -25,20 +25,19 @@ Edge = Callable[..., Done]
 ROOT = Path(__file__).parents[2]
 
 
-class Served:
-    """A running verifier and what it has said so far."""
+class Server:
+    """A running `edgellm serve` and what it has said so far, once it has said `ready`, a pattern."""
 
-    def __init__(self, *more: str, program: Sequence[str] = ("-m", "edgellm")) -> None:
-        own = ("serve", "--role", "verifier", "--port", "0", "--http-port", "0")
-        words = [sys.executable, *program, *own, *more]
+    def __init__(self, *words: str, ready: str, program: Sequence[str] = ("-m", "edgellm")) -> None:
         self.process = subprocess.Popen(
-            words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+            [sys.executable, *program, "serve", *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
         self.said: list[str] = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        self.address = self.wait_for(r"(?:edgellm chat --(?:verifier|peer) |computed at )(127\.0\.0\.1:\d+)")
+        self.address = self.wait_for(ready)
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -52,7 +51,7 @@ class Served:
             return re.search(pattern, "".join(self.said))
 
         with self._news:
-            match = self._news.wait_for(found, timeout=90)
+            match = self._news.wait_for(lambda: found() or self.process.poll() is not None, timeout=90) and found()
         assert match, "".join(self.said)
         return match[match.lastindex or 0]
 
@@ -73,6 +72,15 @@ class Served:
         code = self.process.wait(timeout=60)
         self._reader.join()
         return code, out
+
+
+class Served(Server):
+    """A running verifier, gateway or worker."""
+
+    def __init__(self, *more: str, program: Sequence[str] = ("-m", "edgellm")) -> None:
+        address = r"(?:edgellm chat --(?:verifier|peer) |computed at )(127\.0\.0\.1:\d+)"
+        own = ("--role", "verifier", "--port", "0", "--http-port", "0")
+        super().__init__(*own, *more, ready=address, program=program)
 
 
 @pytest.fixture

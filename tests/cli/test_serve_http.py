@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import stat
@@ -31,36 +30,27 @@ from edgellm.rpc.trust.identity import web_certificate
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage.layers.store import LayerStore
 from tests.cli.conftest import Done
+from tests.cli.test_serve_command import WITH_LITTLE_MEMORY, Server
 from tests.services.conftest import ANYWHERE
 
 ROOT = Path(__file__).parents[2]
-Start = Callable[..., tuple[subprocess.Popen[str], str]]
+Start = Callable[..., tuple[Server, str]]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts `edgellm serve ...` and returns it with the address of its API."""
-    running: list[subprocess.Popen[str]] = []
+    """Starts `edgellm serve ...` and returns it with the address of its API, or what else is `ready`."""
+    running: list[Server] = []
 
-    def call(*words: str, program: Sequence[str] = ("-m", "edgellm")) -> tuple[subprocess.Popen[str], str]:
-        process = subprocess.Popen(
-            [sys.executable, *program, "serve", "--http-port", "0", *words], cwd=ROOT, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        running.append(process)
-        assert process.stderr is not None
-        for line in process.stderr:
-            if found := re.search(r"OpenAI's API: (\S+)", line):
-                return process, found[1]
-        raise AssertionError("it ended")
+    def call(
+        *words: str, program: Sequence[str] = ("-m", "edgellm"), ready: str = r"OpenAI's API: (\S+)"
+    ) -> tuple[Server, str]:
+        running.append(server := Server("--http-port", "0", *words, program=program, ready=ready))
+        return server, server.address
 
     yield call
-    for process in running:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
+    for server in running:
+        server.close()
 
 
 def ask(url: str, **body: object) -> Any:
@@ -76,23 +66,12 @@ QUESTION = [{"role": "user", "content": "Where is my mug?"}]
 def test_every_role_answers_and_stops_gracefully(
     start: Start, edge: Callable[..., Done], words: tuple[str, ...]
 ) -> None:
-    process, url = start(*words)
+    server, url = start(*words)
     reply = ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)
     near = edge("chat", "--json", "Where is my mug?", "--max-tokens", "8").lines
     assert [token["id"] for token in reply["edgellm"]["tokens"]] == [row["id"] for row in near[:-1]]
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
-
-
-WITH_LITTLE_MEMORY = """
-import sys
-from edgellm.cli import main
-from edgellm.engine import memory_fit
-free = int(sys.argv[1])
-memory_fit._PLENTY, memory_fit.free_memory = 0.0, lambda: free
-sys.argv = ["edgellm", *sys.argv[2:]]
-main()
-"""
+    server.process.send_signal(signal.SIGINT)
+    assert server.end()[0] == 0
 
 
 def test_a_pair_writes_no_more_replies_at_once_than_fit(
@@ -111,19 +90,13 @@ def test_a_pair_writes_no_more_replies_at_once_than_fit(
     assert "Give --replies 1" in " ".join(refused.stderr.split())
 
 
-def test_a_worker_has_a_health_path() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "edgellm", "serve", "--role", "worker", "--port", "0", "--http-port", "0"], cwd=ROOT,
-        text=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stderr is not None
-    with process.stderr as said:
-        url = next(found[1] for line in said if (found := re.search(r"Status: (\S+)/health", line)))
-        with urlopen(f"{url}/v1/models", timeout=60) as answer:
-            assert json.loads(answer.read())["data"] == []
-        assert any("Ctrl-C" in line for line in said)  # from now on signals are heard
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+def test_a_worker_has_a_health_path(start: Start) -> None:
+    server, url = start("--role", "worker", "--port", "0", ready=r"Status: (\S+)/health")
+    with urlopen(f"{url}/v1/models", timeout=60) as answer:
+        assert json.loads(answer.read())["data"] == []
+    server.wait_for("Ctrl-C")  # from now on signals are heard
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end()[0] == 0
 
 
 def test_a_pair_may_have_its_verifier_elsewhere(start: Start) -> None:
@@ -146,15 +119,15 @@ def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
 ) -> None:
     cache = WeightCache(WholeModel(ModelFile.open(verifier_path), LayerStore(tmp_path / "layers", 10**9)))
     with WorkerServer(cache, ANYWHERE) as worker:
-        process, url = start("--mesh", "here:1-5,desk:6-12", "--peer", f"desk={worker.address}")
+        server, url = start("--mesh", "here:1-5,desk:6-12", "--peer", f"desk={worker.address}")
         reply = ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)
         near = edge("chat", "--json", "Where is my mug?", "--max-tokens", "8").lines
         assert [token["id"] for token in reply["edgellm"]["tokens"]] == [row["id"] for row in near[:-1]]
         with urlopen(url.replace("/v1", "/status"), timeout=60) as answer:
             mesh = json.loads(answer.read())["mesh"]
         assert [one["device"] for one in mesh["holders"]] == ["here", "desk"]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        server.process.send_signal(signal.SIGINT)
+        assert server.end()[0] == 0
 
 
 @pytest.mark.parametrize(
