@@ -50,7 +50,7 @@ class TooManySessions(EdgeError):
 
 
 @dataclass(slots=True, eq=False)
-class _RpcSession:
+class _Served:
     """A session of `owner`, its server, and the folder of its weights."""
 
     owner: str
@@ -76,7 +76,7 @@ class RpcEngineService(Service):
         super().__init__(notify, guard)
         self._cache = cache
         self._tensors = tensors or TensorCache()
-        self._sessions: dict[bytes, _RpcSession] = {}
+        self._sessions: dict[bytes, _Served] = {}
         self._starting = 0
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -148,25 +148,25 @@ class RpcEngineService(Service):
             closing.add_done_callback(lambda _: self._notify(EventKind.ENDED, f"Released {what}."))
             await asyncio.shield(closing)
 
-    async def _started(self, begin: pb.Begin, owner: str) -> _RpcSession:
+    async def _started(self, begin: pb.Begin, owner: str) -> _Served:
         """Start a server."""
         unit = self._cache.unit
 
-        def start() -> _RpcSession:
+        def start() -> _Served:
             folder = self._tensors.open(owner, begin.weights)
             memory = None if unit.name else begin.memory  # what a card's driver maps cannot be told from it
-            return _RpcSession(owner, RpcServer(unit.hardware, unit.devices, memory=memory, cache=folder), folder)
+            return _Served(owner, RpcServer(unit.hardware, unit.devices, memory=memory, cache=folder), folder)
 
         return await made_in_thread(start, lambda session: session.server.close())
 
-    async def _orders(self, stream: Context, session: _RpcSession) -> None:
+    async def _orders(self, stream: Context, session: _Served) -> None:
         while (order := await next_message(stream, pb.RpcOrder)) is not None:
             if order.WhichOneof("order") != "whole":
                 raise ProtocolError("The session was begun twice, or an order is empty.", SAME_VERSION)
             if session.folder is not None:
                 await asyncio.to_thread(self._tensors.confirm, session.folder)
 
-    async def _beats(self, stream: Context, session: _RpcSession) -> None:
+    async def _beats(self, stream: Context, session: _Served) -> None:
         while session.server.alive:
             await write_in_time(stream, pb.RpcReport(beat=pb.Beat()))
             await asyncio.sleep(HEARTBEAT_SECONDS)
@@ -190,7 +190,7 @@ class RpcEngineService(Service):
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
 
 
-def _close(session: _RpcSession, reserved: MemoryReservation) -> None:
+def _close(session: _Served, reserved: MemoryReservation) -> None:
     session.server.close()
     reserved.close()
 

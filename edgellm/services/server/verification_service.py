@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from edgellm.errors import (
     VerifierBusy,
     VocabularyMismatch,
 )
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, PROTOCOL, SERVICE
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, SERVICE
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, caller_id
 from edgellm.rpc.trust.rights import Right
@@ -36,62 +35,24 @@ from edgellm.services.server.listener import EventKind, Notify, Service, write_i
 from edgellm.services.server.session_grammar import GrammarOwner, SessionGrammar
 from edgellm.services.server.verifying_model import VerifyingModel, find_model
 from edgellm.services.verification_codec import (
-    RequestLimits,
     read_sampling,
     read_verify,
     write_verdict,
-    write_wanted,
 )
 from edgellm.spec.types import Sampling
 from edgellm.spec.verifier import Tenant, VerifyRequest
-from edgellm.verifier.fairness import Pacing, Queue
+from edgellm.verifier.fairness import Pacing
 from edgellm.verifier.judgement import Answer, MissingPrefix
 
 Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
 
-class _Model:
-    """A model, with what sessions of it have in common."""
-
-    def __init__(self, model: VerifyingModel) -> None:
-        info = model.info
-        self.info, self.vocabulary, self.backend, self.grammar = info, model.vocabulary, model.backend, model.grammar
-        self.fingerprint = bytes.fromhex(model.vocabulary.fingerprint)
-        self.chat_template = info.chat_template if len(info.chat_template.encode()) <= _MAX_TEMPLATE else ""
-        self.bounds = RequestLimits(model.vocabulary.size, info.capabilities.context_length)
-        self.queue = Queue(model.max_waiting)
-        self.tokenizer = model.tokenizer
-        self._tokenizer_hash = hashlib.sha256(self.tokenizer).digest() if self.tokenizer else b""
-
-    def described(self) -> pb.HelloReply:
-        """Return what devices are told."""
-        info, can = self.info, self.info.capabilities
-        return pb.HelloReply(
-            protocol=PROTOCOL,
-            vocabulary=self.fingerprint,
-            vocabulary_size=self.vocabulary.size,
-            model=info.model,
-            context_length=can.context_length,
-            model_hash=bytes.fromhex(info.model_hash),
-            chat_template=self.chat_template,
-            logprobs=can.logprobs,
-            penalties=can.penalties,
-            grammars=can.grammars,
-            drafts_extra=can.drafts_extra,
-            behind=info.behind,
-            likely_tokens=can.choice.likely,
-            draws_itself=can.choice.draws_itself,
-            tokenizer=self._tokenizer_hash,
-            sampling=write_wanted(info.sampling),
-        )
-
-
-class _Session:
+class _Reply:
     """A session of a device; it has a model once it is open."""
 
     def __init__(self, number: int, tenant: Tenant) -> None:
         self.number, self.tenant = number, tenant
-        self.model: _Model | None = None
+        self.model: VerifyingModel | None = None
         self.grammar: SessionGrammar | None = None
 
     def end(self) -> None:
@@ -119,7 +80,6 @@ class VerificationService(Service):
         `preparing` returns what is done before there is a model, of which devices are told; "" if nothing is."""
         super().__init__(notify, guard)
         self._models = tuple(models)
-        self._by_name = {model.name: _Model(model) for model in models}
         self._pacing = Pacing()
         self._owners: WeakValueDictionary[str, GrammarOwner] = WeakValueDictionary()
         self._preparing = preparing
@@ -129,7 +89,6 @@ class VerificationService(Service):
     def add(self, model: VerifyingModel) -> None:
         """Serve another model from now on."""
         self._models = (*self._models, model)
-        self._by_name[model.name] = _Model(model)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the handlers for `add_generic_rpc_handlers`. They take bytes, to parse only after the guard."""
@@ -188,14 +147,14 @@ class VerificationService(Service):
         except (ProtocolError, ModelNotFound, DeviceStuck) as error:
             await stream.abort(_STATUS[type(error)], error.what)
 
-    def _find(self, wanted: str) -> _Model:
-        return self._by_name[find_model(self._models, wanted).name]
+    def _find(self, wanted: str) -> VerifyingModel:
+        return find_model(self._models, wanted)
 
     async def session(self, _frames: Any, stream: Stream) -> None:
         """Serve one session, from Open to the end of the stream."""
         number = next(self._numbers)
         self._notify(EventKind.CONNECTED, f"Session {number} from {stream.peer()} begins.")
-        session = _Session(number, self._tenant(stream))
+        session = _Reply(number, self._tenant(stream))
         try:
             await self._serve(session, stream)
         except EdgeError as error:
@@ -214,7 +173,7 @@ class VerificationService(Service):
         device = caller_id(stream).digest.hex()
         return Tenant(device, cache_salt=device)
 
-    async def _serve(self, session: _Session, stream: Stream) -> None:
+    async def _serve(self, session: _Reply, stream: Stream) -> None:
         number, tenant = session.number, session.tenant
         sampling = Sampling()
         await self._pause(tenant)
@@ -256,7 +215,7 @@ class VerificationService(Service):
             await write_in_time(stream, pb.VerifierFrame(draining=pb.Draining()))
 
     async def _admitted(
-        self, model: _Model, grammar: SessionGrammar | None, request: VerifyRequest, stream: Stream
+        self, model: VerifyingModel, grammar: SessionGrammar | None, request: VerifyRequest, stream: Stream
     ) -> bool:
         """Return whether a request can be answered now, by the session's `grammar`; if not, have the device ask
         again."""
@@ -280,7 +239,7 @@ class VerificationService(Service):
         if (seconds := max(seconds, self._pacing.delay(tenant.device))) > 0.0:
             await asyncio.wait({self._draining}, timeout=seconds)
 
-    def _opened(self, frame: pb.DeviceFrame) -> tuple[_Model, Sampling]:
+    def _opened(self, frame: pb.DeviceFrame) -> tuple[VerifyingModel, Sampling]:
         if frame.WhichOneof("frame") != "open":
             raise ProtocolError("The first frame is not Open.", SAME_VERSION)
         check_protocol(frame.open.protocol, "the device")
@@ -291,7 +250,7 @@ class VerificationService(Service):
             )
         return model, read_sampling(frame.open.sampling)
 
-    async def _answer(self, model: _Model, request: VerifyRequest, stream: Stream) -> Answer:
+    async def _answer(self, model: VerifyingModel, request: VerifyRequest, stream: Stream) -> Answer:
         """Return the backend's answer to a request; send signs of life meanwhile."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
@@ -351,7 +310,6 @@ _STATUS = {
     DeviceStuck: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 _log = logging.getLogger(__name__)
-_MAX_TEMPLATE = MAX_GREETING - 4096  # bytes, so that devices can read the greeting
 _TOKENIZER_PART = 2**16  # bytes, which a device must read in time
 _SHORTEST_BUSY_MS = 50
 _HELD_SECONDS = (

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgellm.engine import ModelFile, Vocabulary
 from edgellm.engine.gguf.tokenizer import tokenizer_file
 from edgellm.errors import ModelNotFound, ModelUnsupported
+from edgellm.rpc.channel import PROTOCOL
+from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.rpc.versions import MAX_GREETING
 from edgellm.services.handshake import VerifierInfo
+from edgellm.services.verification_codec import RequestLimits, write_wanted
 from edgellm.spec.constraint import GrammarState
 from edgellm.verifier.backend import VerifierBackend
+from edgellm.verifier.fairness import Queue
 from edgellm.verifier.in_process import ColocatedVerifier
 
+_MAX_TEMPLATE = MAX_GREETING - 4096  # bytes, so that devices can read the greeting
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(slots=True, eq=False)
 class VerifyingModel:
     """A model that a server verifies with: what devices are told of it, and what answers them.
 
@@ -32,6 +40,14 @@ class VerifyingModel:
     grammar: Callable[[str], GrammarState] | None = None
     size_bytes: int = 0
     tokenizer: bytes = b""
+    queue: Queue = field(init=False)
+    fingerprint: bytes = field(init=False)
+    bounds: RequestLimits = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.queue = Queue(self.max_waiting)
+        self.fingerprint = bytes.fromhex(self.vocabulary.fingerprint)
+        self.bounds = RequestLimits(self.vocabulary.size, self.info.capabilities.context_length)
 
     @property
     def name(self) -> str:
@@ -40,6 +56,28 @@ class VerifyingModel:
     def inside(self) -> ColocatedVerifier:
         """Return this verifier for use in this process; its requests are answered beside those of devices."""
         return ColocatedVerifier(self.backend, self.info.capabilities, self.grammar)
+
+    def described(self) -> pb.HelloReply:
+        """Return what devices are told."""
+        info, can = self.info, self.info.capabilities
+        return pb.HelloReply(
+            protocol=PROTOCOL,
+            vocabulary=self.fingerprint,
+            vocabulary_size=self.vocabulary.size,
+            model=info.model,
+            context_length=can.context_length,
+            model_hash=bytes.fromhex(info.model_hash),
+            chat_template=info.chat_template if len(info.chat_template.encode()) <= _MAX_TEMPLATE else "",
+            logprobs=can.logprobs,
+            penalties=can.penalties,
+            grammars=can.grammars,
+            drafts_extra=can.drafts_extra,
+            behind=info.behind,
+            likely_tokens=can.choice.likely,
+            draws_itself=can.choice.draws_itself,
+            tokenizer=hashlib.sha256(self.tokenizer).digest() if self.tokenizer else b"",
+            sampling=write_wanted(info.sampling),
+        )
 
 
 def tokenizer_to_send(file: ModelFile, name: str) -> bytes:

@@ -37,7 +37,7 @@ _SOONEST = 0.05  # seconds after which a device is asked to come back at the ear
 
 
 @dataclass(slots=True, eq=False)
-class _Session:
+class _Reply:
     """A reply of a device: the tokens that are `held` here, and the same text at each server that was asked."""
 
     salt: str
@@ -51,7 +51,7 @@ class _Session:
 class _Asked:
     """A request that is not answered yet."""
 
-    session: _Session
+    session: _Reply
     request: VerifyRequest
     prefix: Ids
     deliver: Deliver
@@ -76,7 +76,7 @@ class GatewayBackend(VerifierBackend):
         """What was done so far, by the names of `metrics`."""
         self._lock = threading.RLock()  # a future that has ended calls back at once
         self._secret = secrets.token_bytes(32)
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, _Reply] = {}
         self._last: dict[str, PooledServer] = {}  # of each device's last session
         self._waiting: list[_Asked] = []
         self._turns = DeviceTurns()
@@ -135,13 +135,13 @@ class GatewayBackend(VerifierBackend):
             self._waiting.clear()
         self.pool.close()
 
-    def _session(self, request: VerifyRequest) -> _Session:
+    def _session(self, request: VerifyRequest) -> _Reply:
         found = self._sessions.get(request.session)
         if found is None:
             home = self.pool.home(self._last.get(request.tenant.device))
             self._remember(request.tenant.device, home)
             home.join()
-            found = self._sessions[request.session] = _Session(self._salt(request.tenant.cache_salt), home)
+            found = self._sessions[request.session] = _Reply(self._salt(request.tenant.cache_salt), home)
         return found
 
     def _remember(self, device: str, server: PooledServer) -> None:
@@ -154,7 +154,7 @@ class GatewayBackend(VerifierBackend):
         """Return a salt for servers' caches, which nobody else can guess."""
         return blake2b(wanted.encode(), key=self._secret, digest_size=16).hexdigest() if wanted else ""
 
-    def _drop(self, session: _Session) -> None:
+    def _drop(self, session: _Reply) -> None:
         asked, session.asked = session.asked, None
         if asked is None:
             return
