@@ -7,7 +7,7 @@ import pytest
 from edgellm import system
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware
 from edgellm.errors import InvalidOption
-from edgellm.mesh import compute_unit
+from edgellm.mesh import weight_cache
 from edgellm.mesh.weight_cache import ComputeUnit
 
 GB = 10**9
@@ -20,9 +20,9 @@ SHARED = ComputeDevice("Vulkan0", "an integrated card", "igpu", 100 * GB, 100 * 
 def cards(monkeypatch: pytest.MonkeyPatch) -> list[ComputeDevice]:
     found: list[ComputeDevice] = []
     monkeypatch.setattr(
-        compute_unit, "offload_devices", lambda names: [card for card in found if not names or card.name in names]
+        weight_cache, "offload_devices", lambda names: [card for card in found if not names or card.name in names]
     )
-    monkeypatch.setattr(compute_unit, "free_memory", lambda: (50 * GB, "the machine's"))
+    monkeypatch.setattr(weight_cache, "free_memory", lambda: (50 * GB, "the machine's"))
     return found
 
 

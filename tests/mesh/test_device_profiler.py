@@ -21,7 +21,7 @@ from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.engine.hardware import ComputeDevice, Hardware
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import MeasureFailed
-from edgellm.mesh import compute_unit, device_profiler
+from edgellm.mesh import device_profiler, weight_cache
 from edgellm.mesh.device_profiler import measure_device
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.layers.benchmark_service import DeviceFigures
@@ -132,7 +132,7 @@ def test_what_was_measured_elsewhere_is_not_used(
 ) -> None:
     """The figures of a card and of the processor are kept apart, and those of a card that was replaced are left."""
     cards = [ComputeDevice("Card0", "a card", "gpu", 10**9, 10**9)]
-    monkeypatch.setattr(compute_unit, "offload_devices", lambda _names: cards)
+    monkeypatch.setattr(weight_cache, "offload_devices", lambda _names: cards)
     own = measure_device(blocks, folder=tmp_path, unit=ONE)
     card = measure_device(blocks, folder=tmp_path, unit=CARD)
     assert card.reason == "never measured with such layers"
