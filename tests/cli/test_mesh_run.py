@@ -18,7 +18,7 @@ from edgellm.cli.commands.mesh.run import over_devices
 from edgellm.cli.options.hardware import HardwareOptions
 from edgellm.cli.options.models import PairOptions
 from edgellm.cli.views.reply_printer import Display
-from edgellm.engine import Context, Message, Model, ModelFile
+from edgellm.engine import Context, Message, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import HERE, LayerRange
@@ -225,8 +225,8 @@ def test_this_device_computes_its_part_as_the_options_say(edge: Edge, monkeypatc
     opened: list[tuple[int, bool]] = []
     init = Context.__init__
 
-    def noted(self: Context, model: Model, **more: Any) -> None:
-        init(self, model, **more)
+    def noted(self: Context, *given: Any, **more: Any) -> None:
+        init(self, *given, **more)
         opened.append((self.native.threads, self.spec.native.flash))
 
     monkeypatch.setattr(Context, "__init__", noted)
