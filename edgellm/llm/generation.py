@@ -154,7 +154,8 @@ def _write(
             context=ContextLookup(prompt) if plan.choice.lookup_below else None,
             suggestions=None if ngram is None else ngram.suggestions,
             filling=NOT_FILLED if ngram is None else ngram.filling, channel=channels.channel, draft_prompt=draft_prompt,
-            on_progress=on_progress, grammar=ReplyGrammar.of(sampling.constraint, parts.text.grammar),
+            on_progress=on_progress,
+            grammar=None if sampling.constraint is None else ReplyGrammar.of(sampling.constraint, parts.text.grammar),
             tail=parts.tail if drafts and _asks_tail(parts, options, plan) else None,
         )  # fmt: skip
         events = _generate(

@@ -223,7 +223,7 @@ def missing_layers(file: ModelFile, shares: Sequence[StageShare], survey: Survey
 
 def _asked(devices: Sequence[Device], whole: WholeModel, workers: Mapping[str, Worker], unit: ComputeUnit) -> Asked:
     """Return each of these devices as it is now, or why it cannot be used. All are asked at once."""
-    from edgellm.services.client.worker_selection import remote_device
+    from edgellm.services.client.stage_client import remote_device
 
     def ask(known: Device) -> tuple[Device, Device | EdgeError]:
         try:
@@ -275,7 +275,7 @@ def _ask_offers(workers: Mapping[str, Worker]) -> tuple[dict[str, RpcOffer], lis
     if not workers:
         return {}, []
     from edgellm.services.client.rpc_session import ask_offer
-    from edgellm.services.client.worker_selection import endpoint_of
+    from edgellm.services.client.stage_client import endpoint_of
 
     given: dict[str, RpcOffer] = {}
     refused: list[tuple[str, str]] = []

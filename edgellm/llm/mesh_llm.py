@@ -201,7 +201,7 @@ def _devices(options: MeshOptions, names: Sequence[str], whole: WholeModel, unit
     if options.asked is None and not options.peers and set(names) == {HERE}:  # gRPC is slow to import
         found: list[MeshDevice] = [here]
     else:
-        from edgellm.services.client.worker_selection import remote_devices
+        from edgellm.services.client.stage_client import remote_devices
 
         discovered = [worker for name, worker in (options.asked or {}).items() if name in known]
         remote = remote_devices(names, options.peers, discovered, known, whole.own_pieces)

@@ -119,7 +119,7 @@ def _devices(options: RpcOptions, names: Sequence[str]) -> list[RpcDevice]:
     if options.placed is None and not options.peers and set(names) == {HERE}:  # gRPC is slow to import
         return []
     from edgellm.services.client.rpc_session import RpcWorker
-    from edgellm.services.client.worker_selection import remote_devices
+    from edgellm.services.client.stage_client import remote_devices
 
     discovered = () if options.placed is None else tuple(options.placed.workers.values())
     found = remote_devices(names, options.peers, discovered, {}, lambda _wanted: ())

@@ -17,7 +17,7 @@ from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanI
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import MAX_LOGIT_BYTES, MAX_ROWS, StageAnswer
 from edgellm.mesh.pipeline import StageRecord
-from edgellm.spec.constraint import GrammarState, ReplyGrammar
+from edgellm.spec.constraint import GrammarState
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Verdict
 from edgellm.spec.verifier import Capabilities, Session, Verifier, VerifyRequest, wait_for_result
@@ -48,8 +48,7 @@ class MeshVerifier(Verifier):
         """See `Verifier.open`. The stages begin to load now, if they have not. Raises PlanImpossible."""
         self.mesh.pipeline()
         sequence = _Sequence(self)
-        grammar = ReplyGrammar.of(state.sampling.constraint, self._grammar)
-        return Session(state, sequence.send, grammar=grammar, ready=sequence.ready, close=sequence.close)
+        return Session(state, sequence.send, grammar=self._grammar, ready=sequence.ready, close=sequence.close)
 
     def measured(self, session: int = 0) -> list[StageRecord]:
         """Return the records with every stage's spans since the last call; empty if no pipeline is open."""

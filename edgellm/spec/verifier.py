@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 from edgellm.engine import Speculator
 from edgellm.errors import SAME_VERSION, ProtocolError, Stopped, VerifierLost
-from edgellm.spec.constraint import ReplyGrammar
+from edgellm.spec.constraint import GrammarState, ReplyGrammar
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.sampling import WHOLE_ROWS, Choice
 from edgellm.spec.state import GenerationState
@@ -95,14 +95,18 @@ class Session:
     """One reply at a verifier, which is asked by a function of it: a request goes out, and its verdict comes."""
 
     def __init__(
-        self, state: GenerationState, send: Send, *, number: int = 0, grammar: ReplyGrammar | None = None,
+        self, state: GenerationState, send: Send, *, number: int = 0,
+        grammar: Callable[[str], GrammarState] | None = None,
         ready: Callable[[], bool] = lambda: True, close: Callable[[], None] = lambda: None, reads: str = "",
     ) -> None:  # fmt: skip
         """Ask by `send`, which gets requests with the whole text. `ready` returns at no cost whether a request would be
-        worked on now; `close` ends the reply at the other side. `reads` is the name under which the reading of a long
+        worked on now; `close` ends the reply at the other side. `grammar` returns the grammar of a JSON schema, if
+        verdicts are to follow the one of the reply here. `reads` is the name under which the reading of a long
         prompt is reported."""
         self.state = state
-        self._send, self._number, self._grammar = send, number, grammar
+        self._send, self._number = send, number
+        constraint = state.sampling.constraint
+        self._grammar = None if constraint is None else ReplyGrammar.of(constraint, grammar)
         self.ready, self._close = ready, close
         self._report = state.prompt_progress(reads) if reads else None
         self._round = self._read = 0

@@ -4,6 +4,7 @@ server."""
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -14,12 +15,11 @@ from weakref import WeakValueDictionary
 from edgellm.engine import Context, Model, Speculator
 from edgellm.engine.gguf.memory import PREDICTED_ROWS
 from edgellm.errors import EngineFailed, ProtocolError
-from edgellm.spec.constraint import GrammarState, ReplyGrammar
+from edgellm.spec.constraint import GrammarState
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Expected, Ids, Verdict
 from edgellm.spec.verifier import Capabilities, Session, Verifier, VerifyRequest
-from edgellm.verifier.backend import VerifierBackend
 from edgellm.verifier.engine import ModelRunner, VerifierEngine
 from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.fairness import FairScheduler
@@ -61,6 +61,40 @@ class ContextPool:
         self._idle.clear()
         while self._all:
             self._all.pop().close()
+
+
+class VerifierBackend(ABC):
+    """Answers verify requests: an engine in a thread of its own, or stock servers. Methods may come from any thread."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Return a number that grows as long as what is asked for makes progress."""
+
+    @abstractmethod
+    def wait_seconds(self) -> float:
+        """Return the expected seconds until the waiting requests are answered."""
+
+    @abstractmethod
+    def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
+        """Request a verdict; the tenant of a session is always the same. `deliver` is called with the answer from any
+        thread, and must not block, unless the session ends first. VerifierBusy says when to ask again."""
+
+    @abstractmethod
+    def end_session(self, session: int) -> None:
+        """End the session, and drop its waiting request."""
+
+    def ready(self) -> bool:
+        """Return whether a request would be worked on now."""
+        return True
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to answer."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Answer no more, and release what is held for answering."""
 
 
 class VerifierWorker(VerifierBackend):
@@ -189,8 +223,7 @@ class LocalVerifier(Verifier):
     def open(self, state: GenerationState) -> Session:
         """See `Verifier.open`. It never fails: the model is here."""
         reply = self._replies[state] = _OwnContext(self._model, self._contexts, state)
-        grammar = ReplyGrammar.of(state.sampling.constraint, self._model.grammar)
-        return Session(state, reply.send, grammar=grammar, close=reply.close)
+        return Session(state, reply.send, grammar=self._model.grammar, close=reply.close)
 
     def close(self) -> None:
         """See `Verifier.close`."""
@@ -293,7 +326,7 @@ class ColocatedVerifier(Verifier):
         """See `Verifier.open`."""
         number = next(self._numbers)
         return Session(
-            state, self._send, number=number, grammar=ReplyGrammar.of(state.sampling.constraint, self._grammar),
+            state, self._send, number=number, grammar=self._grammar,
             ready=self._backend.ready, close=partial(self._backend.end_session, number), reads=self._capabilities.name,
         )  # fmt: skip
 

@@ -16,9 +16,8 @@ from edgellm.rpc.versions import MAX_GREETING
 from edgellm.services.handshake import VerifierInfo
 from edgellm.services.verification_codec import RequestLimits, write_wanted
 from edgellm.spec.constraint import GrammarState
-from edgellm.verifier.backend import VerifierBackend
 from edgellm.verifier.fairness import Queue
-from edgellm.verifier.in_process import ColocatedVerifier
+from edgellm.verifier.in_process import ColocatedVerifier, VerifierBackend
 
 _MAX_TEMPLATE = MAX_GREETING - 4096  # bytes, so that devices can read the greeting
 

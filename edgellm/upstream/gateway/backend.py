@@ -25,8 +25,8 @@ from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.rows import RowReply
 from edgellm.upstream.verifier import UpstreamText
-from edgellm.verifier.backend import VerifierBackend
 from edgellm.verifier.fairness import DeviceTurns
+from edgellm.verifier.in_process import VerifierBackend
 from edgellm.verifier.judgement import Deliver, MissingPrefix
 
 _BEATS = 4.0  # steps per second in which time alone counts as progress: servers tell nothing before they answer
