@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from edgellm.services.verification_codec import (
     write_verdict,
     write_verify,
 )
-from edgellm.spec.types import GREEDY, Chunk, Constraint, Penalties, Sampling, Verdict
+from edgellm.spec.params import MAX_LOGPROBS
+from edgellm.spec.types import GREEDY, Chunk, Constraint, Logprobs, Penalties, Sampling, Verdict
 from edgellm.spec.verifier import VerifyRequest
 from tests.verifier.asking import request
 
@@ -82,12 +84,6 @@ def test_a_verifier_need_not_say_what_is_plausible() -> None:
         read_verdict(pb.Verdict(round=7, tokens=[1], plausible=b"a"), ask, VOCABULARY)
 
 
-@given(st.floats(0, 5), st.integers(0, 1000), st.floats(0.01, 1), st.integers(0, 2**64 - 1))
-def test_sampling_arrives_as_it_was_sent(temperature: float, top_k: int, top_p: float, seed: int) -> None:
-    sampling = Sampling(temperature, top_k, top_p, seed)
-    assert read_sampling(write_open(sampling, "ab" * 32).open.sampling) == sampling
-
-
 def valid() -> pb.Verify:
     return pb.Verify(round=1, prefix=[1, 2], chunk=[5])
 
@@ -134,23 +130,6 @@ def test_more_than_the_context_holds_is_said_with_the_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    "sampling",
-    [
-        pb.Sampling(temperature=math.nan, top_p=1),
-        pb.Sampling(temperature=-1, top_p=1),
-        pb.Sampling(temperature=math.inf, top_p=1),
-        pb.Sampling(temperature=1, top_p=0),
-        pb.Sampling(temperature=1, top_p=1.5),
-        pb.Sampling(temperature=1, top_p=math.nan),
-    ],
-    ids=str,
-)
-def test_sampling_that_cannot_be_meant_is_refused(sampling: pb.Sampling) -> None:
-    with pytest.raises(ProtocolError):
-        read_sampling(sampling)
-
-
-@pytest.mark.parametrize(
     "verdict",
     [
         pb.Verdict(accepted=2, tokens=[1]),
@@ -171,6 +150,7 @@ def test_a_verdict_that_does_not_answer_is_refused(verdict: pb.Verdict) -> None:
         read_verdict(verdict, ask, VOCABULARY)
 
 
+shares = st.floats(0.0, 1.0)
 numbers = st.one_of(tokens, st.integers(0, 2**32 - 1))
 
 
@@ -193,7 +173,7 @@ def test_nothing_but_our_errors_comes_out_of_a_strange_request(message: pb.Verif
 
 
 @given(
-    st.floats(0.0, 1.0),
+    st.builds(Sampling, st.floats(0, 5), st.integers(0, 1000), st.floats(0.01, 1), st.integers(0, 2**64 - 1), shares),
     st.none()
     | st.builds(
         Penalties,
@@ -206,9 +186,9 @@ def test_nothing_but_our_errors_comes_out_of_a_strange_request(message: pb.Verif
         start=st.integers(0, 512),
     ),
 )
-def test_min_p_and_penalties_arrive_as_they_were_sent(min_p: float, penalties: Penalties | None) -> None:
-    constraint = Constraint('{"type": "object"}', 7, (1, 2)) if min_p > 0.5 else None
-    sampling = Sampling(0.7, 10, 0.9, 3, min_p, penalties, constraint)
+def test_sampling_arrives_as_it_was_sent(plain: Sampling, penalties: Penalties | None) -> None:
+    constraint = Constraint('{"type": "object"}', 7, (1, 2)) if plain.min_p > 0.5 else None
+    sampling = replace(plain, penalties=penalties, constraint=constraint)
     frame = pb.DeviceFrame.FromString(write_open(sampling, "00").SerializeToString())
     assert read_sampling(frame.open.sampling) == sampling
 
@@ -216,6 +196,12 @@ def test_min_p_and_penalties_arrive_as_they_were_sent(min_p: float, penalties: P
 @pytest.mark.parametrize(
     "message",
     [
+        pb.Sampling(temperature=math.nan, top_p=1),
+        pb.Sampling(temperature=-1, top_p=1),
+        pb.Sampling(temperature=math.inf, top_p=1),
+        pb.Sampling(temperature=1, top_p=0),
+        pb.Sampling(temperature=1, top_p=1.5),
+        pb.Sampling(temperature=1, top_p=math.nan),
         pb.Sampling(top_p=1.0, min_p=math.nan),
         pb.Sampling(top_p=1.0, min_p=1.5),
         pb.Sampling(top_p=1.0, penalties=pb.Penalties()),  # divides by 0
@@ -231,7 +217,7 @@ def test_min_p_and_penalties_arrive_as_they_were_sent(min_p: float, penalties: P
     ],
     ids=lambda message: str(message)[:60],
 )
-def test_min_p_and_penalties_that_cannot_be_meant_are_refused(message: pb.Sampling) -> None:
+def test_sampling_that_cannot_be_meant_is_refused(message: pb.Sampling) -> None:
     with pytest.raises(ProtocolError):
         read_sampling(message)
 
@@ -245,3 +231,57 @@ def test_a_verdict_may_have_a_token_in_place_of_each_that_does_not_stand() -> No
     message.tokens.append(6)
     with pytest.raises(ProtocolError, match="has 4 tokens"):
         read_verdict(message, ask, VOCABULARY)
+
+
+likely = st.floats(-1e3, 0.0, width=32)
+
+
+@given(st.integers(0, 3), st.lists(tokens, min_size=1, max_size=3), st.integers(0, MAX_LOGPROBS), st.data())
+def test_probabilities_arrive_as_they_were_sent(accepted: int, own: list[int], most: int, data: st.DataObject) -> None:
+    asked = write_verify(request(7, 0, array([1]), Chunk(ids=array([0] * 3)), 2, most)).SerializeToString()
+    ask = read_verify(pb.DeviceFrame.FromString(asked).verify, BOUNDS, 0, GREEDY)
+    assert ask.logprobs == most
+    places = st.builds(
+        lambda one, ids, values: Logprobs(one, array(ids), np.array(values)),
+        likely, st.lists(tokens, min_size=most, max_size=most), st.lists(likely, min_size=most, max_size=most),
+    )  # fmt: skip
+    count = accepted + len(own)
+    said = tuple(data.draw(st.lists(places, min_size=count, max_size=count)))
+    sent = write_verdict(7, Verdict(accepted, array(own), logprobs=said)).SerializeToString()
+    got = read_verdict(pb.VerifierFrame.FromString(sent).verdict, ask, VOCABULARY).logprobs
+    assert [(one.own, one.ids.tolist(), one.logprobs.tolist()) for one in got] == [
+        (one.own, one.ids.tolist(), one.logprobs.tolist()) for one in said
+    ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pb.Logprobs(),
+        pb.Logprobs(own=[-1.0], ids=[1, 2], likeliest=[-1.0, -2.0]),
+        pb.Logprobs(own=[-1.0, -1.0], ids=[1, 2], likeliest=[-1.0]),
+        pb.Logprobs(own=[-1.0, -1.0], ids=[1], likeliest=[-1.0]),
+        pb.Logprobs(own=[-1.0, -1.0], ids=[1, VOCABULARY], likeliest=[-1.0, -2.0]),
+        pb.Logprobs(own=[-1.0, math.nan], ids=[1, 2], likeliest=[-1.0, -2.0]),
+        pb.Logprobs(own=[-1.0, -1.0], ids=[1, 2], likeliest=[-1.0, -math.inf]),
+        pb.Logprobs(own=[-1.0, 0.5], ids=[1, 2], likeliest=[-1.0, -2.0]),
+    ],
+    ids=str,
+)
+def test_probabilities_that_are_none_are_refused(said: pb.Logprobs) -> None:
+    ask = request(1, 0, array([1]), Chunk(ids=array([5])), 1, 1)
+    with pytest.raises(ProtocolError):
+        read_verdict(pb.Verdict(accepted=1, tokens=[1], logprobs=said), ask, VOCABULARY)
+
+
+def test_what_nobody_asked_for_is_not_read_and_costs_nothing() -> None:
+    ask = request(1, 0, array([1]), Chunk(ids=array([5])), 1)
+    said = pb.Verdict(accepted=1, tokens=[1], logprobs=pb.Logprobs(own=[math.nan]))
+    assert read_verdict(said, ask, VOCABULARY).logprobs == ()
+    assert not write_verify(ask).verify.HasField("logprobs")
+    assert not write_verdict(1, Verdict(0, array([1]))).verdict.HasField("logprobs")
+
+
+def test_too_many_probabilities_are_refused() -> None:
+    with pytest.raises(ProtocolError, match="log-probabilities of 21"):
+        read_verify(pb.Verify(round=1, prefix=[1], logprobs=21), BOUNDS, 0, GREEDY)
