@@ -46,6 +46,7 @@ from edgellm.engine.hardware import Hardware
 from edgellm.layer_range import HERE, LayerRange, read_split
 from edgellm.llm import LLM
 from edgellm.llm.mesh_llm import MeshOptions, open_mesh
+from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.model_costs import model_costs
 from edgellm.storage import resolve
@@ -129,7 +130,7 @@ class Home:
         """Write one reply."""
         options = MeshOptions(schedule.split, peers=self._peers, context=CONTEXT, sessions=1, wide=True)
         hardware = Hardware(n_batch=CHUNK)
-        with open_mesh(self._file, options, hardware=hardware, history=False) as opened:
+        with open_mesh(self._file, options, EngineConfig(None, hardware=hardware, history=False)) as opened:
             mesh, times, tokens = opened.verifier.mesh, list[float](), list[int]()
             move = partial(mesh.move, [read_split(one) for one in schedule.following], sends_caches=True)
             read = len(opened.pair.prompt_ids(prompt))

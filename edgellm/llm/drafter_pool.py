@@ -16,9 +16,10 @@ from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption, ModelUnsupported
 from edgellm.layer_range import ranges
 from edgellm.llm.cost_curves import ModelCurve
+from edgellm.llm.model_loading import PairFit
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.translation import TokenTranslation, TranslatedDrafter
+from edgellm.spec.drafters.translation import TranslatedDrafter
 from edgellm.storage import cache_dir
 from edgellm.storage.state import private_folder
 
@@ -50,16 +51,14 @@ class Drafters:
         threads: int | None,
         fingerprint: Callable[[], str],
         curve: ModelCurve,
-        *,
-        shared: int | None = None,
-        translation: TokenTranslation | None = None,
+        fit: PairFit,
         prompt_cache: PromptCache | None = None,
     ) -> None:
         """`fingerprint` returns that of the model's file; it is called where shards of the file are cut. `curve` is the
-        model's. `shared` as for `ModelDrafter`; with a `translation`, the verifier has another tokenizer.
-        `prompt_cache` as for `Context`; it is not used with an early exit."""
+        model's; `fit` compares its vocabulary with the verifier's. `prompt_cache` as for `Context`; it is not used with
+        an early exit."""
         self._prompt_cache = prompt_cache
-        self._shared, self.translation, self._curve = shared, translation, curve
+        self._shared, self.translation, self._curve = fit.shared_tokens, fit.translation, curve
         self._model, self._n_ctx, self._threads, self._fingerprint = model, n_ctx, threads, fingerprint
         self._idle: list[tuple[DrafterKind, PooledDrafter]] = []
         self._in_use: list[PooledDrafter] = []

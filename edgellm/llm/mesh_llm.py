@@ -17,13 +17,12 @@ from edgellm.coldstart.hardware import Device
 from edgellm.coldstart.home import MemoryOverhead
 from edgellm.coldstart.plan import PlanOption, predict
 from edgellm.engine import Model, ModelFile
-from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
 from edgellm.llm.home import LocalDevice, overhead_of, positions_of
 from edgellm.llm.llm import LLM
-from edgellm.llm.model_loading import EngineConfig, named
+from edgellm.llm.model_loading import EngineConfig
 from edgellm.llm.opening.elsewhere import OpenedVerifier
 from edgellm.llm.opening.engine import PairEngine
 from edgellm.mesh.coordinator import Mesh, MeshDevice
@@ -33,7 +32,6 @@ from edgellm.mesh.model_costs import model_costs
 from edgellm.mesh.placement import Phases, Placement, cut_of
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import ComputeUnit
-from edgellm.storage.default_pair import Named
 from edgellm.storage.layers.manifest import check_stages
 
 if TYPE_CHECKING:
@@ -109,15 +107,11 @@ class OpenedMesh:
 def open_mesh(
     file: ModelFile,
     options: MeshOptions,
-    *,
-    draft: Named | None = None,
-    hardware: Hardware = ON_PROCESSOR,
-    draft_hardware: Hardware = ON_PROCESSOR,
-    history: bool = True,
+    config: EngineConfig | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> OpenedMesh:
-    """Load each device's layers of the model in `file`, and open the pair meanwhile. This device's own layers are
-    loaded and computed as `hardware` says, and the draft model beside them. `history` as for `LLM.open`.
+    """Load each device's layers of the model in `file`, and open the pair meanwhile. This device's own layers and the
+    draft model, by default none, are loaded and computed as `config` says.
 
     Raises:
         ModelUnsupported, ModelCorrupt: the model cannot be split.
@@ -125,6 +119,8 @@ def open_mesh(
         NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a named device cannot be used.
     """
     began = perf_counter()
+    config = config or EngineConfig(draft=None)
+    hardware = config.hardware
     whole, header, model = WholeModel(file), file.header, model_costs(file)
     positions = positions_of(file, options.context or hardware.n_ctx)
     overhead = overhead_of(header, positions, options.sessions, hardware.cache_type)
@@ -150,7 +146,7 @@ def open_mesh(
         whole.model, model.name, LayerRange(0, model.shape.layers), model.shape.layers, int(model.shape.d_model),
         vocabulary, positions, options.sessions, options.wide,
     )  # fmt: skip
-    engine = PairEngine(EngineConfig(history=history))
+    engine = PairEngine(config)
     try:
         mesh = Mesh(
             devices,
@@ -170,7 +166,7 @@ def open_mesh(
         text = engine.own(Model.load(file, LoadSpec(text_only=True, chat=True)))
         own = next((share for share in shares if share.name == HERE), None)
         small, compared = engine.load_beside(
-            text, named(draft), draft_hardware, _taken(own, model, overhead, unit)
+            text, _taken(own, model, overhead, unit)
         )  # fmt: skip
         verifier = MeshVerifier(
             mesh, text.is_eog, min(parts.tokens, hardware.n_batch or MAX_ROWS, _most_rows(devices, work)), text.grammar

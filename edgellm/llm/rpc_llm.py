@@ -13,7 +13,6 @@ from typing import Self
 
 from edgellm.engine import Model, ModelFile
 from edgellm.engine.ggml_rpc import backend
-from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import free_memory
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import EdgeError, InvalidOption
@@ -21,7 +20,7 @@ from edgellm.layer_range import HERE, StageShare, read_split
 from edgellm.llm.home import context_sizes
 from edgellm.llm.llm import LLM
 from edgellm.llm.mesh_llm import SESSIONS
-from edgellm.llm.model_loading import EngineConfig, Progress, named
+from edgellm.llm.model_loading import EngineConfig, Progress
 from edgellm.llm.opening.elsewhere import OpenedVerifier
 from edgellm.llm.opening.engine import PairEngine
 from edgellm.mesh.ggml_rpc.model import RpcDevice, RpcModel, RpcWork
@@ -29,7 +28,6 @@ from edgellm.mesh.ggml_rpc.placement import MARGIN, RpcPlacement, by_memory
 from edgellm.mesh.ggml_rpc.verifier import RpcVerifier
 from edgellm.mesh.model_costs import rpc_costs
 from edgellm.mesh.weight_cache import ComputeUnit
-from edgellm.storage.default_pair import Named
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +63,12 @@ class OpenedRpc:
 def open_over_rpc(
     file: ModelFile,
     options: RpcOptions,
-    *,
-    draft: Named | None = None,
-    hardware: Hardware = ON_PROCESSOR,
-    draft_hardware: Hardware = ON_PROCESSOR,
-    history: bool = True,
+    config: EngineConfig | None = None,
     notify: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> OpenedRpc:
-    """Load the model in `file` over the devices, and open the pair meanwhile. This device's own layers are computed as
-    `hardware` says, and the draft model beside them. `history` and `progress` as for `LLM.open`.
+    """Load the model in `file` over the devices, and open the pair meanwhile. This device's own layers and the draft
+    model, by default none, are computed as `config` says. `progress` as for `LLM.open`.
 
     Raises:
         EngineFailed: this llama.cpp has no RPC backend, or cannot use the model.
@@ -84,11 +78,13 @@ def open_over_rpc(
     backend.require()
     began = perf_counter()
     shares = _shares(options)
+    config = config or EngineConfig(draft=None)
+    hardware = config.hardware
     unit, costs = ComputeUnit.choose(hardware), rpc_costs(file)
     sizes = context_sizes(file, options.context, options.sessions, hardware)
     work = RpcWork(file, costs.vocabulary, sizes, unit.hardware, unit.devices if unit.name else ())
     devices = _devices(options, [share.name for share in shares])
-    engine = PairEngine(EngineConfig(history=history))
+    engine = PairEngine(config)
     try:
         model = engine.own(RpcModel(work, devices, _planner(options, shares, devices, file), notify))
         with ThreadPoolExecutor(1) as pool:
@@ -96,7 +92,7 @@ def open_over_rpc(
             text = engine.own(Model.load(file, LoadSpec(text_only=True, chat=True)))
             opening.result()
         own = sum(costs.weights(share.layers) for share in model.shares if share.name == HERE) + costs.embedding
-        small, compared = engine.load_beside(text, named(draft), draft_hardware, Counter({"CPU": own}), progress)
+        small, compared = engine.load_beside(text, Counter({"CPU": own}), progress)
         verifier = engine.own(RpcVerifier(model, text.is_eog, text.grammar))
         model_hash = engine.idle.file_hash(file.path).compute
         pair = LLM(engine.attach(text, small, OpenedVerifier(verifier, model_hash), compared))

@@ -18,6 +18,7 @@ from edgellm.http.server import HttpServer
 from edgellm.llm.home import Workload, place_described
 from edgellm.llm.mesh_llm import MeshOptions, OpenedMesh, open_mesh
 from edgellm.llm.mesh_timeline import Measured, Replies
+from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.fleet_file import read_fleet
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.weight_cache import WeightCache
@@ -46,7 +47,7 @@ def opened(verifier_path: Path, draft_path: Path, tmp_path: Path) -> Iterator[Op
         option = predict(placed.home, ((0, 5), (1, 7)))
         placed = replace(placed, shares=option.shares, option=option, phases=None)
         options = MeshOptions(placed=placed, peers=(f"laptop={worker.address}",), sessions=2)
-        with open_mesh(file, options, draft=draft_path) as mesh:
+        with open_mesh(file, options, EngineConfig(draft_path)) as mesh:
             yield mesh
 
 

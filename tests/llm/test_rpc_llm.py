@@ -15,6 +15,7 @@ from edgellm.engine.hardware import Hardware
 from edgellm.errors import EngineFailed, ModelUnsupported
 from edgellm.llm import LLM
 from edgellm.llm.home import choose_engine
+from edgellm.llm.model_loading import EngineConfig
 from edgellm.llm.rpc_llm import OpenedRpc, RpcOptions, open_over_rpc
 from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
@@ -48,8 +49,8 @@ def hybrid(architectures: Architectures) -> Path:
 def opened(peers: tuple[str, ...], hybrid: Path, architectures: Architectures) -> Iterator[OpenedRpc]:
     options = RpcOptions("here:1,a:2-3,b:4", peers=peers, context=512, sessions=1)
     with open_over_rpc(
-        ModelFile.open(hybrid), options, draft=architectures("qwen35", 0.12), hardware=Hardware(threads=1),
-        history=False,
+        ModelFile.open(hybrid), options,
+        EngineConfig(architectures("qwen35", 0.12), hardware=Hardware(threads=1), history=False),
     ) as found:  # fmt: skip
         yield found
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Protocol, Self, TypeVar
 
 from edgellm.engine import Model
-from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import Placed
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.trial.probe import TrialChild
@@ -39,7 +38,7 @@ from edgellm.llm.pair_stats import PairStats
 from edgellm.spec.model_sampling import ModelSampling, sampling_of
 from edgellm.spec.verifier import Verifier
 from edgellm.storage import History
-from edgellm.storage.default_pair import Named, resolve_pair
+from edgellm.storage.default_pair import resolve_pair
 from edgellm.storage.saved_prompts import SavedPrompts
 from edgellm.verifier.in_process import LocalVerifier
 
@@ -146,17 +145,13 @@ class PairEngine:
         return self.own(Model.load(placed.file, spec, progress=on_progress, trial=trial))
 
     def load_beside(
-        self,
-        text: Model,
-        name: Named | None,
-        hardware: Hardware,
-        taken: Counter[str],
-        progress: Progress | None = None,
+        self, text: Model, taken: Counter[str], progress: Progress | None = None
     ) -> tuple[Model | None, PairFit]:
-        """Load a draft model, if one is named, beside what is `taken` for a verifier with the tokenizer of `text`, and
-        compare their vocabularies. A default that has another tokenizer is left out."""
-        if name is None:
+        """Load the draft model, if one is named, beside what is `taken` for a verifier with the tokenizer of `text`,
+        and compare their vocabularies. A default that has another tokenizer is left out."""
+        if (name := named(self.config.draft)) is None:
             return None, PairFit()
+        hardware = self.config.computing(self.config.draft_hardware)
         small = self.load(place_named(name, hardware, taken, verifies=False), progress)
         compared = fit(small, text, name, text.path)
         return None if compared.left_out else small, compared
@@ -200,8 +195,8 @@ class PairEngine:
                 model_hash = idle.file_hash(text.path) if far is None else far.model_hash
                 knowledge = PairStats(draft_hash, model_hash, config.profile, history=config.history)
             drafters = self.own(Drafters(
-                draft, lengths[-1], config.threads, draft_hash.compute, curve(draft), shared=self.fit.shared_tokens,
-                translation=self.fit.translation, prompt_cache=self.prompts.of(draft.path),
+                draft, lengths[-1], config.threads, draft_hash.compute, curve(draft), self.fit,
+                self.prompts.of(draft.path),
             ))  # fmt: skip
         if not lengths:
             raise InvalidOption("Neither a draft model nor a verifier is given.", "Give at least one of the two.")

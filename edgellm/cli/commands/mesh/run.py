@@ -144,6 +144,7 @@ class Spread:
         `wide` and `rests` as for `MeshOptions`."""
         from edgellm.llm.home import place_described
         from edgellm.llm.mesh_llm import MeshOptions, open_mesh
+        from edgellm.llm.model_loading import EngineConfig
         from edgellm.llm.rpc_llm import RpcOptions, open_over_rpc
         from edgellm.mesh.fleet_file import read_fleet
 
@@ -159,19 +160,16 @@ class Spread:
                 over_rpc = self._placed_over_rpc(survey, workload)
             else:
                 stages = self._placed(survey, workload)
-        own, of_draft, sessions = workload.hardware, self.hardware.of(DRAFT), workload.sessions
+        sessions = workload.sessions
+        config = EngineConfig(
+            self.draft, hardware=workload.hardware, draft_hardware=self.hardware.of(DRAFT), history=history
+        )
         if self.choice.over_rpc:
             rpc = RpcOptions(split, over_rpc, self.home.peer, workload.context, sessions)
             with Loading() as loading:
-                return open_over_rpc(
-                    self.file, rpc, draft=self.draft, hardware=own, draft_hardware=of_draft, history=history,
-                    notify=_notify, progress=loading,
-                )  # fmt: skip
+                return open_over_rpc(self.file, rpc, config, _notify, loading)
         options = MeshOptions(split, stages, self.home.peer, workload.context, sessions, wide, rests)
-        opened = open_mesh(
-            self.file, options, draft=self.draft, hardware=own, draft_hardware=of_draft, history=history,
-            notify=_notify,
-        )  # fmt: skip
+        opened = open_mesh(self.file, options, config, _notify)
         if opened.phases is not None and opened.phases.following:
             say(opened.phases.sentence, style="dim")
         return opened
