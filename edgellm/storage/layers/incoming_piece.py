@@ -16,7 +16,6 @@ from edgellm.engine.trial.probe import Probe, require_loadable
 from edgellm.errors import SAME_VERSION, DiskFull, EdgeError, LayersCorrupt, LayersRefused
 from edgellm.storage.layers.manifest import LayerPiece
 
-_STEP = 2**20
 _PLAIN = system.NO_LINKS | system.BINARY
 
 
@@ -27,13 +26,9 @@ class IncomingPiece:
         """Open and hash the file at `path`, to be renamed to `whole` when it is complete."""
         self.piece = piece
         self._path, self._final = path, whole
-        self._digest = hashlib.sha256()
-        self.size = 0  # bytes that have arrived
         with storage_errors(path):
             self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | _PLAIN, 0o600), "r+b", buffering=0)
-            while data := self._file.read(_STEP):
-                self._digest.update(data)
-                self.size += len(data)
+            self._digest, self.size = hashlib.file_digest(self._file, "sha256"), self._file.tell()
             if self.size > piece.size:
                 self.restart()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -109,26 +109,20 @@ class Owners:
         Raises:
             StoreBusy: another process does so already.
         """
-        locks: list[FileLock] = []
-        try:
+        with ExitStack() as held:
             with storage_errors(self._folder):
                 names = [owner] if owner is not None else [path.name for path in sorted(self._folder.glob("*"))]
                 for name in filter(_OWNER.fullmatch, names):
-                    private_folder(self._folder / name)
-                    locks.append(FileLock(self._folder / name / "lock", mode=0o600, thread_local=False))
-                    self._acquire(locks[-1], -1.0 if owner == CUT else 0.0)
+                    path = private_folder(self._folder / name) / "lock"
+                    lock = FileLock(path, timeout=-1.0 if owner == CUT else 0.0, mode=0o600, thread_local=False)
+                    try:
+                        held.enter_context(lock.acquire(poll_interval=0.01))
+                    except Timeout:
+                        raise StoreBusy(
+                            f"The store in {self._folder.parent} is being changed by another process.",
+                            "Try again later.",
+                        ) from None
             yield
-        finally:
-            for lock in locks:
-                lock.release()
-
-    def _acquire(self, lock: FileLock, seconds: float) -> None:
-        try:
-            lock.acquire(seconds, poll_interval=0.01)
-        except Timeout:
-            raise StoreBusy(
-                f"The store in {self._folder.parent} is being changed by another process.", _TRY_LATER
-            ) from None
 
     @staticmethod
     def _write(path: Path, manifest: Manifest) -> None:
@@ -138,6 +132,3 @@ class Owners:
 
 def _with_pieces(manifest: Manifest, pieces: Collection[LayerPiece]) -> Manifest:
     return replace(manifest, pieces=tuple(sorted(pieces)))
-
-
-_TRY_LATER = "Try again later."

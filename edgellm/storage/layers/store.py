@@ -22,8 +22,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from edgellm import system
 from edgellm.engine import ModelFile
 from edgellm.errors import SAME_VERSION, DiskFull, InvalidOption, LayersMissing, LayersRefused, StoreBusy, StoreFull
@@ -48,10 +46,9 @@ from edgellm.storage.layers.manifest import (
     remember_hashes,
 )
 from edgellm.storage.layers.owners import CUT, OWN, Owners
-from edgellm.storage.state import private_folder
+from edgellm.storage.state import hold_lock, private_folder
 
 UNUSED_SECONDS = 30 * 86_400.0  # layers unused for longer than this make room for those of another device
-_LOCK_SECONDS = 10.0  # seconds to wait for another process that makes room
 RESERVED_BYTES = 256 * 2**20  # bytes of the disk that are left free in any case
 _WRITE = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | system.NO_LINKS | system.BINARY
 _NAME = re.compile(r"(?P<sha256>[0-9a-f]{64})\.(?:gguf|(?P<size>\d{1,19})\.(?:(?P<owner>[0-9a-f]{64})\.)?partial)")
@@ -382,18 +379,14 @@ class LayerStore:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the store's lock; raise the system's errors as `DiskFull` or `LayersRefused`."""
-        lock = FileLock(self.root / "lock", timeout=_LOCK_SECONDS, mode=0o600, thread_local=False)
-        with storage_errors(self.root):
+        with storage_errors(self.root), ExitStack() as held:
             try:
-                lock.acquire(poll_interval=0.01)
-            except Timeout:
+                held.enter_context(hold_lock(self.root / "lock"))
+            except TimeoutError:
                 raise StoreBusy(
                     f"The store in {self.root} is being changed by another process.", "Try again later."
                 ) from None
-            try:
-                yield
-            finally:
-                lock.release()
+            yield
 
 
 def cut_layers(
