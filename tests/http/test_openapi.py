@@ -49,6 +49,7 @@ NESTED = {*REPLIES[2:]}  # each request takes long to make up
 NOT_PROMISED: list[Any] = [positive_data_acceptance]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("method", "path", "mode"),
     [(method, path, mode) for method in PATHS for path in PATHS[method] for mode in GenerationMode

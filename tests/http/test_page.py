@@ -506,6 +506,7 @@ MOST_AT_ONCE = 6_000  # characters of a block or of a piece of code, as in markd
 
 
 @needs_browser
+@pytest.mark.nightly
 @pytest.mark.parametrize("text", DEMANDING.values(), ids=DEMANDING)
 def test_no_word_of_a_demanding_reply_is_lost(page: Page, text: str) -> None:
     def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:

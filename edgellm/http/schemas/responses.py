@@ -78,7 +78,15 @@ class TokenInfo(TypedDict):
     round: int
 
 
-class ReplySummary(TypedDict):
+class LinkFigures(TypedDict):
+    """The link to the verifier: the median wait for a verdict in milliseconds, and the bytes to it and from it."""
+
+    rtt_ms_p50: float | None
+    bytes_up: int
+    bytes_down: int
+
+
+class ReplySummary(LinkFigures):
     """Figures that llama.cpp has no names for, from a `Summary`."""
 
     finish_reason: str
@@ -94,9 +102,6 @@ class ReplySummary(TypedDict):
     verifier_passes_per_token: float | None
     share_offloaded: float | None
     retrieved: int
-    rtt_ms_p50: float | None
-    bytes_up: int
-    bytes_down: int
 
 
 class Extension(TypedDict):

@@ -134,6 +134,7 @@ def test_a_long_message_is_within_the_limits(opened: Open) -> None:
         assert template.render(said(content), "", "")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_stopped_before_it_does_harm(
     opened: Open, monkeypatch: pytest.MonkeyPatch, name: str

@@ -441,6 +441,7 @@ COSTLY: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("schema", COSTLY, ids=lambda schema: str(schema)[:40])
 def test_a_costly_schema_is_followed_within_limits_or_refused(model: Model, schema: Any) -> None:
     began = process_time()

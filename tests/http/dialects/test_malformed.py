@@ -142,6 +142,7 @@ def test_bodies_that_are_no_request(path: str, short: Ask) -> None:
         assert check(path, short, body) in empty.get(body, {400, 415})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", PATHS)
 def test_each_parameter_with_values_that_are_not_meant(path: str, short: Ask) -> None:
     """At least 79 requests for each path that has many parameters."""
