@@ -13,16 +13,18 @@ import ssl
 import struct
 import threading
 from asyncio import TimerHandle
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Self, cast
+from typing import Self
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http.app import make_app
@@ -45,70 +47,63 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 seconds
 _RETRY_SECONDS = 0.5  # until the next try, when the system has no file descriptor left
 
 
-class TimedConnection(asyncio.Protocol):
-    """A connection with limits of time, from the moment that it is accepted. uvicorn's protocol does the rest."""
+class TimedConnection(H11Protocol):
+    """uvicorn's connection, with limits of time from the moment that it is accepted."""
 
     def __init__(
-        self, sock: socket.socket, *, make_protocol: Callable[[TimedConnection], asyncio.Protocol],
+        self, config: uvicorn.Config, server_state: ServerState, sock: socket.socket, *,
         on_closed: Callable[[TimedConnection], None], on_idle: Callable[[TimedConnection, bool], None],
     ) -> None:  # fmt: skip
         """`on_idle` is called with whether the connection is idle, that is serves no request, when that changes."""
-        self._sock, self._protocol = sock, make_protocol(self)
-        self._on_closed, self._on_idle = on_closed, on_idle
-        self._transport: asyncio.Transport | None = None
+        super().__init__(config, server_state, app_state={})
+        self._untimed_app, self.app = self.app, self._serve
+        self._sock, self._on_closed, self._on_idle = sock, on_closed, on_idle
         self._requests = 0  # being served; the next one can start just before one ends
-        self._closed = False
+        self._connected = self._closed = False
         self._idle_timer: TimerHandle | None = None
         self._write_timer: TimerHandle | None = None
 
     def abort(self) -> None:
         """Close the connection at once, whatever is under way."""
-        if self._transport is not None:
-            if self._transport.get_write_buffer_size():  # or the system goes on offering unread data
+        if self._connected:
+            if self.transport.get_write_buffer_size():  # or the system goes on offering unread data
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            self._transport.abort()
+            self.transport.abort()
             return
         with suppress(OSError):  # ends a handshake as if the client had left
             self._sock.shutdown(socket.SHUT_RDWR)
 
-    @contextmanager
-    def serving(self) -> Iterator[None]:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request: the connection is not idle, and its client owes nothing."""
         self._requests += 1
         _cancel(self._idle_timer)
         self._on_idle(self, False)
         try:
-            yield
+            await self._untimed_app(scope, receive, send)
         finally:
             self._requests -= 1
             if not self._requests and not self._closed:
                 self._wait_for_request(NEXT_SECONDS)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._protocol.connection_made(transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._connected = True
+        super().connection_made(transport)
         self._wait_for_request(HEAD_SECONDS)
-
-    def data_received(self, data: bytes) -> None:
-        self._protocol.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._protocol.eof_received()
 
     def pause_writing(self) -> None:
         self._write_timer = asyncio.get_running_loop().call_later(READ_SECONDS, self.abort)
-        self._protocol.pause_writing()
+        super().pause_writing()
 
     def resume_writing(self) -> None:
         _cancel(self._write_timer)
-        self._protocol.resume_writing()
+        super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
         _cancel(self._idle_timer)
         _cancel(self._write_timer)
         self._on_closed(self)
-        self._protocol.connection_lost(exc)
+        super().connection_lost(exc)
 
     def _wait_for_request(self, seconds: float) -> None:
         _cancel(self._idle_timer)
@@ -183,7 +178,6 @@ class ConnectionLimiter:
 
 GRACE_SECONDS = 10.0  # for replies being written, when the server stops
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-_STATE_KEY = "connection"  # of a request's `TimedConnection` in its ASGI scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +281,7 @@ class HttpServer:
         listener = _listen(self.address)
         self.address = Address(self.address.host, listener.getsockname()[1])
         config = uvicorn.Config(
-            _timed(self._app), http="h11", ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
+            self._app, http="h11", ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
             server_header=False, proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=3,
         )  # fmt: skip
         if (tls := self.config.credentials) is not None:
@@ -364,16 +358,6 @@ class HttpServer:
             self._handler.close()
 
 
-def _timed(app: ASGIApp) -> ASGIApp:
-    """Return `app`, telling a request's connection when it is being served."""
-
-    async def timed(scope: Scope, receive: Receive, send: Send) -> None:
-        with scope["state"][_STATE_KEY].serving():
-            await app(scope, receive, send)
-
-    return timed
-
-
 class _UvicornServer(uvicorn.Server):
     """A uvicorn server that accepts connections in a `ConnectionLimiter`, and lets replies end before it closes."""
 
@@ -388,7 +372,7 @@ class _UvicornServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         await super().startup([])
-        make_connection = partial(TimedConnection, make_protocol=self._make_protocol)
+        make_connection = partial(TimedConnection, self.config, self.server_state)
         self._limiters = [ConnectionLimiter(one, self.config.ssl, make_connection) for one in sockets or ()]
         self.started_or_failed.set()
 
@@ -412,12 +396,6 @@ class _UvicornServer(uvicorn.Server):
         await handler.shut_down(grace)
         self.should_exit = True
         self._ending.set()
-
-    def _make_protocol(self, connection: TimedConnection) -> asyncio.Protocol:
-        """Return uvicorn's protocol for a connection, as uvicorn's own `startup` makes it."""
-        return self.config.http_protocol_class(  # type: ignore[call-arg]
-            config=self.config, server_state=self.server_state, app_state={_STATE_KEY: connection}
-        )
 
 
 def _listen(address: Address) -> socket.socket:

@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from edgellm.http import server as server_module
 from edgellm.http.server import Credentials, HttpConfig, HttpServer, TimedConnection
@@ -165,14 +167,16 @@ def test_a_connection_that_closes_during_a_request_is_never_idle_again() -> None
     idle: list[bool] = []
 
     async def run() -> None:
+        async def left(_scope: object, _receive: object, _send: object) -> None:
+            connection.connection_lost(ConnectionResetError())
+
         with socket.socket() as sock:
             connection = TimedConnection(
-                sock, make_protocol=lambda _: asyncio.Protocol(), on_closed=lambda _: None,
-                on_idle=lambda _, is_idle: idle.append(is_idle),
+                uvicorn.Config(left, interface="asgi3", proxy_headers=False), ServerState(), sock,
+                on_closed=lambda _: None, on_idle=lambda _, is_idle: idle.append(is_idle),
             )  # fmt: skip
             connection.connection_made(asyncio.Transport())
-            with connection.serving():
-                connection.connection_lost(None)
+            await connection.app({}, None, None)
 
     asyncio.run(run())
     assert idle == [True, False]
