@@ -297,53 +297,30 @@ class Search:
         )
 
     def _undominated(self, labels: Labels, limit: float) -> Labels:
-        """Drop labels that are dominated by another with the same devices.
-
-        A label dominates if it leaves no more layers (exactly as many, if the layers differ), and whichever device
-        precedes it may be done as late or later. Labels are compared within each head first, then across heads, the
-        worst sending of one against the best of the other.
+        """Drop labels that are dominated by another with the same devices and the same first one, which leaves no more
+        layers (exactly as many, if the layers differ), and may be done as late or later whichever device precedes it.
         """
-        for across in (False, True):
-            if len(labels) > 1:
-                labels = labels.take(self._best(labels, limit, across))
-        return labels
-
-    def _offers(self, labels: Labels) -> Floats:
-        """Return rho, or 0 where in the paper's timing some device would send too slowly for the head's own load."""
-        if not self.paper:
-            return labels.rho
-        return np.where(labels.load + self.most_in[labels.head] <= labels.rho, labels.rho, 0.0)
-
-    def _group(self, labels: Labels, by_head: bool) -> Ints:
-        """Return each label's group number: labels share it if they have the same devices and number of layers left."""
-        group = labels.placed * self.k + labels.head if by_head else labels.placed
-        return group * (self.n + 1) + labels.left
-
-    def _best(self, labels: Labels, limit: float, across: bool) -> Ints:
-        """Return the labels to keep of those that compete: by layers left, each against the best offer before it."""
-        offers, asks, group = self._offers(labels), labels.rho, self._group(labels, not across)
-        if across:
-            offers, asks = offers - self.most_in[labels.head], asks - self.least_in[labels.head]
+        if len(labels) < 2:
+            return labels
+        offers, asks = labels.rho, labels.rho
+        if self.paper:  # no offer where some device would send too slowly for the head's own load
+            offers = np.where(labels.load + self.most_in[labels.head] <= labels.rho, labels.rho, 0.0)
+        group = (labels.placed * self.k + labels.head) * (self.n + 1) + labels.left
         order = np.argsort(group, kind="stable")
         fresh = np.concatenate([[True], np.diff(group[order]) != 0])
         first, part = np.flatnonzero(fresh), np.cumsum(fresh) - 1
         offers, asks = np.maximum(offers[order], 0.0), asks[order]
         best = np.maximum.reduceat(offers, first)  # of those with as many layers left
-        base = self._base(group[order[first]], limit)
+        rivals = group[order[first]]
+        if self.tables.ends == 1:  # all layers are alike: labels with different numbers of layers left compete, too
+            rivals //= self.n + 1
+        base = np.cumsum(np.concatenate([[0], np.diff(rivals) != 0])) * (2.0 * limit)  # keeps apart who do not compete
         before = np.concatenate([[0.0], np.maximum.accumulate(base + best)[:-1]]) - base  # of those with fewer
         beaten = np.maximum(before, best)[part] >= asks - TIE * limit
         tops = np.flatnonzero(offers == best[part])
         tops = tops[np.concatenate([[True], part[tops[1:]] != part[tops[:-1]]])]  # keep one of equal labels ...
         beaten[tops] = before[part[tops]] >= asks[tops] - TIE * limit  # ... unless one with fewer layers left dominates
-        return np.sort(order[~beaten])
-
-    def _base(self, group: Ints, limit: float) -> Floats:
-        """Return offsets that separate the running maxima of labels that do not compete; `group` is sorted.
-
-        If all layers are alike, labels with different numbers of layers left compete, too.
-        """
-        rivals = group // (self.n + 1) if self.tables.ends == 1 else group
-        return np.cumsum(np.concatenate([[0], rivals[1:] != rivals[:-1]])) * (2.0 * limit)
+        return labels.take(np.sort(order[~beaten]))
 
     def _plan(self, levels: list[Labels], label: int, device: int, count: int) -> Cut:
         """Return a whole plan's stages: tracing the labels back goes from the first stage to the last."""
