@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.coldstart.home import Home, MemoryOverhead, Objective
+from edgellm.coldstart.problem import within
 from edgellm.coldstart.rpc_plan import RpcHome, RpcSite, plan_rpc
 from edgellm.engine import GgufHeader, ModelFile, costs_of, dimensions
 from edgellm.engine.ggml_rpc import backend
@@ -170,12 +170,12 @@ def place_described(file: ModelFile, fleet: Fleet, workload: Workload) -> Placem
 
     Raises as `place_stages`.
     """
-    return _with_phases(place(workload.home(file, fleet)))
+    return _with_phases(place(workload.home(file, fleet), stop=within(PLAN_SECONDS)))
 
 
-def place_stages(file: ModelFile, survey: Survey, workload: Workload, seconds: float = PLAN_SECONDS) -> Placement:
+def place_stages(file: ModelFile, survey: Survey, workload: Workload) -> Placement:
     """Return the best stages of the model in `file` on the surveyed devices, with the layers that these have. After
-    `seconds` the best plan so far is taken.
+    `PLAN_SECONDS` the best plan so far is taken.
 
     Raises:
         ModelUnsupported, ModelCorrupt: the model cannot be split.
@@ -188,13 +188,12 @@ def place_stages(file: ModelFile, survey: Survey, workload: Workload, seconds: f
             devices.append(found)
         else:
             left_out.append((device.name, found.what))
-    home, began = workload.home(file, Fleet(tuple(devices), survey.fleet().links)), time.monotonic()
-    return _with_phases(place(home, survey.workers, left_out, lambda: time.monotonic() - began > seconds))
+    home = workload.home(file, Fleet(tuple(devices), survey.fleet().links))
+    return _with_phases(place(home, survey.workers, left_out, within(PLAN_SECONDS)))
 
 
 def _with_phases(placed: Placement) -> Placement:
-    began = time.monotonic()
-    return with_phases(placed, lambda: time.monotonic() - began > PHASE_SECONDS)
+    return with_phases(placed, within(PHASE_SECONDS))
 
 
 def ask_devices(file: ModelFile, survey: Survey, workload: Workload) -> Asked:

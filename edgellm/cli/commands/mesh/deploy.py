@@ -50,8 +50,9 @@ def deploy(
     as_json: AsJson = False,
 ) -> None:
     from edgellm.coldstart.plan import plan
+    from edgellm.coldstart.problem import within
     from edgellm.engine import ModelFile
-    from edgellm.llm.home import Workload, planned_positions
+    from edgellm.llm.home import PLAN_SECONDS, Workload, planned_positions
     from edgellm.mesh.deploy import deploy as send_layers
     from edgellm.mesh.deploy import deploy_parts
     from edgellm.rpc.trust.trust import Trust
@@ -66,7 +67,7 @@ def deploy(
         own = replace(own, n_ctx=planned_positions(file, own.n_ctx, asked.tokens_in + asked.tokens_out))
         workload = Workload(asked.tokens_in, asked.tokens_out, "reply" if asked.reply else "ttft", hardware=own)
         survey = survey_workers(file, find_home_workers(home.interface, home.peer), False, own)
-        found = plan(workload.home(file, survey.fleet()))
+        found = plan(workload.home(file, survey.fleet()), within(PLAN_SECONDS))
         say(found.advice)
         say(f"Memory is counted for a context of {own.n_ctx:,} tokens; change it with --ctx-size.", style="dim")
         named, workers = found.advised.shares, dict(survey.workers)

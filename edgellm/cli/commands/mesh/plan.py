@@ -76,13 +76,12 @@ def show_stages(
     """Make and print a plan for a fleet; with the `survey` in which it was measured, what is to be deployed, too."""
     from edgellm.cli.views.plan_view import figures, print_plan
     from edgellm.coldstart.plan import plan as best_plan
+    from edgellm.coldstart.problem import within
 
     home = _described(fleet, workload) if file is None else workload.home(file, fleet)
     began = time.perf_counter()
     with progress("planning"):
-        found = best_plan(
-            replace(home, overlap=asked.overlap.value), lambda: time.perf_counter() - began > asked.time_limit
-        )
+        found = best_plan(replace(home, overlap=asked.overlap.value), within(asked.time_limit))
     milliseconds = 1e3 * (time.perf_counter() - began)
     moves = None if survey is None or file is None else _moves(file, found, survey)
     if asked.plot is not None:
