@@ -16,9 +16,8 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.engine import native
 from edgellm.engine.gguf.reader import GgufHeader
-from edgellm.engine.native import lib
+from edgellm.engine.native import ggml, lib
 from edgellm.engine.vocabulary import Floats
 from edgellm.errors import EngineFailed, InvalidOption
 
@@ -168,13 +167,6 @@ class Recorder:
         self._buffers = _BufferPool()
         self._outputs = frozenset(b"l_out-%d" % i for i in capture.outputs)
         self._last = b"l_out-%d" % capture.stop_after if capture.stop_after is not None else b""
-        self._library = native.ggml()
-        pointer, size = ctypes.c_void_p, ctypes.c_size_t
-        self._name = native.bind_nonblocking(self._library.ggml_get_name, ctypes.c_char_p, pointer)
-        self._get = native.bind(self._library.ggml_backend_tensor_get, None, pointer, pointer, size, size)
-        self._get_rows = native.bind(
-            self._library.ggml_backend_tensor_get_2d, None, pointer, pointer, size, size, size, size, size
-        )
         self._nodes = NodeCallback(self._wants, self._see)
         self.callback = self._nodes.callback
         self.attend(slice(None))
@@ -259,10 +251,10 @@ class Recorder:
 
     def _wants(self, tensor: int) -> bool:
         # a name takes longer to look up than the question: none is once all wanted nodes have been shown
-        return bool(self._to_come) and self._name(tensor) in self._asked
+        return bool(self._to_come) and ggml.ggml_get_name(tensor) in self._asked
 
     def _see(self, tensor: int) -> bool:
-        name: bytes = self._name(tensor)
+        name: bytes = ggml.ggml_get_name(tensor)
         self._to_come -= 1
         if name in self._wanted:
             self._parts.setdefault(name, []).append(self._read(tensor, name))
@@ -274,7 +266,7 @@ class Recorder:
             raise EngineFailed(f"{name.decode()} is not laid out in float32 rows.", "Capture on another device.")
         if name in self._outputs:
             data, there = self._buffers.take((rows, cols))
-            self._get(address, there, 0, data.nbytes)
+            ggml.ggml_backend_tensor_get(address, there, 0, data.nbytes)
             return data
         if self.shared:
             self._visible = self._mask(_Tensor.from_address(address).src[1], cols, rows - 1 - self._copies)
@@ -282,7 +274,9 @@ class Recorder:
         width = max(0, end - first)
         data, there = self._buffers.take((streams * heads, rows, width))
         if width:
-            self._get_rows(address, there, 4 * first, 4 * width, streams * heads * rows, 4 * cols, 4 * width)
+            ggml.ggml_backend_tensor_get_2d(
+                address, there, 4 * first, 4 * width, streams * heads * rows, 4 * cols, 4 * width
+            )
         if self._copies:
             return data[:, : rows - self._copies]
         # several streams hold one sequence each: their rows follow each other
@@ -294,7 +288,7 @@ class Recorder:
         if mask.type != lib.GGML_TYPE_F32 or mask.ne[0] != cols or row >= mask.ne[1]:
             raise EngineFailed("The attention mask is not laid out in float32 rows.", "Open the context with n_seq=1.")
         data = np.empty(cols, dtype=np.float32)
-        self._get(address, data.ctypes.data, row * mask.nb[1], data.nbytes)
+        ggml.ggml_backend_tensor_get(address, data.ctypes.data, row * mask.nb[1], data.nbytes)
         visible: Flags = data == 0.0
         return visible
 

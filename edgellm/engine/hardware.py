@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgellm.engine import native
-from edgellm.engine.native import lib
+from edgellm.engine.native import ggml, lib
 from edgellm.errors import InvalidOption
 
 ALL_LAYERS = -1
@@ -95,18 +94,16 @@ class ComputeDevice:
 def compute_devices() -> list[ComputeDevice]:
     """Return all devices that the compiled llama.cpp finds on this machine, with their memory as it is now."""
     native.start()
-    ggml, base, found = native.registry(), _base(), []
-    for at in range(_bound(ggml, "ggml_backend_dev_count", ctypes.c_size_t)()):
-        device = _bound(ggml, "ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)(at)
+    found = []
+    for at in range(ggml.ggml_backend_dev_count()):
+        device = ggml.ggml_backend_dev_get(at)
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        base["memory"](device, ctypes.byref(free), ctypes.byref(total))
-        kind = base["type"](device)
-        found.append(
-            ComputeDevice(
-                base["name"](device).decode("utf-8", "replace"), base["description"](device).decode("utf-8", "replace"),
-                _KINDS[kind] if kind < len(_KINDS) else "meta", free.value, total.value,
-            )
-        )  # fmt: skip
+        ggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        texts = (ggml.ggml_backend_dev_name(device), ggml.ggml_backend_dev_description(device))
+        name, description = (text.decode("utf-8", "replace") for text in texts)
+        kind = ggml.ggml_backend_dev_type(device)
+        kind_name = _KINDS[kind] if kind < len(_KINDS) else "meta"
+        found.append(ComputeDevice(name, description, kind_name, free.value, total.value))
     return found
 
 
@@ -154,9 +151,8 @@ def apply(hardware: Hardware, params: Any) -> list[Any]:
         params.load_mode = _MMAP_MLOCK
     kept: list[Any] = []
     if hardware.devices:
-        ggml = native.registry()
-        by_name = _bound(ggml, "ggml_backend_dev_by_name", ctypes.c_void_p, ctypes.c_char_p)
-        chosen = [by_name(device.name.encode()) for device in offload_devices(hardware.devices)]
+        names = [device.name.encode() for device in offload_devices(hardware.devices)]
+        chosen = [ggml.ggml_backend_dev_by_name(name) for name in names]
         devices = (ctypes.c_void_p * (len(chosen) + 1))(*chosen, None)
         params.devices = ctypes.cast(devices, ctypes.c_void_p)
         kept.append(devices)
@@ -168,22 +164,3 @@ def apply(hardware: Hardware, params: Any) -> list[Any]:
         params.tensor_split = ctypes.cast(split, ctypes.POINTER(ctypes.c_float))
         kept.append(split)
     return kept
-
-
-@functools.cache
-def _base() -> dict[str, Any]:
-    base = native.registry()
-    base = base if hasattr(base, "ggml_backend_dev_name") else native.ggml("ggml-base")
-    sizes = ctypes.POINTER(ctypes.c_size_t)
-    return {
-        "name": _bound(base, "ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p),
-        "description": _bound(base, "ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p),
-        "type": _bound(base, "ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p),
-        "memory": _bound(base, "ggml_backend_dev_memory", None, ctypes.c_void_p, sizes, sizes),
-    }
-
-
-def _bound(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
-    function = getattr(library, name)
-    function.argtypes, function.restype = list(arguments), result
-    return function

@@ -43,25 +43,60 @@ _OPTIONAL = ("gomp", "ggml-cpu")
 """The system's OpenMP does, too; and one of several libraries for the processor is chosen later."""
 _INSTRUCTIONS = {"avx2", "fma", "f16c", "bmi2"}
 """What the prebuilt library for x86-64 uses without asking the processor."""
-SYMBOLS: Mapping[str, tuple[str, ...]] = {
-    "ggml-base": (
-        "ggml_backend_buffer_free", "ggml_backend_cpu_buffer_from_ptr", "ggml_backend_free",
-        "ggml_backend_graph_compute", "ggml_backend_tensor_alloc", "ggml_backend_tensor_get",
-        "ggml_backend_tensor_get_2d", "ggml_blck_size", "ggml_build_forward_expand", "ggml_commit", "ggml_free",
-        "ggml_get_name", "ggml_graph_overhead_custom", "ggml_init", "ggml_mul_mat", "ggml_nbytes",
-        "ggml_new_graph_custom", "ggml_new_tensor_2d", "ggml_tensor_overhead", "ggml_type_size",
-        "ggml_backend_dev_description", "ggml_backend_dev_memory", "ggml_backend_dev_name", "ggml_backend_dev_type",
-        "ggml_backend_reg_get_proc_address", "ggml_backend_reg_name",
-    ),
-    "ggml-cpu": ("ggml_backend_cpu_init", "ggml_backend_cpu_set_n_threads"),
-    "ggml": (
-        "ggml_backend_dev_by_name", "ggml_backend_dev_count", "ggml_backend_dev_get", "ggml_backend_load",
-        "ggml_backend_load_all_from_path", "ggml_backend_reg_by_name", "ggml_backend_reg_count",
-        "ggml_backend_reg_get", "ggml_backend_register",
-    ),
-    "llama": ("llama_version",),
-}  # fmt: skip
-"""The functions that are called and that the binding does not declare."""
+_CPU = ("ggml_backend_cpu_init", "ggml_backend_cpu_set_n_threads")
+"""Functions of the library for the processor, which may be chosen later."""
+
+
+class InitParams(ctypes.Structure):
+    """ggml's parameters of a context of tensors."""
+
+    _fields_ = (("size", ctypes.c_size_t), ("memory", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+_POINTER, _SIZE, _INT, _FLAG, _TEXT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_bool, ctypes.c_char_p
+_SIZES = ctypes.POINTER(ctypes.c_size_t)
+QUICK: Mapping[str, tuple[Any, ...]] = {
+    "ggml_init": (_POINTER, InitParams),
+    "ggml_free": (None, _POINTER),
+    "ggml_get_name": (_TEXT, _POINTER),
+    "ggml_nbytes": (_SIZE, _POINTER),
+    "ggml_tensor_overhead": (_SIZE,),
+    "ggml_graph_overhead_custom": (_SIZE, _SIZE, _FLAG),
+    "ggml_new_tensor_2d": (_POINTER, _POINTER, _INT, ctypes.c_int64, ctypes.c_int64),
+    "ggml_new_graph_custom": (_POINTER, _POINTER, _SIZE, _FLAG),
+    "ggml_mul_mat": (_POINTER, _POINTER, _POINTER, _POINTER),
+    "ggml_build_forward_expand": (None, _POINTER, _POINTER),
+    "ggml_backend_cpu_buffer_from_ptr": (_POINTER, _POINTER, _SIZE),
+    "ggml_backend_buffer_free": (None, _POINTER),
+    "ggml_backend_tensor_alloc": (_INT, _POINTER, _POINTER, _POINTER),
+    "ggml_backend_free": (None, _POINTER),
+    "ggml_backend_cpu_init": (_POINTER,),
+    "ggml_backend_cpu_set_n_threads": (None, _POINTER, _INT),
+}
+"""The functions below llama.cpp that are called and return at once, which the binding does not declare: the type of
+the result, and of the arguments."""
+SLOW: Mapping[str, tuple[Any, ...]] = {
+    "ggml_commit": (_TEXT,),
+    "ggml_backend_graph_compute": (_INT, _POINTER, _POINTER),
+    "ggml_backend_tensor_get": (None, _POINTER, _POINTER, _SIZE, _SIZE),
+    "ggml_backend_tensor_get_2d": (None, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _SIZE),
+    "ggml_backend_load": (_POINTER, _TEXT),
+    "ggml_backend_load_all_from_path": (None, _TEXT),
+    "ggml_backend_register": (None, _POINTER),
+    "ggml_backend_reg_count": (_SIZE,),
+    "ggml_backend_reg_get": (_POINTER, _SIZE),
+    "ggml_backend_reg_name": (_TEXT, _POINTER),
+    "ggml_backend_reg_by_name": (_POINTER, _TEXT),
+    "ggml_backend_reg_get_proc_address": (_POINTER, _POINTER, _TEXT),
+    "ggml_backend_dev_count": (_SIZE,),
+    "ggml_backend_dev_get": (_POINTER, _SIZE),
+    "ggml_backend_dev_by_name": (_POINTER, _TEXT),
+    "ggml_backend_dev_name": (_TEXT, _POINTER),
+    "ggml_backend_dev_description": (_TEXT, _POINTER),
+    "ggml_backend_dev_type": (_INT, _POINTER),
+    "ggml_backend_dev_memory": (None, _POINTER, _SIZES, _SIZES),
+}
+"""The others, during which other threads of Python run."""
 DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "llama_model_default_params": {
         "n_gpu_layers": -1, "split_mode": 1, "load_mode": -1, "main_gpu": 0, "vocab_only": False,
@@ -245,13 +280,11 @@ def _offered(library: Library) -> Iterator[None]:
 
 
 def missing_symbol(opened: Mapping[str, ctypes.CDLL]) -> str:
-    """Return which function of `SYMBOLS` is in none of the libraries, in words; "" if all are there."""
-    for name, symbols in SYMBOLS.items():
-        if name not in opened and name in _OPTIONAL:
-            continue
-        for symbol in symbols:
-            if not any(hasattr(one, symbol) for one in opened.values()):
-                return f"it has no function {symbol}"
+    """Return which function that is called is in none of the libraries, in words; "" if all are there."""
+    for symbol in (*QUICK, *SLOW, "llama_version"):
+        later = symbol in _CPU and "ggml-cpu" not in opened
+        if not later and not any(hasattr(one, symbol) for one in opened.values()):
+            return f"it has no function {symbol}"
     return ""
 
 

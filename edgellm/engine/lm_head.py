@@ -10,20 +10,20 @@ only while the drafts before them are accepted.
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-from edgellm.engine import cores, native
+from edgellm.engine import cores, library, native
 from edgellm.engine.gguf.reader import TensorInfo
 from edgellm.engine.graph_hooks import NodeCallback
+from edgellm.engine.library import InitParams
 from edgellm.engine.model import Model
+from edgellm.engine.native import ggml
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import EngineFailed
 
@@ -166,7 +166,7 @@ class LMHead:
     def __init__(self, model: Model, head: TensorInfo, threads: int) -> None:
         """Set up the head. Raises EngineFailed where this llama.cpp lacks a function for it, or memory is short."""
         try:
-            self._ggml = _ggml()
+            _ = [getattr(ggml, name) for name in library.QUICK]
             # llama.cpp's own pages, which take no more memory
             file = np.memmap(model.file.paths[head.part], dtype=np.uint8, mode="r")
         except (AttributeError, OSError) as error:
@@ -179,11 +179,11 @@ class LMHead:
         self.states = _aligned(ROWS, model.n_embd)
         self.logits = _aligned(ROWS, model.n_vocab)
         with self._guard:
-            self._backend = native.Owned(self._ggml.cpu_init(), self._ggml.backend_free)
-            self._ggml.set_threads(self._backend.pointer, threads)
-            self._weights = _Buffer.over(self._ggml, file, model.n_embd, row, head.offset)
-            self._states = _Buffer.over(self._ggml, self.states, model.n_embd, 4 * model.n_embd)
-            self._logits = _Buffer.over(self._ggml, self.logits, model.n_embd, 0)
+            self._backend = native.Owned(ggml.ggml_backend_cpu_init(), ggml.ggml_backend_free)
+            ggml.ggml_backend_cpu_set_n_threads(self._backend.pointer, threads)
+            self._weights = _Buffer.over(file, model.n_embd, row, head.offset)
+            self._states = _Buffer.over(self.states, model.n_embd, 4 * model.n_embd)
+            self._logits = _Buffer.over(self.logits, model.n_embd, 0)
         self._graphs: dict[tuple[int, int], _Graph] = {}
 
     @classmethod
@@ -205,9 +205,9 @@ class LMHead:
             self._graphs[first, end] = self._build(first, end)
         with self._guard, cores.computation(self._threads) as share:
             if share != self._share:
-                self._ggml.set_threads(self._backend.pointer, share)
+                ggml.ggml_backend_cpu_set_n_threads(self._backend.pointer, share)
                 self._share = share
-            status = self._ggml.compute(self._backend.pointer, self._graphs[first, end].pointer)
+            status = ggml.ggml_backend_graph_compute(self._backend.pointer, self._graphs[first, end].pointer)
         if status != 0:
             raise EngineFailed(f"llama.cpp cannot compute a head (status {status}).", "Close other programs.")
 
@@ -218,7 +218,7 @@ class LMHead:
         step = n if n >= _AT_ONCE else 1
         block = max(1, _BLOCK // self._weights.row) if 1 < n < _AT_ONCE else rows
         blocks, parts = range(0, rows, block), range(first, end, step)
-        graph = _Graph(self._ggml, len(blocks) * (1 + len(parts)) + len(parts))
+        graph = _Graph(len(blocks) * (1 + len(parts)) + len(parts))
         states = [graph.rows(_F32, step, self._states, at) for at in parts]
         for start in blocks:
             weights = graph.rows(self._kind, min(block, rows - start), self._weights, start)
@@ -238,81 +238,32 @@ class _Buffer:
     start: int
 
     @classmethod
-    def over(cls, ggml: _Ggml, data: Any, width: int, row: int, start: int = 0) -> _Buffer:
-        return cls(native.Owned(ggml.buffer(data.ctypes.data, data.nbytes), ggml.buffer_free), data, width, row, start)
+    def over(cls, data: Any, width: int, row: int, start: int = 0) -> _Buffer:
+        buffer = ggml.ggml_backend_cpu_buffer_from_ptr(data.ctypes.data, data.nbytes)
+        return cls(native.Owned(buffer, ggml.ggml_backend_buffer_free), data, width, row, start)
 
 
 class _Graph:
     """Products of matrices, on memory that is there already."""
 
-    def __init__(self, ggml: _Ggml, tensors: int) -> None:
-        self._ggml = ggml
-        size = tensors * ggml.tensor_overhead() + ggml.graph_overhead(tensors, False)
-        self._owned = native.Owned(ggml.init(_Init(size, None, True)), ggml.free)
-        self.pointer = ggml.new_graph(self._owned.pointer, tensors, False)
+    def __init__(self, tensors: int) -> None:
+        size = tensors * ggml.ggml_tensor_overhead() + ggml.ggml_graph_overhead_custom(tensors, False)
+        self._owned = native.Owned(ggml.ggml_init(InitParams(size, None, True)), ggml.ggml_free)
+        self.pointer = ggml.ggml_new_graph_custom(self._owned.pointer, tensors, False)
 
     def rows(self, kind: int, n: int, buffer: _Buffer, row: int) -> int:
         """Return a tensor of `n` rows of a buffer, from `row` on."""
-        tensor = self._ggml.new_tensor(self._owned.pointer, kind, buffer.width, n)
+        tensor = ggml.ggml_new_tensor_2d(self._owned.pointer, kind, buffer.width, n)
         return self._place(tensor, buffer, row * buffer.row)
 
     def product(self, weights: int, states: int, buffer: _Buffer, at: int) -> None:
         """Add the product of two tensors to the graph, written to a buffer of floats from element `at` on."""
-        tensor = self._ggml.product(self._owned.pointer, weights, states)
-        self._ggml.expand(self.pointer, self._place(tensor, buffer, 4 * at))
+        tensor = ggml.ggml_mul_mat(self._owned.pointer, weights, states)
+        ggml.ggml_build_forward_expand(self.pointer, self._place(tensor, buffer, 4 * at))
 
     def _place(self, tensor: int, buffer: _Buffer, offset: int) -> int:
-        self._ggml.place(buffer.owned.pointer, tensor, buffer.data.ctypes.data + buffer.start + offset)
+        ggml.ggml_backend_tensor_alloc(buffer.owned.pointer, tensor, buffer.data.ctypes.data + buffer.start + offset)
         return tensor
-
-
-class _Init(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("memory", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
-
-
-@dataclass(frozen=True, slots=True)
-class _Ggml:
-    """The functions of the library below llama.cpp that a head needs."""
-
-    init: Callable[[_Init], int]
-    free: Callable[[int], None]
-    tensor_overhead: Callable[[], int]
-    graph_overhead: Callable[[int, bool], int]
-    new_tensor: Callable[[int, int, int, int], int]
-    new_graph: Callable[[int, int, bool], int]
-    product: Callable[[int, int, int], int]
-    expand: Callable[[int, int], None]
-    buffer: Callable[[int, int], int]
-    buffer_free: Callable[[int], None]
-    place: Callable[[int, int, int], int]
-    backend_free: Callable[[int], None]
-    compute: Callable[[int, int], int]
-    cpu_init: Callable[[], int]
-    set_threads: Callable[[int, int], None]
-
-
-@functools.cache
-def _ggml() -> _Ggml:
-    base, cpu = native.ggml(), native.ggml("ggml-cpu")
-    pointer, size, flag, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_bool, ctypes.c_int
-    quick = native.bind_nonblocking
-    return _Ggml(
-        init=quick(base.ggml_init, pointer, _Init),
-        free=quick(base.ggml_free, None, pointer),
-        tensor_overhead=quick(base.ggml_tensor_overhead, size),
-        graph_overhead=quick(base.ggml_graph_overhead_custom, size, size, flag),
-        new_tensor=quick(base.ggml_new_tensor_2d, pointer, pointer, number, ctypes.c_int64, ctypes.c_int64),
-        new_graph=quick(base.ggml_new_graph_custom, pointer, pointer, size, flag),
-        product=quick(base.ggml_mul_mat, pointer, pointer, pointer, pointer),
-        expand=quick(base.ggml_build_forward_expand, None, pointer, pointer),
-        buffer=quick(base.ggml_backend_cpu_buffer_from_ptr, pointer, pointer, size),
-        buffer_free=quick(base.ggml_backend_buffer_free, None, pointer),
-        place=quick(base.ggml_backend_tensor_alloc, number, pointer, pointer, pointer),
-        backend_free=quick(base.ggml_backend_free, None, pointer),
-        compute=native.bind(base.ggml_backend_graph_compute, number, pointer, pointer),
-        cpu_init=quick(cpu.ggml_backend_cpu_init, pointer),
-        set_threads=quick(cpu.ggml_backend_cpu_set_n_threads, None, pointer, number),
-    )
 
 
 def _aligned(rows: int, width: int) -> Floats:
@@ -341,10 +292,6 @@ class LazyHead:
         """Rows kept of the last pass; 0 where it had another number of rows than expected."""
         self._expected = 0  # 0: it does not watch
         self._stops = True
-        library = native.ggml()
-        self._name = native.bind_nonblocking(library.ggml_get_name, ctypes.c_char_p, ctypes.c_void_p)
-        self._bytes = native.bind_nonblocking(library.ggml_nbytes, ctypes.c_size_t, ctypes.c_void_p)
-        self._get = library.ggml_backend_tensor_get
         self._nodes = NodeCallback(self._wants, self._see)
         self.callback = self._nodes.callback
 
@@ -383,13 +330,13 @@ class LazyHead:
         self._nodes.end()
 
     def _wants(self, tensor: int) -> bool:
-        return self._expected > 0 and self._name(tensor) == _NORM
+        return self._expected > 0 and ggml.ggml_get_name(tensor) == _NORM
 
     def _see(self, tensor: int) -> bool:
-        size, states = self._bytes(tensor), self.head.states
+        size, states = ggml.ggml_nbytes(tensor), self.head.states
         if size != self._expected * states.strides[0]:
             return True
-        self._get(tensor, states.ctypes.data, 0, size)
+        ggml.ggml_backend_tensor_get(tensor, states.ctypes.data, 0, size)
         self.kept = self._expected
         return not self._stops
 

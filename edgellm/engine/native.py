@@ -25,7 +25,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeAlias
@@ -129,13 +129,8 @@ _STRONGEST = ("AMX_INT8", "AVX512_VNNI", "AVX512", "AVX_VNNI", "AVX2", "AVX", "M
 
 def backends() -> tuple[str, ...]:
     """Return the names of llama.cpp's backends that it was compiled with or has loaded, such as CPU and CUDA."""
-    known = registry()
-    known.ggml_backend_reg_count.restype = ctypes.c_size_t
-    get = known.ggml_backend_reg_get
-    get.argtypes, get.restype = [ctypes.c_size_t], ctypes.c_void_p
-    name = getattr(known, "ggml_backend_reg_name", None) or ggml().ggml_backend_reg_name
-    name.argtypes, name.restype = [ctypes.c_void_p], ctypes.c_char_p
-    return tuple(name(get(at)).decode("utf-8", "replace") for at in range(known.ggml_backend_reg_count()))
+    found = (ggml.ggml_backend_reg_get(at) for at in range(ggml.ggml_backend_reg_count()))
+    return tuple(ggml.ggml_backend_reg_name(one).decode("utf-8", "replace") for one in found)
 
 
 def llama_version() -> tuple[int, ...]:
@@ -148,7 +143,7 @@ def llama_version() -> tuple[int, ...]:
 def commit() -> str:
     """Return the abbreviated commit of llama.cpp that the library was built from: what one has found out or written
     may not hold for another."""
-    return str(bind(ggml().ggml_commit, ctypes.c_char_p)().decode("utf-8", "replace").partition("-")[0])
+    return str(ggml.ggml_commit().decode("utf-8", "replace").partition("-")[0])
 
 
 def features() -> Features:
@@ -258,19 +253,14 @@ def start() -> None:
 def _load_backends() -> None:
     """Load the backends where the library has each in a file of its own; those for cards only where one may be, as they
     start drivers that compute on the processor, too."""
-    ggml_registry = registry()
-    ggml_registry.ggml_backend_reg_count.restype = ctypes.c_size_t
-    if ggml_registry.ggml_backend_reg_count():
+    if ggml.ggml_backend_reg_count():
         return
-    all_of, one = ggml_registry.ggml_backend_load_all_from_path, ggml_registry.ggml_backend_load
-    for function, result in ((all_of, None), (one, ctypes.c_void_p)):
-        function.argtypes, function.restype = [ctypes.c_char_p], result
     cpu = LIBRARY.find("ggml-cpu")
     if cpu is not None and not (system.may_have_card() or os.environ.get("GGML_VK_VISIBLE_DEVICES")):
-        one(os.fsencode(cpu))
+        ggml.ggml_backend_load(os.fsencode(cpu))
         return
     for folder in LIBRARY.folders:
-        all_of(os.fsencode(folder))
+        ggml.ggml_backend_load_all_from_path(os.fsencode(folder))
 
 
 def _detach_log() -> None:
@@ -378,17 +368,11 @@ def _free(free: Callable[[int], None], pointer: int, guard: NativeGuard, parent:
 
 
 @functools.cache
-def ggml(name: str = "ggml-base") -> ctypes.CDLL:
-    """Return the library below llama.cpp, for reading tensors inside the evaluation callback; or another beside it.
-
-    Raises OSError where there is no library of that name.
-    """
+def shared_library(name: str) -> ctypes.CDLL:
+    """Return a library below llama.cpp, such as ggml-base. Raises OSError where there is none of that name."""
     if (path := LIBRARY.find(name)) is None:
         raise OSError(f"llama.cpp has no {name} here")
-    found = ctypes.CDLL(str(path))
-    if name == "ggml-base":
-        _declare(found)
-    return found
+    return ctypes.CDLL(str(path))
 
 
 def llama() -> ctypes.CDLL:
@@ -397,29 +381,27 @@ def llama() -> ctypes.CDLL:
     return loaded
 
 
-@functools.cache
-def registry() -> ctypes.CDLL:
-    """Return the library with llama.cpp's own list of devices.
+class _Ggml:
+    """The functions of `library.QUICK` and `library.SLOW` by name, bound when they are first used.
 
     A library that is opened by its name again, where an installer has made copies of links, is another one with a list
-    of its own. So symbols are looked up behind llama.cpp, which finds those that it uses.
+    of devices of its own. So functions are looked up behind llama.cpp, which finds those that it uses, and elsewhere
+    only where it does not: Windows looks into one library alone, and has no copies.
     """
-    own = llama()
-    try:
-        _ = own.ggml_backend_dev_count
-    except AttributeError:  # Windows looks into one library alone, and has no copies
-        return ggml("ggml")
-    return own
+
+    def __getattr__(self, name: str) -> Any:
+        quick = library.QUICK.get(name)
+        signature = library.SLOW[name] if quick is None else quick
+        for place in ("", "ggml-base", "ggml-cpu", "ggml"):
+            with suppress(AttributeError, OSError):
+                function = getattr(shared_library(place) if place else llama(), name)
+                found = (bind if quick is None else bind_nonblocking)(function, *signature)
+                setattr(self, name, found)
+                return found
+        raise AttributeError(f"this llama.cpp has no {name}")
 
 
-def _declare(base: ctypes.CDLL) -> None:
-    base.ggml_get_name.argtypes, base.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
-    base.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
-    base.ggml_backend_tensor_get.restype = None
-    base.ggml_backend_tensor_get_2d.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] * 5
-    base.ggml_backend_tensor_get_2d.restype = None
-    base.ggml_type_size.argtypes, base.ggml_type_size.restype = [ctypes.c_int], ctypes.c_size_t
-    base.ggml_blck_size.argtypes, base.ggml_blck_size.restype = [ctypes.c_int], ctypes.c_int64
+ggml: Any = _Ggml()
 
 
 def default_threads(n_params: int) -> int:

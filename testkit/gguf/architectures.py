@@ -547,7 +547,7 @@ def _tensors(name: str, architecture: Architecture) -> dict[str, Shape]:
 def _created(name: str, architecture: Architecture) -> dict[str, Shape]:
     """Return the shapes of all tensors that llama.cpp creates for these hyperparameters, rows first."""
     native.start()
-    base = native.ggml()
+    base = native.shared_library("ggml-base")
     read = native.bind(base.gguf_init_from_file, ctypes.c_void_p, ctypes.c_char_p, _Init)
     free = native.bind(base.gguf_free, None, ctypes.c_void_p)
     shapes: dict[str, Shape] = {}
@@ -557,7 +557,7 @@ def _created(name: str, architecture: Architecture) -> dict[str, Shape]:
         shape = tuple(ne[i] for i in reversed(range(4)))
         while len(shape) > 1 and shape[0] == 1:
             shape = shape[1:]
-        shapes[base.ggml_get_name(address).decode()] = shape
+        shapes[native.ggml.ggml_get_name(address).decode()] = shape
 
     params = lib.llama_model_default_params()
     params.load_mtp = True

@@ -118,7 +118,7 @@ def test_nothing_is_computed_behind_the_stop(exact_model: Model, monkeypatch: py
     missing = NodeCallback.__missing__
 
     def noted(self: NodeCallback, node: int) -> bool:
-        names.append(native.ggml().ggml_get_name(node).decode())
+        names.append(native.ggml.ggml_get_name(node).decode())
         return missing(self, node)
 
     monkeypatch.setattr(NodeCallback, "__missing__", noted)
@@ -282,18 +282,18 @@ def test_a_copy_decoded_beside_a_token_is_not_seen(draft_model: Model) -> None:
         assert recorder(shared).visible().sum() == len(IDS) + 1
 
 
-def test_no_name_is_looked_up_twice_in_graphs_of_one_shape(draft_model: Model) -> None:
+def test_no_name_is_looked_up_twice_in_graphs_of_one_shape(draft_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """It costs three times what the question does, and there are hundreds of nodes in a graph."""
     with Context(draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(attention=(6,))) as context:
         seen, looked = recorder(context), 0
-        name = seen._name
+        name = native.ggml.ggml_get_name
 
         def counted(tensor: int) -> bytes:
             nonlocal looked
             looked += 1
             return name(tensor)
 
-        seen._name = counted
+        monkeypatch.setattr(native.ggml, "ggml_get_name", counted)
         found = []
         for token in IDS[:12]:
             looked = 0
@@ -323,19 +323,21 @@ def test_nodes_of_one_shape_are_asked_about_in_python_once(draft_model: Model, m
     assert counts[2:] == [2, 2]  # the wanted node, when asked about and when shown
 
 
-def test_a_graph_that_was_remembered_wrongly_is_learned_anew(draft_model: Model) -> None:
+def test_a_graph_that_was_remembered_wrongly_is_learned_anew(
+    draft_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Context(draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(attention=(6,))) as context:
         seen, one = recorder(context), np.array([100])
         context.decode(one)
         others = seen._nodes
         shown: list[int] = []
-        name = seen._name
+        name = native.ggml.ggml_get_name
 
         def noted(tensor: int) -> bytes:
             shown.append(tensor)
             return name(tensor)
 
-        seen._name = noted
+        monkeypatch.setattr(native.ggml, "ggml_get_name", noted)
         context.decode(one)
         others.update(dict.fromkeys(shown, False))  # as if another node had been at its address
         context.decode(one)

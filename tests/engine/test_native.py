@@ -49,7 +49,7 @@ def test_ctrl_c_within_a_callback_of_llama_cpp_is_not_lost(where: str, draft_pat
         """
         import os, signal, sys
         from pathlib import Path
-        from edgellm.engine import Context, Model, native
+        from edgellm.engine import Context, ContextSpec, Model, native
         where, calls = sys.argv[2], []
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit none
 
@@ -63,10 +63,10 @@ def test_ctrl_c_within_a_callback_of_llama_cpp_is_not_lost(where: str, draft_pat
         try:
             if where == "log of the model":
                 native.lib.llama_log_set(interrupt_in_log, None)
-            model = Model.load(Path(sys.argv[1]), probe=False, progress=interrupt if where == "progress" else None)
+            model = Model.load(Path(sys.argv[1]), faults=(), progress=interrupt if where == "progress" else None)
             if where == "log of the context":
                 native.lib.llama_log_set(interrupt_in_log, None)
-            Context(model, n_ctx=64)
+            Context(model, ContextSpec(64))
         except KeyboardInterrupt:
             print(len(calls), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
         """,
@@ -82,7 +82,7 @@ LOAD = """
     import sys, threading, time
     from pathlib import Path
     import numpy as np
-    from edgellm.engine import Capture, Context, Model
+    from edgellm.engine import Capture, Context, ContextSpec, Model
     model = Model.load(Path(sys.argv[1]))
     ids = np.arange(100, 140, dtype=np.int32)
 """
@@ -91,11 +91,11 @@ LOAD = """
 @pytest.mark.parametrize(
     "ending",
     [
-        "context = Context(model, n_ctx=64); view = context.decode(ids)",
-        "context = Context(model, n_ctx=64, capture=Capture(attention=(0,))); context.decode(ids); del model",
-        "context = Context(model, n_ctx=64); context.decode(ids); sys.exit(0)",
-        "context = Context(model, n_ctx=64); context.decode(ids); context.close(); model.close()",
-        "context = Context(model, n_ctx=64); context.loop = context",  # freed by nobody but the collector
+        "context = Context(model, ContextSpec(64)); view = context.decode(ids)",
+        "context = Context(model, ContextSpec(64), capture=Capture(attention=(0,))); context.decode(ids); del model",
+        "context = Context(model, ContextSpec(64)); context.decode(ids); sys.exit(0)",
+        "context = Context(model, ContextSpec(64)); context.decode(ids); context.close(); model.close()",
+        "context = Context(model, ContextSpec(64)); context.loop = context",  # freed by nobody but the collector
     ],
 )
 def test_a_process_ends_quietly_with_everything_open(draft_path: Path, ending: str) -> None:
@@ -107,7 +107,7 @@ def test_a_process_ends_quietly_while_a_thread_decodes(draft_path: Path) -> None
     code = """
     def work():
         while True:
-            with Context(model, n_ctx=64, threads=1) as context:
+            with Context(model, ContextSpec(n_ctx=64, threads=1)) as context:
                 context.decode(ids)
     def load():
         while True:
@@ -148,7 +148,7 @@ def test_opening_and_closing_does_not_leak(draft_path: Path) -> None:
     code = """
     import psutil
     def turn():
-        with Model.load(Path(sys.argv[1])) as other, Context(other, n_ctx=8192, threads=1) as context:
+        with Model.load(Path(sys.argv[1])) as other, Context(other, ContextSpec(n_ctx=8192, threads=1)) as context:
             context.decode(ids)
             other.tokenize("hello")
     for _ in range(5):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import itertools
 import shutil
@@ -84,7 +85,8 @@ def test_a_file_is_called_by_its_type_else_by_that_of_most_weights(
 
 
 def test_tensor_types_are_the_librarys_own() -> None:
-    library = native.ggml()
+    library = native.shared_library("ggml-base")
+    library.ggml_type_size.restype = library.ggml_blck_size.restype = ctypes.c_size_t
     for kind in range(native.lib.GGML_TYPE_COUNT):
         block, size = library.ggml_blck_size(kind), library.ggml_type_size(kind)
         assert TENSOR_TYPES.get(kind, ("", 0, 0))[1:] == ((block, size) if size else (0, 0))

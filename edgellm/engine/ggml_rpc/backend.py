@@ -14,6 +14,7 @@ from typing import Any
 
 from edgellm.engine import library, native
 from edgellm.engine.hardware import compute_devices
+from edgellm.engine.native import ggml
 from edgellm.errors import EngineFailed
 
 HOST = "127.0.0.1"
@@ -51,9 +52,7 @@ def add_server(port: int) -> tuple[str, ...]:
     added = add(f"{HOST}:{port}".encode())
     if not added:
         raise EngineFailed(f"The RPC server at port {port} has no device.", "Start it with a device.")
-    register = native.registry().ggml_backend_register
-    register.argtypes, register.restype = [ctypes.c_void_p], None
-    register(added)
+    ggml.ggml_backend_register(added)
     return tuple(device.name for device in compute_devices() if device.name not in known)
 
 
@@ -65,14 +64,11 @@ def serve(port: int, threads: int, devices: Sequence[str], cache: Path | None = 
         EngineFailed: llama.cpp is compiled without the backend.
     """
     require()
-    registry = native.registry()
-    by_name = registry.ggml_backend_dev_by_name
-    by_name.argtypes, by_name.restype = [ctypes.c_char_p], ctypes.c_void_p
     run = function(
         "ggml_backend_rpc_start_server", None,
         ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p),
     )  # fmt: skip
-    chosen = (ctypes.c_void_p * len(devices))(*(by_name(name.encode()) for name in devices))
+    chosen = (ctypes.c_void_p * len(devices))(*(ggml.ggml_backend_dev_by_name(name.encode()) for name in devices))
     run(f"{HOST}:{port}".encode(), None if cache is None else f"{cache}/".encode(), threads, len(devices), chosen)
 
 
@@ -84,9 +80,5 @@ def require() -> None:
 
 def function(name: str, result: Any, *arguments: Any) -> Any:
     """Return a C function of the backend with this result and these arguments, by the registry's own way to it."""
-    base, registry = native.ggml("ggml-base"), native.registry()
-    by_name = registry.ggml_backend_reg_by_name
-    by_name.argtypes, by_name.restype = [ctypes.c_char_p], ctypes.c_void_p
-    find = getattr(registry, "ggml_backend_reg_get_proc_address", None) or base.ggml_backend_reg_get_proc_address
-    find.argtypes, find.restype = [ctypes.c_void_p, ctypes.c_char_p], ctypes.c_void_p
-    return ctypes.CFUNCTYPE(result, *arguments)(find(by_name(b"RPC"), name.encode()))
+    address = ggml.ggml_backend_reg_get_proc_address(ggml.ggml_backend_reg_by_name(b"RPC"), name.encode())
+    return ctypes.CFUNCTYPE(result, *arguments)(address)
