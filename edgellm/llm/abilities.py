@@ -14,8 +14,8 @@ from edgellm.engine.gguf.tokenizer import PADDING, TOKENS, token_texts
 from edgellm.engine.graph_hooks import attention_bytes
 from edgellm.engine.hardware import N_BATCH
 from edgellm.engine.memory_fit import default_context, free_memory, trained_positions
-from edgellm.engine.speculators.eagle3 import check_eagle3, is_eagle3, target_layers
-from edgellm.engine.speculators.support import drafter_file
+from edgellm.engine.speculators.eagle3 import check_eagle3, target_layers
+from edgellm.engine.speculators.support import drafter_file, is_eagle3
 from edgellm.errors import EdgeError, ModelUnsupported
 from edgellm.layer_range import ranges
 from edgellm.llm.drafter_pool import exit_layers

@@ -18,7 +18,7 @@ from edgellm.engine.kv.prompt_cache import PromptCache
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, check_context, most_that_fit, place
 from edgellm.engine.model import LoadSpec, probe_of
 from edgellm.engine.native import Stop
-from edgellm.engine.speculators.eagle3 import is_eagle3
+from edgellm.engine.speculators.support import is_eagle3
 from edgellm.engine.trial.probe import TrialChild, start_trial
 from edgellm.errors import InvalidOption, MemoryShort, ModelUnsupported
 from edgellm.llm.cost_curves import ModelCurve, token_seconds

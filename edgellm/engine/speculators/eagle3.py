@@ -32,11 +32,6 @@ _ROWS = 64  # of a batch: llama.cpp reserves logits of each
 _D2T = "d2t"
 
 
-def is_eagle3(header: GgufHeader) -> bool:
-    """Return whether a file is an EAGLE-3 head."""
-    return header.architecture == EAGLE3
-
-
 def target_layers(header: GgufHeader) -> tuple[int, ...]:
     """Return the verifier's layers whose inputs a head reads; none where its header does not say."""
     found = header.metadata.get(f"{header.architecture}.target_layers")

@@ -24,6 +24,11 @@ _DRAFTERS = {
 """Files that read the states of another model's layers while that one computes, by architecture."""
 
 
+def is_eagle3(header: GgufHeader) -> bool:
+    """Return whether a file is an EAGLE-3 head."""
+    return header.architecture == EAGLE3
+
+
 def drafter_file(header: GgufHeader) -> str:
     """Return what a file is that drafts for another model and writes no text by itself, such as "an EAGLE-3 head"; ""
     for a whole model."""

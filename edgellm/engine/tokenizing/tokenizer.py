@@ -203,7 +203,7 @@ class VocabTokenizer:
         self._none = lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_NONE
         self._exact = kind in ("gpt2", "llama")  # every byte of a text is in one of its tokens
         self._slicer = Slicer(kind, pre, partial(_specials, vocab))
-        self._processes = TokenizerProcesses(path, lib.llama_vocab_n_tokens(vocab))
+        self._path = path
 
     def encode(
         self, text: str, *, special: bool = False, most: int | None = None, should_stop: ShouldStop = never
@@ -249,7 +249,12 @@ class VocabTokenizer:
 
     def close(self) -> None:
         """End the processes; not to be called while a text is being tokenised."""
-        self._processes.close()
+        if "_processes" in vars(self):
+            self._processes.close()
+
+    @cached_property
+    def _processes(self) -> TokenizerProcesses:
+        return TokenizerProcesses(self._path, lib.llama_vocab_n_tokens(self._vocab))
 
     def _encode_in_process(self, data: bytes, special: bool) -> Ids:
         capacity = len(data) + 16
