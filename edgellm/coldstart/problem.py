@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
@@ -237,12 +236,6 @@ Stop = Callable[[], bool]
 def never() -> bool:
     """Return False: a search without a limit of its own."""
     return False
-
-
-def within(seconds: float) -> Stop:
-    """Return a stop that is true once so many seconds have passed from now on."""
-    began = time.monotonic()
-    return lambda: time.monotonic() - began > seconds
 
 
 def warm(task: Task) -> Task:

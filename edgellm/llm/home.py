@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.coldstart.home import Home, MemoryOverhead, Objective
-from edgellm.coldstart.problem import within
+from edgellm.coldstart.problem import Stop
 from edgellm.coldstart.rpc_plan import RpcHome, RpcSite, plan_rpc
 from edgellm.engine import GgufHeader, ModelFile, costs_of, dimensions
 from edgellm.engine.ggml_rpc import backend
@@ -41,6 +42,12 @@ PHASE_SECONDS = 1.0  # for the plan of a reply in phases, for which the devices 
 EngineName = Literal["stages", "rpc"]
 Asked = Sequence[tuple[Device, Device | EdgeError]]
 """Devices as they were measured, each as it is now, with its layers; or why it cannot be used."""
+
+
+def within(seconds: float) -> Stop:
+    """Return a stop that is true once so many seconds have passed from now on."""
+    began = time.monotonic()
+    return lambda: time.monotonic() - began > seconds
 
 
 class EngineChoice(NamedTuple):

@@ -50,9 +50,8 @@ def deploy(
     as_json: AsJson = False,
 ) -> None:
     from edgellm.coldstart.plan import plan
-    from edgellm.coldstart.problem import within
     from edgellm.engine import ModelFile
-    from edgellm.llm.home import PLAN_SECONDS, Workload, planned_positions
+    from edgellm.llm.home import PLAN_SECONDS, Workload, planned_positions, within
     from edgellm.mesh.deploy import deploy as send_layers
     from edgellm.mesh.deploy import deploy_parts
     from edgellm.rpc.trust.trust import Trust

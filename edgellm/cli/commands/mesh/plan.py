@@ -76,7 +76,7 @@ def show_stages(
     """Make and print a plan for a fleet; with the `survey` in which it was measured, what is to be deployed, too."""
     from edgellm.cli.views.plan_view import figures, print_plan
     from edgellm.coldstart.plan import plan as best_plan
-    from edgellm.coldstart.problem import within
+    from edgellm.llm.home import within
 
     home = _described(fleet, workload) if file is None else workload.home(file, fleet)
     began = time.perf_counter()
