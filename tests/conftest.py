@@ -21,7 +21,7 @@ from edgellm.engine.hardware import ALL_LAYERS
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.native import LIBRARY
 from edgellm.llm import LLM
-from edgellm.spec.draft_length import CostCurve
+from edgellm.spec.drafting.cost_curve import CostCurve
 from testkit.gguf.architectures import Mtp, write
 from testkit.processes.rpc_device import DEVICES, require_device
 from testkit.speculators import eagle3
@@ -248,14 +248,13 @@ def rows_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     be copied is copied."""
     curve = CostCurve((1, 64), (1.0, 1.1))
     monkeypatch.setattr("edgellm.llm.cost_curves.ModelCurve.current", lambda _self: curve)
-    monkeypatch.setattr("edgellm.spec.draft_length._REFIT", 10**9)
-    monkeypatch.setattr("edgellm.spec.draft_length.OUTLIER", float("inf"))
+    monkeypatch.setattr("edgellm.spec.drafting.cost_curve.WITNESSES", 10**9)
 
 
 @pytest.fixture
 def heads_are_late(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Heads are computed late also for a small model. Returns how many rows were, one number for each time."""
-    for place in ("llm.model_loading", "llm.cost_curves", "llm.drafter_pool", "services.server.servers"):
+    for place in ("llm.model_loading", "llm.cost_curves", "services.server.servers"):
         monkeypatch.setattr(f"edgellm.{place}.head_pays", lambda _model: True)
     computed: list[int] = []
     compute = LMHead.compute

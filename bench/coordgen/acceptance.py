@@ -54,7 +54,7 @@ def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Re
     tokens = rounds = 0
     for case in cases:
         method.begin(case)
-        state = GenerationState(case.prompt, suggestions=method.drafter)
+        state = GenerationState(case.prompt, expect=method.copies.expect)
         method.drafter.begin(state)
         session = verifier.open(state)
         try:
@@ -88,7 +88,7 @@ def measured(model: Model, cases: int, pair: str) -> dict[str, dict[str, float]]
         found[task] = {}
         for base, (make, prior) in BASES.items():
             for topping, others in TOPPINGS.items():
-                method = Method(make(), others, Everything(), model, prior)
+                method = Method(make(), others, Everything, model, prior)
                 found[task][base + topping] = length(model, verifier, method, replies)
     verifier.close()
     return found

@@ -28,8 +28,8 @@ from edgellm.engine import Context, ContextSpec, Model
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.suffix_automaton import SuffixAutomaton
-from edgellm.spec.state import GenerationState, Suggestions
-from edgellm.spec.types import NO_IDS, Chunk, Expected, Ids
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import NO_IDS, Chunk, Ids
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from models.home.corpus import held_out
@@ -76,20 +76,6 @@ def indexing(ids: list[int], repeats: int) -> dict[str, Any]:
     }
 
 
-class Kept(Suggestions):
-    """Keeps the tokens that the verifier expects."""
-
-    @property
-    def wants_expected(self) -> bool:
-        return True
-
-    def __init__(self, kept: Calibration) -> None:
-        self._kept = kept
-
-    def expect(self, expected: Expected) -> None:
-        self._kept.expect(expected)
-
-
 def calibration(model: Model, length: int, repeats: int, threads: int | None) -> dict[str, Any]:
     """Return seconds of a prefill of `length` tokens, plain and calibrating, and the memory that calibration keeps."""
     rng = random.Random(SEED)
@@ -101,7 +87,7 @@ def calibration(model: Model, length: int, repeats: int, threads: int | None) ->
 
     def prefill(calibrating: bool) -> float:
         context.clear()
-        session = verifier.open(GenerationState(suggestions=Kept(kept) if calibrating else None))
+        session = verifier.open(GenerationState(expect=kept.expect if calibrating else None))
         began = perf_counter()
         session.submit(prompt, Chunk(NO_IDS)).result()
         taken = perf_counter() - began

@@ -2,53 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
 
 from bench.coordgen.tasks import Reply
 from edgellm.engine import Model
-from edgellm.llm.generation import MAX_MODEL_DRAFT
 from edgellm.llm.ngram_runtime import continues_word
-from edgellm.spec.draft_length import MAX_DRAFT as LONGEST
-from edgellm.spec.draft_length import CostCurve, DraftLengthController
+from edgellm.llm.replies.plan import MAX_MODEL_DRAFT
 from edgellm.spec.drafters.hybrid import HybridDrafter
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.ngram.acceptance_model import AcceptanceModel
+from edgellm.spec.drafting.acceptance import PRIORS, EvidenceAcceptance
+from edgellm.spec.drafting.cost_curve import CostCurve
+from edgellm.spec.drafting.policy import Bid, DraftPolicy
 from edgellm.spec.ngram.calibration import Calibration
-from edgellm.spec.ngram.draft_index import PRIORS, DraftIndex, PastConversation
-from edgellm.spec.ngram.drafter import HOPELESS, RetrievalDrafter
+from edgellm.spec.ngram.draft_index import DraftIndex, PastConversation
+from edgellm.spec.ngram.retriever import HOPELESS, Retriever
 from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import NOTHING, PROMPT_TAIL, SEPARATOR, DraftSource, Offer
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import HistoryIndex as Past
 from edgellm.spec.ngram.template_replay import Analogy
+from edgellm.spec.params import SOURCES
 from edgellm.spec.protocols import Drafter
-from edgellm.spec.state import GenerationState, Suggestions
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Round
 
 MOST = 40
 """Tokens of a draft for methods that ignore costs: the length that SAM's authors use."""
 
 
-class Everything(DraftLengthController):
-    """Drafts all that is offered, up to a length, at any cost."""
+class Everything(DraftPolicy):
+    """Copies all that is offered, up to a length, at any cost."""
 
-    def __init__(self, most: int = MOST) -> None:
-        super().__init__(CostCurve((1, 64), (1.0, 1.0)))
+    def __init__(self, copies: EvidenceAcceptance | None = None, most: int = MOST) -> None:
+        super().__init__(CostCurve((1, 64), (1.0, 1.0)), copies)
         self._most = most
 
-    def choose(
-        self,
-        survives: Sequence[float],
-        alternative: tuple[float, float] | None = None,  # noqa: ARG002
-        allowed: float = 0.0,  # noqa: ARG002
-    ) -> int:
-        return min(len(survives), self._most)
+    def looks(self, known: int) -> bool:  # noqa: ARG002
+        return True
 
-    def floors(self, rows: int = 0, seconds: float = 0.0) -> list[float]:  # noqa: ARG002
-        return [0.0] * (LONGEST - rows)
+    def bid(self, survives: Sequence[float], room: int) -> Bid:
+        return Bid(min(len(survives), room, self._most))
+
+    def floor(self, rows: int) -> float:  # noqa: ARG002
+        return 0.0
 
 
 class TextCursor:
@@ -69,10 +68,10 @@ class TextCursor:
             self._at = -1
 
 
-class PromptLookup:
+class PromptLookup(DraftSource):
     """PLD (Saxena 2023): drafts what followed the first occurrence of the text's last three, two or one tokens."""
 
-    longest = 3
+    longest = matched = 3
 
     def __init__(self) -> None:
         self.text: list[int] = []
@@ -93,8 +92,12 @@ class PromptLookup:
         return TextCursor(text, -1, 0)
 
 
-class SuffixLookup:
+class SuffixLookup(DraftSource):
     """SAM (Hu et al. 2024): drafts what followed the first place of the longest match, in this text or past ones."""
+
+    @property
+    def matched(self) -> int:
+        return max(self._seen.matched, self._past.matched)
 
     def __init__(self) -> None:
         self._seen, self._past = Seen(), Past()
@@ -125,38 +128,31 @@ class SuffixLookup:
 class Method:
     """A drafting method, with its memory of past cases."""
 
-    suggestions: Suggestions | None = None
-
     def __init__(
-        self, base: DraftSource, others: Sequence[str], length: DraftLengthController, model: Model, prior: float
+        self,
+        base: DraftSource,
+        others: Sequence[str],
+        policy: Callable[[EvidenceAcceptance], DraftPolicy],
+        model: Model,
+        prior: float,
     ) -> None:
         """`others` of `edgellm chat --retrieval` go beside `base`, whose lone offers are accepted with `prior`."""
         inside = continues_word(model)
-        self._seen = Seen()  # where calibration looks for the reply's end
-        self.base = base
-        self._analogy, self._past = Analogy(), Past()
-        self._calibration, self._reuse = Calibration(self._seen), Reuse(inside)
-        beside: dict[str, DraftSource] = {
-            "history": self._past,
-            "analogy": self._analogy,
-            "calibration": self._calibration,
-            "reuse": self._reuse,
-        }
+        seen, self.base = Seen(), base  # where calibration looks for the reply's end
         self.calibrates = "calibration" in others
-        sources: dict[str, DraftSource] = {"base": base, **{name: beside[name] for name in others}}
+        beside: dict[str, DraftSource] = {
+            "history": Past(), "analogy": Analogy(), "calibration": Calibration(seen), "reuse": Reuse(inside),
+        }  # fmt: skip
+        sources: dict[str, DraftSource | None] = {"base": base, **{name: beside[name] for name in others}}
         if self.calibrates:
-            sources["none"] = _Mute(self._seen)
-        self.drafter = RetrievalDrafter(
-            sources,
-            AcceptanceModel([prior, *(PRIORS[name] for name in others), 0.0]),
-            length,
-            inside=inside,
-            is_eog=cache(model.is_eog),
-            reuse=self._reuse if "reuse" in others else None,
-            calibration=self._calibration if self.calibrates else None,
-            hopeless=0.0 if not others else HOPELESS,
+            sources["none"] = _Mute(seen)
+        priors = dict(zip(SOURCES, PRIORS, strict=True))
+        chances = EvidenceAcceptance([prior, *(priors[name] for name in others), 0.0])
+        self.copies = Retriever(
+            sources, chances, inside=inside, is_eog=cache(model.is_eog), hopeless=HOPELESS if others else 0.0
         )
-        self._remembers = [part for part in (base, self._past, self._analogy) if hasattr(part, "add")]
+        self.drafter = HybridDrafter(policy(chances), self.copies)
+        self._remembers = [part for part in (base, *beside.values()) if hasattr(part, "add")]
 
     def begin(self, case: Reply) -> None: ...
 
@@ -168,18 +164,20 @@ class Method:
 class Ours:
     """Drafting as in edgellm, with its cost curve and all its memory."""
 
-    suggestions: Suggestions | None = None
-
     def __init__(
-        self, sources: Sequence[str], curve: CostCurve, model: Model, length: DraftLengthController | None = None
+        self, sources: Sequence[str], policy: DraftPolicy, model: Model, small: ModelDrafter | None = None
     ) -> None:
-        """`sources` as in `edgellm chat --retrieval`; `length` replaces the rule that follows the curve."""
-        self._memory = DraftIndex(sources, curve, continues_word(model), cache(model.is_eog), length=length)
+        """`sources` as in `edgellm chat --retrieval`; `small` is a draft model beside them."""
+        self._memory = DraftIndex(policy, continues_word(model), cache(model.is_eog))
+        self._sources, self._small = sources, small
         self.calibrates = "calibration" in sources
+        self.copies: Retriever | None = None
         self.drafter: Drafter | None = None
 
     def begin(self, case: Reply) -> None:  # noqa: ARG002
-        self.drafter = self._memory.take()
+        self.copies = self._memory.take(self._sources)
+        if self.copies is not None:
+            self.drafter = HybridDrafter(self._memory.policy, self.copies, self._small, MAX_MODEL_DRAFT)
 
     def end(self, case: Reply) -> None:
         self._memory.give()
@@ -187,21 +185,7 @@ class Ours:
         self._memory.index_pending()
 
 
-class Together(Ours):
-    """The same with a draft model beside it, as in `edgellm chat`."""
-
-    def __init__(self, sources: Sequence[str], curve: CostCurve, model: Model, small: ModelDrafter) -> None:
-        """`small` is ready for this device: its curve is measured."""
-        super().__init__(sources, curve, model)
-        self._small = small
-
-    def begin(self, case: Reply) -> None:  # noqa: ARG002
-        self.suggestions = copies = self._memory.take()
-        if copies is not None:
-            self.drafter = HybridDrafter(copies, self._small, MAX_MODEL_DRAFT, self._memory.rounds)
-
-
-class _Mute:
+class _Mute(DraftSource):
     """A source that follows the reply and offers nothing."""
 
     def __init__(self, seen: Seen) -> None:
@@ -220,8 +204,8 @@ class _Mute:
 class Oracle(Drafter):
     """A drafter that knows the reply, and drafts as much of it as pays."""
 
-    def __init__(self, length: DraftLengthController) -> None:
-        self._length = length
+    def __init__(self, policy: DraftPolicy) -> None:
+        self._policy = policy
         self._left: tuple[int, ...] = ()
         self._end = 0
 
@@ -232,23 +216,22 @@ class Oracle(Drafter):
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         left = self._left[len(self._left) - (self._end - len(state.ids)) :][:gamma]
-        kept = left[: self._length.choose([1.0] * len(left))]
+        bid = self._policy.bid([1.0] * len(left), gamma)
+        kept = left[: bid.copies or bid.refused]
         return Chunk(np.array(kept, dtype=np.int32), np.ones(len(kept), dtype=np.float32), retrieved=True)
 
     def observe(self, state: GenerationState, turn: Round) -> None:  # noqa: ARG002
-        if turn.verdict is not None:
-            tokens = turn.verdict.accepted + len(turn.verdict.tokens)
-            self._length.learn(len(turn.chunk), tokens, turn.seconds)
+        self._policy.observe(turn)
 
 
 class Foresight:
     """The oracle as a method."""
 
     calibrates = False
-    suggestions = None
+    copies = None
 
-    def __init__(self, length: DraftLengthController) -> None:
-        self.drafter = Oracle(length)
+    def __init__(self, policy: DraftPolicy) -> None:
+        self.drafter = Oracle(policy)
 
     def begin(self, case: Reply) -> None:
         self.drafter.reads(case)

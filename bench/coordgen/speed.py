@@ -35,8 +35,8 @@ from edgellm.engine import HEADS, Context, ContextSpec, Model, head_pays
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.model import LoadSpec
 from edgellm.llm.cost_curves import CurveMeasurement
-from edgellm.spec.draft_length import CostCurve
 from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.types import Expected, Ids
 from edgellm.verifier.in_process import report_expected
 from testkit.forced_verifier import ForcedVerifier
@@ -89,12 +89,12 @@ def measured(
 
 @contextmanager
 def draft_model(file: Path, threads: int | None, own: Hardware) -> Iterator[ModelDrafter]:
-    """Yield a draft model, ready to draft for any target: its cost curve is measured."""
-    with Model.load(file, LoadSpec(own)) as model:
-        with Context(model, ContextSpec(n_ctx=N_CTX, threads=threads)) as context:
-            curve = CurveMeasurement().run(context)
-        with Context(model, ContextSpec(n_ctx=N_CTX, threads=threads)) as context:
-            yield ModelDrafter(model, context, curve=lambda: curve)
+    """Yield a draft model, ready to draft for any target."""
+    with (
+        Model.load(file, LoadSpec(own)) as model,
+        Context(model, ContextSpec(n_ctx=N_CTX, threads=threads)) as context,
+    ):
+        yield ModelDrafter(model, context)
 
 
 def prefill(context: Context, prompt: Ids, on_expected: Callable[[Expected], None] | None) -> float:

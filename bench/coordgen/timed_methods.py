@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Protocol
 
 import numpy as np
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from bench.coordgen.methods import Everything, Foresight, Method, Ours, PromptLookup, SuffixLookup, Together
+from bench.coordgen.methods import Everything, Foresight, Method, Ours, PromptLookup, SuffixLookup
 from bench.coordgen.tasks import SEED, Reply
 from edgellm.engine import Model
-from edgellm.spec.draft_length import MAX_DRAFT, CostCurve, DraftLengthController
 from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.drafting.acceptance import EvidenceAcceptance
+from edgellm.spec.drafting.cost_curve import MAX_DRAFT, CostCurve
+from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import NoDrafter, generate
-from edgellm.spec.ngram.drafter import RetrievalDrafter
+from edgellm.spec.ngram.retriever import Retriever
 from edgellm.spec.params import DEFAULT_SOURCES
 from edgellm.spec.protocols import Drafter
-from edgellm.spec.state import NOT_FILLED, DraftRules, GenerationLimits, GenerationState, Suggestions
+from edgellm.spec.state import NOT_FILLED, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import Chunk, Expected, Round
 from testkit.forced_verifier import ForcedVerifier
@@ -43,7 +46,7 @@ class Drafting(Protocol):
     def drafter(self) -> Drafter | None: ...
 
     @property
-    def suggestions(self) -> Suggestions | None: ...
+    def copies(self) -> Retriever | None: ...
 
     def begin(self, case: Reply) -> None: ...
 
@@ -54,7 +57,7 @@ class Plain:
     """Plain decoding, or llama-cpp-python's drafter in our loop, called as by `Llama`: always, for ten tokens."""
 
     calibrates = False
-    suggestions = None
+    copies = None
 
     def __init__(self, lookup: LlamaPromptLookupDecoding | None = None) -> None:
         self.drafter = None if lookup is None else Lookup(lookup)
@@ -78,8 +81,9 @@ class Lookup(Drafter):
 class Timed(NoDrafter):
     """A drafter, or none, that gets what the verifier expects; notes the seconds of beginning and of drafting."""
 
-    def __init__(self, drafter: Drafter | None, expected: Sequence[Expected]) -> None:
-        self._drafter, self._expected = drafter or NoDrafter(), expected
+    def __init__(self, drafter: Drafter | None, copies: Retriever | None, expected: Sequence[Expected]) -> None:
+        self._drafter, self._expect = drafter or NoDrafter(), None if copies is None else copies.expect
+        self._expected = expected
         self.beginning = 0.0
         self.drafting: list[float] = []
 
@@ -91,8 +95,8 @@ class Timed(NoDrafter):
         began = perf_counter()
         self._drafter.begin(state)
         for some in self._expected:
-            if isinstance(self._drafter, RetrievalDrafter):
-                self._drafter.expect(some)
+            if self._expect is not None:
+                self._expect(some)
         self.beginning = perf_counter() - began
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
@@ -142,11 +146,10 @@ class Run:
         """Write the reply of one case, whose prompt took `prefill` seconds, and note the seconds."""
         began = perf_counter()
         self.method.begin(case)
-        drafter = Timed(self.method.drafter, expected if self.method.calibrates else ())
+        drafter = Timed(self.method.drafter, self.method.copies, expected if self.method.calibrates else ())
         state = GenerationState(
-            case.prompt, limits=GenerationLimits(len(case.reply), N_CTX, MAX_DRAFT), filling=self._filling,
-            rules=DraftRules(while_it_pays=True), suggestions=self.method.suggestions,
-        )  # fmt: skip
+            case.prompt, limits=GenerationLimits(len(case.reply), N_CTX, MAX_DRAFT), filling=self._filling
+        )
         for _ in generate(
             state, vocabulary=alphabet, drafter=drafter, gate=AlwaysGate(), verifier=verifier, stats=Stats()
         ):
@@ -166,29 +169,33 @@ def all_methods(curve: CostCurve, model: Model, past: Sequence[Reply], few: bool
     beside = tuple(name for name in DEFAULT_SOURCES if name != "context")
 
     def ours(*sources: str) -> Callable[[], Drafting]:
-        return lambda: Ours(sources, curve, model)
+        return lambda: Ours(sources, DraftPolicy(curve), model)
 
     def seasoned() -> Drafting:
-        method = Ours(DEFAULT_SOURCES, curve, model)
+        method = Ours(DEFAULT_SOURCES, DraftPolicy(curve), model)
         for case in past:
             method.begin(case)
             method.end(case)
         return method
 
+    def fixed(copies: EvidenceAcceptance) -> DraftPolicy:
+        return Everything(copies, FIXED)
+
+    paying = partial(DraftPolicy, curve)
     found = [
         Run("plain", Plain),
         Run("llama-cpp-python", lambda: Plain(LlamaPromptLookupDecoding())),
-        Run("PLD", lambda: Method(PromptLookup(), (), Everything(FIXED), model, 0.35)),
-        Run("PLD + ours", lambda: Method(PromptLookup(), beside, DraftLengthController(curve), model, 0.35), curve),
-        Run("SAM", lambda: Method(SuffixLookup(), (), Everything(FIXED), model, 0.45)),
-        Run("SAM + ours", lambda: Method(SuffixLookup(), beside, DraftLengthController(curve), model, 0.45), curve),
+        Run("PLD", lambda: Method(PromptLookup(), (), fixed, model, 0.35)),
+        Run("PLD + ours", lambda: Method(PromptLookup(), beside, paying, model, 0.35), curve),
+        Run("SAM", lambda: Method(SuffixLookup(), (), fixed, model, 0.45)),
+        Run("SAM + ours", lambda: Method(SuffixLookup(), beside, paying, model, 0.45), curve),
         Run("ours", ours(*DEFAULT_SOURCES), curve),
         Run("with calibration", ours(*DEFAULT_SOURCES, "calibration"), curve),
         Run("with reuse", ours(*DEFAULT_SOURCES, "reuse"), curve),
         Run("context alone", ours("context"), curve),
-        Run("without the cost curve", lambda: Ours(DEFAULT_SOURCES, curve, model, Everything(FIXED))),
-        Run("ours with the draft model", lambda: Together(DEFAULT_SOURCES, curve, model, small), curve),
+        Run("without the cost curve", lambda: Ours(DEFAULT_SOURCES, Everything(most=FIXED), model)),
+        Run("ours with the draft model", lambda: Ours(DEFAULT_SOURCES, paying(), model, small), curve),
         *([Run(f"ours after {len(past)} conversations", seasoned, curve)] if past else []),
-        Run("oracle", lambda: Foresight(DraftLengthController(curve)), curve),
+        Run("oracle", lambda: Foresight(paying()), curve),
     ]
     return [method for method in found if not few or method.name.startswith(FEW)]

@@ -29,7 +29,8 @@ from bench.papers.claims import TABLE_3, speeds
 from edgellm.engine import Model
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.model import LoadSpec
-from edgellm.spec.draft_length import CostCurve
+from edgellm.spec.drafting.cost_curve import CostCurve
+from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.storage import resolve
 from testkit.questions import PairName, pair_files
 
@@ -54,10 +55,10 @@ def methods(model: Model, curve: CostCurve, _task: str) -> list[Run]:
     """Return plain decoding, the paper's techniques one after the other, and the same with our drafts."""
 
     def sam(beside: tuple[str, ...]) -> Callable[[], Drafting]:
-        return lambda: Method(SuffixLookup(), beside, Everything(FIXED), model, 0.45)
+        return lambda: Method(SuffixLookup(), beside, lambda copies: Everything(copies, FIXED), model, 0.45)
 
     def ours(sources: tuple[str, ...]) -> Callable[[], Drafting]:
-        return lambda: Ours(sources, curve, model)
+        return lambda: Ours(sources, DraftPolicy(curve), model)
 
     return [
         Run("plain", Plain),

@@ -23,10 +23,10 @@ from bench.harness.results import Figures
 from bench.synera.quality import profile_of
 from edgellm.engine import Context, ContextSpec, Model, top2
 from edgellm.spec.drafters import verdict_prediction as guess
-from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import ParallelDrafter
 from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES, likely_corrections
+from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.gates.factory import choose
 from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.loop import generate
@@ -53,7 +53,7 @@ class Guesser(Drafter):
         self.own = ModelDrafter(model, context, keeps_logits=True)
         closing.callback(self.own.close)
         self._behind = closing.enter_context(Context(model, ContextSpec(n_ctx=POSITIONS, threads=1)))
-        self.acceptance = Acceptance()
+        self.acceptance = ConfidenceAcceptance()
         self._ahead = ParallelDrafter(
             self.own, is_eog=model.is_eog, rejection=self.acceptance.rejection, branches=MAX_BRANCHES
         )

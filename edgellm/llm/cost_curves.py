@@ -32,7 +32,7 @@ from edgellm.engine.timing import BUSY, CpuWait, is_plausible, minimum_times, pl
 from edgellm.errors import StateDamaged, Stopped
 from edgellm.llm.idle_work import IdleWork
 from edgellm.places import cache_dir
-from edgellm.spec.draft_length import DEPTH_STEP, KNOTS, CostCurve
+from edgellm.spec.drafting.cost_curve import DEPTH_STEP, KNOTS, CostCurve
 from edgellm.storage import History
 from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.state import from_json, read_json, write_state

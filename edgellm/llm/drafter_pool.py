@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from edgellm.engine import Capture, Context, ContextSpec, GgufHeader, Model, cut, head_pays
+from edgellm.engine import Capture, Context, ContextSpec, GgufHeader, Model, cut
 from edgellm.engine.gguf.cuttable import check_cuttable, exit_cuts
 from edgellm.engine.kv.prompt_cache import PromptCache
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption, ModelUnsupported
 from edgellm.layer_range import ranges
-from edgellm.llm.cost_curves import ModelCurve
 from edgellm.llm.model_loading import PairFit
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
@@ -50,15 +49,14 @@ class Drafters:
         n_ctx: int,
         threads: int | None,
         fingerprint: Callable[[], str],
-        curve: ModelCurve,
         fit: PairFit,
         prompt_cache: PromptCache | None = None,
     ) -> None:
-        """`fingerprint` returns that of the model's file; it is called where shards of the file are cut. `curve` is the
-        model's; `fit` compares its vocabulary with the verifier's. `prompt_cache` as for `Context`; it is not used with
-        an early exit."""
+        """`fingerprint` returns that of the model's file; it is called where shards of the file are cut. `fit`
+        compares the model's vocabulary with the verifier's. `prompt_cache` as for `Context`; it is not used with an
+        early exit."""
         self._prompt_cache = prompt_cache
-        self._shared, self.translation, self._curve = fit.shared_tokens, fit.translation, curve
+        self._shared, self.translation = fit.shared_tokens, fit.translation
         self._model, self._n_ctx, self._threads, self._fingerprint = model, n_ctx, threads, fingerprint
         self._idle: list[tuple[DrafterKind, PooledDrafter]] = []
         self._in_use: list[PooledDrafter] = []
@@ -148,15 +146,11 @@ class Drafters:
                 n_seq=1 + kind.branches,
                 spare=kind.branches * max(SPARE, kind.gamma + 2),
                 threads=self._threads,
-                lazy=head_pays(self._model),
             ),
             capture=Capture(attention=kind.layers) if kind.layers else None,
             prompt_cache=self._prompt_cache,
         )
-        return ModelDrafter(
-            self._model, context, kind.layers, keeps_logits=kind.branches > 0, curve=self._curve.current,
-            shared=self._shared,
-        )  # fmt: skip
+        return ModelDrafter(self._model, context, kind.layers, keeps_logits=kind.branches > 0, shared=self._shared)
 
     def _cut(self, layer: int) -> tuple[Model, Model]:
         if layer not in self._shards:

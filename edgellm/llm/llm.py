@@ -14,14 +14,15 @@ from edgellm.engine import Message, Model
 from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InvalidOption
 from edgellm.llm.abilities import longer_context
-from edgellm.llm.generation import check_sampling, reporting, write
 from edgellm.llm.messages import PromptWriter, channels_of, compose, draft_ids, plain_ids, turn_heads
 from edgellm.llm.model_loading import EngineConfig, PairMemory, Progress
 from edgellm.llm.opening.elsewhere import OpenedVerifier
 from edgellm.llm.opening.engine import PairEngine
 from edgellm.llm.profiling import profile_pair
+from edgellm.llm.replies.generation import check_sampling, reporting, write
+from edgellm.llm.replies.plan import WantedReply
 from edgellm.spec.channels import ChannelSplitter
-from edgellm.spec.draft_length import CostCurve
+from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.params import BUDGET_CHUNK, ReplyOptions
@@ -175,7 +176,7 @@ class LLM:
         if options.logprobs is not None:
             reporting(self._parts, options)  # raises now if they are not available
         reply = Reply(
-            partial(write, self._parts, ids, options, sampling, channels, draft_prompt=draft_prompt, heads=heads),
+            partial(write, self._parts, WantedReply(ids, options, sampling, channels, draft_prompt, heads)),
             prompt_tokens=len(ids),
             seed=sampling.seed,
             prepared=perf_counter() - began,

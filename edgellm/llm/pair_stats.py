@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from edgellm.errors import EdgeError, HistoryUnusable, ModelNotFound, ProfileUnusable
 from edgellm.places import cache_dir, data_dir, state_dir
-from edgellm.spec.drafters.acceptance import Acceptance
+from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.gates.fitting import build
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.profiler import ENOUGH, FirstReply, OnlineProfiler
@@ -268,7 +268,7 @@ class PairStats:
         """The recent time from asking for a verdict on a drafted chunk to having it."""
         self.first = OnlineProfiler()
         self._controllers: dict[Terms, BudgetController] = {}
-        self._acceptances: dict[Terms, Acceptance] = {}
+        self._acceptances: dict[Terms, ConfidenceAcceptance] = {}
         self._hashes: tuple[str, str] | None = None
         self._profile = None if given is None else read_profile(given, *self.hashes())
         self._profile_searched = False
@@ -331,10 +331,10 @@ class PairStats:
         """Return what this budget was spent on so far, by this gate and with chunks of this length."""
         return self._controllers.setdefault(_terms(options), BudgetController())
 
-    def acceptance(self, options: ReplyOptions) -> Acceptance:
+    def acceptance(self, options: ReplyOptions) -> ConfidenceAcceptance:
         """Return the acceptance of tokens in chunks that this gate has verified at this budget: it chooses chunks that
         are often wrong."""
-        return self._acceptances.setdefault(_terms(options), Acceptance())
+        return self._acceptances.setdefault(_terms(options), ConfidenceAcceptance())
 
     def learns(self) -> bool:
         """Return whether the verdicts of replies improve the profile: there is none, or one of too few replies."""

@@ -15,7 +15,7 @@ import numpy as np
 from edgellm.engine import Context, ContextSpec, Ids, Model, SeqRows, top2, top2_of_rows
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported, ProfileStopped, Stopped
 from edgellm.llm.drafter_pool import DrafterKind, Drafters, PooledDrafter, exit_layers
-from edgellm.llm.generation import Components
+from edgellm.llm.replies.plan import Components
 from edgellm.spec.drafters.early_exit import THRESHOLD
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgellm.engine import ShouldStop, never
 from edgellm.spec.constraint import ReplyGrammar
-from edgellm.spec.drafters.pace import PaceChoice
+from edgellm.spec.drafting.bandit import Bandit
 from edgellm.spec.ngram.sources import NO_CURSOR, ContextLookup, Cursor
 from edgellm.spec.types import GREEDY, NO_IDS, Channel, Expected, Ids, PromptProgress, Sampling
 
@@ -36,43 +36,24 @@ class GenerationLimits:
     max_total: int | None = None
 
 
-class Suggestions:
-    """Retrieved tokens for the models that write a reply; this base class has none."""
-
-    @property
-    def wants_expected(self) -> bool:
-        """Return whether `expect` is to be called."""
-        return False
-
-    def suggest(self, state: GenerationState, drafted: Sequence[int], floors: Sequence[float]) -> Sequence[int]:
-        """Return tokens that may follow `state.ids` and `drafted`, each with at least the probability in `floors` at
-        its place."""
-        return ()
-
-    def floors(self, seconds: float = 0.0) -> Sequence[float]:
-        """Return, for each place of a draft, the acceptance probability below which no token pays, if drafting one
-        takes `seconds`."""
-        return ()
-
-    def expect(self, expected: Expected) -> None:
-        """Record the verifier's next-token predictions at positions of the prompt."""
-        return
+def _all_pay() -> Sequence[float]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRules:
     """The draft model's rules for a reply.
 
-    A chunk ends after a token whose confidence is below `stop_below`, and with `while_it_pays` where its acceptance
-    probability is below the floors of the reply's suggestions. Drafts with less confidence than `lookup_below` are
-    replaced by the context's token. `greedy`: the most probable tokens are drafted in sampled replies, too, for a
-    verifier that draws by numbers of its own: two independent draws agree less often.
+    A chunk ends after a token whose confidence is below `stop_below`. Drafts with less confidence than `lookup_below`
+    are replaced by the context's token. `greedy`: the most probable tokens are drafted in sampled replies, too, for a
+    verifier that draws by numbers of its own: two independent draws agree less often. `floors` returns for each place
+    of a chunk the chance to survive below which no token pays; places beyond these have none.
     """
 
     stop_below: float = 0.0
     lookup_below: float = 0.0
-    while_it_pays: bool = False
     greedy: bool = False
+    floors: Callable[[], Sequence[float]] = _all_pay
 
 
 class GenerationState:
@@ -92,28 +73,29 @@ class GenerationState:
         logprobs: int | None = None,
         explain: bool = False,
         context: ContextLookup | None = None,
-        suggestions: Suggestions | None = None,
+        expect: Callable[[Expected], None] | None = None,
         filling: Filling = NOT_FILLED,
         channel: Channel = Channel.ANSWER,
         draft_prompt: Ids | None = None,
         grammar: ReplyGrammar | None = None,
         on_progress: Callable[[PromptProgress], None] | None = None,
-        tail: PaceChoice | None = None,
+        tail: Bandit | None = None,
     ) -> None:
         """Begin a reply to `prompt` (n,), which continues in `channel`.
 
         `should_stop` is polled between tokens and during long computations. With `logprobs`, verdicts include the
         log-probabilities of their tokens and of that many others at each place. `explain`: reasons are requested.
-        `context` is looked up where the draft model is not confident. `suggestions` come from retrieval. Verifiers in
-        this process pad their decodes as `filling` says. `draft_prompt` (m,) is the prompt for a draft model with
-        another tokenizer, in its own tokens; None if there is none. Drafts follow the `grammar`. `on_progress` is
-        called while a model reads a long prompt. `tail` chooses whether `limits.extra` tokens are asked for, also
-        behind drafts; None: not behind those.
+        `context` is looked up where the draft model is not confident. `expect` is called with the verifier's
+        next-token predictions at positions of the prompt, if they are wanted. Verifiers in this process pad their
+        decodes as `filling` says. `draft_prompt` (m,) is the prompt for a draft model with another tokenizer, in its
+        own tokens; None if there is none. Drafts follow the `grammar`. `on_progress` is called while a model reads a
+        long prompt. `tail` chooses whether `limits.extra` tokens are asked for, also behind drafts; None: not behind
+        those.
         """
         self.sampling, self.limits = sampling, limits or GenerationLimits()
         self.rules = rules or DraftRules()
         self.should_stop, self.logprobs, self.explain = should_stop, logprobs, explain
-        self.context, self.suggestions, self.filling = context, suggestions, filling
+        self.context, self.expect, self.filling = context, expect, filling
         self.draft_prompt, self.tail, self.grammar = draft_prompt, tail, grammar
         self._on_progress = on_progress
         self.prompt_tokens = self._length = self._committed = len(prompt)

@@ -277,16 +277,18 @@ class Explanation:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TryingCost:
     """What lookups and wrong drafts have cost a reply beside plain decoding, and what right drafts have saved: in the
     time of decodes of one row, `copies` and what is saved by the cost curve, the others as measured."""
 
-    lookups: float
-    copies: float
-    model: float
+    lookups: float = 0.0
+    copies: float = 0.0
+    model: float = 0.0
     """Rounds with a draft model that took longer than plain decoding of what they wrote."""
-    saved: float
+    saved: float = 0.0
+    reason: str = ""
+    """What is drafted at the end of the reply, and why."""
 
     @property
     def total(self) -> float:

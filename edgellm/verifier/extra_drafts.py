@@ -6,8 +6,8 @@ from collections.abc import Callable
 from time import perf_counter
 
 from edgellm.engine import Speculator
-from edgellm.spec.drafters.pace import PaceChoice
 from edgellm.spec.drafters.speculator import draft
+from edgellm.spec.drafting.bandit import Bandit
 from edgellm.spec.types import Chunk
 from edgellm.verifier.judgement import Job
 
@@ -26,7 +26,7 @@ class ExtraDrafts:
     def __init__(self, speculator: Speculator, is_eog: Callable[[int], bool]) -> None:
         """Draft with the `speculator` of the engine's context."""
         self._speculator, self._is_eog = speculator, is_eog
-        self._choice = PaceChoice(_PASSES)
+        self._choice = Bandit(_PASSES)
         self._token_seconds = 0.0  # that a drafted token takes, with its row
         self._longest = _FIRST  # twice as many once half of them are right: trying a useless speculator costs little
         self._drafting = 0.0  # seconds of the last draft
@@ -37,7 +37,7 @@ class ExtraDrafts:
         left, self._drafting = job.request.extra - len(job.tokens), 0.0
         if left < 1 or not self._choice.second():
             return _NOTHING
-        plain, _ = self._choice.paces
+        plain = self._choice.arms[0].pace
         floor = self._token_seconds / plain if plain else 0.0
         began = perf_counter()
         chunk = draft(
@@ -53,7 +53,7 @@ class ExtraDrafts:
         if drafted >= self._longest and 2 * (tokens - 1) >= drafted:
             self._longest = 2 * drafted
         self._choice.record(drafted > 0, tokens, seconds)
-        plain, _ = self._choice.paces
+        plain = self._choice.arms[0].pace
         if drafted and plain:
             took = max(0.0, seconds - plain) / drafted
             self._token_seconds += _WEIGHT * (took - self._token_seconds) if self._token_seconds else took

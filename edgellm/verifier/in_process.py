@@ -247,11 +247,11 @@ class _OwnContext:
         `extra` single tokens."""
         if (context := self.context) is None:
             raise RuntimeError("this session is closed")
-        suggestions = self._state.suggestions
+        expect = self._state.expect
         try:
-            if suggestions is not None and suggestions.wants_expected:
+            if expect is not None:
                 known = context.sync(request.prefix)
-                report_expected(context, request.prefix, known, suggestions.expect, self._progress)
+                report_expected(context, request.prefix, known, expect, self._progress)
             answer = self._engine.answer(request)
         except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
             self._engine.drop(request.session)

@@ -11,7 +11,7 @@ from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, ModelFile
 from edgellm.engine.gguf.memory import cache_bytes_per_token
 from edgellm.llm import cost_curves
 from edgellm.llm.cost_curves import CurveMeasurement, deepest
-from edgellm.spec.draft_length import DEPTH_STEP
+from edgellm.spec.drafting.cost_curve import DEPTH_STEP
 from tests.conftest import Architectures
 
 DEPTH, PREFIX = 512, 16

@@ -14,10 +14,10 @@ from edgellm.engine import HEADS, Context, ContextSpec, Model
 from edgellm.engine.timing import BUSY, CpuWait
 from edgellm.llm import LLM, cost_curves
 from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve, curve_path
-from edgellm.llm.ngram_runtime import MAX_INDEXES, NgramRuntime
-from edgellm.spec.draft_length import KNOTS, DraftLengthController
+from edgellm.llm.ngram_runtime import NgramRuntime
+from edgellm.spec.drafting.cost_curve import KNOTS, DecodeCost
+from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.draft_index import MOST_TOKENS
-from edgellm.spec.ngram.drafter import RetrievalDrafter
 from edgellm.spec.params import SOURCES
 from edgellm.spec.types import Explanation, Ids, Source, Token
 from edgellm.storage import fingerprint
@@ -67,12 +67,15 @@ def test_a_reply_says_what_trying_has_cost(f32_pair: tuple[Path, Path]) -> None:
             replies = [pair.reply(case(number), max_tokens=MOST, retrieval=retrieval) for number in NUMBERS]
             copied = sum(len(ids(reply)) > 0 and reply.summary.retrieved for reply in replies)
             costs = [reply.summary.trying for reply in replies]
+            if retrieval == "off":
+                assert costs == [None] * len(costs)
+                continue
+            known = [cost for cost in costs if cost is not None]
+            assert sum(cost.lookups for cost in known) > 0.0
+            assert all("second row" in cost.reason for cost in known)
             if retrieval == "auto":
                 assert copied
-                assert sum(cost.lookups for cost in costs if cost is not None) > 0.0
-                assert sum(cost.saved for cost in costs if cost is not None) > 0.0
-            else:  # nothing is looked up, or in each round, whatever it costs
-                assert costs == [None] * len(costs)
+                assert sum(cost.saved for cost in known) > 0.0
 
 
 @pytest.mark.usefixtures("rows_are_cheap")
@@ -297,19 +300,25 @@ def test_a_measurement_takes_no_longer_than_forty_tokens(
 
 @pytest.mark.parametrize("factor", [300.0, 1.0 / 300.0])
 def test_a_curve_that_proves_wrong_is_corrected_and_kept(
-    f32_pair: tuple[Path, Path], home: Path, factor: float
+    f32_pair: tuple[Path, Path], home: Path, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Decodes take as long as the true curve says, whatever this machine is busy with."""
     with LLM.open("none", f32_pair[1], threads=1) as pair:
-        pair.curve()
+        true = pair.curve()
     kept = kept_curve(home, f32_pair[1])
     curve = json.loads(kept.read_text())
     spoiled = [second * factor for second in curve["seconds"]]
-    kept.write_text(json.dumps({**curve, "seconds": spoiled, "change": curve["change"] * factor}))
+    kept.write_text(json.dumps({**curve, "seconds": spoiled, "change": 0.0}))
+    observe, steady = DecodeCost.observe, DecodeCost(true)
+
+    def observed(self: DecodeCost, drafted: int | None, tokens: int, _seconds: float) -> None:
+        observe(self, drafted, tokens, steady.seconds(drafted or 0, tokens))
+
+    monkeypatch.setattr(DecodeCost, "observe", observed)
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=MOST))  # before the pair is closed, it is kept already
         corrected = json.loads(kept.read_text())
-    assert corrected["seconds"][0] == pytest.approx(curve["seconds"][0], rel=15.0)
-    assert corrected["seconds"][0] > curve["seconds"][0] / 15.0
+    assert corrected["seconds"][0] == pytest.approx(true.seconds[0], rel=0.1)
 
 
 @pytest.mark.usefixtures("home")
@@ -319,7 +328,7 @@ def test_a_correction_that_load_may_explain_is_not_kept(
 ) -> None:
     retrieval = NgramRuntime(verifier_model, 64, 1, ModelCurve(verifier_model, 1, FileHash(verifier_model.path)))
     curve = retrieval.measure()
-    retrieval.index(("context",))
+    assert retrieval.begin(("context",)) is not None
     path = curve_path(fingerprint(verifier_model.path), 1, verifier_model.placement)
     before = path.read_text()
     if shares:
@@ -329,10 +338,10 @@ def test_a_correction_that_load_may_explain_is_not_kept(
     monkeypatch.setattr(CpuWait, "share", lambda _self: 0.0 if shares else 0.5)
     monkeypatch.setattr(cost_curves, "BUSY", BUSY)
     for factor in (4.0, 0.25):  # load makes nothing faster, but is no time to learn for good
-        rule = DraftLengthController(curve)
+        cost = DecodeCost(curve)
         for _ in range(5):
-            rule.learn(0, 1, factor * (curve.seconds[0] + sum(curve.heads[:1])))
-        retrieval.correct(rule)
+            cost.observe(0, 1, factor * (curve.seconds[0] + sum(curve.heads[:1])))
+        retrieval.correct(cost)
         assert path.read_text() == before
         assert retrieval.curve().doubtful is (factor < 1.0)
     retrieval.close()
@@ -345,26 +354,19 @@ def test_a_curve_belongs_to_a_model_its_threads_and_its_placement() -> None:
 
 
 def test_what_is_remembered_of_replies_is_bounded(verifier_model: Model) -> None:
-    """A server may run for months, and whoever asks chooses the sources."""
+    """A server may run for months."""
     retrieval = NgramRuntime(verifier_model, 512, 1, None)
-    idle = retrieval.index(("context", "history"))
     prompt = np.arange(1000, 1400, dtype=np.int32)
     for at in range(4 * MOST_TOKENS // 400):
         retrieval.add(prompt, [at % 1000 + 300])
-    assert idle.tokens <= MOST_TOKENS
-    assert MOST_TOKENS // 4 <= retrieval.index(("history",)).tokens <= MOST_TOKENS
-    for name in SOURCES:
-        retrieval.index((name,))
-        retrieval.index(("history",))
-    assert len(retrieval._indexes) == MAX_INDEXES
-    assert ("history",) in retrieval._indexes
+    assert MOST_TOKENS // 4 <= retrieval.index.tokens <= MOST_TOKENS
 
 
 def test_calibration_is_done_where_it_is_asked_for(
     f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[int] = []
-    monkeypatch.setattr(RetrievalDrafter, "expect", lambda _self, expected: told.append(len(expected.ids)))
+    monkeypatch.setattr(Calibration, "expect", lambda _self, expected: told.append(len(expected.ids)))
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         assert len(ids(pair.reply(case(2), max_tokens=2))) == 2
         assert not told

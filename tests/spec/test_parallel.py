@@ -13,10 +13,10 @@ import pytest
 
 from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.spec.drafters import verdict_prediction
-from edgellm.spec.drafters.acceptance import Acceptance
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.parallel import MAX_AHEAD, ParallelDrafter
-from edgellm.spec.drafters.verdict_prediction import alternatives
+from edgellm.spec.drafters.parallel import ParallelDrafter
+from edgellm.spec.drafters.verdict_prediction import MAX_AHEAD, alternatives
+from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
 from edgellm.spec.loop import generate
 from edgellm.spec.protocols import Gate
@@ -83,7 +83,7 @@ def write(
     draft, model = models
     context = Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=1 + (branches or 0), threads=1))
     own = ModelDrafter(draft, context, keeps_logits=bool(branches))
-    ahead = ParallelDrafter(own, is_eog=draft.is_eog, rejection=Acceptance().rejection) if branches else None
+    ahead = ParallelDrafter(own, is_eog=draft.is_eog, rejection=ConfidenceAcceptance().rejection) if branches else None
     verifier = LateVerifier(
         model, ContextPool(lambda: Context(model, ContextSpec(n_ctx=POSITIONS, threads=1))), POSITIONS
     )
@@ -225,7 +225,7 @@ def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next_one(
     own = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=3, threads=1)), keeps_logits=True)
     fresh = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, threads=1)))
     rules = DraftRules(stop_below=doubt)
-    ahead = ParallelDrafter(own, is_eog=lambda _token: False, rejection=Acceptance().rejection)
+    ahead = ParallelDrafter(own, is_eog=lambda _token: False, rejection=ConfidenceAcceptance().rejection)
     state = GenerationState(prompt, rules=rules)
     chunk = ahead.propose(state, 2)
     ahead.look_ahead(state, chunk, 2, lambda: False)

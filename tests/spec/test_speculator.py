@@ -15,7 +15,7 @@ from edgellm.llm import LLM
 from edgellm.spec.drafters.speculator import SpeculatorDrafter, draft
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
-from edgellm.spec.state import GenerationLimits, GenerationState, Suggestions
+from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import GREEDY, Chunk, Penalties, Sampling, Source, Token
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
@@ -157,14 +157,10 @@ def test_a_layer_that_takes_longer_than_it_saves_is_hardly_asked(
 
 
 def test_nothing_is_drafted_where_not_even_a_sure_token_pays(architectures: Architectures, verify: Verify) -> None:
-    class Dear(Suggestions):
-        def floors(self, seconds: float = 0.0) -> list[float]:
-            return [1.0 + seconds]
-
     with Model.load(architectures("glm4moe", mtp="useful"), LoadSpec(speculates=True)) as model:
         verifier = verify(model)
-        for suggestions, drafted in ((None, 1), (Suggestions(), 1), (Dear(), 0)):
-            state = GenerationState(model.chat_prompt([Message("user", QUESTION)]), suggestions=suggestions)
+        for rules, drafted in ((DraftRules(), 1), (DraftRules(floors=lambda: [1.0]), 0)):
+            state = GenerationState(model.chat_prompt([Message("user", QUESTION)]), rules=rules)
             session, drafter = verifier.open(state), SpeculatorDrafter(verifier, model.is_eog)
             session.submit(state.ids, Chunk())
             drafter.begin(state)

@@ -14,7 +14,7 @@ from edgellm.engine import Context, ContextSpec, Ids, Message, Model, ModelFile,
 from edgellm.engine.model import LoadSpec
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.drafters.pace import PaceChoice
+from edgellm.spec.drafting.bandit import Bandit
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Penalties, Sampling, Verdict
 from edgellm.spec.verifier import VerifyRequest
 from edgellm.verifier.engine import VerifierEngine
@@ -47,8 +47,8 @@ def eagle3(name: str, heads: Heads) -> ModelFile | None:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are taken for the faster way, whatever they took."""
-    monkeypatch.setattr(PaceChoice, "second", lambda _self: True)
-    monkeypatch.setattr(PaceChoice, "paces", (0.0, 0.0))
+    monkeypatch.setattr(Bandit, "second", lambda _self: True)
+    monkeypatch.setattr(Bandit, "record", lambda *_given: None)
 
 
 class Session:

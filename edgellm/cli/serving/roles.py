@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from edgellm.services.server.gateway_server import ServedGatewayModel
     from edgellm.services.server.listener import Listener, ServerEvent
     from edgellm.services.server.servers import WorkerServer
-    from edgellm.spec.draft_length import CostCurve
+    from edgellm.spec.drafting.cost_curve import CostCurve
     from edgellm.spec.params import ReplyOptions
     from edgellm.upstream.gateway.opening import GatewayModel
     from edgellm.verifier.in_process import ColocatedVerifier

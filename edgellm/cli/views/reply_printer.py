@@ -315,6 +315,7 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str, str]]:
     yield str(summary.drafted), "drafted", f"in {summary.rounds} rounds"
     yield str(summary.retrieved), "copied", copied
     yield _trying(summary)
+    yield "", "drafted now", "" if summary.trying is None else summary.trying.reason
     yield str(summary.from_context), "from the context", "drafted where the draft model was unsure"
     yield str(summary.exits), "early exits", "drafted without the draft model's last layers"
     yield number(summary.share_offloaded, ".1%"), "offloaded", "of all chunks so far, to hold against the budget"

@@ -15,7 +15,6 @@ from edgellm.engine.trial.probe import TrialChild
 from edgellm.errors import InvalidOption
 from edgellm.llm.cost_curves import ModelCurve
 from edgellm.llm.drafter_pool import Drafters
-from edgellm.llm.generation import Components
 from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.model_loading import (
     EngineConfig,
@@ -35,6 +34,7 @@ from edgellm.llm.model_loading import (
 from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.llm.opening.elsewhere import OpenedVerifier, fit_remote, remote_verifier
 from edgellm.llm.pair_stats import PairStats
+from edgellm.llm.replies.plan import Components
 from edgellm.spec.model_sampling import ModelSampling, sampling_of
 from edgellm.spec.verifier import Verifier
 from edgellm.storage import History
@@ -195,7 +195,7 @@ class PairEngine:
                 model_hash = idle.file_hash(text.path) if far is None else far.model_hash
                 knowledge = PairStats(draft_hash, model_hash, config.profile, history=config.history)
             drafters = self.own(Drafters(
-                draft, lengths[-1], config.threads, draft_hash.compute, curve(draft), self.fit,
+                draft, lengths[-1], config.threads, draft_hash.compute, self.fit,
                 self.prompts.of(draft.path),
             ))  # fmt: skip
         if not lengths:

@@ -37,7 +37,7 @@ from edgellm.services.server.mesh_service import WorkerService
 from edgellm.services.server.rpc_engine_service import RpcEngineService
 from edgellm.services.server.verification_service import VerificationService
 from edgellm.services.server.verifying_model import VerifyingModel, tokenizer_to_send
-from edgellm.spec.draft_length import CostCurve
+from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.model_sampling import sampling_of
 from edgellm.spec.verifier import Capabilities
 from edgellm.storage import name_of

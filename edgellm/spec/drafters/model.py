@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 
 import numpy as np
 
 from edgellm.engine import Context, Model, Recorder, SeqRows, Top2, common_prefix, top2, top2_of_rows
 from edgellm.errors import InvalidOption
 from edgellm.spec.constraint import ReplyGrammar
-from edgellm.spec.draft_length import CostCurve, acceptance_floors
 from edgellm.spec.drafters.importance import ColumnSums
 from edgellm.spec.drafters.verdict_prediction import likely_corrections
 from edgellm.spec.ngram.sources import MIN_MATCH, NO_CURSOR, Cursor
@@ -175,10 +173,6 @@ class AttentionMeter:
             self._before = self._recorder.visible()
             self._recorder.attend(slice(None) if self._recorder.shared else slice(position, position + gamma))
 
-    @property
-    def measures(self) -> bool:
-        return bool(self._layers)
-
     def record(self) -> None:
         """Record the attention of the chunk's next token, which has been decoded."""
         if self._recorder is None or self._sums is None:
@@ -214,13 +208,11 @@ class ModelDrafter(Drafter):
         context: Context,
         layers: tuple[int, ...] = (),
         keeps_logits: bool = False,
-        curve: Callable[[], CostCurve] | None = None,
         shared: int | None = None,
     ) -> None:
         """Take over `context`. The attention of `layers` is the importance of drafted tokens: the context must capture
-        it, and rows are read only while tokens are drafted. `keeps_logits`: chunks have them. `curve` returns the times
-        of the context's decodes, and is called where suggestions are tried; without it none are. Only ids below
-        `shared` are drafted, where the verifier's vocabulary has another length.
+        it, and rows are read only while tokens are drafted. `keeps_logits`: chunks have them. Only ids below `shared`
+        are drafted, where the verifier's vocabulary has another length.
 
         Raises:
             InvalidOption: the context does not capture these layers.
@@ -229,49 +221,31 @@ class ModelDrafter(Drafter):
         self._context = context
         self._meter = AttentionMeter(context, layers)
         self._keeps_logits = keeps_logits
-        self._curve = curve
         self._shared = shared
-        self._floors: Sequence[float] = ()  # the least chance of a suggested token, by its place in a decode
         self._branches = 0  # sequences 1 to this number hold branches
 
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`."""
         self._context.set_cancel(state.should_stop, state.prompt_progress(self._model.name))
-        self._floors, filling = (), NOT_FILLED
-        if state.suggestions is not None and self._curve is not None:
-            curve = self._curve().behind(state.prompt_tokens)
-            self._floors, filling = acceptance_floors(curve), curve.filling()
-        self._context.fill(*filling)
+        self._context.fill(*NOT_FILLED)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
-        """See `Drafter.propose`. The last token of a chunk is decoded only with a later text that contains it.
-
-        Suggested tokens are decoded in the same batch and kept as far as the model itself chooses them: the chunk is
-        the same, but ready sooner.
-        """
+        """See `Drafter.propose`. The last token of a chunk is decoded only with a later text that contains it."""
         prefix = within(state.ids, self._shared)
         chunk = ChunkBuilder(
             state, gamma, keeps_logits=self._keeps_logits, penalties=state.sampling.penalties, grammar=state.grammar,
-            cursor=state.lookup(prefix),
-            floors=state.suggestions.floors() if state.suggestions is not None and state.rules.while_it_pays else (),
+            cursor=state.lookup(prefix), floors=state.rules.floors(),
         )  # fmt: skip
         try:
             self._meter.pause()
             self._take_over(prefix)
             feed = prefix[self._context.sync(prefix) :]
             while True:
-                guess = self._guess(state, chunk)
-                rows = self._context.decode_lazy(np.append(feed, guess) if guess else feed, outputs=len(guess) + 1)
+                row = self._context.decode(feed)[-1, : self._shared]
                 self._meter.record() if chunk.ids else self._meter.start(len(prefix), gamma)
-                for whole_row, follows in zip_longest(rows, guess):
-                    row = whole_row[: self._shared]
-                    token = chunk.add(row, top2(row))
-                    ended = chunk.full() or self._model.is_eog(token)
-                    if ended or token != follows:
-                        break
-                if ended:
+                token = chunk.add(row, top2(row))
+                if chunk.full() or self._model.is_eog(token):
                     break
-                self._context.rollback(len(prefix) + len(chunk.ids) - 1)  # to the last token that was guessed right
                 feed = np.array([token], dtype=np.int32)
         except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
             self._clear()
@@ -281,12 +255,6 @@ class ModelDrafter(Drafter):
     def end(self) -> None:
         """See `Drafter.end`."""
         self._context.set_cancel(None)
-
-    def _guess(self, state: GenerationState, chunk: ChunkBuilder) -> Sequence[int]:
-        """Return suggested next tokens, to be decoded in the same batch."""
-        if state.suggestions is None or self._meter.measures or chunk.left < 2:
-            return []
-        return state.suggestions.suggest(state, chunk.ids, self._floors[: chunk.left - 1])
 
     def importance_by_layer(self, n: int) -> Floats | None:
         """Return the importance of the first `n` tokens of the last chunk, (layers, n); None if it is not measured."""

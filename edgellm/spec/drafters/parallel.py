@@ -9,9 +9,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from edgellm.spec.drafters.acceptance import Acceptance, Probabilities
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.verdict_prediction import PredictedVerdict, PredictionStats, alternatives, predict_verdicts
+from edgellm.spec.drafters.verdict_prediction import (
+    MAX_AHEAD,
+    PredictedVerdict,
+    PredictionStats,
+    alternatives,
+    predict_verdicts,
+)
+from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, ContextMatch, Floats, Ids, Round
@@ -19,8 +25,6 @@ from edgellm.spec.types import Chunk, ContextMatch, Floats, Ids, Round
 T = TypeVar("T")
 ALTERNATIVES = 15
 """Candidates for the verifier's token at each place; the paper has three, and follows one."""
-MAX_AHEAD = 8
-"""Maximum tokens of a branch: more than a chunk, so that the next chunks profit, too."""
 
 
 class ParallelDrafter(Drafter):
@@ -34,7 +38,7 @@ class ParallelDrafter(Drafter):
         is_eog: Callable[[int], bool],
         rejection: Callable[[Sequence[float]], Probabilities],
         branches: int | None = None,
-        acceptance: Acceptance | None = None,
+        acceptance: ConfidenceAcceptance | None = None,
     ) -> None:
         """Follow `branches` guesses at once, by default as many as `drafter` has room for; `rejection` predicts from
         the confidence of a chunk's tokens where it will be rejected, as `verdict_prediction.rejection` does.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import perf_counter
 
 import numpy as np
 
@@ -63,8 +62,6 @@ class SpeculatorDrafter(Drafter):
     def __init__(self, verifier: Verifier, is_eog: Callable[[int], bool]) -> None:
         self._verifier, self._is_eog = verifier, is_eog
         self._speculator: Speculator | None = None
-        self._seconds = 0.0  # that a token takes
-        self._reads = True  # the text before the reply, with the first draft
 
     @property
     def needs_verdict(self) -> bool:
@@ -73,27 +70,21 @@ class SpeculatorDrafter(Drafter):
 
     def begin(self, state: GenerationState) -> None:
         """See `Drafter.begin`. The session at the verifier is open."""
-        self._speculator, self._reads = self._verifier.speculator(state), True
+        self._speculator = self._verifier.speculator(state)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """See `Drafter.propose`; nothing in the first round, before the verifier has read the prompt, and while not
         even a sure token would pay."""
         if self._speculator is None:
             return Chunk()
-        floors = () if state.suggestions is None else state.suggestions.floors(self._seconds)
+        floors = state.rules.floors()
         if floors and floors[0] >= 1.0:
             return Chunk()
 
         def floor(drafted: int) -> float:
             return floors[drafted] if drafted < len(floors) else 0.0
 
-        began, reads = perf_counter(), self._reads
-        self._reads = False
-        chunk = draft(self._speculator, state.ids, min(gamma, state.tokens_left), state.sampling, self._is_eog, floor)
-        if len(chunk) and not reads:
-            took = (perf_counter() - began) / len(chunk)
-            self._seconds += _WEIGHT * (took - self._seconds) if self._seconds else took
-        return chunk
+        return draft(self._speculator, state.ids, min(gamma, state.tokens_left), state.sampling, self._is_eog, floor)
 
     def end(self) -> None:
         """See `Drafter.end`. The speculator goes back with the verifier's context."""

@@ -162,8 +162,7 @@ class TranslatedDrafter(Drafter):
         gamma = self._room(prefix, gamma)
         if prefix is None or gamma < 1:
             return Chunk()
-        floors = state.suggestions.floors() if state.suggestions is not None and state.rules.while_it_pays else ()
-        chunk = ChunkBuilder(state, gamma, floors=floors)
+        chunk = ChunkBuilder(state, gamma, floors=state.rules.floors())
         if state.sampling.greedy and self._translation.by_text:
             return truncated(self._by_text(chunk, prefix), gamma)
         return self._by_token(chunk, prefix)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm.engine import top_k
-from edgellm.spec.drafters.acceptance import Probabilities
+from edgellm.spec.drafting.acceptance import Probabilities
 from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Floats, Ids
 
 
@@ -61,6 +61,8 @@ BRANCHES = 3
 TOPK_HIT_RATE = (0.37, 0.64, 0.78, 0.86, 0.88, 0.91, 0.92, 0.93, 0.94, 0.94, 0.95, 0.95, 0.95, 0.96, 0.96, 0.96)
 """Share of verdicts that are among the 1, 2, ... likeliest guesses, by `bench.synera.verdict_prediction`. It only
 shares out a device's time."""
+MAX_AHEAD = 8
+"""Maximum tokens of a branch: more than a chunk, so that the next chunks profit, too."""
 MAX_BRANCHES = len(TOPK_HIT_RATE)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgellm.engine import common_prefix
-from edgellm.spec.ngram.sources import NO_CURSOR, NOTHING, ContextIndex, Cursor, Offer
+from edgellm.spec.ngram.sources import NO_CURSOR, NOTHING, ContextIndex, Cursor, DraftSource, Offer
 from edgellm.spec.types import Expected
 
 FLOOR = 0.1
@@ -30,7 +30,7 @@ class CalibratedNode:
     children: tuple[CalibratedNode, ...] = ()
 
 
-class Calibration:
+class Calibration(DraftSource):
     """A source: the calibrated token tree, read along one branch.
 
     Only the requested branch is grown: from a position to the token predicted there (sample), to the next place where
@@ -66,6 +66,11 @@ class Calibration:
         self._probs += [[]] * missing
         self._ids += expected.ids.tolist()
         self._probs += expected.probs.tolist()
+
+    @property
+    def matched(self) -> int:
+        """See `DraftSource.matched`."""
+        return self._context.matched if self._ids else 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Extend the context with `tokens`, if this source owns it; the tree stays that of the prompt."""

@@ -1,24 +1,17 @@
-"""The retrieval index that is kept from reply to reply, and the drafters built on it."""
+"""What drafts are copied from, kept from reply to reply: the context, and past conversations."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from edgellm.spec.draft_length import CostCurve, DraftLengthController
-from edgellm.spec.drafters.allowance import Allowance
-from edgellm.spec.drafters.hybrid import DrafterSelector
-from edgellm.spec.ngram.acceptance_model import AcceptanceModel
-from edgellm.spec.ngram.calibration import Calibration
-from edgellm.spec.ngram.drafter import RetrievalDrafter
-from edgellm.spec.ngram.duty_cycle import DutyCycle
-from edgellm.spec.ngram.reuse import Reuse
+from edgellm.spec.drafting.policy import DraftPolicy
+from edgellm.spec.ngram.retriever import Retriever
 from edgellm.spec.ngram.sources import ContextIndex, DraftSource, HistoryIndex
 from edgellm.spec.ngram.template_replay import Analogy
 from edgellm.spec.params import SOURCES
 
-PRIORS = {"context": 0.35, "history": 0.5, "analogy": 0.5, "calibration": 0.3, "reuse": 0.4}
 MOST_TOKENS = 60_000
 """Tokens of past conversations that are searched: they take a few tenths of a second to index."""
 
@@ -30,88 +23,54 @@ class PastConversation:
     prompt: Sequence[int]
     reply: Sequence[int]
 
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.reply)
+
 
 def recent(conversations: list[PastConversation]) -> list[PastConversation]:
     """Return all conversations; if they are more than MOST_TOKENS together, only the latest, about half as many
     tokens."""
-    if sum(map(_size, conversations)) <= MOST_TOKENS:
+    if sum(map(len, conversations)) <= MOST_TOKENS:
         return conversations
     kept = 0
     for at in range(len(conversations) - 1, -1, -1):
-        kept += _size(conversations[at])
+        kept += len(conversations[at])
         if kept > MOST_TOKENS // 2:
             return conversations[at:]
     return conversations
 
 
 class DraftIndex:
-    """The retrieval index of one verifier. It serves one reply at a time; concurrent replies do without it."""
+    """The texts that one verifier's drafts are copied from, and its draft policy. It serves one reply at a time;
+    concurrent replies do without it."""
 
-    def __init__(
-        self,
-        sources: Iterable[str],
-        curve: CostCurve,
-        inside: Callable[[int], bool],
-        is_eog: Callable[[int], bool],
-        length: DraftLengthController | None = None,
-    ) -> None:
-        """Retrieve from `sources`, some of `SOURCES`; `inside` says whether a token continues the word before it,
-        `is_eog` whether it ends the turn. `length` chooses how much is drafted, by default as much as pays by
-        `curve`."""
-        self._names = [name for name in SOURCES if name in set(sources)]
-        self._inside, self._is_eog = inside, is_eog
-        self._context = ContextIndex()
-        self._history = HistoryIndex()
-        self._analogy = Analogy()
-        self._calibration = (
-            Calibration(self._context, owns="context" not in self._names) if "calibration" in self._names else None
-        )
-        self._reuse = Reuse(inside) if "reuse" in self._names else None
-        self._chances = AcceptanceModel([PRIORS[name] for name in self._names])
-        self.length = length or DraftLengthController(curve)
-        self._new_curve: CostCurve | None = None
-        self.allowance = Allowance()
-        self.rounds, self.speculator_rounds = DrafterSelector(), DrafterSelector()
+    def __init__(self, policy: DraftPolicy, inside: Callable[[int], bool], is_eog: Callable[[int], bool]) -> None:
+        """`inside` says whether a token continues the word before it, `is_eog` whether it ends the turn."""
+        self.policy, self._inside, self._is_eog = policy, inside, is_eog
+        self._context, self._history, self._analogy = ContextIndex(), HistoryIndex(), Analogy()
         self._conversations: list[PastConversation] = []
         self._pending: list[PastConversation] = []
         self._busy = threading.Lock()
 
-    def take(self, positions: int = 0) -> RetrievalDrafter | None:
-        """Return a drafter for one reply to a prompt of so many tokens, to be given back; None while another reply uses
-        the index."""
+    def take(self, names: Collection[str]) -> Retriever | None:
+        """Return what copies for one reply from the sources of these names, some of `SOURCES`, to be given back; None
+        while another reply uses the index."""
         if not self._busy.acquire(blocking=False):
             return None
         self._index()
-        if self._new_curve is not None:
-            self.length, self._new_curve = DraftLengthController(self._new_curve), None
-        self.length.begin(positions)
-        by_name: dict[str, DraftSource | None] = {
-            "context": self._context,
-            "history": self._history,
-            "analogy": self._analogy,
-            "calibration": self._calibration,
-            "reuse": self._reuse,
-        }
-        past = self._history.automaton if len(self._history.automaton) else None
-        # what calibration and reuse know is of the last round, or of the prompt as it is read
-        always = self._calibration is not None or self._reuse is not None
-        return RetrievalDrafter(
-            {name: source for name, source in by_name.items() if name in self._names and source is not None},
-            self._chances,
-            self.length,
-            inside=self._inside,
-            is_eog=self._is_eog,
-            reuse=self._reuse,
-            calibration=self._calibration,
-            duty=None if always else DutyCycle(self.allowance, self._decode_seconds, past),
-        )
+        sources = {name: self._source(name, names) if name in names else None for name in SOURCES}
+        return Retriever(sources, self.policy.copies, inside=self._inside, is_eog=self._is_eog)
 
-    def _decode_seconds(self) -> float:
-        return self.length.single
+    def _source(self, name: str, names: Collection[str]) -> DraftSource:
+        if name == "calibration":
+            from edgellm.spec.ngram.calibration import Calibration
 
-    def use_curve(self, curve: CostCurve) -> None:
-        """Choose by `curve` how much is drafted, from the next reply on."""
-        self._new_curve = curve
+            return Calibration(self._context, owns="context" not in names)
+        if name == "reuse":
+            from edgellm.spec.ngram.reuse import Reuse
+
+            return Reuse(self._inside)
+        return {"context": self._context, "history": self._history, "analogy": self._analogy}[name]
 
     def give(self) -> None:
         """Give the index back after a reply."""
@@ -120,13 +79,11 @@ class DraftIndex:
     @property
     def tokens(self) -> int:
         """Return the number of tokens of past conversations."""
-        return sum(map(_size, (*self._conversations, *self._pending)))
+        return sum(map(len, (*self._conversations, *self._pending)))
 
     def add(self, conversation: PastConversation) -> None:
         """Add a finished conversation; it is searched from the next reply on."""
         self._pending = recent([*self._pending, conversation])
-        for rounds in (self.rounds, self.speculator_rounds):
-            rounds.record_reply(len(conversation.reply))
 
     def index_pending(self) -> None:
         """Index new conversations now, while no reply waits for it; do nothing while a reply uses the index."""
@@ -143,11 +100,5 @@ class DraftIndex:
         if len(self._conversations) < known:
             self._history, self._analogy, new = HistoryIndex(), Analogy(), self._conversations
         for conversation in new:
-            if not {"history", "analogy"}.isdisjoint(self._names):  # it tells when a look at an analogous reply is due
-                self._history.add(conversation.prompt, conversation.reply)
-            if "analogy" in self._names:
-                self._analogy.add(conversation.prompt, conversation.reply)
-
-
-def _size(conversation: PastConversation) -> int:
-    return len(conversation.prompt) + len(conversation.reply)
+            self._history.add(conversation.prompt, conversation.reply)
+            self._analogy.add(conversation.prompt, conversation.reply)

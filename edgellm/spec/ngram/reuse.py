@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgellm.spec.ngram.sources import NO_CURSOR, NOTHING, Cursor, Offer
+from edgellm.spec.ngram.sources import NO_CURSOR, NOTHING, Cursor, DraftSource, Offer
+from edgellm.spec.types import Chunk, Verdict
 
 LIFETIME = 3
 """Rounds that a segment is kept, at most, where nothing of it is accepted."""
@@ -27,7 +28,7 @@ def plausible_segment(plausible: Sequence[bool], rejected: int) -> tuple[int, in
     return best, best + length
 
 
-class Reuse:
+class Reuse(DraftSource):
     """A source: the rest of a rejected draft, offered after the correction.
 
     It is offered only at the end of a word, because the correction may be the beginning of another name.
@@ -53,6 +54,16 @@ class Reuse:
                 del rest[0]
                 self._rounds = 0
         self._fresh = False
+
+    @property
+    def matched(self) -> int:
+        """See `DraftSource.matched`: a rejected draft stands right behind the text."""
+        return len(self._rest)
+
+    def observe(self, chunk: Chunk, verdict: Verdict) -> None:
+        """See `DraftSource.observe`."""
+        if chunk.retrieved:
+            self.rejected(chunk.ids.tolist(), verdict.accepted, verdict.plausible)
 
     def rejected(self, draft: Sequence[int], accepted: int, plausible: Sequence[bool] | None) -> None:
         """Record that the first `accepted` tokens of `draft` were accepted; `plausible` tells which tokens the model

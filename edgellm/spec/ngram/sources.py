@@ -6,7 +6,7 @@ the same words in the context is right more often than its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from edgellm.engine import common_prefix
 from edgellm.spec.ngram.suffix_automaton import ROOT, SuffixAutomaton
-from edgellm.spec.types import NO_IDS, Chunk, Ids, Verdict
+from edgellm.spec.types import NO_IDS, Chunk, Expected, Ids, Verdict
 
 Offer: TypeAlias = tuple[int, int, float]
 """A token that may come next (-1: none), how many tokens before it were matched, and the share of the places where
@@ -49,20 +49,32 @@ class EmptyCursor:
 NO_CURSOR = EmptyCursor()
 
 
-class DraftSource(Protocol):
-    """A source of drafts, for one reply at a time."""
+class DraftSource:
+    """A source of drafts, for one reply at a time; this base class offers nothing."""
+
+    expect: Callable[[Expected], None] | None = None
+    """Called with the verifier's next-token predictions at positions of the prompt, if the source wants them."""
+
+    @property
+    def matched(self) -> int:
+        """Return how many of the latest tokens have stood before what is offered now."""
+        return 0
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Begin a reply to `prompt`."""
-        ...
+        return
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Extend the source by committed `tokens`."""
-        ...
+        return
 
     def cursor(self) -> Cursor:
         """Return a cursor at the end of the reply."""
-        ...
+        return NO_CURSOR
+
+    def observe(self, chunk: Chunk, verdict: Verdict) -> None:
+        """Observe the verdict on a chunk, whose tokens are about to be committed."""
+        return
 
 
 class AutomatonCursor:
@@ -97,7 +109,7 @@ class AutomatonCursor:
         self._offered, self._open = -1, 0
 
 
-class ContextIndex:
+class ContextIndex(DraftSource):
     """The prompt and the reply so far. A prompt that continues the last text is not indexed again."""
 
     def __init__(self) -> None:
@@ -109,6 +121,11 @@ class ContextIndex:
         if len(prompt) < known or list(prompt[:known]) != self.text:
             self.automaton, self.text, known = SuffixAutomaton(), [], 0
         self.extend(prompt[known:])
+
+    @property
+    def matched(self) -> int:
+        """See `DraftSource.matched`."""
+        return self.automaton.length[self.automaton.seen]
 
     def extend(self, tokens: Sequence[int]) -> None:
         self.automaton.extend(tokens)
@@ -123,7 +140,7 @@ PROMPT_TAIL = 16
 """Tokens of a prompt that go before a reply into the history: a prompt with the same ending leads to that reply."""
 
 
-class HistoryIndex:
+class HistoryIndex(DraftSource):
     """Past conversations: the end of each prompt, and its reply."""
 
     def __init__(self) -> None:
@@ -142,6 +159,11 @@ class HistoryIndex:
         follow = self.automaton.follow
         for token in tokens:
             self._state, self._matched = follow(self._state, self._matched, token)
+
+    @property
+    def matched(self) -> int:
+        """See `DraftSource.matched`."""
+        return self._matched
 
     @property
     def match(self) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from edgellm.spec.ngram.sources import NO_CURSOR, NOTHING, Cursor, Offer
+from edgellm.spec.ngram.sources import NO_CURSOR, NOTHING, Cursor, DraftSource, Offer
 
 MAX_PROMPTS = 16
 """A pair of tokens that occurs in more past prompts than this says nothing about which of them is similar."""
@@ -50,7 +50,7 @@ def origins(prompt: Sequence[int], reply: Sequence[int]) -> list[tuple[int, int]
     return found
 
 
-class Analogy:
+class Analogy(DraftSource):
     """A source: the past conversation whose prompt has most in common with this one."""
 
     def __init__(self) -> None:
@@ -80,6 +80,11 @@ class Analogy:
         best = max(overlap, key=lambda at: (overlap[at], at), default=-1)
         self.replay = ReplayCursor(self._past[best], self._prompt, self._places) if best >= 0 else None
 
+    @property
+    def matched(self) -> int:
+        """See `DraftSource.matched`."""
+        return 0 if self.replay is None or self.replay.finished else self.replay.followed
+
     def extend(self, tokens: Sequence[int]) -> None:
         if self.replay is not None:
             for token in tokens:
@@ -92,7 +97,7 @@ class Analogy:
 class ReplayCursor:
     """A position in the past reply that is followed, and in the prompt's run that is being copied."""
 
-    __slots__ = ("_at", "_copied", "_counterparts", "_followed", "_past", "_places", "_prompt", "_resume")
+    __slots__ = ("_at", "_copied", "_counterparts", "_past", "_places", "_prompt", "_resume", "followed")
 
     def __init__(
         self,
@@ -107,11 +112,11 @@ class ReplayCursor:
         self._at = 0  # place in the past reply; -1: it is over
         self._copied = _END  # the place in the prompt that is copied next
         self._resume = 0  # where the past reply continues after the run
-        self._followed = 0
+        self.followed = 0
 
     def copy(self) -> ReplayCursor:
         other = ReplayCursor(self._past, self._prompt, self._places, self._counterparts)
-        other._at, other._copied, other._resume, other._followed = self._at, self._copied, self._resume, self._followed
+        other._at, other._copied, other._resume, other.followed = self._at, self._copied, self._resume, self.followed
         return other
 
     @property
@@ -121,7 +126,7 @@ class ReplayCursor:
 
     def offer(self) -> Offer:
         token = self._next()
-        return (token, self._followed, 1.0 if self._copied < 0 else 0.5) if token >= 0 else NOTHING
+        return (token, self.followed, 1.0 if self._copied < 0 else 0.5) if token >= 0 else NOTHING
 
     def _next(self) -> int:
         past = self._past
@@ -188,7 +193,7 @@ class ReplayCursor:
             else:
                 self._diverge(token)
                 return
-            self._followed += 1
+            self.followed += 1
             return
         if self._at >= len(past.reply):
             self._at = _END
@@ -197,10 +202,10 @@ class ReplayCursor:
         left = past.origins[self._at][1]
         if place >= 0 and self._prompt[place] == token:
             self._copied, self._resume = place + 1, self._at + left
-            self._followed += 1
+            self.followed += 1
         elif past.reply[self._at] == token:
             self._at += 1
-            self._followed += 1
+            self.followed += 1
         else:
             self._resume = self._at + left
             self._diverge(token)
@@ -209,7 +214,7 @@ class ReplayCursor:
         """Follow a token that differs from the past reply: into a run copied from another place, or past words that
         were not copied."""
         places = self._places.get(token)
-        self._followed = 0
+        self.followed = 0
         if places and self._past.origins[self._at][0] >= 0:
             self._copied = places[-1] + 1
         else:

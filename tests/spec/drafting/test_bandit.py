@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from edgellm.spec.draft_length import EXPLORATION
-from edgellm.spec.drafters.pace import BackOff, PaceChoice
+from edgellm.spec.drafting.bandit import Bandit
+from edgellm.spec.drafting.tuning import TUNING
 
 ROUNDS = 4000
 
 
-def written(seconds: tuple[float, float], trials: int = 4) -> tuple[PaceChoice, list[bool]]:
+def written(seconds: tuple[float, float], trials: int = 4) -> tuple[Bandit, list[bool]]:
     """Return the choices of many rounds, which take so many seconds a token."""
-    choice, chosen = PaceChoice(trials), list[bool]()
+    choice, chosen = Bandit(trials), list[bool]()
     for _ in range(ROUNDS):
         chosen.append(choice.second())
         choice.record(chosen[-1], 1, seconds[chosen[-1]])
@@ -25,7 +25,7 @@ def test_the_slower_way_costs_little(seconds: tuple[float, float]) -> None:
     best, faster = min(seconds), seconds[1] < seconds[0]
     others = chosen[8:].count(not faster)
     assert others > 0
-    assert others * (max(seconds) - best) <= 1.1 * EXPLORATION * ROUNDS * best + max(seconds)
+    assert others * (max(seconds) - best) <= 1.1 * TUNING.exploration * ROUNDS * best + max(seconds)
 
 
 def test_a_way_that_has_become_faster_is_found() -> None:
@@ -40,25 +40,3 @@ def test_a_way_that_has_become_faster_is_found() -> None:
 def test_both_are_tried_first() -> None:
     _, chosen = written((1.0, 9.0), trials=3)
     assert sorted(chosen[:6]) == [False] * 3 + [True] * 3
-
-
-@pytest.mark.parametrize(("used", "least", "most"), [(True, 64, 64), (False, 5, 8)])
-def test_drafts_that_are_dropped_become_rare(used: bool, least: int, most: int) -> None:
-    back_off, drafted = BackOff(), 0
-    for _ in range(64):
-        drafts = not back_off.pauses
-        drafted += drafts
-        back_off.record(used if drafts else None)
-    assert least <= drafted <= most
-
-
-def test_drafts_that_are_used_again_are_frequent_again() -> None:
-    back_off = BackOff()
-    for _ in range(10):
-        back_off.record(False)
-    for _ in range(63):
-        assert back_off.pauses
-        back_off.record(None)
-    assert not back_off.pauses
-    back_off.record(True)
-    assert not back_off.pauses

@@ -1,0 +1,1 @@
+"""The writing of one reply: its plan, and the loop."""

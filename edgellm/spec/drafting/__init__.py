@@ -1,0 +1,1 @@
+"""How much to draft, and from what: a bandit with a cost model."""

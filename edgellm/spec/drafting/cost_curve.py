@@ -1,0 +1,236 @@
+"""The cost curve: how long a decode of n rows takes on this device, as it was measured and as decodes then prove it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil, exp, log
+from statistics import median
+
+import numpy as np
+
+from edgellm.engine import HEADS
+
+KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+"""Rows of a decode that are measured."""
+MAX_DRAFT = KNOTS[-1] - 1
+"""Drafted tokens in a chunk, at most: with the token before them they are one decode."""
+ROW_TILE = 4
+"""Rows that llama.cpp computes together; the remaining ones one by one."""
+MIN_SAVING = 0.1
+"""Share of the time that padding a decode beyond the next tile, or measured number of rows, has to save."""
+DEPTH_STEP = 256
+"""Positions of a context by which curves are told apart."""
+DRIFT = 0.25
+"""A curve that is wrong by more than this share, in the mean, is replaced by what decodes really take."""
+OUTLIER = 2.0
+"""A curve whose times are this many times too long or too short anywhere is replaced at once."""
+WITNESSES = 3
+"""Decodes of one number of rows that have to agree before the curve is corrected there."""
+MIN_MOVE = 0.05
+"""The least change of a time's logarithm for which the table is computed again."""
+_RECENT = 15  # decodes of one number of rows whose median is believed
+_MIN_ROUNDS = 50  # decodes that are needed to judge a curve by its mean error
+_CURVES = 16  # curves that are in use at once, at most
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Seconds of a decode by its number of rows: `seconds[i]` for `rows[i]`, both ascending; `rows` begins with 1.
+
+    The times hold if the previous decode had the same number of rows; otherwise `change` is added, because llama.cpp
+    then rebuilds its graph. With `heads`, the times are of decodes without the LM head, and `heads[i]` are the seconds
+    of `HEADS[i]` head rows, which are computed lazily. With `filled`, decodes are padded to a multiple of four, or a
+    measured number of rows: a number in between can be slower than both (a quantised 0.5B model takes 34 ms for 4 rows,
+    66 ms for 7 and 44 ms for 8). `doubtful`: the machine was busy during the measurement, or nothing was measured.
+
+    The times are those at the beginning of a context. Behind each position a decode takes `attention[0]` longer, and
+    each of its rows `attention[1]`: see `behind`.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    change: float = 0.0
+    filled: bool = False
+    heads: tuple[float, ...] = ()
+    doubtful: bool = False
+    attention: tuple[float, float] = (0.0, 0.0)
+
+    def behind(self, positions: int) -> CostCurve:
+        """Return the curve of decodes behind so many positions, in steps of `DEPTH_STEP`."""
+        positions -= positions % DEPTH_STEP
+        decode, row = (positions * taken for taken in self.attention)
+        if not decode + row:
+            return self
+        seconds = tuple(taken + decode + row * rows for rows, taken in zip(self.rows, self.seconds, strict=True))
+        return replace(self, seconds=seconds)
+
+    def head_seconds(self) -> list[float]:
+        """Return the seconds of the heads of 0, 1, 2 … `MAX_DRAFT + 1` rows together; 0 where the decode's time
+        includes them."""
+        if not self.heads:
+            return [0.0] * (MAX_DRAFT + 2)
+        found: list[float] = np.interp(np.arange(MAX_DRAFT + 2), (0, *HEADS), (0.0, *self.heads)).tolist()
+        return found
+
+    def filling(self) -> tuple[Sequence[int], Sequence[float]]:
+        """Return the curve's facts for a context; see `Context.fill`."""
+        return _kept_widths(self), self.heads
+
+    def widths(self) -> list[int]:
+        """Return to how many rows a decode of 0, 1, 2 … `MAX_DRAFT + 1` rows is padded."""
+        wanted = list(range(MAX_DRAFT + 2))
+        if not self.filled:
+            return wanted
+        for rows in wanted[2 : self.rows[-1] + 1]:  # one row is the reference
+            at = bisect_left(self.rows, rows)
+            near = min(self.rows[at], ROW_TILE * ceil(rows / ROW_TILE))
+            least = min(range(at, len(self.rows)), key=self.seconds.__getitem__)
+            taken = np.interp(near, self.rows, self.seconds)
+            wanted[rows] = self.rows[least] if self.seconds[least] < (1.0 - MIN_SAVING) * taken else near
+        return wanted
+
+    def table(self, widths: Sequence[int] = ()) -> list[float]:
+        """Return the seconds of a decode of 0, 1, 2 … `MAX_DRAFT + 1` rows (0 rows cost nothing), padded to `widths`,
+        by default the curve's own."""
+        wanted = np.array((widths or self.widths())[1:])
+        # More rows are never faster, and disturbances only make a measurement longer.
+        known = np.minimum.accumulate(np.array(self.seconds)[::-1])[::-1]
+        found = np.interp(wanted, self.rows, known)
+        beyond = wanted > self.rows[-1]
+        found[beyond] = known[-1] * wanted[beyond] / self.rows[-1]
+        return [0.0, *found.tolist()]
+
+
+@lru_cache(maxsize=_CURVES)
+def _kept_widths(curve: CostCurve) -> tuple[int, ...]:
+    return tuple(curve.widths())
+
+
+class DecodeCost:
+    """What decodes cost: a curve, corrected by what decodes really take.
+
+    For each measured number of rows the median of the latest decodes is believed, once `WITNESSES` agree; for others,
+    what their neighbours say. Numbers of rows beyond those that were tried are wrong by as much as the last of them.
+    """
+
+    def __init__(self, curve: CostCurve) -> None:
+        self.given = curve
+        self.decodes = 0
+        """Decodes that were learned from."""
+        self._log_rows = np.log(curve.rows)
+        # Logarithms of measured over expected seconds; the curve itself has two votes.
+        self._ratios = [deque([0.0, 0.0], _RECENT) for _ in curve.rows]
+        self._tries = [0] * len(curve.rows)
+        self._positions = 0  # before the reply
+        self._last = -1  # padded rows of the last decode; -1: unknown
+        self._use()
+
+    def begin(self, positions: int) -> None:
+        """Begin a reply behind a prompt of so many tokens, which makes decodes longer."""
+        if (positions := positions - positions % DEPTH_STEP) != self._positions:
+            self._positions = positions
+            self._use()
+
+    def _use(self) -> None:
+        """Compute the tables of the curve behind this many positions."""
+        self._curve = self.given.behind(self._positions)
+        self._widths = self._curve.widths()
+        nearest = np.abs(np.log(self._widths[1:])[:, None] - self._log_rows).argmin(axis=1)
+        self._nearest: list[int] = nearest.tolist()  # the measured number of rows next to 1, 2, 3 ... rows
+        self._plain = self._curve.table(self._widths)
+        self._plain_heads = self._curve.head_seconds()
+        self._correct([median(ratios) for ratios in self._ratios])
+
+    def _correct(self, errors: Sequence[float]) -> None:
+        """Compute the tables anew, with these logarithms of errors."""
+        self._errors = list(errors)
+        curve = self._corrected(self._curve)
+        self.table = curve.table(self._widths)
+        """Seconds of a decode of 0, 1, 2 ... rows, without its heads."""
+        self._heads = curve.head_seconds()
+        self.slopes = _least_slopes(self.table)
+        """The least cost of a row, in the mean of all up to any length, behind the first token and i drafted ones."""
+
+    def corrected(self) -> CostCurve:
+        """Return the curve that decodes really follow, at the beginning of a context."""
+        return self._corrected(self.given)
+
+    def _corrected(self, curve: CostCurve) -> CostCurve:
+        tried = np.array(self._tries) >= WITNESSES
+        if not tried.any():
+            return curve
+        factors = np.exp(np.interp(self._log_rows, self._log_rows[tried], np.array(self._errors)[tried]))
+        seconds, heads = np.array(curve.seconds) * factors, np.array(curve.heads) * factors[0]
+        return replace(curve, seconds=tuple(seconds.tolist()), heads=tuple(heads.tolist()))
+
+    @property
+    def single(self) -> float:
+        """Return the seconds of a decode without a draft."""
+        return self.table[1] + self._heads[1]
+
+    def seconds(self, drafted: int, expected: float) -> float:
+        """Return the seconds of a decode with `drafted` tokens, of whose rows `expected` are looked at: heads are
+        computed one by one or all together, whichever is faster."""
+        return self.table[drafted + 1] + min(expected * self._heads[1], self._heads[drafted + 1])
+
+    def change(self, drafted: int) -> float:
+        """Return the seconds that a decode takes longer because the last one had another number of rows."""
+        return 0.0 if self._widths[drafted + 1] == self._last else self._curve.change
+
+    def loss(self, drafted: int, accepted: int) -> float:
+        """Return what a draft of which so many tokens were accepted has cost more than it saved, in decodes without
+        drafts; two changes of the number of rows are part of it."""
+        taken = self.seconds(drafted, accepted + 1.0) + 2.0 * self._curve.change
+        return taken / self.single - 1.0 - accepted
+
+    def is_untried(self, drafted: int) -> bool:
+        """Return whether the curve is doubtful, and no such decode has shown how long it takes."""
+        return self.given.doubtful and self._tries[self._nearest[drafted]] < WITNESSES
+
+    def observe(self, drafted: int | None, tokens: int, seconds: float) -> None:
+        """Learn from a decode with `drafted` tokens that brought `tokens` in `seconds`. `drafted` is None if the time
+        was not that of one decode."""
+        last, self._last = self._last, -1
+        if drafted is None or tokens > drafted + 1:  # these were several decodes
+            return
+        self._last = self._widths[drafted + 1]
+        expected = self._plain[drafted + 1] + (self._curve.change if self._last != last else 0.0)
+        expected += min(tokens * self._plain_heads[1], self._plain_heads[drafted + 1])
+        at = self._nearest[drafted]
+        self._ratios[at].append(log(max(seconds, 1e-9) / expected))
+        self._tries[at] += 1
+        self.decodes += 1
+        if self._tries[at] < WITNESSES:
+            return
+        error = median(self._ratios[at])
+        if abs(error - self._errors[at]) > MIN_MOVE or self._tries[at] == WITNESSES:
+            self._correct([*self._errors[:at], error, *self._errors[at + 1 :]])
+
+    @property
+    def factor(self) -> float:
+        """Return how many times as long decodes take as the curve says, where it is farthest off."""
+        return exp(max(self._errors, key=abs))
+
+    @property
+    def drifted(self) -> bool:
+        """Return whether decodes take another time than the curve says: in the mean, or by far anywhere."""
+        if max(self.factor, 1.0 / self.factor) > OUTLIER:
+            return True
+        if self.decodes < _MIN_ROUNDS:
+            return False
+        return abs(float(np.average(self._errors, weights=self._tries))) > log(1.0 + DRIFT)
+
+
+def _least_slopes(table: Sequence[float]) -> list[float]:
+    """Return in `[i]` the least cost of a row, in the mean of all up to any length, behind the first token and i
+    drafted."""
+    seconds = np.array(table[1:])
+    rows = np.arange(len(seconds))
+    apart = rows[None, :] - rows[:, None]
+    slopes = np.where(apart > 0, (seconds[None, :] - seconds[:, None]) / np.maximum(apart, 1), np.inf)
+    least: list[float] = slopes[:-1].min(axis=1).tolist()
+    return least

@@ -1,0 +1,350 @@
+"""The draft policy: how much to draft in a round, and from which source.
+
+A bandit with a cost model. Its arms are a plain round, a copy of so many tokens, and a draft model's draft. A copy is
+judged by the chance of each token and by the cost curve, a draft model by the mean tokens and seconds of its rounds.
+The arm that gains most is used: expected tokens, less its seconds at the recent price of a second (Dinkelbach 1967). A
+source that is not expected to gain is tried within an allowance, which grows with the time and with what right drafts
+have saved; so where nothing is right, replies take as long as without drafts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, EvidenceAcceptance
+from edgellm.spec.drafting.bandit import Arm, Bandit
+from edgellm.spec.drafting.cost_curve import MAX_DRAFT, CostCurve, DecodeCost
+from edgellm.spec.drafting.tuning import COPYING, TUNING
+from edgellm.spec.types import Round, TryingCost
+
+
+class Allowance:
+    """What may be spent on trying one source, in decodes of one row: a share of the time, up to `full`; and what its
+    right drafts have saved."""
+
+    def __init__(self, full: float, first: float = 0.0) -> None:
+        self._full, self.left = full, first
+
+    def earn(self, decodes: float) -> None:
+        """Add the share of so much time."""
+        if self.left < self._full:
+            self.left = min(self._full, self.left + TUNING.exploration * decodes)
+
+    def spend(self, decodes: float, debt: float = 0.0) -> None:
+        """Take what was spent. More than the `debt` is forgiven: a disturbance must not end all trying."""
+        self.left = max(-debt, self.left - min(decodes, COPYING.most_loss))
+
+    def credit(self, decodes: float) -> None:
+        """Add what a draft has saved, or would have."""
+        self.left = max(COPYING.least_credit, min(COPYING.most_credit, self.left + decodes))
+
+
+@dataclass(frozen=True, slots=True)
+class Bid:
+    """What to draft in a round: `copies` of the offered tokens, or else what the draft model drafts, `asks` tokens at
+    most. `refused` tokens would be copied if the allowance covered them."""
+
+    copies: int = 0
+    asks: int = 0
+    refused: int = 0
+
+
+class ModelArm:
+    """What is known of rounds with a draft model, and of what its drafts and prompts take."""
+
+    def __init__(self) -> None:
+        self.rounds, self.drafts, self.reading = Arm(), Arm(), Arm()
+        self.acceptance = ConfidenceAcceptance()
+        self.stretches = Bandit(TUNING.stretch_trials)
+        """Stretches of replies without the draft model, and with it."""
+        self._first = 0, 0, 0.0  # tokens of a prompt and of the draft behind it, and seconds of both
+
+    @property
+    def most(self) -> int:
+        """Return how many tokens to draft at most: twice as many as its rounds bring."""
+        return ceil(2.0 * self.rounds.tokens) if self.rounds.rounds else TUNING.first_draft
+
+    def drafted(self, tokens: int, seconds: float, prompt: int) -> None:
+        """Record a draft that took `seconds`, and before which the model read `prompt` tokens."""
+        if prompt and not self.drafts.rounds:
+            self._first = prompt, tokens, seconds  # until it is known how much of that is the draft
+            return
+        if not prompt:
+            self.drafts.add(tokens, seconds)
+            (prompt, tokens, seconds), self._first = self._first, (0, 0, 0.0)
+        if prompt:
+            self.reading.add(prompt, max(0.0, seconds - tokens * self.drafts.pace))
+
+
+class DraftPolicy:
+    """Decides what to draft, in one reply after another. What it learns is kept from reply to reply."""
+
+    def __init__(self, curve: CostCurve, copies: EvidenceAcceptance | None = None) -> None:
+        """Decide by `curve`. `copies` has the chances of copied tokens, by default new ones."""
+        self.copies = copies or EvidenceAcceptance()
+        self._models: dict[str, ModelArm] = {}
+        self._others = Arm()  # rounds without a draft model
+        self._lookup = COPYING.lookup  # seconds
+        self._reply_tokens = TUNING.reply_tokens  # mean tokens of a reply
+        self.use_curve(curve)
+        self.begin(0)
+
+    def use_curve(self, curve: CostCurve) -> None:
+        """Decide by another curve from now on."""
+        self.cost = DecodeCost(curve)
+        first = COPYING.doubt_credit if curve.doubtful else COPYING.first_credit
+        self._allowance = Allowance(COPYING.first_credit, first)  # for copies
+        self._tokens, self._seconds = 1.0, self.cost.single  # of recent rounds, fading
+
+    def begin(self, prompt: int, model: str = "", *, linked: bool = False) -> None:
+        """Begin a reply to `prompt` tokens. `model` names the draft model, "" is none. `linked`: the verifier is on
+        another device, which reads the prompt while the draft model does."""
+        self.cost.begin(prompt)
+        self._model = self._models.setdefault(model, ModelArm()) if model else None
+        self._linked, self._prompt, self._written, self._is_first = linked, prompt, 0, True
+        self._knows_prompt = self._reads_prompt = self._asked = False
+        self._asks_next = False  # the draft model would have drafted but for a copy, or for the prompt to read
+        self._spent: dict[str, float] = defaultdict(float)  # decodes in this reply, by the fields of `TryingCost`
+        self._begin_stretch()
+
+    def _begin_stretch(self) -> None:
+        """Decide whether the draft model is asked at all in the next stretch: whole stretches are compared, as text
+        that it writes can no longer be copied, which might have been faster."""
+        self._stretch_tokens, self._stretch_seconds = 0, 0.0
+        self._uses_model = self._explores = False
+        if (model := self._model) is not None:
+            self._uses_model = model.stretches.second(self._unread(model))
+            without, with_model = (arm.pace for arm in model.stretches.arms)
+            self._explores = with_model >= without
+        self._trials = 0  # rounds of this stretch with the draft model
+
+    def _end_stretch(self) -> None:
+        if self._model is not None and self._stretch_tokens:
+            self._model.stretches.record(self._uses_model, self._stretch_tokens, self._stretch_seconds)
+
+    def end(self) -> None:
+        """End the reply."""
+        self._end_stretch()
+        self._reply_tokens += TUNING.least_weight * (self._written - self._reply_tokens)
+
+    @property
+    def price(self) -> float:
+        """Return the tokens that a second is worth: the latest tokens per second, or those of plain rounds where these
+        would have been more."""
+        return max(self._tokens / self._seconds, 1.0 / self.cost.single)
+
+    def looks(self, known: int) -> bool:
+        """Return whether to look for copies, where the latest `known` tokens have stood in this order before."""
+        debt = COPYING.debt if known >= COPYING.known_tokens else 0.0
+        return self._lookup / self.cost.single <= self._allowance.left + debt
+
+    def bid(self, survives: Sequence[float], room: int) -> Bid:
+        """Return what to draft, at most `room` tokens, where copies are offered: `survives[i]` is the chance that the
+        first i + 1 are all accepted."""
+        model = self._model if self._uses_model else None
+        tries = model is not None and self._tries(model)
+        usable = model is not None and (tries or self._repays(model))
+        other = model.rounds if model is not None and usable and not tries else None
+        copies, wanted = self._copies(survives[:room], other)
+        plain = Bid(copies, 0, wanted if copies < wanted else 0)
+        self._asks_next = False
+        if model is None or not usable or not (tries or self._gains(model.rounds)) or (copies and not tries):
+            return plain
+        if self._is_first and (copies or (not self._linked and self._delays(model))):
+            self._asks_next = True
+            return plain
+        return Bid(0, min(room, model.most))
+
+    def _copies(self, survives: Sequence[float], other: Arm | None) -> tuple[int, int]:
+        """Return how many offered tokens to copy, where a round without a copy is plain, or `other` if that gains more;
+        and how many to copy if the allowance covered them."""
+        cost, price, allowance = self.cost, self.price, self._allowance
+        plain = 1.0 - price * (cost.single + cost.change(0))
+        best, gain, wanted, expected = 0, plain, 0, 1.0
+        if other is not None:
+            gain = max(gain, other.tokens - price * other.seconds)
+        gain += TUNING.least_gain
+        most = cost.single * (1.0 + max(0.5 * allowance.left, min(COPYING.free_draft, allowance.left)))
+        highest = gain
+        for n, chance in enumerate(survives[:MAX_DRAFT], 1):
+            expected += chance
+            seconds, change = cost.seconds(n, expected), cost.change(n)
+            value = expected - price * (seconds + change)
+            if value > highest:
+                wanted, highest = n, value
+            if value > gain and seconds + 2.0 * change <= most:
+                best, gain = n, value
+        longest = min(len(survives), MAX_DRAFT)
+        if best < longest and cost.is_untried(longest):
+            taken = (cost.seconds(longest, expected) - cost.seconds(best, 1.0)) / cost.single
+            if min(taken, COPYING.most_loss) <= allowance.left:
+                return longest, longest
+        return best, wanted
+
+    def _gains(self, rounds: Arm) -> bool:
+        """Return whether such rounds gain more than plain ones, or are not known."""
+        price, single = self.price, self.cost.single
+        return not rounds.rounds or rounds.tokens - price * rounds.seconds > 1.0 - price * single
+
+    def _unread(self, model: ModelArm) -> float:
+        """Return the seconds that the draft model takes to read the text before it can draft."""
+        return 0.0 if self._knows_prompt else (self._prompt + self._written) * model.reading.pace
+
+    def _tries(self, model: ModelArm) -> bool:
+        """Return whether rounds with the draft model are too few to judge, or are to be judged anew in this stretch."""
+        if model.rounds.rounds < TUNING.model_trials:
+            return True
+        return not self._trials and (self._explores or self._knows_prompt)
+
+    def _repays(self, model: ModelArm) -> bool:
+        """Return whether the draft model will save more time in this reply than it takes to read the text."""
+        if self._knows_prompt:
+            return True
+        left = max(0.0, self._reply_tokens - self._written)
+        return left * (self._others.pace - model.rounds.pace) > self._unread(model)
+
+    def _delays(self, model: ModelArm) -> bool:
+        """Return whether reading the prompt before the verifier does would delay the first token by more than a round
+        with the draft model takes, which is what that would save."""
+        return not model.rounds.rounds or self._unread(model) > model.rounds.seconds
+
+    def floors(self) -> list[float]:
+        """Return for each place of the draft model's draft the chance to survive below which no token pays."""
+        seconds = 0.0 if self._model is None else self._model.drafts.pace
+        return [self.price * (slope + seconds) for slope in self.cost.slopes]
+
+    def floor(self, rows: int) -> float:
+        """Return the chance to survive below which no copy pays behind `rows` drafted tokens."""
+        return self.price * self.cost.slopes[rows]
+
+    def useful(self, survives: Sequence[float], rows: int = 0) -> int:
+        """Return how many further tokens pay behind `rows` that are verified anyway, with these chances to survive."""
+        cost, price = self.cost, self.price
+        best, gain, expected = 0, 0.0, 0.0
+        before = cost.seconds(rows, 0.0)
+        for n, chance in enumerate(survives[: MAX_DRAFT - rows], 1):
+            expected += chance
+            value = expected - price * (cost.seconds(rows + n, expected) - before)
+            if value > gain:
+                best, gain = n, value
+        return best
+
+    def survives(self, confidence: Sequence[float]) -> list[float]:
+        """Return the chances to survive of the draft model's tokens, by their confidence."""
+        return [] if self._model is None else self._model.acceptance.survives(confidence)
+
+    def looked(self, seconds: float) -> None:
+        """Account for a lookup, and for learning from it."""
+        seconds = min(seconds, COPYING.interrupted * self._lookup)
+        self._lookup += TUNING.least_weight * (seconds - self._lookup)
+        decodes = seconds / self.cost.single
+        self._allowance.spend(decodes, COPYING.debt)
+        self._spent["lookups"] += decodes
+
+    def drafted(self, tokens: int, seconds: float) -> None:
+        """Record that the draft model drafted `tokens` in this round, which took `seconds`."""
+        if self._model is not None:
+            unread = 0 if self._knows_prompt else self._prompt + self._written
+            if self._is_first:
+                self._stretch_seconds += seconds  # the round's own are not counted
+            self._model.drafted(tokens, seconds, unread)
+            self._asked, self._reads_prompt, self._knows_prompt = True, unread > 0, True
+
+    def reads_ahead(self) -> bool:
+        """Return whether the draft model is to read the prompt now, while the verifier does; asked once a round."""
+        asks, self._asks_next = self._asks_next, False
+        return asks
+
+    def read_prompt(self, seconds: float) -> None:
+        """Record that the draft model has read the prompt while the verifier did."""
+        self.drafted(1, seconds)
+        self._asked = self._reads_prompt = False
+
+    def observe(self, turn: Round) -> None:
+        """Learn from a round with a verdict."""
+        chunk, verdict = turn.chunk, turn.verdict
+        if verdict is None:
+            return
+        tokens, copied = verdict.accepted + len(verdict.tokens), len(chunk) if chunk.retrieved else 0
+        first, self._is_first = self._is_first, False
+        asked, self._asked = self._asked, False
+        self._written += tokens
+        self._trials += asked
+        if copied or not len(chunk):
+            expected = float(chunk.confidence.sum()) / self.copies.trust if copied else 0.0
+            self.copies.record_draft(expected, verdict.accepted)
+        if copied:
+            self.settle(loss := self.cost.loss(copied, verdict.accepted))
+            self._spent["copies"] += max(0.0, loss)
+            self._spent["saved"] += max(0.0, -loss)
+        self._allowance.earn(tokens)
+        if asked and self._model is not None:
+            self._model.acceptance.observe(chunk, verdict.accepted)
+        if not first:  # the first round's time includes the prompt's
+            self._observe_times(turn, tokens, asked)
+        if self._stretch_tokens >= TUNING.stretch:
+            self._end_stretch()
+            self._begin_stretch()
+
+    def settle(self, loss: float) -> None:
+        """Account for a copy that has cost so many decodes, or saved them; or for one that was refused and would have
+        saved them."""
+        if loss > 0.0:
+            self._allowance.spend(loss)
+        else:
+            self._allowance.credit(-loss)
+
+    def _observe_times(self, turn: Round, tokens: int, asked: bool) -> None:
+        seconds, model = turn.seconds, self._model
+        self._tokens = TUNING.memory * self._tokens + tokens
+        self._seconds = TUNING.memory * self._seconds + seconds
+        self._stretch_tokens += tokens
+        self._stretch_seconds += seconds
+        self.cost.observe(None if asked and self._linked else len(turn.chunk), tokens, turn.waiting)
+        if not asked or model is None:
+            self._others.add(tokens, seconds)
+            return
+        decodes = seconds / self.cost.single
+        self._spent["model"] += max(0.0, decodes - tokens)
+        self._spent["saved"] += max(0.0, tokens - decodes)
+        if not self._reads_prompt:
+            model.rounds.add(tokens, seconds)
+        self._reads_prompt = False
+
+    def explain(self, survives: Sequence[float], bid: Bid, *, looked: bool) -> str:
+        """Return why a bid is as it is."""
+        if bid.asks:
+            return "the draft model gains most" if self._trials else "the draft model is tried"
+        if bid.copies:
+            expected = 1.0 + sum(survives[: bid.copies])
+            cost = self.cost.seconds(bid.copies, expected) / self.cost.single
+            return f"{bid.copies} drafted: {expected:.1f} tokens expected in the time of {cost:.1f}"
+        paused = "" if self._model is None or self._uses_model else "; the draft model is paused: it did not pay"
+        if not looked:
+            return f"no lookup: earlier ones have not paid{paused}"
+        if not survives:
+            return f"no draft is retrieved{paused}"
+        if bid.refused:
+            return f"{bid.refused} tokens might be copied, but wrong copies have used up what may be spent{paused}"
+        extra = (self.cost.seconds(1, 1.0) - self.cost.single) / self.cost.single
+        return f"a draft has a {survives[0]:.0%} chance, and a second row costs {extra:.0%} of the first{paused}"
+
+    def account(self) -> TryingCost:
+        """Return what trying has cost and saved in this reply, and what is drafted now."""
+        return TryingCost(**self._spent, reason=self.reason)
+
+    @property
+    def reason(self) -> str:
+        """Return what is drafted at present, and why, in one sentence."""
+        second = (self.cost.seconds(1, 1.0) - self.cost.single) / self.cost.single
+        found = f"a second row costs {second:.0%} of a first; {self.copies.trust:.0%} of the expected copies were right"
+        if self._model is None:
+            return found
+        without, with_model = (arm.pace / self.cost.single for arm in self._model.stretches.arms)
+        if not (without and with_model):
+            return f"{found}; the draft model is being tried"
+        used = "used" if self._uses_model else "paused"
+        return f"{found}; the draft model is {used}: {with_model:.2f} decodes a token, {without:.2f} without it"

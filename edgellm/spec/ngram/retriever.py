@@ -1,0 +1,178 @@
+"""Copies that may follow a reply: looked up in the context, past conversations, the model's own predictions, and
+rejected drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import TypeAlias
+
+import numpy as np
+
+from edgellm.spec.drafting.acceptance import EvidenceAcceptance, agrees, evidence
+from edgellm.spec.ngram.sources import NO_CURSOR, Cursor, DraftSource
+from edgellm.spec.types import NO_FLOATS, Chunk, Expected, Ids, Verdict
+
+HOPELESS = 0.02
+"""The least chance that a copied token is reached and accepted: below it nothing is copied."""
+Candidates: TypeAlias = list[list[tuple[int, float, int]]]
+"""The candidates for one place after another, the likeliest first: token, chance, and `evidence`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Tokens that may be copied, each with the chance that it and all before it are accepted."""
+
+    ids: Sequence[int] = ()
+    survives: Sequence[float] = ()
+
+    def chunk(self, n: int, reason: str) -> Chunk:
+        """Return the first `n` tokens as a chunk."""
+        if not n:
+            return Chunk(reason=reason)
+        confidence = np.array(self.survives[:n], dtype=np.float32)
+        return Chunk(np.array(self.ids[:n], dtype=np.int32), confidence, retrieved=True, reason=reason)
+
+    def behind(self, chunk: Chunk, n: int) -> Chunk:
+        """Return `chunk` continued by the first `n` tokens."""
+        if not n:
+            return chunk
+        confidence = np.array(self.survives[:n], dtype=np.float32)
+        return replace(
+            chunk,
+            ids=np.concatenate((chunk.ids, np.array(self.ids[:n], dtype=np.int32))),
+            confidence=np.concatenate((chunk.confidence, confidence)),
+            margin=np.concatenate((chunk.margin, confidence)),
+            importance=NO_FLOATS,
+            exit_layers=None if chunk.exit_layers is None else chunk.exit_layers + (None,) * n,
+            logits=None if chunk.logits is None else chunk.logits + (NO_FLOATS,) * n,
+            tail=n,
+        )
+
+
+NO_OFFER = Offer()
+
+
+class Retriever:
+    """Offers the likeliest token of its sources at each place, and learns which of them were right."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, DraftSource | None],
+        chances: EvidenceAcceptance,
+        *,
+        inside: Callable[[int], bool],
+        is_eog: Callable[[int], bool],
+        hopeless: float = HOPELESS,
+    ) -> None:
+        """Copy from `sources`, by name, in the order of the priors of `chances`; None where one is not used.
+
+        `inside` tells whether a token continues a word, `is_eog` whether it ends the turn. Nothing is offered behind a
+        token that is reached and accepted with a probability below `hopeless`.
+        """
+        self._sources = [(1 << at, source) for at, source in enumerate(sources.values()) if source is not None]
+        self._chances, self._inside, self._is_eog, self._hopeless = chances, inside, is_eog, hopeless
+        self._known = 0  # tokens of the text that the sources know
+        self._candidates: Candidates = []  # for the places of a chunk from `_place` on
+        self._place = 0
+        self._names = tuple(sources)
+        self.copied = {name: 0 for name, source in sources.items() if source is not None}
+        """Accepted tokens of the reply by the source that offered them."""
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything to copy from."""
+        return bool(self._sources)
+
+    @property
+    def expect(self) -> Callable[[Expected], None] | None:
+        """Return what is to be called with the verifier's predictions while it reads the prompt; None: nothing."""
+        return next((source.expect for _, source in self._sources if source.expect is not None), None)
+
+    def begin(self, prompt: Ids) -> None:
+        """Begin a reply to `prompt` (n,)."""
+        ids, self._known = prompt.tolist(), len(prompt)
+        for _, source in self._sources:
+            source.begin(ids)
+        self.copied = dict.fromkeys(self.copied, 0)
+        self._candidates = []
+
+    def follow(self, text: Ids) -> int:
+        """Read the reply's new tokens in `text` (n,); return how many of the latest ones have stood before what a
+        source offers now."""
+        if len(text) > self._known:
+            new, self._known = text[self._known :].tolist(), len(text)
+            for _, source in self._sources:
+                source.extend(new)
+        self._candidates = []
+        return max((source.matched for _, source in self._sources), default=-1)
+
+    def offers(
+        self, floor: Callable[[int], float], most: int, drafted: Sequence[int] = (), alive: float = 1.0
+    ) -> Offer:
+        """Return up to `most` tokens that may follow the reply and what another drafter has `drafted`, which is
+        accepted as a whole with probability `alive`; fewer where a token behind so many rows is below their `floor`."""
+        if drafted and self._is_eog(drafted[-1]):
+            return NO_OFFER
+        cursors = [(bit, cursor) for bit, source in self._sources if (cursor := source.cursor()) is not NO_CURSOR]
+        for token in drafted:
+            for _, cursor in cursors:
+                cursor.advance(token)
+        ids: list[int] = []
+        survives: list[float] = []
+        self._candidates, self._place = [], len(drafted)
+        for place in range(len(drafted), len(drafted) + most):
+            if not (options := self._options(cursors)):
+                break
+            self._candidates.append(options)
+            token, chance, _ = options[0]
+            alive *= chance
+            if alive < self._hopeless or (ids and alive < floor(place)):
+                break
+            ids.append(token)
+            survives.append(alive)
+            if self._is_eog(token):
+                break
+            for _, cursor in cursors:
+                cursor.advance(token)
+        trust = self._chances.trust
+        return Offer(ids, [trust * chance for chance in survives])
+
+    def _options(self, cursors: Sequence[tuple[int, Cursor]]) -> list[tuple[int, float, int]]:
+        """Return the tokens that are offered, the likeliest first. Each cursor comes with its source's bit."""
+        offers: dict[int, tuple[int, int, float]] = {}
+        offering = 0
+        for bit, cursor in cursors:
+            token, matched, share = cursor.offer()
+            if token >= 0:
+                offering |= bit
+                agree, longest, largest = offers.get(token, (0, 0, 0.0))
+                offers[token] = agree | bit, max(longest, matched), max(largest, share)
+        found = []
+        for token, (agree, matched, share) in offers.items():
+            kind = evidence(agree, offering ^ agree, matched, share, self._inside(token))
+            found.append((token, self._chances.chance(kind), kind))
+        if len(found) > 1:
+            found.sort(key=_chance, reverse=True)
+        return found
+
+    def observe(self, chunk: Chunk, verdict: Verdict) -> None:
+        """Learn from every offer for a place, drafted or not: that costs nothing, and avoids bias."""
+        for _, source in self._sources:
+            source.observe(chunk, verdict)
+        if not self._candidates:
+            return
+        accepted = verdict.accepted
+        copied = 0 if chunk.retrieved else len(chunk) - chunk.tail  # the place from which on tokens were copied
+        truth = [*chunk.ids[:accepted].tolist(), *verdict.tokens[:1].tolist()]
+        for at, (answer, options) in enumerate(zip(truth[self._place :], self._candidates, strict=False), self._place):
+            for token, _, kind in options:
+                self._chances.learn(kind, token == answer)
+                if token == answer and copied <= at < accepted:
+                    agree = agrees(kind)
+                    for bit, name in enumerate(self._names):
+                        if agree >> bit & 1:
+                            self.copied[name] += 1
+
+
+_chance = itemgetter(1)

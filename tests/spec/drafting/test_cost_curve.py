@@ -1,0 +1,170 @@
+"""The cost curve, and its correction by what decodes take."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.spec.drafting.cost_curve import (
+    DEPTH_STEP,
+    DRIFT,
+    KNOTS,
+    MAX_DRAFT,
+    ROW_TILE,
+    WITNESSES,
+    CostCurve,
+    DecodeCost,
+)
+
+LINEAR = CostCurve((1, 64), (1.0, 64.0))
+curves = st.lists(st.floats(0.0, 3.0), min_size=len(KNOTS) - 1, max_size=len(KNOTS) - 1).map(
+    lambda more: CostCurve(KNOTS, tuple(itertools.accumulate([1.0, *more])))
+)
+STEPS = CostCurve((1, 2, 3, 4, 5, 6, 8, 12), (13.0, 26.0, 35.0, 34.0, 48.0, 56.0, 43.0, 57.0), filled=True)
+HEADS_MS = (5.0, 8.0, 10.0, 13.0, 20.0, 22.0, 45.0, 90.0)
+LATE = CostCurve((1, 2, 4, 8, 16), (8.0, 11.5, 12.0, 20.0, 30.0), heads=HEADS_MS)
+DEEP = CostCurve((1, 2, 4, 8, 16), (1.0, 1.1, 1.3, 1.7, 2.5), attention=(1e-4, 1e-3))
+
+
+@given(curves)
+def test_the_table_goes_through_what_was_measured_and_never_falls(curve: CostCurve) -> None:
+    table = curve.table()
+    assert len(table) == MAX_DRAFT + 2
+    assert table[0] == 0.0
+    for rows, seconds in zip(curve.rows, curve.seconds, strict=True):
+        assert table[rows] == pytest.approx(seconds)
+    assert all(one <= other + 1e-12 for one, other in itertools.pairwise(table))
+
+
+def test_a_decode_that_was_disturbed_takes_no_longer_than_one_of_more_rows() -> None:
+    table = CostCurve((1, 2, 4, 64), (1.0, 0.9, 80.0, 3.0)).table()
+    assert table[1:3] == [0.9, 0.9]
+    assert table[4] == 3.0
+    assert table == sorted(table)
+
+
+def test_a_decode_is_filled_up_to_a_number_of_rows_that_is_faster_or_at_least_known() -> None:
+    widths, table = STEPS.widths(), STEPS.table()
+    assert widths[:13] == [0, 1, 2, 3, 4, 8, 8, 8, 8, 12, 12, 12, 12]  # 4 saves little of 3
+    assert widths[13:] == list(range(13, MAX_DRAFT + 2))
+    assert table[5:13] == [43.0] * 4 + [57.0] * 4
+    assert table[24] == 2 * 57.0
+    assert replace(STEPS, filled=False).widths() == list(range(MAX_DRAFT + 2))
+
+
+@given(curves)
+def test_filling_up_never_takes_longer_than_the_next_number_that_was_measured(curve: CostCurve) -> None:
+    filled = replace(curve, filled=True)
+    for rows, (width, seconds) in enumerate(zip(filled.widths(), filled.table(), strict=True)):
+        assert width >= rows
+        assert width in KNOTS or width % ROW_TILE == 0
+        later = [took for known, took in zip(curve.rows, curve.seconds, strict=True) if known >= rows]
+        assert not rows or seconds <= later[0] + 1e-12
+
+
+def test_many_rows_are_filled_up_by_three_at_most() -> None:
+    """A prompt's, above all: every row costs, and only the rest of four is computed one by one."""
+    widths = replace(LINEAR, rows=KNOTS, seconds=tuple(map(float, KNOTS)), filled=True).widths()
+    assert [widths[rows] for rows in (17, 25, 33, 49, 53, 64)] == [20, 28, 36, 52, 56, 64]
+
+
+def test_behind_a_long_prompt_every_row_takes_longer() -> None:
+    assert DEEP.behind(DEPTH_STEP - 1) == DEEP
+    expected = [taken + 0.1024 + 1.024 * rows for rows, taken in zip(DEEP.rows, DEEP.seconds, strict=True)]
+    assert DEEP.behind(1024).seconds == pytest.approx(expected)
+    assert DEEP.behind(1024) == DEEP.behind(1024 + DEPTH_STEP - 1)
+
+
+def observed(cost: DecodeCost, rounds: int, drafted: int, tokens: int, seconds: float) -> None:
+    """Learn from so many equal decodes."""
+    for _ in range(rounds):
+        cost.observe(drafted, tokens, seconds)
+
+
+def test_heads_are_paid_for_what_is_looked_at() -> None:
+    cost = DecodeCost(LATE)
+    assert cost.single == 13.0
+    assert cost.seconds(3, 1.0) == 12.0 + 5.0  # one by one
+    assert cost.seconds(3, 4.0) == 12.0 + 13.0  # all together
+    for tokens in (4, 1):
+        observed(cost, 60, 3, tokens, cost.seconds(3, tokens))
+    assert not cost.drifted
+    observed(cost, 200, 3, 4, 2.0 * cost.seconds(3, 4.0))
+    assert cost.drifted
+
+
+def test_one_interruption_changes_nothing() -> None:
+    cost = DecodeCost(LINEAR)
+    observed(cost, 20, 0, 1, 1.0)
+    observed(cost, 1, 0, 1, 1000.0)
+    assert cost.single == pytest.approx(1.0)
+    assert not cost.drifted
+
+
+def test_a_curve_that_is_wrong_is_noticed_and_meanwhile_corrected() -> None:
+    cost = DecodeCost(CostCurve((1, 2, 64), (1.0, 1.9, 120.0)))
+    assert not cost.drifted
+    observed(cost, 300, 0, 1, 1.0 + 2 * DRIFT)
+    assert cost.drifted
+    assert cost.corrected().seconds == pytest.approx((1.5, 2.85, 180.0)), "everything takes longer alike"
+
+
+@given(curves, st.floats(3.0, 1e4), st.booleans(), st.integers(0, 20))
+def test_a_curve_that_is_wildly_off_is_corrected_at_once(
+    curve: CostCurve, factor: float, slower: bool, drafted: int
+) -> None:
+    real, scale = DecodeCost(replace(curve, heads=HEADS_MS)), 1.0 / factor if slower else factor
+    cost = DecodeCost(
+        replace(
+            curve,
+            seconds=tuple(scale * each for each in curve.seconds),
+            heads=tuple(scale * each for each in HEADS_MS),
+        )
+    )
+    observed(cost, WITNESSES, drafted, 1, real.seconds(drafted, 1.0))
+    assert cost.drifted
+    assert cost.corrected().seconds == pytest.approx(curve.seconds, rel=0.01)
+    assert cost.corrected().heads == pytest.approx(HEADS_MS, rel=0.01)
+
+
+def test_a_length_that_is_wildly_off_beside_one_that_is_right_is_corrected_alone() -> None:
+    cost = DecodeCost(CostCurve((1, 4, 64), (1.0, 2.0, 60.0)))
+    for _ in range(4):
+        cost.observe(0, 1, 1.0)
+        cost.observe(3, 1, 10.0)
+    assert cost.corrected().seconds[:2] == pytest.approx((1.0, 10.0))
+    assert cost.drifted
+
+
+def test_a_change_of_the_number_of_rows_is_not_taken_for_a_slow_device() -> None:
+    cost = DecodeCost(CostCurve((1, 4, 64), (1.0, 2.0, 60.0), change=0.5))
+    for factor in (1.0, 2.0):
+        for _ in range(60):
+            cost.observe(0, 1, 1.5 * factor)
+            assert (cost.change(0), cost.change(3)) == (0.0, 0.5)
+            cost.observe(3, 3, 2.5 * factor)
+        assert cost.drifted is (factor > 1.0)
+
+
+def test_what_was_not_one_decode_teaches_nothing() -> None:
+    cost = DecodeCost(LINEAR)
+    for drafted in (None, 2):
+        observed(cost, 60, drafted, 9, 1000.0)  # type: ignore[arg-type]
+    assert cost.decodes == 0
+    assert cost.single == 1.0
+
+
+def test_what_is_learned_behind_a_long_prompt_holds_in_front_of_it() -> None:
+    """A device that is half as fast as the curve says, and not more so behind a prompt."""
+    cost = DecodeCost(DEEP)
+    cost.begin(4096)
+    assert cost.single == pytest.approx(DEEP.behind(4096).seconds[0])
+    observed(cost, 20, 0, 1, 1.5 * DEEP.behind(4096).seconds[0])
+    assert cost.corrected().seconds[0] == pytest.approx(1.5, rel=0.05)
+    assert cost.corrected().attention == DEEP.attention
+    cost.begin(0)
+    assert cost.single == pytest.approx(1.5, rel=0.05)

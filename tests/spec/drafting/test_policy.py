@@ -1,0 +1,289 @@
+"""How much is drafted, and from what: what gains most is, and trying costs next to nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve
+from edgellm.spec.drafting.policy import Allowance, DraftPolicy
+from edgellm.spec.drafting.tuning import COPYING, TUNING
+from edgellm.spec.types import Chunk, Decision, Round, Verdict
+
+FLAT = CostCurve((1, 64), (1.0, 1.0))
+LINEAR = CostCurve((1, 64), (1.0, 64.0))
+HALF = CostCurve((1, 2, 64), (1.0, 1.5, 32.5))
+"""A second row takes half the time of the first."""
+ROOM = 63
+chances = st.lists(st.floats(0.01, 0.999), min_size=1, max_size=20).map(
+    lambda each: list(itertools.accumulate(each, lambda one, other: one * other))
+)
+curves = st.lists(st.floats(0.0, 3.0), min_size=len(KNOTS) - 1, max_size=len(KNOTS) - 1).map(
+    lambda more: CostCurve(KNOTS, tuple(itertools.accumulate([1.0, *more])))
+)
+
+
+def policy(
+    curve: CostCurve, model: str = "", *, prompt: int = 0, linked: bool = False, credit: float = 16.0
+) -> DraftPolicy:
+    """Return a policy in a reply behind its first round, with so much credit for copies."""
+    found = DraftPolicy(curve)
+    if credit:
+        found.settle(-credit)
+    found.begin(0, model)
+    told(found, 0, 1, 1.0)
+    return found
+
+
+def told(
+    policy: DraftPolicy, drafted: int, tokens: int, seconds: float, *, copied: bool = True, drafting: float = 0.0
+) -> None:
+    """Tell of a round in which `tokens` were written, `drafting` seconds of which a model drafted."""
+    ids = np.ones(drafted, dtype=np.int32)
+    chunk = Chunk(ids, np.full(drafted, 0.9, np.float32), retrieved=copied and drafted > 0)
+    verdict = Verdict(tokens - 1, np.ones(1, dtype=np.int32))
+    if drafting:
+        policy.drafted(drafted, drafting)
+    policy.observe(Round(0, chunk, Decision(True, ""), verdict, 0.0, drafting, seconds))
+
+
+@given(curves, chances)
+def test_as_much_is_copied_as_brings_most_for_its_time(curve: CostCurve, survives: list[float]) -> None:
+    known = policy(curve, credit=1e9)
+    table, price = curve.table(), known.price
+    gains = [1.0 + sum(survives[:n]) - price * table[n + 1] for n in range(len(survives) + 1)]
+    gains[0] += TUNING.least_gain
+    bid = known.bid(survives, ROOM)
+    wanted = bid.copies or bid.refused  # the longest ones cost more than the credit
+    assert gains[wanted] == pytest.approx(max(gains))
+    assert known.explain(survives, bid, looked=True)
+
+
+def test_where_rows_cost_nothing_everything_is_copied_and_where_they_cost_all_nothing() -> None:
+    assert policy(FLAT).bid([0.5, 0.25, 0.1], ROOM).copies == 3
+    assert policy(FLAT).bid([0.5, 0.25, 0.1], 2).copies == 2
+    assert policy(LINEAR).bid([0.9, 0.8, 0.7], ROOM).copies == 0
+    assert policy(FLAT).bid([], ROOM).copies == 0
+
+
+def test_what_a_token_has_taken_of_late_is_what_another_is_worth() -> None:
+    slow, fast = policy(HALF), policy(HALF)
+    for _ in range(200):
+        told(fast, 1, 2, 1.5)  # each copy was accepted, and its token took 0.75
+        told(slow, 0, 1, 1.0)
+    assert slow.bid([0.6], ROOM).copies == 1
+    assert fast.bid([0.6], ROOM).copies == 0
+
+
+@given(curves, chances, st.integers(0, 20))
+def test_what_is_below_a_floor_changes_no_choice(curve: CostCurve, survives: list[float], rows: int) -> None:
+    known = policy(curve, credit=1e9)
+    floors = [known.floor(place) for place in range(rows, ROOM)]
+    kept = [
+        chance
+        for chance, _ in itertools.takewhile(lambda pair: pair[0] >= pair[1], zip(survives, floors, strict=False))
+    ]
+    if rows:
+        assert known.useful(kept, rows) == known.useful(survives, rows)
+    elif kept:
+        assert known.bid(kept, ROOM) == known.bid(survives, ROOM)
+
+
+def test_what_the_cost_curve_gets_wrong_is_learned() -> None:
+    cheap = CostCurve(KNOTS, tuple(1.0 + 0.01 * rows for rows in KNOTS))
+    sure = [0.9**n for n in range(1, 40)]
+    believed, taught = policy(cheap), policy(cheap)
+    for _ in range(40):
+        told(taught, 0, 1, 1.0)
+        told(taught, 15, 8, 16.0)
+    assert taught.bid(sure, ROOM).copies < 8 < believed.bid(sure, ROOM).copies
+
+
+def test_a_doubtful_curve_that_makes_copies_look_dear_is_tried_within_200_tokens() -> None:
+    wrong = CostCurve((1, 2, 4, 8, 64), (1.0, 4.0, 8.0, 16.0, 128.0), doubtful=True)
+    known, copied = policy(wrong, credit=0.0), []
+    for _ in range(200):
+        n = known.bid([0.9**n for n in range(1, 8)], ROOM).copies
+        told(known, n, n + 1 if n else 1, 1.0 + 0.1 * n)
+        copied.append(n)
+    assert copied[-1] >= 4
+    assert sum(copied) > 500
+
+
+# ---------------------------------------------------------------------------------------------- the allowance
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.0, 1.0)), max_size=300))
+def test_any_stretch_in_which_nothing_is_right_costs_a_hundredth_at_most(rounds: list[tuple[int, float]]) -> None:
+    allowance, window = Allowance(COPYING.first_credit, COPYING.first_credit), 256
+    spent: list[float] = []  # by token
+    for tokens, share in rounds:
+        cost = share * max(0.0, allowance.left + COPYING.debt)
+        allowance.spend(cost, COPYING.debt)
+        allowance.earn(tokens)
+        spent += [cost] + [0.0] * (tokens - 1)
+    for first in range(len(spent)):
+        assert sum(spent[first : first + window]) <= 0.01 * window
+
+
+def test_a_loss_that_is_beyond_belief_is_not_believed() -> None:
+    allowance = Allowance(COPYING.first_credit)
+    allowance.credit(0.1)
+    allowance.spend(1e9)
+    assert allowance.left > 0.5 * COPYING.least_credit
+    allowance.credit(1e9)
+    assert allowance.left == COPYING.most_credit
+
+
+def copies_where_all_are_wrong(known: DraftPolicy, rounds: int, survives: Sequence[float]) -> float:
+    """Return the decodes that copies cost in so many rounds in which none is right."""
+    for _ in range(rounds):
+        n = known.bid(survives, ROOM).copies
+        told(known, n, 1, known.cost.seconds(n, 1.0))
+    return known.account().copies
+
+
+def test_copies_that_are_wrong_stop_soon_however_sure_they_look() -> None:
+    known = policy(HALF, credit=0.0)
+    assert 0.0 < copies_where_all_are_wrong(known, 1000, [0.9, 0.8, 0.7]) < 0.01 * 1000
+    bid = known.bid([0.9, 0.8, 0.7], ROOM)
+    assert bid.refused
+    assert "used up" in known.explain([0.9, 0.8, 0.7], bid, looked=True)
+
+
+def test_what_was_refused_and_would_have_been_right_is_copied_the_next_time() -> None:
+    known = policy(HALF, credit=0.0)
+    copies_where_all_are_wrong(known, 100, [0.9, 0.8, 0.7])
+    refused = known.bid([0.9, 0.8, 0.7], ROOM).refused
+    known.settle(known.cost.loss(refused, refused))
+    assert known.bid([0.9, 0.8, 0.7], ROOM).copies == refused
+
+
+def test_lookups_that_find_nothing_become_rare_except_where_the_text_is_known() -> None:
+    known, looked = policy(FLAT, credit=0.0), 0
+    for _ in range(2000):
+        if known.looks(0):
+            looked += 1
+            known.looked(0.05)
+        told(known, 0, 1, 1.0)
+    assert looked * 0.05 <= 0.01 * 2000
+    assert known.looks(COPYING.known_tokens)
+    assert known.account().lookups == pytest.approx(looked * 0.05, rel=0.5)
+
+
+def test_an_interrupted_lookup_does_not_stop_all_others() -> None:
+    known = policy(FLAT, credit=0.0)
+    known.looked(5.0)  # the machine did something else meanwhile
+    assert known.looks(0)
+
+
+# ------------------------------------------------------------------------------------------- the draft model
+
+
+def rounds_with(known: DraftPolicy, rounds: int, tokens: int, drafting: float) -> int:
+    """Write in so many rounds with a model whose drafts take so long and bring `tokens` a round; return its drafts."""
+    asked = 0
+    for _ in range(rounds):
+        bid = known.bid([], ROOM)
+        asked += bid.asks > 0
+        if bid.asks:
+            told(known, bid.asks, tokens, 1.0 + drafting, copied=False, drafting=drafting)
+        else:
+            told(known, 0, 1, 1.0)
+    return asked
+
+
+def test_a_model_that_pays_is_asked_in_nearly_every_round() -> None:
+    assert rounds_with(policy(FLAT, "good"), 400, tokens=4, drafting=0.5) > 200
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_a_model_that_does_not_pay_is_hardly_asked_in_this_reply_and_the_next(tokens: int) -> None:
+    known = policy(FLAT, "slow")
+    assert rounds_with(known, 1000, tokens, drafting=3.0) < 12
+    for _ in range(10):
+        known.end()
+        known.begin(0, "slow")
+        told(known, 0, 1, 1.0)
+    assert rounds_with(known, 1000, tokens, drafting=3.0) < 8
+    assert known.account().model < 20.0
+    assert "paused" in known.reason
+
+
+def test_when_the_model_begins_to_pay_it_is_asked_again() -> None:
+    known = policy(FLAT, "slow")
+    rounds_with(known, 1000, tokens=1, drafting=1.0)
+    rounds_with(known, 20_000, tokens=6, drafting=0.5)
+    assert rounds_with(known, 300, tokens=6, drafting=0.5) > 150
+
+
+def test_drafts_are_short_until_they_are_right() -> None:
+    known = policy(FLAT, "model")
+    assert known.bid([], ROOM).asks == TUNING.first_draft
+    for _ in range(2):  # the prompt is read with the first
+        told(known, 4, 1, 1.0, copied=False, drafting=0.1)
+    assert known.bid([], ROOM).asks == 2
+    right = policy(FLAT, "model")
+    told(right, 4, 5, 1.0, copied=False, drafting=0.1)
+    told(right, 4, 5, 1.0, copied=False, drafting=0.1)
+    assert right.bid([], ROOM).asks == 10
+
+
+def read(seconds: float, **kwargs: bool) -> DraftPolicy:
+    """Return a policy behind replies to prompts of 100 tokens, with a model that takes so many seconds to read a token
+    and brings four tokens a round."""
+    known = DraftPolicy(HALF)
+    for _ in range(6):
+        known.begin(100, "model", **kwargs)
+        told(known, 0, 1, 100.0)
+        reads = 100 * seconds
+        for _ in range(20):
+            if known.bid([], ROOM).asks:
+                told(known, 4, 4, 1.2 + reads, copied=False, drafting=0.2 + reads)
+                reads = 0.0
+            else:
+                told(known, 0, 1, 1.0)
+        known.end()
+    return known
+
+
+@pytest.mark.parametrize(("prompt", "pays"), [(20, True), (20_000, False)])
+def test_a_prompt_is_read_where_that_pays(prompt: int, pays: bool) -> None:
+    known = read(0.1)
+    known.begin(prompt, "model")
+    told(known, 0, 1, 100.0)
+    assert (known.bid([], ROOM).asks > 0) is pays
+
+
+@pytest.mark.parametrize(("linked", "seconds", "now"), [(False, 0.2, False), (True, 0.2, True), (False, 0.001, True)])
+def test_the_first_token_does_not_wait_for_a_model_here_that_takes_long_to_read(
+    linked: bool, seconds: float, now: bool
+) -> None:
+    known = read(seconds, linked=linked)
+    known.begin(100, "model", linked=linked)
+    assert (known.bid([], ROOM).asks > 0) is now
+    assert known.reads_ahead() is not now
+
+
+def test_a_round_in_which_the_prompt_is_read_says_nothing_of_drafts() -> None:
+    known = DraftPolicy(FLAT)
+    known.begin(50, "model")
+    told(known, 0, 1, 1.0)
+    for drafting in (50.0, 0.1, 0.1):
+        told(known, 4, 4, 1.0 + drafting, copied=False, drafting=drafting)
+    assert known.account().model == pytest.approx(47.0)
+    assert known.bid([], ROOM).asks
+
+
+def test_the_prompts_time_is_not_taken_for_a_decodes() -> None:
+    known = DraftPolicy(FLAT)
+    for _ in range(20):  # short replies behind long prompts
+        known.begin(9)
+        told(known, 0, 1, 1000.0)
+        known.end()
+    assert known.price == 1.0

@@ -1,0 +1,316 @@
+"""Copies in the loop, with models made of arithmetic: the text is the verifier's own, whatever is copied."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgellm.errors import VerifierLost
+from edgellm.spec.drafters import hybrid
+from edgellm.spec.drafters.hybrid import HybridDrafter
+from edgellm.spec.drafting.cost_curve import CostCurve
+from edgellm.spec.drafting.policy import DraftPolicy
+from edgellm.spec.gates.rules import AlwaysGate
+from edgellm.spec.loop import generate, merge
+from edgellm.spec.ngram.draft_index import MOST_TOKENS, DraftIndex, PastConversation
+from edgellm.spec.params import SOURCES
+from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.stats import Stats
+from edgellm.spec.types import GREEDY, Chunk, Expected, Explanation, Sampling, Source, Token, Verdict
+from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, chain, markov
+from tests.spec.ngram.rounds import taken, told
+
+CHEAP = CostCurve((1, 64), (1.0, 1.1))
+
+
+@pytest.fixture(autouse=True)
+def _arithmetic_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The curve is believed, whatever decodes take: those of arithmetic take less time than a lookup."""
+    monkeypatch.setattr("edgellm.spec.drafting.cost_curve.WITNESSES", 10**9)
+
+
+def memory(curve: CostCurve = CHEAP) -> DraftIndex:
+    """Return a memory with some credit for copies."""
+    known = DraftIndex(DraftPolicy(curve), lambda token: token % 3 == 0, lambda token: token == EOG)
+    known.policy.settle(-10.0)
+    return known
+
+
+def events(
+    known: DraftIndex,
+    prompt: Sequence[int],
+    verifier: FakeVerifier,
+    *,
+    names: Collection[str] = SOURCES,
+    sampling: Sampling = GREEDY,
+    model: FakeDrafter | None = None,
+    explain: bool = False,
+) -> tuple[list[Any], Stats]:
+    """Return the events of a reply, and its statistics; it is remembered."""
+    stats, ids = Stats(), np.array(prompt, dtype=np.int32)
+    copies = known.take(names)
+    assert copies is not None
+    try:
+        found = generate(
+            GenerationState(ids, sampling, GenerationLimits(40, 200, 63), explain=explain),
+            vocabulary=Letters(),
+            drafter=HybridDrafter(known.policy, copies, model, 3),
+            gate=AlwaysGate(),
+            verifier=verifier,
+            stats=stats,
+        )
+        return list(found), stats
+    finally:
+        known.give()
+        known.add(PastConversation(prompt, stats.ids))
+
+
+def ids_of(found: Sequence[object]) -> list[int]:
+    return [event.id for event in found if isinstance(event, Token)]
+
+
+def plain(prompt: list[int], verifier: FakeVerifier, sampling: Sampling = GREEDY) -> list[int]:
+    state = GenerationState(np.array(prompt, dtype=np.int32), sampling, GenerationLimits(40, 200))
+    found = generate(state, vocabulary=Letters(), drafter=None, gate=AlwaysGate(), verifier=verifier, stats=Stats())
+    return ids_of(list(found))
+
+
+@settings(max_examples=40)
+@given(
+    st.sets(st.sampled_from(sorted(SOURCES)), min_size=1),
+    st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=12), min_size=1, max_size=4),
+    st.integers(0, 99),
+    st.booleans(),
+)
+def test_copying_never_changes_the_text(names: set[str], prompts: list[list[int]], seed: int, model: bool) -> None:
+    known, verifier = memory(), FakeVerifier(markov(seed, 10, sharpness=4.0))
+    small = FakeDrafter(verifier.logits) if model else None
+    for prompt in prompts:
+        assert ids_of(events(known, prompt, verifier, names=sorted(names), model=small)[0]) == plain(prompt, verifier)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32), st.floats(0.3, 2.0))
+def test_a_sampled_reply_with_copies_is_the_one_that_is_drawn_without(seed: int, temperature: float) -> None:
+    verifier, sampling = FakeVerifier(markov(5, 6, sharpness=1.5)), Sampling(temperature, top_k=0, top_p=1.0, seed=seed)
+    prompt = [1, 2, 1, 2, 1]
+    found, stats = events(memory(), prompt, verifier, names=["context"], sampling=sampling)
+    assert ids_of(found) == plain(prompt, verifier, sampling)
+    assert stats.drafted > 0
+
+
+def test_what_was_replied_before_is_copied_and_takes_fewer_passes() -> None:
+    known, verifier = memory(), FakeVerifier(chain(3, eog_at=30))
+    first, before = events(known, [1, 2, 3], verifier)
+    again, after = events(known, [1, 2, 3], verifier)
+    assert ids_of(first) == ids_of(again)
+    assert before.rounds > 3 * after.rounds
+    assert Source.RETRIEVED in {token.source for token in again}
+    assert after.finish_reason == "stop"
+
+
+def test_each_source_alone_finds_what_it_is_for() -> None:
+    verifier = FakeVerifier(chain(3, eog_at=30))
+    for name in ("history", "analogy"):
+        known = memory()
+        events(known, [1, 2, 3], verifier, names=[name])
+        assert events(known, [1, 2, 3], verifier, names=[name])[1].accepted > 10, name
+    loop = FakeVerifier(lambda prefix: np.eye(10, dtype=np.float32)[1 + int(prefix[-1]) % 5] * 9)
+    assert events(memory(), [1, 2, 3, 4, 5, 1, 2], loop, names=["context"])[1].accepted > 20
+
+
+def test_copies_are_found_at_once_after_a_long_time_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a tiny model, whose decode takes as long as 25 lookups."""
+    ticks = count()
+    monkeypatch.setattr(hybrid, "perf_counter", lambda: 2e-5 * next(ticks))
+    known = DraftIndex(DraftPolicy(CostCurve((1, 64), (1e-3, 2e-3))), lambda _token: False, lambda _token: False)
+    passage = list(range(5_000, 5_120))
+    drafter, text = taken(known, [*passage, 1], ["context"]), [*passage, 1]
+    accepted = 0
+    for number in range(1500):
+        drafter.propose(GenerationState(np.array(text, dtype=np.int32)), 8)
+        told(drafter, Chunk(), Verdict(0, np.array([number + 10], dtype=np.int32)), 1e-3)
+        text.append(number + 10)
+    spent = known.policy.account()
+    assert 0.0 < spent.lookups + spent.copies < 0.01 * 1500
+    left = list(passage)
+    for _ in range(60):
+        chunk = drafter.propose(GenerationState(np.array(text, dtype=np.int32)), 63)
+        right = 0
+        while right < min(len(chunk), len(left) - 1) and int(chunk.ids[right]) == left[right]:
+            right += 1
+        told(drafter, chunk, Verdict(right, np.array(left[right : right + 1], dtype=np.int32)), 1e-3)
+        text, left, accepted = [*text, *left[: right + 1]], left[right + 1 :], accepted + right
+        if not left:
+            break
+    assert accepted >= 0.8 * len(passage)
+
+
+def test_what_is_offered_and_not_copied_is_learned_of_too() -> None:
+    """A second row costs nearly as much as a first, so at first nothing pays; what would have been right shows."""
+    known = memory(CostCurve((1, 2, 64), (1.0, 1.9, 58.0)))
+    text, lengths = np.array([1, 2, 3, 4, 5] * 2, dtype=np.int32), []
+    drafter = taken(known, text, ["context"])
+    for _ in range(40):
+        chunk = drafter.propose(GenerationState(text), 1)
+        right = 1 + (int(text[-1]) + np.arange(len(chunk) + 1)) % 5
+        told(drafter, chunk, Verdict(len(chunk), right[-1:].astype(np.int32)), 1.0 + 0.9 * len(chunk))
+        text = np.append(text, right).astype(np.int32)
+        lengths.append(len(chunk))
+    assert lengths[0] == 0
+    assert sum(lengths[20:]) >= 15
+
+
+def test_what_the_verifier_expects_while_it_reads_is_drafted() -> None:
+    known, prompt = memory(), np.array([1, 2, 3, 1], dtype=np.int32)
+    copies = known.take(["calibration"])
+    assert copies is not None
+    assert copies.expect is not None
+    copies.begin(prompt)
+    ids = np.array([[3], [9], [8], [9]], dtype=np.int32)
+    copies.expect(Expected(0, ids, np.full((4, 1), 0.9, dtype=np.float32)))
+    assert list(copies.offers(lambda _rows: 0.0, 3).ids)[:2] == [
+        3,
+        8,
+    ]  # behind 1 it expects 3, and behind 3 8
+
+
+def test_a_rejected_draft_is_used_again_behind_its_correction() -> None:
+    prompt = np.array([1, 2, 4, 5, 7, 8, 1], dtype=np.int32)
+    drafter = taken(memory(), prompt, ["context", "reuse"])
+    chunk = drafter.propose(GenerationState(prompt), 5)
+    assert chunk.ids.tolist() == [2, 4, 5, 7, 8]
+    told(drafter, chunk, Verdict(0, np.array([10], dtype=np.int32), plausible=(False, True, True, True, False)))
+    again = drafter.propose(GenerationState(np.append(prompt, 10).astype(np.int32)), 5)
+    assert again.ids.tolist()[:3] == [4, 5, 7]
+
+
+def test_where_copying_does_not_pay_nothing_is_copied_and_the_reason_says_so() -> None:
+    prompt = np.array([1, 2, 3, 1, 2], dtype=np.int32)
+    drafter = taken(memory(CostCurve((1, 2, 64), (1.0, 4.0, 200.0))), prompt)
+    chunk = drafter.propose(GenerationState(prompt, explain=True), 10)
+    assert len(chunk) == 0
+    assert "costs 300%" in chunk.reason
+
+
+def test_explanations_name_what_was_retrieved() -> None:
+    known, verifier = memory(), FakeVerifier(chain(3, eog_at=20))
+    events(known, [1, 2, 3], verifier)
+    found, _ = events(known, [1, 2, 3], verifier, explain=True)
+    texts = [event.text for event in found if isinstance(event, Explanation)]
+    assert any(text.startswith("retrieved ") and "tokens expected" in text for text in texts)
+
+
+@pytest.mark.parametrize("model", [False, True])
+def test_what_is_copied_never_stands_unchecked(model: bool) -> None:
+    known = memory()
+    events(known, [1, 2, 3], FakeVerifier(chain(3, eog_at=30)))
+    verifier = FakeVerifier(chain(3, eog_at=30), lost={1, 3}, absence=2)
+    small = FakeDrafter(chain(99))  # disagrees with the verifier, and with all that can be copied
+    copies, text, lost = known.take(SOURCES), [1, 2, 3], False
+    assert copies is not None
+    try:
+        for event in generate(
+            GenerationState(np.array(text, dtype=np.int32), GREEDY, GenerationLimits(40, 200, 5)),
+            vocabulary=Letters(),
+            drafter=HybridDrafter(known.policy, copies, small if model else None, 3),
+            gate=AlwaysGate(),
+            verifier=verifier,
+            stats=Stats(),
+        ):
+            if isinstance(event, Token):
+                writer = small if event.source is Source.DRAFT else verifier
+                assert event.id == int(writer.logits(np.array(text, dtype=np.int32)).argmax())
+                text.append(event.id)
+    except VerifierLost:
+        lost = True
+    assert lost is not model  # who only copies has nobody to go on with
+
+
+def test_where_nobody_verifies_the_small_model_writes_and_no_copy_stands() -> None:
+    prompt = np.array([1, 2, 3, 4, 9], dtype=np.int32)
+    mixed = taken(memory(), prompt, model=FakeDrafter(markov(1, 10)))
+    assert len(mixed.unverified(GenerationState(prompt), Chunk(), 8)) == 3
+    assert not mixed.unverified(GenerationState(prompt), Chunk(prompt, retrieved=True), 8).retrieved
+
+
+def test_beside_a_small_model_the_better_of_the_two_drafts() -> None:
+    known, prompt = memory(), np.array([1, 2, 3, 4, 9], dtype=np.int32)
+    small = FakeDrafter(markov(1, 10))
+    mixed = taken(known, prompt, ["context"], small)
+    assert not mixed.propose(GenerationState(prompt), 63).retrieved  # there is nothing to copy
+    for _ in range(8):
+        mixed.propose(GenerationState(prompt), 63)
+        told(mixed, Chunk(np.ones(3, np.int32), np.ones(3, np.float32)), Verdict(0, np.array([1], np.int32)), 5.0)
+    asked = len(small.prefixes)
+    copied = mixed.propose(GenerationState(np.array([1, 2, 3, 4, 9, 1, 2], dtype=np.int32)), 63)
+    assert copied.retrieved
+    assert len(small.prefixes) == asked
+
+
+def test_behind_a_first_copy_the_model_reads_the_prompt_while_the_verifier_does() -> None:
+    prompt = np.array([*range(1, 9), *range(1, 6)], dtype=np.int32)
+    small, state = FakeDrafter(markov(1, 10)), GenerationState(prompt)
+    mixed = taken(memory(), prompt, ["context"], small)
+    chunk = mixed.propose(state, 8)
+    assert chunk.retrieved
+    mixed.look_ahead(state, chunk, 8, lambda: True)
+    assert not small.prefixes, "the verdict was there already"
+    for _ in range(2):
+        mixed.look_ahead(state, chunk, 8, lambda: False)
+        assert [len(prefix) for prefix in small.prefixes] == [state.prompt_tokens], "read once"
+
+
+def follows(prompt: list[int]) -> HybridDrafter:
+    """Return a small model that says 1 + (last mod 9), beside a context that goes on otherwise behind 4."""
+    model = FakeDrafter(lambda prefix: 9 * np.eye(20, dtype=np.float32)[1 + int(prefix[-1]) % 9])
+    return taken(memory(), prompt, ["context"], model)
+
+
+def test_what_the_small_model_drafts_is_continued_by_a_copy() -> None:
+    prompt = np.array([2, 3, 4, 15, 16, 17, 18, 19, 1], dtype=np.int32)
+    mixed = follows(prompt.tolist())
+    chunk = mixed.propose(GenerationState(prompt), 63)
+    assert chunk.ids.tolist()[:7] == [2, 3, 4, 15, 16, 17, 18]
+    assert chunk.tail == len(chunk) - 3
+    assert not chunk.retrieved
+    words = merge(chunk, Verdict(5, np.array([7], dtype=np.int32)))
+    assert [word.source for word in words] == [Source.ACCEPTED] * 3 + [Source.RETRIEVED] * 2 + [Source.CORRECTED]
+    alone = mixed.unverified(GenerationState(prompt), chunk, 63)
+    assert (alone.ids.tolist(), alone.tail) == ([2, 3, 4], 0)
+
+
+def test_behind_the_end_of_a_turn_nothing_is_copied() -> None:
+    prompt = np.array([5, 6, EOG, 7, 8, 5], dtype=np.int32)
+    assert taken(memory(), prompt, ["context"]).propose(GenerationState(prompt), 10).ids.tolist() == [6, EOG]
+
+
+def test_one_reply_at_a_time_has_it() -> None:
+    known = memory()
+    assert known.take(SOURCES) is not None
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(known.take(SOURCES)))
+    thread.start()
+    thread.join()
+    assert found == [None]
+    known.give()
+    assert known.take(SOURCES) is not None
+
+
+def test_the_past_is_bounded() -> None:
+    known = memory()
+    talk = PastConversation(list(range(1, 201)), list(range(1, 201)))
+    for at in range(4 * MOST_TOKENS // 400):
+        known.add(talk)
+        if at % 50 == 0:
+            known.index_pending()
+        assert known.tokens <= MOST_TOKENS + 51 * 400
+    known.index_pending()
+    assert MOST_TOKENS // 4 <= known.tokens <= MOST_TOKENS
