@@ -67,7 +67,7 @@ async def greet(
     said = hello(ours, model)
     data = await channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, bytes)(said, timeout=seconds)
     reply = parse_message(pb.HelloReply, data, MAX_GREETING)
-    check_protocol(reply.protocol, "the verifier")
+    check_version(reply.protocol, PROTOCOL, "the verifier")
     for name, digest in (("model", reply.model_hash), ("tokenizer", reply.tokenizer)):
         if len(digest) not in (0, 32):
             raise ProtocolError(f"The verifier's {name} has a hash of {len(digest)} bytes.", SAME_VERSION)
@@ -146,15 +146,6 @@ def first_different_block(ours: Vocabulary, theirs: pb.VocabularyHashes) -> pb.V
         return pb.VocabularyBlock(first_token=ours.size)
     start, end = block * _BLOCK, min((block + 1) * _BLOCK, ours.size)
     return pb.VocabularyBlock(first_token=start, tokens=ours.pieces[start:end], kinds=ours.kinds[start:end])
-
-
-def check_protocol(theirs: int, who: str) -> None:
-    """Check that a peer, named `who`, speaks this version of the protocol.
-
-    Raises:
-        PeerTooOld, PeerTooNew: says on which side to update.
-    """
-    check_version(theirs, PROTOCOL, who)
 
 
 def mismatch(

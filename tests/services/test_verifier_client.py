@@ -144,15 +144,6 @@ def test_a_closed_connection_loses_everything_in_flight(server: VerifierServer, 
     verifier.close()  # twice is once
 
 
-def test_done_becomes_true(remote: RemoteVerifier, prompt: Ids) -> None:
-    session: Session = remote.open(GenerationState())
-    pending = session.submit(prompt, Chunk())
-    verdict = pending.result()
-    assert pending.done()
-    assert pending.result() is verdict
-    session.close()
-
-
 def test_the_verifiers_name_and_length(remote: RemoteVerifier, server: VerifierServer) -> None:
     """The name is that of `edgellm ls`, so that a model is called the same wherever it runs."""
     assert remote.capabilities.name == name_of(server.model.path)

@@ -25,12 +25,12 @@ from edgellm.errors import (
     VerifierBusy,
     VocabularyMismatch,
 )
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, SERVICE
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, PROTOCOL, SERVICE
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, caller_id
 from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, parse_message
-from edgellm.services.handshake import PREPARING, check_protocol, first_different_block
+from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, check_version, parse_message
+from edgellm.services.handshake import PREPARING, first_different_block
 from edgellm.services.server.listener import EventKind, Notify, Service, write_in_time
 from edgellm.services.server.session_grammar import GrammarOwner, SessionGrammar
 from edgellm.services.server.verifying_model import VerifyingModel, find_model
@@ -242,7 +242,7 @@ class VerificationService(Service):
     def _opened(self, frame: pb.DeviceFrame) -> tuple[VerifyingModel, Sampling]:
         if frame.WhichOneof("frame") != "open":
             raise ProtocolError("The first frame is not Open.", SAME_VERSION)
-        check_protocol(frame.open.protocol, "the device")
+        check_version(frame.open.protocol, PROTOCOL, "the device")
         model = self._find(frame.open.model)
         if frame.open.vocabulary != model.fingerprint:
             raise VocabularyMismatch(
