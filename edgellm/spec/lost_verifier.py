@@ -234,11 +234,12 @@ class VerdictDeadline:
 
 class RetryDelay:
     """The seconds before the next try: `first` behind a loss, doubled up to `most`, shortened at random by up to a
-    half."""
+    half; and until when nothing is to be asked."""
 
     def __init__(self, first: float, most: float) -> None:
         self._first, self._most = first, most
         self._failures = 0
+        self._not_before = 0.0
         self._jitter = random.Random()
 
     def next(self) -> float:
@@ -247,10 +248,17 @@ class RetryDelay:
         self._failures = min(self._failures + 1, 16)
         return longest * self._jitter.uniform(0.5, 1.0)
 
-    def asked(self, seconds: float) -> float:
-        """Return how long to wait for who asked for `seconds`: a little longer, at random, so that not all devices come
-        back at once."""
-        return seconds * self._jitter.uniform(1.0, 1.25)
+    def pause(self, seconds: float | None = None) -> float:
+        """Ask nothing for the `seconds` that the other side asks for, or for the next delay; return how long. It is a
+        little longer than asked for, at random, so that not all devices come back at once."""
+        wait = self.next() if seconds is None else seconds * self._jitter.uniform(1.0, 1.25)
+        self._not_before = max(self._not_before, monotonic() + wait)  # several sessions may have received a delay
+        return wait
+
+    @property
+    def left(self) -> float:
+        """Return the seconds of the pause that are left, 0 without one."""
+        return max(0.0, self._not_before - monotonic())
 
     def reset(self) -> None:
         """Begin again with the first delay, as there was an answer."""

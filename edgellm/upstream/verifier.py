@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from time import monotonic, perf_counter
+from time import perf_counter
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class UpstreamLink:
         self._upstream = upstream
         self.patience = VerdictDeadline(timing.least)
         self._retry = RetryDelay(timing.retry, timing.retry_most)
-        self._up, self._not_before = True, 0.0
+        self._up = True
         self._returning: asyncio.Task[None] | None = None
         self._late: asyncio.Task[None] | None = None
         self._round_trip = 0.0
@@ -54,12 +54,12 @@ class UpstreamLink:
 
     def ready(self) -> bool:
         """Return whether the server is there, not paused, and owes no late answer."""
-        return self._up and self._late is None and monotonic() >= self._not_before
+        return self._up and self._late is None and not self._retry.left
 
     def wait_seconds(self) -> float:
         """Return the seconds until the server may be ready; 0 if it is."""
         late = 0.0 if self._late is None else _LATE_SECONDS
-        return max(late, self._not_before - monotonic())
+        return max(late, self._retry.left)
 
     async def ask(self, request: RowRequest, work: VerdictWork) -> RowReply:
         """Return the rows for a request. Raises VerifierBusy, VerifierSlow or VerifierLost; `ready` knows of it.
@@ -94,7 +94,7 @@ class UpstreamLink:
             await asyncio.gather(asked, return_exceptions=True)
             raise
         except VerifierBusy as busy:
-            self._pause(busy.seconds)
+            self._retry.pause(busy.seconds)
             raise
         except VerifierLost as error:
             of_request = isinstance(error, ServerRefused) and error.of_request
@@ -119,7 +119,7 @@ class UpstreamLink:
         except TimeoutError:
             _log.debug("an answer of the server of %s has never arrived", self._upstream.name)
         except VerifierBusy as busy:
-            self._pause(busy.seconds)
+            self._retry.pause(busy.seconds)
         except VerifierLost as error:
             self.loop_lost(error)
         self._late = None
@@ -133,10 +133,6 @@ class UpstreamLink:
             trips.append(perf_counter() - began)
         self._round_trip = min(trips)
 
-    def _pause(self, seconds: float | None = None) -> None:
-        wait = self._retry.next() if seconds is None else self._retry.asked(seconds)
-        self._not_before = max(self._not_before, monotonic() + wait)
-
     def loop_lost(self, error: EdgeError) -> None:
         """Look for the server in the background until it is back."""
         if self._up:
@@ -146,9 +142,7 @@ class UpstreamLink:
 
     async def _come_back(self) -> None:
         while not self._up:
-            wait = self._retry.next()
-            self._not_before = max(self._not_before, monotonic() + wait)
-            await asyncio.sleep(wait)
+            await asyncio.sleep(self._retry.pause())
             try:
                 async with asyncio.timeout(self.patience.limit(VerdictWork(0, 1))):
                     await self._upstream.check()

@@ -112,7 +112,6 @@ class Connection:
         self.timing = timing
         self.patience = VerdictDeadline(timing.least)
         self._vocabulary = vocabulary
-        self._not_before = 0.0
         self._retry = RetryDelay(timing.retry, timing.retry_most)
         self._channel: grpc.aio.Channel | None = None  # None while the verifier is away
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,7 +128,7 @@ class Connection:
 
     def ready(self) -> bool:
         """Return whether the verifier is connected and not paused."""
-        return self._channel is not None and not self._closing.is_set() and monotonic() >= self._not_before
+        return self._channel is not None and not self._closing.is_set() and not self._retry.left
 
     def alive(self) -> bool:
         """Return whether the connection is not closed yet."""
@@ -167,8 +166,7 @@ class Connection:
 
     def loop_pause(self, seconds: float | None = None) -> None:
         """Pause requests after a refusal for `seconds`, or by default for longer with each refusal."""
-        wait = self._retry.next() if seconds is None else self._retry.asked(seconds)
-        self._not_before = max(self._not_before, monotonic() + wait)  # several sessions may have received a delay
+        self._retry.pause(seconds)
 
     def loop_answered(self) -> None:
         """Reset the backoff, as the verifier has answered."""
