@@ -137,7 +137,7 @@ class Placed:
         return f"{self.file.path.name}: {'; '.join(self.reasons)}"
 
 
-def place(
+def place_model(
     file: ModelFile, hardware: Hardware, taken: Counter[str], *, verifies: bool, sessions: int = 1,
     apart: bool = False, eagle3: ModelFile | None = None,
 ) -> Placed:  # fmt: skip
@@ -170,7 +170,7 @@ def place(
     before = Counter(taken)
     if eagle3 is not None:
         before["CPU"] += sessions * window_bytes(eagle3.header)
-    fitted = fit(file, hardware, contexts, before, eagle3, sessions=sessions)
+    fitted = fit(Wanted(file, contexts, eagle3, sessions), hardware, before)
     taken.clear()
     taken.update(fitted.taken)
     return Placed(file, fitted.hardware, (fitted.reason, *reasons), eagle3, sessions)
@@ -180,13 +180,13 @@ def place_sessions(
     file: ModelFile, hardware: Hardware, taken: Counter[str], *, sessions: int, fewer: bool,
     eagle3: ModelFile | None = None,
 ) -> Placed:  # fmt: skip
-    """Return where a verifier of several `sessions` goes, like `place`; with `fewer`, and where not all of them fit,
-    one of as many as do. Raises MemoryShort, with the number that fits, where all of them have to."""
+    """Return where a verifier of several `sessions` goes, like `place_model`; with `fewer`, and where not all of them
+    fit, one of as many as do. Raises MemoryShort, with the number that fits, where all of them have to."""
     hardware, reasons = _with_context(file, hardware, sessions)
 
     def placed(n: int) -> tuple[Placed, Counter[str]]:
         beside = Counter(taken)
-        return place(file, hardware, beside, verifies=True, sessions=n, eagle3=eagle3), beside
+        return place_model(file, hardware, beside, verifies=True, sessions=n, eagle3=eagle3), beside
 
     try:
         found, beside = placed(sessions)
@@ -294,13 +294,33 @@ class Fitted:
     taken: Counter[str]
 
 
-def fit(
-    file: ModelFile, hardware: Hardware, contexts: Contexts, taken: Counter[str] | None = None,
-    eagle3: ModelFile | None = None, *, sessions: int = 1,
-) -> Fitted:  # fmt: skip
-    """Return how a model is loaded beside what is `taken` already, and an EAGLE-3 head with it: with the layers on
-    graphics cards that `hardware` asks for, or as many as fit. The `contexts` have that many `sessions` together.
-    `EDGELLM_FIT=off` leaves out the check against the machine's memory.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A model's file, its `contexts`, which have that many `sessions` together, and the EAGLE-3 head beside it."""
+
+    file: ModelFile
+    contexts: Contexts
+    eagle3: ModelFile | None = None
+    sessions: int = 1
+
+    def use(self, hardware: Hardware) -> MemoryUse:
+        """Return what llama.cpp would take. Raises as `reckon`."""
+        return reckon(self.file, hardware, self.contexts, self.eagle3)
+
+    def estimate(self, hardware: Hardware) -> int:
+        """Return the bytes that it takes on the processor, by its headers."""
+        header, n = self.file.header, self.sessions
+        headers = [header, *([] if self.eagle3 is None else [self.eagle3.header])]
+        weights = sum(tensor.nbytes for one in headers for tensor in one.tensors)
+        length, state = hardware.n_ctx or _CONTEXTS[0], recurrent_state_bytes(header)
+        states = n * state * (1 + snapshots_that_fit(header, weights, n))
+        caches = n * length * sum(map(cache_bytes_per_token, headers))
+        return weights + caches + states + checkpoint_bytes(header, length, n) + sum(map(model_bytes, headers))
+
+
+def fit(wanted: Wanted, hardware: Hardware, taken: Counter[str] | None = None) -> Fitted:
+    """Return how a model is loaded beside what is `taken` already: with the layers on graphics cards that `hardware`
+    asks for, or as many as fit. `EDGELLM_FIT=off` leaves out the check against the machine's memory.
 
     Raises:
         MemoryShort: the model does not fit; says what would.
@@ -309,60 +329,47 @@ def fit(
     taken = taken if taken is not None else Counter()
     cards = offload_devices(hardware.devices) if hardware.gpu_layers != 0 else []
     if cards:
-        return _on_cards(file, hardware, contexts, cards, taken, eagle3, sessions)
+        return _on_cards(wanted, hardware, cards, taken)
     if hardware.gpu_layers:
+        name = wanted.file.path.name
         raise InvalidOption(
-            f"{_layers(hardware.gpu_layers)} of {file.path.name} cannot be on a graphics card: llama.cpp finds none.",
+            f"{_layers(hardware.gpu_layers)} of {name} cannot be on a graphics card: llama.cpp finds none.",
             "Leave --gpu-layers out; edgellm doctor tells how llama.cpp is compiled for a graphics card.",
         )
     reason = "none asked for" if hardware.gpu_layers == 0 else "llama.cpp finds no graphics card that it can use"
-    return _on_processor(file, hardware, contexts, taken, f"on the processor: {reason}", eagle3, sessions)
+    return _on_processor(wanted, hardware, taken, f"on the processor: {reason}")
 
 
-def _on_cards(
-    file: ModelFile, hardware: Hardware, contexts: Contexts, cards: Sequence[ComputeDevice], taken: Counter[str],
-    eagle3: ModelFile | None, sessions: int,
-) -> Fitted:  # fmt: skip
+def _on_cards(wanted: Wanted, hardware: Hardware, cards: Sequence[ComputeDevice], taken: Counter[str]) -> Fitted:
     room = {card.name: max(0, spare_memory(card) - taken[card.name]) for card in cards if card.total}
     layers, short = hardware.gpu_layers or ALL_LAYERS, ""
     for _ in range(_TRIES):
         chosen = replace(hardware, gpu_layers=layers)
-        use = reckon(file, chosen, contexts, eagle3)
+        use = wanted.use(chosen)
         short = next((_lack(use, name, left) for name, left in room.items() if use.on(name) > left), "")
         if not short:
-            _check_memory(file, chosen, use, taken, sessions)
+            _check_memory(wanted, chosen, use, taken)
             where = ", ".join(f"{use.on(card.name) / 1e9:.1f} GB of {card.name}" for card in cards if use.on(card.name))
             return Fitted(chosen, f"{_layers(layers)} on graphics cards: {where}", _added(taken, use.by_device))
         if hardware.gpu_layers is not None:
             raise MemoryShort(
-                f"{file.path.name} with {_layers(layers)} on graphics cards takes {short}.",
+                f"{wanted.file.path.name} with {_layers(layers)} on graphics cards takes {short}.",
                 "Give fewer layers, or leave --gpu-layers out: then as many go there as fit.",
             )
         needed = sum(use.on(name) for name in room)
-        most = file.header.number("block_count") + 1 if layers == ALL_LAYERS else layers
+        most = wanted.file.header.number("block_count") + 1 if layers == ALL_LAYERS else layers
         layers = min(most - 1, int(most * sum(room.values()) / needed))
         if layers <= 0:
             break
-    return _on_processor(
-        file, hardware, contexts, taken, f"on the processor: on graphics cards it takes {short}", eagle3, sessions
-    )
+    return _on_processor(wanted, hardware, taken, f"on the processor: on graphics cards it takes {short}")
 
 
-def _on_processor(
-    file: ModelFile, hardware: Hardware, contexts: Contexts, taken: Counter[str], reason: str,
-    eagle3: ModelFile | None, sessions: int,
-) -> Fitted:  # fmt: skip
-    chosen = replace(hardware, gpu_layers=0)
-    headers = [file.header, *([] if eagle3 is None else [eagle3.header])]
-    weights = sum(tensor.nbytes for header in headers for tensor in header.tensors)
-    length, state = hardware.n_ctx or _CONTEXTS[0], recurrent_state_bytes(file.header)
-    states = sessions * state + snapshots_that_fit(file.header, weights, sessions) * sessions * state
-    estimate = weights + sessions * length * sum(map(cache_bytes_per_token, headers)) + states
-    estimate += checkpoint_bytes(file.header, length, sessions) + sum(map(model_bytes, headers))
+def _on_processor(wanted: Wanted, hardware: Hardware, taken: Counter[str], reason: str) -> Fitted:
+    chosen, estimate = replace(hardware, gpu_layers=0), wanted.estimate(hardware)
     if estimate < _PLENTY * (free_memory() - taken["CPU"]):
         return Fitted(chosen, reason, _added(taken, Counter(CPU=estimate)))
-    use = reckon(file, chosen, contexts, eagle3)
-    _check_memory(file, chosen, use, taken, sessions)
+    use = wanted.use(chosen)
+    _check_memory(wanted, chosen, use, taken)
     return Fitted(chosen, reason, _added(taken, use.by_device))
 
 
@@ -373,7 +380,7 @@ def _added(taken: Counter[str], more: Counter[str]) -> Counter[str]:
     return total
 
 
-def _check_memory(file: ModelFile, hardware: Hardware, use: MemoryUse, taken: Counter[str], sessions: int) -> None:
+def _check_memory(wanted: Wanted, hardware: Hardware, use: MemoryUse, taken: Counter[str]) -> None:
     """Raise MemoryShort where the part of a model that is not on a graphics card does not fit into the memory."""
     free = free_memory() - taken["CPU"]
     if use.on("CPU") <= free or os.environ.get("EDGELLM_FIT") == "off":
@@ -381,11 +388,11 @@ def _check_memory(file: ModelFile, hardware: Hardware, use: MemoryUse, taken: Co
     grows = max(1, use.caches["CPU"] + use.compute["CPU"])  # with the context
     fixed = use.weights["CPU"] + use.checkpoints + use.overhead
     length = int(0.9 * (hardware.n_ctx or 0) * (free - fixed) / grows) // 256 * 256
-    of = "the context" if sessions == 1 else f"{sessions} sessions of {hardware.n_ctx} tokens"
+    of = "the context" if wanted.sessions == 1 else f"{wanted.sessions} sessions of {hardware.n_ctx} tokens"
     saved = f" and {use.checkpoints / 1e9:.1f} GB for checkpoints to roll back to" if use.checkpoints else ""
     raise MemoryShort(
-        f"{file.path.name} takes {use.on('CPU') / 1e9:.1f} GB of memory, {use.caches['CPU'] / 1e9:.1f} GB of it for"
-        f" {of}{saved}, and {free / 1e9:.1f} GB are free.",
+        f"{wanted.file.path.name} takes {use.on('CPU') / 1e9:.1f} GB of memory,"
+        f" {use.caches['CPU'] / 1e9:.1f} GB of it for {of}{saved}, and {free / 1e9:.1f} GB are free.",
         f"Give a shorter --ctx-size: {length} tokens fit."
         if length > 0
         else "Take a smaller quantisation, close other programs, or use several devices: edgellm mesh plan.",

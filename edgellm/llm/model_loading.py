@@ -15,7 +15,7 @@ from edgellm.engine import Context, ContextSpec, Model, ModelFile, head_pays
 from edgellm.engine.gguf.memory import cache_bytes_per_token
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, Hardware, offload_devices
 from edgellm.engine.kv.prompt_cache import PromptCache
-from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, check_context, most_that_fit, place
+from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, check_context, most_that_fit, place_model
 from edgellm.engine.model import LoadSpec, probe_of
 from edgellm.engine.native import Stop
 from edgellm.engine.speculators.support import is_eagle3
@@ -186,7 +186,9 @@ def place_named(
 ) -> Placed:  # fmt: skip
     """Return where a model goes, with a context for each of several `replies`; see `place`. Raises what `model_file`
     and `place` raise."""
-    return place(model_file(name), hardware, taken, verifies=verifies, sessions=replies, apart=True, eagle3=eagle3)
+    return place_model(
+        model_file(name), hardware, taken, verifies=verifies, sessions=replies, apart=True, eagle3=eagle3
+    )
 
 
 def eagle3_named(draft: Named | None) -> ModelFile | None:
@@ -245,7 +247,7 @@ def place_draft(
     for other in others:
         with suppress(MemoryShort):
             room = Counter(before)
-            option = place(placed.file, other, room, verifies=False, sessions=replies, apart=True)
+            option = place_model(placed.file, other, room, verifies=False, sessions=replies, apart=True)
             options.append((option, room))
     timed = [(token_seconds(placed.file, one.hardware, threads), one, room) for one, room in options]
     known = [(seconds, one, room) for seconds, one, room in timed if seconds is not None]

@@ -17,7 +17,7 @@ import pytest
 from edgellm.cli.options import serve as serve_options
 from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
-from edgellm.engine.memory_fit import place
+from edgellm.engine.memory_fit import place_model
 from edgellm.rpc.channel import DEFAULT_PORT
 from tests.cli.conftest import Done
 
@@ -121,7 +121,7 @@ main()
 def test_it_tells_why_it_has_fewer_sessions(verifier_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = Counter[str]()
     monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)  # have llama.cpp reckon
-    place(ModelFile.open(verifier_path), Hardware(n_ctx=1_024), taken, verifies=True, sessions=3)
+    place_model(ModelFile.open(verifier_path), Hardware(n_ctx=1_024), taken, verifies=True, sessions=3)
     served = Served(program=("-c", WITH_LITTLE_MEMORY, str(taken["CPU"])))
     try:
         served.wait_for("Ctrl-C")

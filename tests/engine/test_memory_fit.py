@@ -16,7 +16,16 @@ from edgellm.engine import context_spec as context_module
 from edgellm.engine.gguf.memory import PREDICTED_ROWS, cache_bytes_per_token, recurrent_state_bytes
 from edgellm.engine.hardware import ALL_LAYERS, N_BATCH, ComputeDevice, Hardware
 from edgellm.engine.kv.kv_cache import checkpoint_bytes
-from edgellm.engine.memory_fit import MemoryUse, Placed, default_context, fit, place, place_sessions, reckon
+from edgellm.engine.memory_fit import (
+    MemoryUse,
+    Placed,
+    Wanted,
+    default_context,
+    fit,
+    place_model,
+    place_sessions,
+    reckon,
+)
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption, MemoryShort
 from testkit.gguf.architectures import ARCHITECTURES
@@ -185,7 +194,7 @@ def test_what_surely_fits_is_told_by_all_sessions(draft_path: Path, monkeypatch:
     file, n_ctx = ModelFile.open(draft_path), 8_192
     one = file.header.file_size + n_ctx * cache_bytes_per_token(file.header)
     monkeypatch.setattr(memory_fit, "free_memory", lambda: 3 * one)
-    assert place(file, Hardware(n_ctx=n_ctx), Counter(), verifies=True).sessions == 1
+    assert place_model(file, Hardware(n_ctx=n_ctx), Counter(), verifies=True).sessions == 1
     assert place_sessions(file, Hardware(n_ctx=n_ctx), Counter(), sessions=8, fewer=True).sessions < 8
 
 
@@ -203,30 +212,30 @@ def test_a_longer_context_than_fits_is_refused_with_one_that_does(
     file = ModelFile.open(draft_path)
     monkeypatch.setattr(memory_fit, "free_memory", lambda: 40_000_000)
     with pytest.raises(MemoryShort, match="of memory") as refused:
-        place(file, Hardware(n_ctx=20_000), Counter(), verifies=True)
+        place_model(file, Hardware(n_ctx=20_000), Counter(), verifies=True)
     length = int(re.search(r"(\d+) tokens fit", refused.value.next_step)[1])  # type: ignore[index]
     assert 256 <= length < 20_000
-    place(file, Hardware(n_ctx=length), Counter(), verifies=True)
+    place_model(file, Hardware(n_ctx=length), Counter(), verifies=True)
     monkeypatch.setenv("EDGELLM_FIT", "off")
-    place(file, Hardware(n_ctx=20_000), Counter(), verifies=True)
+    place_model(file, Hardware(n_ctx=20_000), Counter(), verifies=True)
 
 
 def test_a_model_beside_another_has_what_that_left(draft_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = ModelFile.open(draft_path)
     monkeypatch.setattr(memory_fit, "free_memory", lambda: 40_000_000)
     taken = Counter[str]()
-    place(file, Hardware(n_ctx=2_048), taken, verifies=True)
+    place_model(file, Hardware(n_ctx=2_048), taken, verifies=True)
     assert taken["CPU"] > 0.9 * file.header.file_size
     taken["CPU"] = 38_000_000
     with pytest.raises(MemoryShort, match="smaller quantisation"):
-        place(file, Hardware(n_ctx=2_048), taken, verifies=False)
+        place_model(file, Hardware(n_ctx=2_048), taken, verifies=False)
 
 
 def test_without_a_graphics_card_none_is_promised(draft_path: Path) -> None:
     file = ModelFile.open(draft_path)
-    assert place(file, Hardware(), Counter(), verifies=True).hardware.gpu_layers == 0
+    assert place_model(file, Hardware(), Counter(), verifies=True).hardware.gpu_layers == 0
     with pytest.raises(InvalidOption, match=r"llama\.cpp finds none"):
-        place(file, Hardware(gpu_layers=ALL_LAYERS), Counter(), verifies=True)
+        place_model(file, Hardware(gpu_layers=ALL_LAYERS), Counter(), verifies=True)
 
 
 class Card:
@@ -249,15 +258,16 @@ def test_as_many_layers_as_fit_go_on_a_card(
     card = Card(free * 10**9 // 2, 700_000_000, 8)
     monkeypatch.setattr(memory_fit, "offload_devices", lambda _names: [card.device])
     monkeypatch.setattr(memory_fit, "reckon", card.reckon)
-    found = fit(ModelFile.open(draft_path), Hardware(n_ctx=512), opened)
+    wanted = Wanted(ModelFile.open(draft_path), opened)
+    found = fit(wanted, Hardware(n_ctx=512))
     assert found.hardware.gpu_layers == layers
     assert found.taken["Card0"] <= max(0, card.device.free - memory_fit._MARGIN)
     assert ("on the processor" in found.reason) == (layers == 0)
     if layers:
-        rest = fit(ModelFile.open(draft_path), Hardware(n_ctx=512), opened, found.taken)
+        rest = fit(wanted, Hardware(n_ctx=512), found.taken)
         assert rest.taken["Card0"] <= card.device.free - memory_fit._MARGIN
         with pytest.raises(MemoryShort, match="which can give"):
-            fit(ModelFile.open(draft_path), Hardware(gpu_layers=8, n_ctx=512), opened, found.taken)
+            fit(wanted, Hardware(gpu_layers=8, n_ctx=512), found.taken)
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"n_ctx": 0}, {"gpu_layers": -2}, {"cache_type": "q3"},

@@ -137,7 +137,7 @@ def needed(path: Path, n_ctx: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Return the bytes that a verifier takes. From now on llama.cpp reckons also where there is plenty of memory."""
     monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
     taken = Counter[str]()
-    memory_fit.place(ModelFile.open(path), Hardware(n_ctx=n_ctx, threads=1), taken, verifies=True)
+    memory_fit.place_model(ModelFile.open(path), Hardware(n_ctx=n_ctx, threads=1), taken, verifies=True)
     return taken["CPU"]
 
 

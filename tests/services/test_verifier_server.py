@@ -19,7 +19,7 @@ import pytest
 
 from edgellm.engine import Model, ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
-from edgellm.engine.memory_fit import place
+from edgellm.engine.memory_fit import place_model
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import (
     EngineFailed,
@@ -320,7 +320,7 @@ def test_a_verifier_has_fewer_sessions_where_they_do_not_fit(
     path = architectures("qwen35")
     monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
     taken = Counter[str]()
-    place(ModelFile.open(path), Hardware(n_ctx=256), taken, verifies=True, sessions=5)
+    place_model(ModelFile.open(path), Hardware(n_ctx=256), taken, verifies=True, sessions=5)
     monkeypatch.setattr(memory_fit, "free_memory", lambda: taken["CPU"])
     server = serve_verifier(path, FREE, VerifierOptions(context=256, threads=1))
     try:
