@@ -7,7 +7,7 @@ the plan for the reply.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -66,23 +66,10 @@ def _find_any(search: _Forward, stop: Stop) -> tuple[float, Cut] | None:
 
 
 def _candidates(task: Task, stop: Stop) -> Iterator[Cut]:
-    """Yield the single devices, and the plans with the fastest first token on the few devices that decode best."""
+    """Yield the single devices that fit, and the plan with the fastest first token."""
     yield from (cut for device in range(task.devices) if fits(task, cut := ((device, task.layers),)))
-    if task.bounded:
-        return
-    order = np.argsort(task.step.sum(1), kind="stable")
-    for many in range(2, task.devices + 1):
-        chosen = np.sort(order[:many])
-        if (found := fastest_first_token(_among(task, chosen), stop)) is not None:
-            yield tuple((int(chosen[device]), count) for device, count in found.cut)
-        if stop():
-            return
-
-
-def _among(task: Task, chosen: Ints) -> Task:
-    rows, pairs = ("load", "compute", "step", "capacity", "alone_load", "begins", "ends", "opening"), ("send", "hop")
-    some = {name: getattr(task, name)[chosen] for name in rows}
-    return replace(task, **some, **{name: getattr(task, name)[np.ix_(chosen, chosen)] for name in pairs})
+    if not task.bounded and (found := fastest_first_token(task, stop)) is not None:
+        yield found.cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)
