@@ -33,7 +33,6 @@ AS_MODEL = "the model's"
 _THINK = {"auto": None, "on": True, "off": False}
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do it without asking.")]
 Interfaces = Annotated[
     list[str] | None,
     typer.Option(
