@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
+from typing import get_args
 
 import pytest
 
-from edgellm.cli.commands.history import HistoryAction
+from edgellm.cli.commands.history import Action
 from edgellm.cli.views import console
 from edgellm.storage import History
 from tests.cli.conftest import Done
@@ -161,7 +162,7 @@ def test_a_history_that_is_a_link_is_one_clear_line(
 def test_the_help_says_that_it_is_private(edge: Edge) -> None:
     shown = " ".join(edge("history", "--help").out.split())
     assert "never sent" in shown
-    for action in HistoryAction:
+    for action in get_args(Action):
         assert f"{action}: " in shown
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -15,22 +14,15 @@ from edgellm.cli.views.console import emit, say
 from edgellm.errors import InvalidOption
 from edgellm.places import cache_dir, config_file, data_dir, state_dir
 
-
-class Folder(enum.StrEnum):
-    """Places where edgellm keeps something."""
-
-    CONFIG = "config"
-    DATA = "data"
-    CACHE = "cache"
-    STATE = "state"
+Place: TypeAlias = Literal["config", "data", "cache", "state"]
 
 
 def path(
     place: Annotated[
-        Folder,
+        Place,
         typer.Argument(metavar="PLACE", help="config: the settings file. data: profiles, identity, paired devices, "
                        "history. cache: files that can be made again. state: crash logs."),
-    ] = Folder.CONFIG,
+    ] = "config",
 ) -> None:  # fmt: skip
     places = {"config": config_file, "data": data_dir, "cache": cache_dir, "state": state_dir}
     emit(str(places[place]()))

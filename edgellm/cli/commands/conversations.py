@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
@@ -18,19 +17,14 @@ if TYPE_CHECKING:
     from edgellm.storage.chat_log import Conversation
 
 
-class ConversationAction(enum.StrEnum):
-    """Actions on conversations."""
-
-    LIST = "list"
-    SHOW = "show"
-    RM = "rm"
+Action: TypeAlias = Literal["list", "show", "rm"]
 
 
 def conversations(
     action: Annotated[
-        ConversationAction,
+        Action,
         typer.Argument(metavar="ACTION", help="list: all, newest first. show: print one. rm: remove some, or --all."),
-    ] = ConversationAction.LIST,
+    ] = "list",
     which: Annotated[
         list[str] | None, typer.Argument(metavar="[ID]...", help="IDs from the list; their beginnings are enough.")
     ] = None,
@@ -41,19 +35,19 @@ def conversations(
     from edgellm.storage.chat_log import Conversations
 
     store = Conversations()
-    if action is ConversationAction.LIST:
+    if action == "list":
         if which:
             raise InvalidOption(
                 f"`conversations list` takes no IDs, but {which[0]!r} is given.", "See: edgellm conversations --help"
             )
         _list(store.all(), as_json)
         return
-    if everything == bool(which) or (everything and action is not ConversationAction.RM):
+    if everything == bool(which) or (everything and action != "rm"):
         raise InvalidOption(
             f"`conversations {action}` needs IDs (or rm --all).", "List them with: edgellm conversations"
         )
     chosen = store.all() if everything else [store.find(one) for one in which or ()]
-    if action is ConversationAction.SHOW:
+    if action == "show":
         for one in chosen:
             if as_json:
                 emit(json.dumps({"id": one.id, "turns": [{"role": role, "content": text} for role, text in one.turns]}))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
@@ -19,25 +18,17 @@ if TYPE_CHECKING:
     from edgellm.storage import History, HistoryFacts
 
 
-class HistoryAction(enum.StrEnum):
-    """Actions on the history."""
-
-    SHOW = "show"
-    PATH = "path"
-    CLEAR = "clear"
-    OFF = "off"
-    ON = "on"
-    KEEP = "keep"
+Action: TypeAlias = Literal["show", "path", "clear", "off", "on", "keep"]
 
 
 def history(
     action: Annotated[
-        HistoryAction,
+        Action,
         typer.Argument(metavar="ACTION",
                        help="show: how much is kept. path: where. clear: delete it, with everything derived from "
                        "it. off: stop keeping and reading it. on: keep and read it again. keep: set or print for how "
                        "long."),
-    ] = HistoryAction.SHOW,
+    ] = "show",
     age: Annotated[
         str | None,
         typer.Argument(metavar="AGE", show_default=False, help="With keep: maximum age, such as 90d, 12w, 6m or 2y; or "
@@ -50,23 +41,23 @@ def history(
     from edgellm.storage import History
 
     store = History()
-    if yes and action is not HistoryAction.CLEAR:
+    if yes and action != "clear":
         raise InvalidOption(
             f"--yes has no meaning for `history {action}`.", "Leave it out; it belongs to `history clear`."
         )
-    if age is not None and action is not HistoryAction.KEEP:
+    if age is not None and action != "keep":
         raise InvalidOption(
             f"{age[:40]!r} has no meaning for `history {action}`.", "Leave it out; an age belongs to `history keep`."
         )
-    if action in (HistoryAction.SHOW, HistoryAction.CLEAR):
+    if action in ("show", "clear"):
         tidy()
-    if action is HistoryAction.KEEP:
+    if action == "keep":
         _keep(age, as_json)
-    elif action is HistoryAction.PATH:
+    elif action == "path":
         emit(json.dumps({"path": str(store.path)}) if as_json else str(store.path))
-    elif action is HistoryAction.CLEAR:
+    elif action == "clear":
         _clear(store, yes, as_json)
-    elif action is HistoryAction.SHOW:
+    elif action == "show":
         _show(store.facts(), as_json)
     else:
         _turn(store, action, as_json)
@@ -107,8 +98,8 @@ def _clear(store: History, yes: bool, as_json: bool) -> None:
         say(f"deleted {gone}")
 
 
-def _turn(store: History, action: HistoryAction, as_json: bool) -> None:
-    if action is HistoryAction.OFF:
+def _turn(store: History, action: Action, as_json: bool) -> None:
+    if action == "off":
         store.turn_off()
         say(
             "The history is off: conversations, and what is derived from them, are neither kept nor read. What was "

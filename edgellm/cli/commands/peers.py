@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -21,23 +20,15 @@ if TYPE_CHECKING:
     from edgellm.rpc.trust.peer_store import Peers
 
 
-class PeerAction(enum.StrEnum):
-    """Actions on the list of paired devices."""
-
-    LIST = "list"
-    RM = "rm"
-    RENAME = "rename"
-    GRANT = "grant"
-    REVOKE = "revoke"
-    PATH = "path"
+Action: TypeAlias = Literal["list", "rm", "rename", "grant", "revoke", "path"]
 
 
 def peers(
     action: Annotated[
-        PeerAction,
+        Action,
         typer.Argument(metavar="ACTION",
                        help="list; rm: unpair; rename; grant or revoke rights; path: print the path of the list."),
-    ] = PeerAction.LIST,
+    ] = "list",
     device: Annotated[
         str | None, typer.Argument(metavar="DEVICE", help="Name or ID of a device.", autocompletion=peer_names)
     ] = None,
@@ -51,32 +42,32 @@ def peers(
     from edgellm.rpc.trust.peer_store import Peers
 
     store = Peers()
-    if action in (PeerAction.LIST, PeerAction.PATH) and device is not None:
+    if action in ("list", "path") and device is not None:
         raise InvalidOption(f"`peers {action}` takes no device.", "Leave it out: edgellm peers")
-    if action is PeerAction.PATH:
+    if action == "path":
         emit(json.dumps({"path": str(store.path)}) if as_json else str(store.path))
-    elif action is PeerAction.LIST:
+    elif action == "list":
         _list(store, interface, ask, as_json)
     else:
         _change(store, action, device, value, as_json)
 
 
-def _change(store: Peers, action: PeerAction, device: str | None, value: str | None, as_json: bool) -> None:
+def _change(store: Peers, action: Action, device: str | None, value: str | None, as_json: bool) -> None:
     if device is None:
         raise InvalidOption(f"`peers {action}` needs a device.", f"For example: edgellm peers {_EXAMPLES[action]}")
-    if (value is None) is not (action is PeerAction.RM):
-        what = "takes no value" if action is PeerAction.RM else "needs a value"
+    if (value is None) is not (action == "rm"):
+        what = "takes no value" if action == "rm" else "needs a value"
         raise InvalidOption(f"`peers {action} {device}` {what}.", f"For example: edgellm peers {_EXAMPLES[action]}")
     peer = store.find(device)
-    if action is PeerAction.RM:
+    if action == "rm":
         store.remove(peer.id)
         say(f"{peer.name} ({peer.id.short}) is unpaired; its requests here end.")
         say("Unpair this device there too, with edgellm peers rm, so that it is not asked any more.", style="dim")
-    elif action is PeerAction.RENAME:
+    elif action == "rename":
         new = store.rename(peer.id, value or "")
         say(f"{peer.name} ({peer.id.short}) is now called {new.name} here.")
     else:
-        change = store.grant if action is PeerAction.GRANT else store.revoke
+        change = store.grant if action == "grant" else store.revoke
         new = change(peer.id, read_grant(value or ""))
         say(f"The rights of {peer.name} ({peer.id.short}) here: {', '.join(sorted(new.rights)) or 'none'}.")
     if as_json:
@@ -153,8 +144,8 @@ def _row(answer: ProbeResult) -> dict[str, Any]:
 
 
 _EXAMPLES = {
-    PeerAction.RM: "rm phone",
-    PeerAction.RENAME: "rename phone old-phone",
-    PeerAction.GRANT: "grant phone files",
-    PeerAction.REVOKE: "revoke phone verify",
+    "rm": "rm phone",
+    "rename": "rename phone old-phone",
+    "grant": "grant phone files",
+    "revoke": "revoke phone verify",
 }
