@@ -172,12 +172,6 @@ class LocalDevice:
         return LocalStageHost(self.name, self._cache)
 
 
-def within(seconds: float) -> Stop:
-    """Return a stop that is true once so many seconds have passed from now on."""
-    began = time.monotonic()
-    return lambda: time.monotonic() - began > seconds
-
-
 def place_described(file: ModelFile, fleet: Fleet, workload: Workload) -> Placement:
     """Return the best stages of the model in `file` on described devices, each of which has any layer.
 
