@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -80,20 +80,30 @@ def gantt(way: PlanOption, width: int) -> list[Text]:
     lines = []
     activities = set()
     for name, stage in zip(names, way.stages, strict=True):
-        line = Text(name.ljust(column))
         cells = [activity_at(stage, (cell + 0.5) * end / width, end / width) for cell in range(width)]
         activities.update(cells)
-        for activity, run in groupby(cells):
-            mark, style = MARKS.get(activity, (" ", ""))
-            line.append(mark * len(list(run)), style)
-        line.append(f" {format_seconds(stage.finish_s)}")
-        lines.append(line)
-    legend = Text(" " * column)
+        lines.append(chart_line(name.ljust(column), cells, stage.finish_s))
+    return [*lines, legend(column, activities)]
+
+
+def chart_line(head: str, cells: Sequence[str], end: float) -> Text:
+    """Return a line of a chart: its head, a mark for the activity in each cell, and when the last one ends."""
+    line = Text(head)
+    for activity, run in groupby(cells):
+        mark, style = MARKS.get(activity, (" ", ""))
+        line.append(mark * len(list(run)), style)
+    line.append(f" {format_seconds(end)}")
+    return line
+
+
+def legend(column: int, activities: Collection[str] = tuple(MARKS)) -> Text:
+    """Return the line with the marks of activities, which begins in a column."""
+    line = Text(" " * column)
     for activity, (mark, style) in MARKS.items():
         if activity in activities:
-            legend.append(mark, style)
-            legend.append(f" {activity}  ")
-    return [*lines, legend]
+            line.append(mark, style)
+            line.append(f" {activity}  ")
+    return line
 
 
 def activity_at(stage: PlannedStage, moment: float, cell: float) -> str:

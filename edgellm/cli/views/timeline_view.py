@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgellm.cli.views.console import emit, err, one_line, say, table
-from edgellm.cli.views.plan_view import MARKS, WIDEST, activity_at
+from edgellm.cli.views.plan_view import WIDEST, activity_at, chart_line, legend
 from edgellm.coldstart.plan import PlannedStage, PlanOption, format_seconds
 from edgellm.llm.mesh_timeline import Replies, comparison, planned_for
 
@@ -91,24 +90,11 @@ def gantt(found: Measured, plan: PlanOption | None, width: int) -> list[Text]:
         before = planned_for(stage, plan)
         if before is not None:
             cells = [activity_at(before, moment, cell) for moment in moments]
-            lines.append(_line(name.ljust(column) + "plan  ", cells, before.finish_s))
+            lines.append(chart_line(name.ljust(column) + "plan  ", cells, before.finish_s))
             name = ""  # noqa: PLW2901  the second line of a device
         cells = [_measured_activity(did, stage, moment, cell, found.option.ttft_s) for moment in moments]
-        lines.append(_line(name.ljust(column) + "run   ", cells, stage.finish_s))
-    legend = Text(" " * (column + 6))
-    for activity, (mark, style) in MARKS.items():
-        legend.append(mark, style)
-        legend.append(f" {activity}  ")
-    return [*lines, legend]
-
-
-def _line(head: str, cells: Sequence[str], end: float) -> Text:
-    line = Text(head)
-    for activity, run in groupby(cells):
-        mark, style = MARKS.get(activity, (" ", ""))
-        line.append(mark * len(list(run)), style)
-    line.append(f" {format_seconds(end)}")
-    return line
+        lines.append(chart_line(name.ljust(column) + "run   ", cells, stage.finish_s))
+    return [*lines, legend(column + len("plan  "))]
 
 
 def _measured_activity(did: DeviceTimeline, stage: PlannedStage, moment: float, cell: float, until: float) -> str:

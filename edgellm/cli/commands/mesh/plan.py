@@ -89,7 +89,8 @@ def show_stages(
     if as_json:
         row = figures(found, milliseconds) | {"context_length": workload.hardware.n_ctx}
         if survey is not None and choice is not None and moves is not None:
-            row |= _engine_row(choice) | _moves_row(moves) | _units_row(survey) | {"doubtful": survey.doubts()}
+            row |= _engine_row(choice) | _units_row(survey) | {"doubtful": survey.doubts()}
+            row["move"] = [{"device": name, "bytes": count} for name, count in moves]
         emit(json.dumps(row))
         return
     speeds = {} if survey is None else survey.speeds
@@ -174,16 +175,15 @@ def _moves(file: ModelFile, found: Plan, survey: Survey) -> list[tuple[str, int]
         return missing_layers(file, found.option.shares, survey)
 
 
-def _moves_row(moves: list[tuple[str, int]]) -> dict[str, Any]:
-    return {"move": [{"device": name, "bytes": count} for name, count in moves]}
-
-
 def _units_row(survey: Survey) -> dict[str, Any]:
-    measured = {name: speed.figures for name, speed in survey.speeds.items()}
-    return {
-        "units": [{"device": name, "unit": one.unit or None, "processor": one.processor, "reason": one.unit_reason}
-                  for name, one in measured.items()]
-    }  # fmt: skip
+    rows = []
+    for name, one in survey.speeds.items():
+        figures = one.figures
+        rows.append(
+            {"device": name, "unit": figures.unit or None, "processor": figures.processor,
+             "reason": figures.unit_reason}
+        )  # fmt: skip
+    return {"units": rows}
 
 
 def _described(fleet: Fleet, workload: Workload) -> Home:
