@@ -126,20 +126,6 @@ class RpcHome:
         """The number of tokens after the first."""
         return max(0, self.tokens_out - 1)
 
-    def predict(self, shares: Sequence[StageShare]) -> RpcOption:
-        """Return what a reply takes with these shares, whether they fit or not. The device of the last layers has the
-        head.
-
-        Raises:
-            PlanImpossible: a share is on no known device.
-        """
-        known = {site.device.name: site for site in self.sites}
-        if unknown := sorted({share.name for share in shares} - known.keys() - {HERE}):
-            raise PlanImpossible(
-                f"Nothing is known of {unknown[0]} for a prediction.", "Name devices that serve llama.cpp's RPC."
-            )
-        return self._priced(shares, known.get(shares[-1].name))
-
     def options(self) -> Iterator[RpcOption]:
         """Yield the best way with each set of devices that can hold the model."""
         sites = self.sites[:_MOST]
@@ -192,17 +178,11 @@ class RpcHome:
             if counts[name]:
                 shares.append(StageShare(name, LayerRange(at, at + counts[name])))
                 at += counts[name]
-        return self._priced(shares, head)
-
-    def _priced(self, shares: Sequence[StageShare], head: RpcSite | None) -> RpcOption:
-        """Return what a reply takes with these shares and the `head` on one of the sites, or here."""
-        known = {site.device.name: site for site in self.sites}
         part = self._a_head(head)
-        for share in shares:
-            site = known.get(share.name)
-            part += self._a_layer(site).times(len(share.layers))
-            if site is not None:
-                part += self._traffic(site, logits=site is head)
+        for name, count in counts.items():
+            part += each[name].times(count)
+        for site in chosen:
+            part += self._traffic(site, logits=site is head)
         return self._timed(tuple(shares), part)
 
     def _timed(self, shares: tuple[StageShare, ...], part: _Part) -> RpcOption:

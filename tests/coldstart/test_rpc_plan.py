@@ -11,7 +11,6 @@ import pytest
 from edgellm.coldstart.hardware import Device, Link
 from edgellm.coldstart.rpc_plan import RpcHome, RpcModelCosts, RpcPlan, RpcSite, plan_rpc
 from edgellm.errors import PlanImpossible
-from edgellm.layer_range import LayerRange, StageShare
 
 MB = 10**6
 
@@ -105,12 +104,3 @@ def test_no_other_way_is_faster(seed: int) -> None:
         ]
         found = planned(replace(here, memory=limits[0]), tight, costs, 32).option
         assert best <= found.reply_s * (1 + 1e-9)
-
-
-def test_a_plan_is_what_is_predicted_of_its_shares() -> None:
-    here, sites = device("here", memory=400.0 * MB), [site(device("desk")), site(device("box"), rate=1e8, kept=0.5)]
-    plan = planned(here, sites, model())
-    assert plan.home.predict(plan.option.shares) == plan.option
-    assert plan.home.predict([StageShare("box", LayerRange(0, 6))]).reply_s > plan.option.reply_s
-    with pytest.raises(PlanImpossible, match="attic"):
-        plan.home.predict([StageShare("attic", LayerRange(0, 6))])
