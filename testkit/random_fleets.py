@@ -1,12 +1,13 @@
-"""Random fleets of nine families, easy and hard, for the planner."""
+"""Random fleets of nine families, easy and hard, for the planner, and the best of all plans for small ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import combinations, permutations
 
 import numpy as np
 
-from edgellm.coldstart.problem import Overlap, Task, uniform
+from edgellm.coldstart.problem import Cut, Overlap, Task, fits, makespan, uniform
 
 SAME = 3e-8  # share of T: the planner's margin, and rounding
 
@@ -103,3 +104,19 @@ def drawn(family: str, rng: Rng, k: int, layers: int, overlap: Overlap = "paper"
     while cap.sum() < layers:
         cap = cap + 1
     return uniform(load.tolist(), compute.tolist(), cap.tolist(), send, layers, overlap)
+
+
+def brute_force(task: Task) -> tuple[float, Cut] | None:
+    """Return the best of all plans. For three or four devices and some ten layers."""
+    return min(((makespan(task, cut), cut) for cut in every_plan(task)), default=None)
+
+
+def every_plan(task: Task) -> Iterator[Cut]:
+    """Yield every plan that fits: each order of each choice of devices, with each way to cut the layers."""
+    for stages in range(1, min(task.devices, task.layers) + 1):
+        for order in permutations(range(task.devices), stages):
+            for ends in combinations(range(1, task.layers), stages - 1):
+                edges = (0, *ends, task.layers)
+                cut = tuple(zip(order, np.diff(edges).tolist(), strict=True))
+                if fits(task, cut):
+                    yield cut

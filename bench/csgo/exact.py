@@ -16,11 +16,11 @@ import numpy as np
 
 from bench.harness.progress import track
 from bench.harness.results import Figures
-from edgellm.coldstart.algorithm1 import algorithm1, brute_force
+from edgellm.coldstart.algorithm1 import algorithm1
 from edgellm.coldstart.exact_search import fastest_first_token
 from edgellm.coldstart.home import best_single, even, heuristic
 from edgellm.coldstart.problem import OVERLAPS, Task, makespan
-from testkit.random_fleets import FAMILIES, SAME, drawn
+from testkit.random_fleets import FAMILIES, SAME, brute_force, drawn
 
 
 def compared(family: str, count: int, seed: int) -> dict[str, Any]:

@@ -1,13 +1,10 @@
-"""The paper's Algorithm 1 with its three slips mended; and a brute-force search. The planner is compared with both.
+"""The paper's Algorithm 1 with its three slips mended; the planner is compared with it.
 
 As printed, line 16 checks the memory of layers i to j where i + 1 to j are meant, line 6 leaves out equation 30's
 check, and line 22 compares with the cost of all L layers instead of the cost of the first j.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from itertools import combinations, permutations
 
 import numpy as np
 
@@ -90,19 +87,3 @@ def _stages(task: Task) -> tuple[np.ndarray, np.ndarray]:
                 if task.overlap == "streamed":
                     own[d, i, j] = streamed(load, work, whole, task.files[i:j], opening)
     return own, comp
-
-
-def brute_force(task: Task) -> tuple[float, Cut] | None:
-    """Return the best of all plans. For three or four devices and some ten layers."""
-    return min(((makespan(task, cut), cut) for cut in every_plan(task)), default=None)
-
-
-def every_plan(task: Task) -> Iterator[Cut]:
-    """Yield every plan that fits: each order of each choice of devices, with each way to cut the layers."""
-    for stages in range(1, min(task.devices, task.layers) + 1):
-        for order in permutations(range(task.devices), stages):
-            for ends in combinations(range(1, task.layers), stages - 1):
-                edges = (0, *ends, task.layers)
-                cut = tuple(zip(order, np.diff(edges).tolist(), strict=True))
-                if fits(task, cut):
-                    yield cut

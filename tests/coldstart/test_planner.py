@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.coldstart import exact_search, hardware, reply_search
-from edgellm.coldstart.algorithm1 import algorithm1, brute_force, every_plan
+from edgellm.coldstart.algorithm1 import algorithm1
 from edgellm.coldstart.bounds import Bound, Columns, Tables
 from edgellm.coldstart.exact_search import Search, fastest_first_token, floor
 from edgellm.coldstart.hardware import LayersOnDevice
@@ -18,7 +18,7 @@ from edgellm.coldstart.home import Home, restrict_to_stored
 from edgellm.coldstart.plan import plan, solve
 from edgellm.coldstart.problem import OVERLAPS, Overlap, Task, fits, makespan, warm
 from edgellm.errors import InvalidOption, PlanImpossible
-from testkit.random_fleets import FAMILIES, SAME, drawn
+from testkit.random_fleets import FAMILIES, SAME, brute_force, drawn, every_plan
 
 
 @pytest.mark.parametrize("number", [45, 63])
