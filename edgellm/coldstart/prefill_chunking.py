@@ -50,10 +50,9 @@ def first_token(home: Home, cut: Cut, size: int) -> float:
         last = first + count == model.shape.layers
         if sender is not None:
             free = 0.0  # parts are sent one after the other
+            hops = {n: sending(devices, model.shape.activation(n), home.links)[sender, device] for n in set(parts)}
             for at, tokens in enumerate(parts):
-                hop = float(sending(devices, model.shape.activation(tokens), home.links)[sender, device])
-                free = max(free, arrive[at]) + hop
-                arrive[at] = free
+                arrive[at] = free = max(free, arrive[at]) + float(hops[tokens])
         loaded = _loads(devices[device], model, first, count, home.cold)
         work = [_layer(devices[device], model, tokens, sum(parts[: at + 1])) for at, tokens in enumerate(parts)]
         head = model.head_flops / devices[device].speed(1) if last and model.head_flops else 0.0
