@@ -120,8 +120,8 @@ def test_a_profile_of_long_prompts_has_few_positions_besides_those_of_a_chat(
     most = [0]
     init, close = Context.__init__, Context.close
 
-    def noted(self: Context, model: Model, *spec: Any) -> None:
-        init(self, model, *spec)
+    def noted(self: Context, model: Model, *spec: Any, **options: Any) -> None:
+        init(self, model, *spec, **options)
         opened[id(self)] = self.n_ctx * model.n_layer
         most[0] = max(most[0], sum(opened.values()))
 
