@@ -23,9 +23,8 @@ from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice
 from edgellm.storage import ALIASES, History, bundled
-from edgellm.storage.chat_log import Conversations, typed_lines
+from edgellm.storage.chat_log import Conversations, expired, oldest, typed_lines
 from edgellm.storage.fingerprint import FileHash
-from edgellm.storage.retention import expired, oldest
 from edgellm.storage.saved_prompts import prompt_files
 from edgellm.storage.state import close_to_others, set_aside
 
@@ -115,7 +114,7 @@ def tidy() -> None:
 
 
 def expire() -> None:
-    """Remove expired data (`storage.retention`). Files that cannot be removed are kept for now."""
+    """Remove expired data (`chat_log.max_age`). Files that cannot be removed are kept for now."""
     before = oldest()
     for store in (History(), typed_lines(), Conversations()):
         with suppress(EdgeError):

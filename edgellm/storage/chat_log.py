@@ -1,4 +1,4 @@
-"""Past replies, typed lines and conversations, in one private database.
+"""Past replies, typed lines and conversations, in one private database, and how long they are kept.
 
 None of them leave this machine.
 """
@@ -15,12 +15,18 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from edgellm.errors import ConversationChanged, ConversationTooLong, InvalidOption
+from edgellm.errors import ConversationChanged, ConversationTooLong, InvalidOption, StateDamaged
 from edgellm.places import data_dir
 from edgellm.storage.database import DatabaseConnection, PrivateDatabase
-from edgellm.storage.retention import expired, oldest
-from edgellm.storage.state import private_folder
+from edgellm.storage.state import private_folder, read_state, write_state
 
+VARIABLE = "EDGELLM_HISTORY_KEEP"
+"""The environment variable of the age at which past questions and replies are removed."""
+DEFAULT_AGE = timedelta(days=365)
+FOREVER = "forever"
+_DAYS = {"d": 1, "w": 7, "m": 30, "y": 365}
+_AGE = re.compile(r"(\d{1,5})([dwmy])")
+_HINT = f"Give days, weeks, months or years, such as 90d, 12w, 6m or 2y; or {FOREVER}."
 MAX_BYTES = 2**20
 """Bytes of all replies together, of all typed lines, and of each conversation."""
 MAX_CONVERSATIONS = 300
@@ -178,7 +184,7 @@ class History(ChatLog):
     """Past questions and their replies, so that a later reply can repeat them for free; or typed lines.
 
     All entries of a kind never take more than `MAX_BYTES`: when they would, the oldest are removed until half of that
-    is left. Entries are also removed when they are too old (`storage.retention`).
+    is left. Entries are also removed when they are too old (`max_age`).
     """
 
     kind: str = "reply"
@@ -251,7 +257,7 @@ def typed_lines() -> History:
 @dataclass(frozen=True, slots=True)
 class Conversations(ChatLog):
     """Conversations that can be continued: the newest `MAX_CONVERSATIONS` to which something was added within the
-    retention (`storage.retention`)."""
+    retention (`max_age`)."""
 
     def all(self) -> list[Conversation]:
         """Return all conversations, the newest first."""
@@ -370,3 +376,67 @@ def _time(at: int) -> datetime | None:
 
 def _microseconds(when: datetime) -> int:
     return (when - _EPOCH) // timedelta(microseconds=1)
+
+
+def parse_age(text: str) -> timedelta | None:
+    """Return the age that `text` means, None for "forever".
+
+    Raises:
+        InvalidOption: the text is not an age.
+    """
+    text = text.strip().lower()
+    if text == FOREVER:
+        return None
+    if (found := _AGE.fullmatch(text)) is None or int(found[1]) == 0:
+        raise InvalidOption(f"{text[:40]!r} is not an age.", _HINT)
+    return timedelta(days=int(found[1]) * _DAYS[found[2]])
+
+
+def describe_age(age: timedelta | None) -> str:
+    """Return an age as `parse_age` reads it."""
+    return FOREVER if age is None else f"{age.days}d"
+
+
+def max_age() -> timedelta | None:
+    """Return the retention, None for no limit: the value of the environment variable `VARIABLE`, else of the last
+    `set_max_age`, else `DEFAULT_AGE`. A damaged setting is ignored.
+
+    Raises:
+        InvalidOption: the variable's value is not an age.
+    """
+    if text := os.environ.get(VARIABLE):
+        try:
+            return parse_age(text)
+        except InvalidOption as error:
+            raise InvalidOption(f"{VARIABLE}: {error.what}", error.next_step) from None
+    try:
+        stored = read_state(_age_file(), 100)
+        return DEFAULT_AGE if stored is None else parse_age(stored.decode())
+    except (StateDamaged, InvalidOption, UnicodeDecodeError):
+        return DEFAULT_AGE
+
+
+def set_max_age(age: timedelta | None) -> None:
+    """Set the retention for every process. Raise OSError if it cannot be written."""
+    write_state(_age_file(), describe_age(age))
+
+
+def oldest() -> datetime:
+    """Return the time (UTC) of the oldest entry that the retention allows."""
+    age = max_age()
+    try:
+        return datetime.min.replace(tzinfo=UTC) if age is None else datetime.now(UTC) - age
+    except OverflowError:
+        return datetime.min.replace(tzinfo=UTC)
+
+
+def expired(path: Path, before: datetime) -> bool:
+    """Return whether a file was last written before the given time; False where there is no file."""
+    try:
+        return path.lstat().st_mtime < before.timestamp()
+    except (OSError, OverflowError, ValueError):
+        return False
+
+
+def _age_file() -> Path:
+    return data_dir() / "history" / "max-age"

@@ -20,8 +20,7 @@ from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, forget, keep_pro
 from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.gates.profile import Profile
 from edgellm.storage import History, fingerprint
-from edgellm.storage.chat_log import Conversation, Conversations, typed_lines
-from edgellm.storage.retention import set_max_age
+from edgellm.storage.chat_log import Conversation, Conversations, set_max_age, typed_lines
 from edgellm.storage.saved_prompts import prompts_folder
 from edgellm.storage.state import write_state
 from tests.storage.chats import change

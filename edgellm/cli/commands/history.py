@@ -65,7 +65,7 @@ def history(
 
 def _keep(age: str | None, as_json: bool) -> None:
     from edgellm.llm.pair_stats import expire
-    from edgellm.storage.retention import VARIABLE, describe_age, max_age, parse_age, set_max_age
+    from edgellm.storage.chat_log import VARIABLE, describe_age, max_age, parse_age, set_max_age
 
     if age is not None:
         wanted = parse_age(age)
@@ -115,7 +115,7 @@ def _turn(store: History, action: Action, as_json: bool) -> None:
 
 def _show(found: HistoryFacts, as_json: bool) -> None:
     from edgellm.llm.pair_stats import kept
-    from edgellm.storage.retention import describe_age, max_age
+    from edgellm.storage.chat_log import describe_age, max_age
 
     there, age = kept(), describe_age(max_age())
     if as_json:

@@ -41,10 +41,9 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.spec.gates.profiler import OnlineProfiler
 from edgellm.storage import History, fingerprint
-from edgellm.storage.chat_log import Conversation, Conversations, typed_lines
+from edgellm.storage.chat_log import Conversation, Conversations, set_max_age, typed_lines
 from edgellm.storage.layers.manifest import manifest_of
 from edgellm.storage.layers.store import LayerStore, cut_layers
-from edgellm.storage.retention import set_max_age
 from edgellm.storage.state import write_state
 from testkit import ROOT
 
