@@ -1,16 +1,24 @@
-"""A conformance server over the bundled verifier, in f32."""
+"""Conformance servers over the bundled verifier, in f32, and gateways to them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from time import sleep
 from typing import TypeAlias
 
 import pytest
 
 from edgellm.engine import Model
 from edgellm.llm import LLM
+from edgellm.llm.opening.elsewhere import OpenedVerifier
+from edgellm.rpc.address import Address, ModelAddress
+from edgellm.services.client.connection import Timing
+from edgellm.services.client.verifier_client import RemoteVerifier
+from edgellm.services.server.gateway_server import GatewayServer
+from edgellm.spec.types import Source
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.rows import Tier
 from edgellm.upstream.verifier import UpstreamTiming
@@ -22,7 +30,10 @@ from tests.spec.real import case, ids
 
 NUMBERS = (2, 5)
 MOST = 16
+ANYWHERE = Address("127.0.0.1", 0)
+UNVERIFIED = {Source.DRAFT, Source.PARALLEL}
 PATIENT = UpstreamTiming(least=600.0)  # what a busy machine delays is not lost
+DEVICE = Timing(least=600.0, silent_beats=2400)
 
 Make: TypeAlias = Callable[[Engine], Dialect]
 WAYS: dict[str, tuple[Make, Tier | None]] = {
@@ -77,3 +88,26 @@ def open_pair(
     server = closing.enter_context(UpstreamServer(dialect))
     pair = LLM.open(draft, server.url, threads=1, upstream=UpstreamOptions(tier=tier, timing=timing))
     return closing.enter_context(pair), server
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """Stock servers, a gateway to them, and devices that draft for it, by the model that they name."""
+
+    servers: tuple[UpstreamServer, ...]
+    gateway: GatewayServer
+    devices: dict[str, LLM]
+
+    def mend(self) -> None:
+        """End all faults, and wait until every server is used again."""
+        for server in self.servers:
+            server.heal()
+        while not all(one.verifier.up() for backend in self.gateway.backends for one in backend.pool.servers):
+            sleep(0.005)
+
+
+def drafting(closing: ExitStack, draft: Model, gateway: GatewayServer, name: str = "") -> LLM:
+    """Return a device that drafts for the model of that name behind a gateway."""
+    remote = RemoteVerifier(ModelAddress(gateway.address, name), draft.vocabulary, timing=DEVICE)
+    closing.callback(remote.close)
+    return LLM.of(draft, draft, OpenedVerifier(remote, lambda: remote.info.model_hash), history=False)

@@ -13,17 +13,16 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.errors import VerifierUnreachable, VocabularyMismatch
 from edgellm.llm import LLM
-from edgellm.spec.types import Notice, Source, Token
+from edgellm.spec.types import Notice, Token
 from edgellm.upstream.verifier import UpstreamTiming
 from testkit.upstream.dialects import LlamaServer, Vllm
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import Fault, UpstreamServer
 from testkit.upstream.text_dialects import Ollama
 from tests.spec.real import case, ids
-from tests.upstream.conftest import MOST, Make, open_pair
+from tests.upstream.conftest import MOST, UNVERIFIED, Make, open_pair
 
 QUICK = UpstreamTiming(least=0.5, retry=0.05, retry_most=0.2)
-UNVERIFIED = {Source.DRAFT, Source.PARALLEL}
 
 
 def written(pair: LLM, number: int = 5) -> tuple[list[Token], list[Notice]]:

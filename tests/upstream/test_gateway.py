@@ -8,7 +8,6 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -22,12 +21,8 @@ from edgellm.engine import Model
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import EdgeError, EngineFailed, InvalidOption, VerifierBusy, VerifierLost
 from edgellm.llm import LLM
-from edgellm.llm.opening.elsewhere import OpenedVerifier
-from edgellm.rpc.address import Address
-from edgellm.services.client.connection import Timing
-from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.gateway_server import GatewayServer
-from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Source, Token, Verdict
+from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Token, Verdict
 from edgellm.spec.verifier import Tenant, VerifyRequest
 from edgellm.upstream.gateway.backend import GatewayBackend
 from edgellm.upstream.gateway.metrics import families
@@ -41,13 +36,10 @@ from testkit.retokenized import PAIRS
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import Fault, UpstreamServer
 from tests.spec.real import case, ids
-from tests.upstream.conftest import MOST, WAYS
+from tests.upstream.conftest import ANYWHERE, MOST, UNVERIFIED, WAYS, House, drafting
 
-ANYWHERE = Address("127.0.0.1", 0)
-UNVERIFIED = {Source.DRAFT, Source.PARALLEL}
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_k": 20, "seed": 11}
 PATIENT = UpstreamTiming(least=600.0, retry=0.01, retry_most=0.02)  # what a busy machine delays is not lost
-DEVICE = Timing(least=600.0, silent_beats=2400)
 
 
 def open_models(
@@ -55,31 +47,6 @@ def open_models(
 ) -> tuple[GatewayModel, ...]:
     """The models of some servers, with one tokenizer."""
     return PoolOpening([tokenizer], UpstreamOptions(timing=timing)).open([server.url for server in servers])
-
-
-@dataclass(frozen=True, slots=True)
-class House:
-    """Stock servers, a gateway to them, and a device that drafts for it."""
-
-    servers: tuple[UpstreamServer, ...]
-    gateway: GatewayServer
-    device: LLM
-
-    @property
-    def backend(self) -> GatewayBackend:
-        """Of the only model."""
-        return self.gateway.backends[0]
-
-    @property
-    def pool(self) -> ServerPool:
-        return self.backend.pool
-
-    def mend(self) -> None:
-        """End all faults, and wait until every server is used again."""
-        for server in self.servers:
-            server.heal()
-        while not all(one.verifier.up() for one in self.pool.servers):
-            sleep(0.005)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +57,7 @@ def text(f32_pair: tuple[Path, Path]) -> Iterator[Model]:
 
 
 @pytest.fixture(scope="module")
-def houses(engine: Engine, text: Model, f32_pair: tuple[Path, Path]) -> Iterator[dict[str, House]]:
+def houses(engine: Engine, f32_pair: tuple[Path, Path]) -> Iterator[dict[str, House]]:
     """A house for each of some ways to verify, and one with two servers."""
     with ExitStack() as closing:
         draft = closing.enter_context(Model.load(f32_pair[0]))
@@ -100,10 +67,7 @@ def houses(engine: Engine, text: Model, f32_pair: tuple[Path, Path]) -> Iterator
             gateway = GatewayServer(open_models(f32_pair[0], servers), ANYWHERE)
             closing.callback(gateway.close)
             closing.enter_context(gateway)
-            remote = RemoteVerifier(gateway.address, text.vocabulary, timing=DEVICE)
-            closing.callback(remote.close)
-            pair = LLM.of(draft, draft, OpenedVerifier(remote, lambda: remote.info.model_hash), history=False)
-            return House(servers, gateway, pair)
+            return House(servers, gateway, {"": drafting(closing, draft, gateway)})
 
         yield {
             "vllm-score": house("vllm-score"),
@@ -121,7 +85,7 @@ def written(pair: LLM, number: int = 5, **more: Any) -> tuple[list[Token], list[
 
 @pytest.mark.parametrize("way", ["vllm-score", "llama-server", "two"])
 def test_a_device_gets_the_servers_text(way: str, houses: dict[str, House], wanted: dict[int, list[int]]) -> None:
-    reply = houses[way].device.reply(case(5), max_tokens=MOST, budget=1.0)
+    reply = houses[way].devices[""].reply(case(5), max_tokens=MOST, budget=1.0)
     assert ids(reply) == wanted[5]
     assert reply.summary.share_verified == 1.0
     assert reply.summary.accepted > 0
@@ -153,7 +117,7 @@ def test_a_device_with_another_tokenizer_gets_the_servers_text(
 
 
 def test_log_probabilities_cross_both_links(houses: dict[str, House]) -> None:
-    tokens, _ = written(houses["vllm-score"].device, 2, logprobs=3)
+    tokens, _ = written(houses["vllm-score"].devices[""], 2, logprobs=3)
     assert tokens
     assert all(token.logprobs is not None and len(token.logprobs.ids) == 3 for token in tokens)
 
@@ -166,26 +130,27 @@ def test_penalties_and_schemas_reach_through_the_gateway(
     with LLM.open(None, f32_pair[1], threads=1) as alone:
         for options in ({"presence_penalty": 1.0}, {"json_schema": schema}, {"json_schema": schema} | SAMPLED):
             wanted = ids(alone.reply(case(5), max_tokens=MOST, **options))
-            reply = houses[way].device.reply(case(5), max_tokens=MOST, budget=1.0, **options)
+            reply = houses[way].devices[""].reply(case(5), max_tokens=MOST, budget=1.0, **options)
             assert ids(reply) == wanted
             assert reply.summary.share_verified == 1.0
 
 
 def test_devices_are_told_what_servers_cannot_do(houses: dict[str, House]) -> None:
     with pytest.raises(InvalidOption, match="penalties"):
-        houses["two"].device.reply("Hello", repeat_penalty=1.1)
-    assert ids(houses["two"].device.reply("Hello", min_p=0.1, temperature=1.0, max_tokens=4))
+        houses["two"].devices[""].reply("Hello", repeat_penalty=1.1)
+    assert ids(houses["two"].devices[""].reply("Hello", min_p=0.1, temperature=1.0, max_tokens=4))
 
 
 def test_a_server_that_fails_is_replaced_by_another(houses: dict[str, House], wanted: dict[int, list[int]]) -> None:
     """Again and again the server that is used fails: nothing is lost, repeated, or unverified."""
     house = houses["two"]
-    moved = house.backend.figures["moved_requests"]
+    backend, pool = house.gateway.backends[0], house.gateway.models[0].pool
+    moved = backend.figures["moved_requests"]
     tokens: list[Token] = []
     notices: list[Notice] = []
     faults = [Fault.DROPPED, Fault.FAILED, Fault.STRANGE, Fault.BUSY]
     server, asked = house.servers[0], len(house.servers[0].requests)
-    reply = house.device.reply(case(5), max_tokens=MOST, budget=1.0)
+    reply = house.devices[""].reply(case(5), max_tokens=MOST, budget=1.0)
     reply.listen(on_notice=notices.append)
     for token in reply:
         tokens.append(token)
@@ -193,15 +158,15 @@ def test_a_server_that_fails_is_replaced_by_another(houses: dict[str, House], wa
             faults.pop(0)
         house.mend()
         if faults:  # a chunk may bring several tokens: a fault stays until a request has met it
-            busy = max(house.pool.servers, key=lambda one: one.sessions)
-            server = house.servers[house.pool.servers.index(busy)]
+            busy = max(pool.servers, key=lambda one: one.sessions)
+            server = house.servers[pool.servers.index(busy)]
             server.fault = faults[0]
             asked = len(server.requests)
     house.mend()
     assert [token.id for token in tokens] == wanted[5]
     assert not {token.source for token in tokens} & UNVERIFIED
     assert not notices
-    assert house.backend.figures["moved_requests"] >= moved + 3
+    assert backend.figures["moved_requests"] >= moved + 3
 
 
 def test_without_any_server_a_device_is_told_when_to_come_back(
@@ -209,20 +174,20 @@ def test_without_any_server_a_device_is_told_when_to_come_back(
 ) -> None:
     house = houses["vllm-score"]
     house.servers[0].fault = Fault.FAILED
-    tokens, notices = written(house.device)
+    tokens, notices = written(house.devices[""])
     assert {token.source for token in tokens} <= UNVERIFIED
     assert any("The verifier is busy for about" in notice.text for notice in notices)
     house.mend()
-    assert house.backend.figures["pushed_back_requests"] > 0
+    assert house.gateway.backends[0].figures["pushed_back_requests"] > 0
     while any(token.source in UNVERIFIED for token in tokens):
-        tokens, _ = written(house.device)
+        tokens, _ = written(house.devices[""])
     assert [token.id for token in tokens] == wanted[5]
 
 
 def test_the_metrics_tell_what_was_reused(houses: dict[str, House]) -> None:
     house = houses["vllm-score"]
     for _ in range(2):
-        written(house.device)
+        written(house.devices[""])
     found = {name: sum(value for _, value in values) for name, _, _, values in families(house.gateway.backends, 0)}
     assert 0 < found["edgellm_upstream_cached_tokens_total"] < found["edgellm_upstream_prefix_tokens_total"]
     assert found["edgellm_gateway_verdicts_total"] == found["edgellm_upstream_answers_total"] > 0

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 from time import sleep
@@ -19,14 +18,12 @@ from edgellm.engine import Model
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelNotFound, VerifierUnreachable, VocabularyMismatch
 from edgellm.llm import LLM
-from edgellm.llm.opening.elsewhere import OpenedVerifier
-from edgellm.rpc.address import Address, ModelAddress
-from edgellm.services.client.connection import Timing
+from edgellm.rpc.address import ModelAddress
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_selection import choose_verifier
 from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
 from edgellm.services.server.listener import Listening, ServerEvent
-from edgellm.spec.types import Source, Token
+from edgellm.spec.types import Token
 from edgellm.upstream.gateway.metrics import families
 from edgellm.upstream.gateway.opening import PoolOpening
 from edgellm.upstream.opening import UpstreamOptions
@@ -40,13 +37,10 @@ from tests.cli.test_serve_command import Served
 from tests.once import once
 from tests.rpc.strangers import befriend, device
 from tests.spec.real import case, ids
-from tests.upstream.conftest import MOST
+from tests.upstream.conftest import ANYWHERE, MOST, UNVERIFIED, House, drafting
 
-ANYWHERE = Address("127.0.0.1", 0)
 ONE, OTHER = "served/verifier", "served/other"
-UNVERIFIED = {Source.DRAFT, Source.PARALLEL}
 OPTIONS = UpstreamOptions(timing=UpstreamTiming(least=600.0, retry=0.01, retry_most=0.02))
-DEVICE = Timing(least=600.0, silent_beats=2400)
 NUMBER = 5
 
 
@@ -113,22 +107,6 @@ def texts(f32_pair: tuple[Path, Path], other_pair: tuple[Path, Path]) -> dict[st
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class House:
-    """Two servers of one model, one of another, a gateway to them, and a device for each model."""
-
-    servers: tuple[UpstreamServer, ...]
-    gateway: GatewayServer
-    devices: dict[str, LLM]
-
-    def mend(self) -> None:
-        """End all faults, and wait until every server is used again."""
-        for server in self.servers:
-            server.heal()
-        while not all(one.verifier.up() for backend in self.gateway.backends for one in backend.pool.servers):
-            sleep(0.005)
-
-
 @pytest.fixture(scope="module")
 def house(engine: Engine, other_engine: Engine, drafts: dict[str, Path]) -> Iterator[House]:
     with ExitStack() as closing:
@@ -138,17 +116,9 @@ def house(engine: Engine, other_engine: Engine, drafts: dict[str, Path]) -> Iter
         gateway = GatewayServer(models, ANYWHERE)
         closing.callback(gateway.close)
         closing.enter_context(gateway)
-        devices = {}
-        for name, path in drafts.items():
-            draft = closing.enter_context(Model.load(path))
-            remote = RemoteVerifier(ModelAddress(gateway.address, name), draft.vocabulary, timing=DEVICE)
-            closing.callback(remote.close)
-            devices[name] = LLM.of(draft, draft, OpenedVerifier(remote, _hash_of(remote)), history=False)
+        loaded = {name: closing.enter_context(Model.load(path)) for name, path in drafts.items()}
+        devices = {name: drafting(closing, draft, gateway, name) for name, draft in loaded.items()}
         yield House(servers, gateway, devices)
-
-
-def _hash_of(remote: RemoteVerifier) -> Any:
-    return lambda: remote.info.model_hash
 
 
 def written(pair: LLM) -> list[Token]:
@@ -285,10 +255,7 @@ def test_a_model_is_served_as_soon_as_its_first_server_comes(
             sleep(0.005)
 
     def written_by(name: str, wanted: str) -> LLM:
-        draft = closing.enter_context(Model.load(drafts[name]))
-        remote = RemoteVerifier(ModelAddress(gateway.address, wanted), draft.vocabulary, timing=DEVICE)
-        closing.callback(remote.close)
-        pair = LLM.of(draft, draft, OpenedVerifier(remote, _hash_of(remote)), history=False)
+        pair = drafting(closing, closing.enter_context(Model.load(drafts[name])), gateway, wanted)
         assert [token.id for token in written(pair)] == texts[name]
         return pair
 
