@@ -13,7 +13,7 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,8 +22,10 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgellm.errors import InvalidOption, TrustUnusable
@@ -32,6 +34,7 @@ from edgellm.places import data_dir
 from edgellm.rpc.trust.peer_store import Peer, Peers
 from edgellm.storage.state import lock_folder, read_private, write_private
 
+_log = logging.getLogger(__name__)
 _KEY = re.compile(r"[!-~]{16,500}")
 
 
@@ -132,8 +135,6 @@ def _hide(match: re.Match[str]) -> str:
         return address
 
 
-_log = logging.getLogger(__name__)
-
 MAX_BYTES = 8 * 2**20
 BODY_SECONDS = 30.0  # for a request to arrive
 PUBLIC_PATHS = frozenset({"/", "/health"})
@@ -144,8 +145,6 @@ _HOST = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::\d{1,5})?")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _EXPOSED = ("Retry-After", "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM-Turns-Left-Out")
-Headers: TypeAlias = Mapping[bytes, list[bytes]]
-"""The values of a request's headers, by their names in lower case."""
 
 
 def checked_host(host: str) -> str:
@@ -185,12 +184,12 @@ def checked_origin(origin: str) -> str:
 
 ErrorBody: TypeAlias = Callable[[str, ErrorInfo], bytes]
 """Returns the JSON of an error at a path, in the form of its API."""
-_HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-)
-_OF_ANSWERS = (*_HEADERS, (b"cache-control", b"no-store"))
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
 
 
 class SecurityMiddleware:
@@ -222,14 +221,14 @@ class SecurityMiddleware:
         if scope["type"] != "http":  # no websockets, no lifespan
             return
         if (refusal := self._stranger(scope)) is not None:
-            await self._refuse(scope, refusal, send)
+            await self._refuse(scope, refusal, receive, send)
         else:
             await self._answer(scope, receive, send)
 
     async def _answer_known(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that names this server and comes from no page of another origin that is not allowed."""
         if (refusal := self._refusal(scope)) is not None:
-            await self._refuse(scope, refusal, send)
+            await self._refuse(scope, refusal, receive, send)
             return
         started_at, status = perf_counter(), [0]
         # the application has answered and reported unexpected errors; they go no further
@@ -238,14 +237,16 @@ class SecurityMiddleware:
         milliseconds = 1e3 * (perf_counter() - started_at)
         _log.info("%s %.100r %d in %.0f ms", scope["method"], scope["path"], status[0], milliseconds)
 
-    async def _refuse(self, scope: Scope, refusal: ErrorInfo, send: Send) -> None:
+    async def _refuse(self, scope: Scope, refusal: ErrorInfo, receive: Receive, send: Send) -> None:
         _log.warning("%s %.100r refused: %d %s", scope["method"], scope["path"], refusal.status, refusal.code)
-        await _send_error(refusal, self._body(scope["path"], refusal), send)
+        headers = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
+        answer = Response(self._body(scope["path"], refusal), refusal.status, headers | _HEADERS, "application/json")
+        await answer(scope, receive, send)
 
     def _stranger(self, scope: Scope) -> ErrorInfo | None:
         """Return why a request is refused by its Host and Origin, None if it is not."""
-        headers = _headers(scope)
-        hosts = [value.decode("latin-1") for value in headers.get(b"host", [])]
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
         if len(hosts) != 1 or _host_name(hosts[0]) not in self._names:
             host = hosts[0][:100] if hosts else ""
             # a page whose name was rebound to this address can read this
@@ -254,7 +255,7 @@ class SecurityMiddleware:
                 f"The Host header is {host!r}, which is not a name of this server. Use the address that it printed,"
                 " or allow the name with --allow-host.", "permission_error", code="wrong_host",
             )  # fmt: skip
-        given = [origin.decode("latin-1") for origin in headers.get(b"origin", [])]
+        given = headers.getlist("origin")
         allowed = len(given) == 1 and given[0] in self._origins
         if not allowed and _is_cross_origin(scope, headers, hosts[0]):
             return ErrorInfo(
@@ -265,34 +266,26 @@ class SecurityMiddleware:
 
     def _refusal(self, scope: Scope) -> ErrorInfo | None:
         """Return why a request is refused by its key and its size, None if it is not."""
-        headers = _headers(scope)
+        headers = Headers(scope=scope)
         public = scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PUBLIC_PREFIX)
         if self._keys and not public and not self._has_key(headers):
             return ErrorInfo(
                 401, "The API key is missing or wrong. Send the header Authorization: Bearer KEY, or X-Api-Key: KEY.",
                 "authentication_error", code="invalid_api_key",
             )  # fmt: skip
-        length = headers.get(b"content-length", [b"0"])[0]
-        if length.isdigit() and int(length) > MAX_BYTES:
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > MAX_BYTES:
             return too_large()
         return None
 
     def _has_key(self, headers: Headers) -> bool:
-        tokens = [value.decode("latin-1") for value in headers.get(b"authorization", [])]
-        tokens += [f"Bearer {value.decode('latin-1')}" for value in headers.get(b"x-api-key", [])]
+        tokens = [*headers.getlist("authorization"), *(f"Bearer {value}" for value in headers.getlist("x-api-key"))]
         given = bearer_token(tokens).encode("latin-1")
         return any(hmac.compare_digest(given, key) for key in self._keys)
 
 
 def too_large() -> ErrorInfo:
     return ErrorInfo(413, f"The request is larger than {MAX_BYTES} bytes. Shorten it.", code="request_too_large")
-
-
-def _headers(scope: Scope) -> Headers:
-    found: dict[bytes, list[bytes]] = {}
-    for name, value in scope["headers"]:
-        found.setdefault(name.lower(), []).append(value)
-    return found
 
 
 def _host_name(host: str) -> str:
@@ -306,19 +299,11 @@ def _host_name(host: str) -> str:
 def _is_cross_origin(scope: Scope, headers: Headers, host: str) -> bool:
     """Return whether, by a browser's headers, a page of another origin asks. A link to our page is no such request."""
     own = f"{scope['scheme']}://{host}".lower()
-    if any(origin.decode("latin-1").lower() != own for origin in headers.get(b"origin", [])):
+    if any(origin.lower() != own for origin in headers.getlist("origin")):
         return True
-    site = headers.get(b"sec-fetch-site", [b"none"])[0]
-    is_link = scope["method"] == "GET" and headers.get(b"sec-fetch-mode") == [b"navigate"] and scope["path"] == "/"
-    return site not in (b"none", b"same-origin") and not is_link
-
-
-async def _send_error(info: ErrorInfo, body: bytes, send: Send) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *_HEADERS]
-    if info.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": info.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    site, navigates = headers.get("sec-fetch-site", "none"), headers.getlist("sec-fetch-mode") == ["navigate"]
+    is_link = scope["method"] == "GET" and navigates and scope["path"] == "/"
+    return site not in ("none", "same-origin") and not is_link
 
 
 def _limit_body(receive: Receive) -> Receive:
@@ -351,10 +336,11 @@ def _add_headers(send: Send, status: list[int]) -> Send:
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers: list[Any] = list(message.get("headers", []))
             status[:] = [message["status"]]
-            present = {name.lower() for name, _ in headers}
-            message["headers"] = [*headers, *((name, value) for name, value in _OF_ANSWERS if name not in present)]
+            message.setdefault("headers", [])
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
         await send(message)
 
     return send_with_headers

@@ -10,7 +10,7 @@ from edgellm.errors import TrustUnusable
 from edgellm.http.handlers import RequestHandler
 from edgellm.http.mesh_status import MeshStatus, PlanOut
 from edgellm.http.middleware import HIDDEN, redact_all
-from edgellm.http.model_pool import LoadedModel, ServedModel
+from edgellm.http.model_pool import LoadedModel
 from edgellm.http.schemas.responses import Health
 from edgellm.llm import LLM
 from edgellm.rpc.trust.peer_store import Peers
@@ -110,8 +110,11 @@ def server_status(handler: RequestHandler) -> ServerStatus:
     places = admission.max_running
     if served is not None and served.replies is not None:
         places = min(places, served.replies)
+    own = {} if served is None else _pair_status(handler, served.pair)
     status = ServerStatus(
-        **({"model": models.default_name} if served is None else _pair_status(handler, served)),
+        **own,
+        model=models.default_name,
+        mesh=None if served is None or served.recorder is None else served.recorder.status(),
         requests=RequestCounts(running=admission.running, waiting=admission.waiting, places=places),
         devices=[] if handler.anonymous else _paired_devices(),
         anonymous=handler.anonymous,
@@ -122,26 +125,20 @@ def server_status(handler: RequestHandler) -> ServerStatus:
     return redact_all(status) if handler.anonymous else status
 
 
-def _pair_status(handler: RequestHandler, served: ServedModel) -> dict[str, Any]:
-    pair = served.pair
+def _pair_status(handler: RequestHandler, pair: LLM) -> dict[str, Any]:
+    """Return what is told of the server's own pair and of each in memory."""
     return {
-        "model": served.name, "draft": pair.draft_name, "verifier": pair.verifier_name, "link": _link(handler, pair),
-        "context_length": pair.context_length, "sampling": _sampling(pair),
-        "mesh": served.recorder and served.recorder.status(),
+        "draft": pair.draft_name, "verifier": pair.verifier_name, "context_length": pair.context_length,
+        "sampling": SamplingStatus.model_validate(pair.sampling), "link": _link(handler, pair),
     }  # fmt: skip
 
 
 def _in_memory(handler: RequestHandler, model: LoadedModel) -> ModelInMemory:
     pair = model.served.pair
     return ModelInMemory(
-        name=model.name, draft=pair.draft_name, verifier=pair.verifier_name, context_length=pair.context_length,
-        sampling=_sampling(pair), link=_link(handler, pair), memory=dict(pair.memory.by_device), users=model.users,
+        **_pair_status(handler, pair), name=model.name, memory=dict(pair.memory.by_device), users=model.users,
         idle_s=model.idle_s, expires_s=model.expires_s,
     )  # fmt: skip
-
-
-def _sampling(pair: LLM) -> SamplingStatus:
-    return SamplingStatus.model_validate(pair.sampling)
 
 
 def _link(handler: RequestHandler, pair: LLM) -> LinkStatus | None:
