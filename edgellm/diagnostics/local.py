@@ -132,8 +132,7 @@ def _graphics_cards(offloads: bool) -> Iterator[Finding]:
 
 def rpc_engine() -> Finding:
     """Say what serves llama.cpp's RPC here, by which devices hold models that cannot be cut into layers."""
-    from edgellm.engine.ggml_rpc.backend import how_to_compile
-    from edgellm.engine.ggml_rpc.server import server_kind
+    from edgellm.engine.ggml_rpc.backend import how_to_compile, server_kind
 
     what, program = server_kind()
     if not what:

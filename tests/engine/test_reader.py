@@ -261,16 +261,6 @@ def test_no_mutation_gets_past(check: Check, tiny_path: Path, data: st.DataObjec
     assert all(offset <= len(mutated) for offset in header.value_offsets.values())
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=300))
-def test_noise_is_no_model(check: Check, noise: bytes) -> None:
-    for data in (noise, b"GGUF" + struct.pack("<I", 3) + noise):
-        try:
-            check(data)
-        except (ModelCorrupt, ModelUnsupported):
-            continue
-
-
 def test_the_native_loader_never_sees_a_corrupt_file(
     tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

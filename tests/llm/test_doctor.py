@@ -303,7 +303,7 @@ def test_an_address_that_was_given_is_tried(me: Trust, desk: Trust) -> None:
 def test_what_serves_rpc_is_said(
     monkeypatch: pytest.MonkeyPatch, kind: tuple[str, Path | None], state: State, words: str
 ) -> None:
-    monkeypatch.setattr("edgellm.engine.ggml_rpc.server.server_kind", lambda: kind)
+    monkeypatch.setattr("edgellm.engine.ggml_rpc.backend.server_kind", lambda: kind)
     found = local.rpc_engine()
     assert (found.topic, found.state) == ("rpc engine", state)
     assert words in found.what

@@ -81,7 +81,7 @@ def test_a_pair_writes_what_its_model_writes_alone_and_goes_on_when_a_device_is_
 def _kill_a_server() -> None:
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            if "edgellm.engine.ggml_rpc.server" in child.cmdline():
+            if "edgellm.engine.ggml_rpc.backend" in child.cmdline():
                 child.kill()
                 return
     raise AssertionError("no server runs")

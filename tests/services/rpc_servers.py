@@ -9,7 +9,7 @@ import psutil
 
 def rpc_servers() -> list[psutil.Process]:
     """The RPC servers."""
-    return _children("edgellm.engine.ggml_rpc.server")
+    return _children("edgellm.engine.ggml_rpc.backend")
 
 
 def model_processes() -> list[psutil.Process]:

@@ -176,7 +176,7 @@ def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardwar
     Raises EngineFailed where nothing here serves llama.cpp's RPC, and what `WorkerServer`, `ComputeUnit.choose` and, if
     the model cannot be cut, `WholeModel` raise.
     """
-    from edgellm.engine.ggml_rpc.server import require_server
+    from edgellm.engine.ggml_rpc.backend import require_server
     from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
     from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
     from edgellm.rpc.address import Address

@@ -1,4 +1,4 @@
-"""llama.cpp's RPC backend, where it is compiled in: devices of other processes, and the server of this one's.
+"""llama.cpp's RPC: devices of other processes, and the server of this one's in a child process.
 
 It has no security of its own: a server does what whoever reaches its port asks for. And llama.cpp ends the process
 whose server goes away. So edgellm serves on loopback only, and never in the process that answers users.
@@ -6,16 +6,28 @@ whose server goes away. So edgellm serves on loopback only, and never in the pro
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import os
 import shutil
+import socket
+import subprocess
+import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from edgellm.engine import library, native
-from edgellm.engine.hardware import compute_devices
-from edgellm.engine.native import ggml
+from edgellm.engine.hardware import Hardware, compute_devices
+from edgellm.engine.native import available_threads, ggml
 from edgellm.errors import EngineFailed
+from edgellm.isolation.child import Child, ChildFailed, ChildKind, Limits
+from edgellm.isolation.serving import Functions, Report
+from edgellm.system import be_killed_first, limit
 
 HOST = "127.0.0.1"
 PROGRAMS = ("rpc-server", "ggml-rpc-server")
@@ -82,3 +94,149 @@ def function(name: str, result: Any, *arguments: Any) -> Any:
     """Return a C function of the backend with this result and these arguments, by the registry's own way to it."""
     address = ggml.ggml_backend_reg_get_proc_address(ggml.ggml_backend_reg_by_name(b"RPC"), name.encode())
     return ctypes.CFUNCTYPE(result, *arguments)(address)
+
+
+STARTING_SECONDS = 60.0
+_POLL_SECONDS = 0.02
+_BESIDE = 2**30  # bytes of a server's own memory beside what its client asks for
+_HASHED = "rpc"  # folder in which llama.cpp's own program keeps weights
+# a program of llama.cpp's is ended by the child, which gets some time for that
+_KIND = ChildKind("edgellm.engine.ggml_rpc.backend", "serves layers over RPC", grace=0.5, keeps_words=True)
+
+
+def server_kind() -> tuple[str, Path | None]:
+    """Return what would serve on this machine, in words, and the program if it is one of llama.cpp's own; "" where
+    nothing can."""
+    if is_compiled_in():
+        return "llama.cpp's RPC backend, which is compiled in", None
+    program = find_program()
+    return ("", None) if program is None else (f"the program {program}", program)
+
+
+def require_server() -> tuple[str, Path | None]:
+    """Return `server_kind`'s answer. Raise EngineFailed where nothing here can serve."""
+    what, program = server_kind()
+    if not what:
+        raise EngineFailed("This device has no RPC server of llama.cpp.", f"Compile one: {how_to_compile()}")
+    return what, program
+
+
+class RpcServer:
+    """An RPC server in a child process, for one client; it ends with this object, at the latest."""
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        devices: Sequence[str] = ("CPU",),
+        *,
+        memory: int | None = None,
+        cache: Path | None = None,
+    ) -> None:
+        """Start the process, and return when it listens. It computes on `devices`: the processor, with the threads of
+        `hardware`, or graphics cards. Beside what it needs itself it gets `memory` bytes at most, where the system can
+        limit that. Large weights are kept in the folder `cache`.
+
+        Raises:
+            EngineFailed: nothing here can serve, or the server does not start.
+        """
+        _what, program = require_server()
+        with socket.create_server((HOST, 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self._child = Child(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1"})
+        try:
+            self._child.call(
+                "serve", Limits(), port=self.port, threads=hardware.threads or available_threads(),
+                devices=list(devices), memory=memory or 0, program=str(program or ""), cache=str(cache or ""),
+            )  # fmt: skip
+            self._wait_until_listening()
+        except ChildFailed as error:
+            raise self._not_started(str(error)) from None
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._child.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._child.alive
+
+    def last_words(self) -> str:
+        """Return the end of what the process has printed, in one line without control characters."""
+        return self._child.last_words()
+
+    def close(self) -> None:
+        """End the process, even if it computes."""
+        self._child.close()
+
+    def _wait_until_listening(self) -> None:
+        """Wait for the child itself to listen at its port: another program may have taken it meanwhile."""
+        deadline = time.monotonic() + STARTING_SECONDS
+        while self.alive and time.monotonic() < deadline:
+            if self.port in _listening(self.pid):
+                return
+            time.sleep(_POLL_SECONDS)
+        raise self._not_started("it does not listen")
+
+    def _not_started(self, why: str) -> EngineFailed:
+        return EngineFailed(
+            f"The RPC server did not start: {self.last_words() or why}.", "Try again; edgellm doctor says what serves."
+        )
+
+
+def _listening(process: int) -> set[int]:
+    """Return the ports at which a process or one that it started listens."""
+    found: set[int] = set()
+    with suppress(psutil.Error):
+        parent = psutil.Process(process)
+        for one in (parent, *parent.children()):
+            with suppress(psutil.Error):
+                connections = one.net_connections(kind="tcp")
+                found |= {at.laddr.port for at in connections if at.status == psutil.CONN_LISTEN}
+    return found
+
+
+def functions(_report: Report) -> Functions:
+    """Return the function that serves, for the child."""
+    return {"serve": _serve}
+
+
+def _serve(
+    _data: memoryview, port: int, threads: int, devices: list[str], memory: int, program: str, cache: str
+) -> None:
+    """Begin to serve, until the process ends; `memory`, `program` and `cache` may be missing: 0 or ""."""
+    be_killed_first()
+    limit("RLIMIT_CORE", 0)
+    if memory:
+        limit("RLIMIT_DATA", memory + _BESIDE)
+    if not program:
+        require()
+        folder = None
+        if cache:
+            folder = Path(cache) / _HASHED
+            folder.mkdir(parents=True, exist_ok=True)
+        atexit.register(os._exit, 0)  # llama.cpp still serves
+        threading.Thread(target=_until_it_ends, args=(port, threads, devices, folder), daemon=True).start()
+        return
+    options = ["-H", HOST, "-p", str(port), "-t", str(threads), "-d", ",".join(devices)]
+    environment = {**os.environ}
+    if cache:
+        options.append("-c")
+        environment["LLAMA_CACHE"] = cache
+    served = subprocess.Popen([program, *options], env=environment, stdin=subprocess.DEVNULL)
+    atexit.register(_kill, served)
+    threading.Thread(target=lambda: os._exit(served.wait() or 1), daemon=True).start()
+
+
+def _until_it_ends(port: int, threads: int, devices: Sequence[str], folder: Path | None) -> None:
+    serve(port, threads, devices, folder)
+    os._exit(1)
+
+
+def _kill(served: subprocess.Popen[bytes]) -> None:
+    served.kill()
+    served.wait()

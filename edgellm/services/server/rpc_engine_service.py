@@ -10,8 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from edgellm.engine.ggml_rpc.backend import HOST
-from edgellm.engine.ggml_rpc.server import RpcServer, server_kind
+from edgellm.engine.ggml_rpc.backend import HOST, RpcServer, server_kind
 from edgellm.engine.native import VERSION
 from edgellm.errors import (
     SAME_VERSION,

@@ -10,13 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgellm.engine.ggml_rpc import backend, server
+from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import EngineFailed
 
 ROOT = Path(__file__).parents[3]
 _START = """
-from edgellm.engine.ggml_rpc.server import RpcServer
+from edgellm.engine.ggml_rpc.backend import RpcServer
 from edgellm.engine.hardware import Hardware
 server = RpcServer(Hardware(threads=1))
 print(server.pid, flush=True)
@@ -26,7 +26,7 @@ input()
 
 @pytest.mark.rpc
 def test_it_listens_on_loopback_alone() -> None:
-    running = server.RpcServer(Hardware(threads=1))
+    running = backend.RpcServer(Hardware(threads=1))
     connections = psutil.Process(running.pid).net_connections(kind="inet")
     listening = {(at.laddr.ip, at.laddr.port) for at in connections if at.status == psutil.CONN_LISTEN}
     running.close()
@@ -51,15 +51,15 @@ def test_it_ends_with_a_process_that_is_killed() -> None:
 @pytest.mark.rpc
 def test_a_server_without_its_device_does_not_start() -> None:
     with pytest.raises(EngineFailed, match="did not start"):
-        server.RpcServer(Hardware(threads=1), ("VOODOO0",))
+        backend.RpcServer(Hardware(threads=1), ("VOODOO0",))
 
 
 def test_without_any_server_it_is_said_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "is_compiled_in", lambda: False)
     monkeypatch.setattr(backend, "find_program", lambda: None)
-    assert server.server_kind() == ("", None)
+    assert backend.server_kind() == ("", None)
     with pytest.raises(EngineFailed, match="RPC"):
-        server.RpcServer(Hardware(threads=1))
+        backend.RpcServer(Hardware(threads=1))
     with pytest.raises(EngineFailed, match="RPC"):
         backend.add_server(1)
 
@@ -77,7 +77,7 @@ def test_a_program_of_llama_cpps_does_for_a_library_without_the_backend(
     program.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(backend, "is_compiled_in", lambda: False)
-    running = server.RpcServer(Hardware(threads=1))
+    running = backend.RpcServer(Hardware(threads=1))
     (served,) = psutil.Process(running.pid).children()
     running.close()
     assert not served.is_running() or served.status() == psutil.STATUS_ZOMBIE
