@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from edgellm.cli.commands.serve import log_to_stderr
-from edgellm.cli.options.serve import LogLevel
 from tests.cli.test_serve_http import Start, start
 
 __all__ = ["start"]
@@ -74,7 +73,7 @@ def test_nobody_forges_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     before = root.level, root.handlers[:], own.level, logging.root.manager.disable
     try:
         root.handlers = []
-        log_to_stderr(LogLevel.info)
+        log_to_stderr("info")
         logging.getLogger("edgellm.test").warning("lost: %s", "a device\n2026-01-01 INFO edgellm: all is well\x1b[2J")
         logging.getLogger("edgellm.test").debug("not this")
         logging.getLogger("another").info("nor that")

@@ -12,7 +12,7 @@ import typer
 from edgellm.cli.options.hardware import VERIFIER, HardwareOptions
 from edgellm.cli.options.models import ThinkOptions
 from edgellm.cli.options.records import with_records
-from edgellm.cli.options.serve import HTTPOptions, LogLevel, Role, RoleOptions, ServedPair, WorkerOptions, check_role
+from edgellm.cli.options.serve import HTTPOptions, LogLevel, RoleOptions, ServedPair, WorkerOptions, check_role
 from edgellm.cli.serving.http import embedding, http_server
 from edgellm.errors import InvalidOption
 from edgellm.spec.params import ReplyOptions
@@ -20,7 +20,7 @@ from edgellm.spec.params import ReplyOptions
 
 def log_to_stderr(level: LogLevel) -> None:
     """Log edgellm's records of `level` and above to stderr, and those of libraries from one level higher."""
-    if level is LogLevel.off:
+    if level == "off":
         return
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.disable(logging.NOTSET)
@@ -38,7 +38,7 @@ class _OneLine(logging.Formatter):
         return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-_AT_ONCE = {Role.PAIR: 2, Role.VERIFIER: 8, Role.WORKER: 1}  # replies over HTTP
+_AT_ONCE = {"pair": 2, "verifier": 8, "worker": 1}  # replies over HTTP
 
 
 @with_records
@@ -64,12 +64,12 @@ def serve(
     if not served.upstream and (served.upstream_tier is not None or served.upstream_key_file is not None):
         name = "--upstream-key-file" if served.upstream_tier is None else "--upstream-tier"
         raise InvalidOption(f"{name} belongs to --upstream.", "Name a server with --upstream URL.")
-    if served.role is Role.PAIR and not http.http:
+    if served.role == "pair" and not http.http:
         raise InvalidOption("A pair is served over HTTP only.", "Leave --no-http out, or use --role verifier.")
     run = {
-        Role.PAIR: roles.serve_pair,
-        Role.VERIFIER: roles.serve_gateway if served.upstream else roles.serve_verifier,
-        Role.WORKER: roles.serve_worker,
+        "pair": roles.serve_pair,
+        "verifier": roles.serve_gateway if served.upstream else roles.serve_verifier,
+        "worker": roles.serve_worker,
     }[served.role]
     with (
         http_server(http, asked.at_once, paired_only=link.paired_only) as server,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import typer
 
@@ -30,22 +30,9 @@ HTTP_PORT = 8080
 PORT = 50151  # as in `edgellm.rpc.channel`, which is slow to import
 
 
-class Role(enum.StrEnum):
-    """The role of a server."""
-
-    PAIR = "pair"
-    VERIFIER = "verifier"
-    WORKER = "worker"
-
-
-class LogLevel(enum.StrEnum):
-    """Log levels; each includes those before it."""
-
-    off = "off"
-    error = "error"
-    warning = "warning"
-    info = "info"
-    debug = "debug"
+Role: TypeAlias = Literal["pair", "verifier", "worker"]
+LogLevel: TypeAlias = Literal["off", "error", "warning", "info", "debug"]
+"""Each includes those before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +40,7 @@ class RoleOptions:
     """What is served, and by which models or stock servers."""
 
     role: Role = flag(
-        Role.PAIR, "pair: answer over HTTP, as edgellm chat does. verifier: also verify drafts of other devices. "
+        "pair", "pair: answer over HTTP, as edgellm chat does. verifier: also verify drafts of other devices. "
         "worker: compute layers of models that are split over devices.",
     )  # fmt: skip
     model: tuple[str, ...] = flag(
@@ -76,7 +63,7 @@ class RoleOptions:
         shown="8, or as many as fit",
     )  # fmt: skip
     log_level: LogLevel = flag(
-        LogLevel.off, "Log requests, connections and lost devices to stderr; never a prompt.", panel="Output"
+        "off", "Log requests, connections and lost devices to stderr; never a prompt.", panel="Output"
     )
 
     @property
@@ -202,9 +189,9 @@ def _names(record: type[LinkOptions | PairOptions | ThinkOptions]) -> set[str]:
 _LINK = {"model", *_names(LinkOptions)}
 _TEMPLATE = {*_names(ThinkOptions), "ctx_size", "batch_size"}  # of whoever asks for replies
 _USES = {
-    Role.PAIR: {*_names(ServedPair), *_TEMPLATE, "plan", "keep_alive"},
-    Role.VERIFIER: {*_LINK, *_TEMPLATE, "draft", "sessions", "upstream", "upstream_tier", "upstream_key_file"},
-    Role.WORKER: {"model", *_names(WorkerOptions)},
+    "pair": {*_names(ServedPair), *_TEMPLATE, "plan", "keep_alive"},
+    "verifier": {*_LINK, *_TEMPLATE, "draft", "sessions", "upstream", "upstream_tier", "upstream_key_file"},
+    "worker": {"model", *_names(WorkerOptions)},
 }
 _OF_A_PAIR = {
     "model": "Use --draft and --verifier.",
@@ -218,7 +205,7 @@ def check_role(role: Role, ctx: typer.Context) -> None:
     for name in sorted(set().union(*_USES.values()) - _USES[role]):
         if on_command_line(ctx, name) and ctx.params[name] is not False:
             roles = [one for one, uses in _USES.items() if name in uses]
-            instead = _OF_A_PAIR.get(name) if role is Role.PAIR else None
+            instead = _OF_A_PAIR.get(name) if role == "pair" else None
             raise InvalidOption(
                 f"{dashed(name)} belongs to the role{'s' * (len(roles) > 1)} {' and '.join(roles)}.",
                 instead or "Leave it out, or use another --role.",
