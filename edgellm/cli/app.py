@@ -22,6 +22,7 @@ from typer.main import get_command, get_command_from_info, get_group
 from typer.models import CommandInfo
 
 from edgellm import __version__
+from edgellm.cli.options.records import options_of
 from edgellm.places import config_file
 
 _ALIASES = {"list": "ls", "models": "ls"}
@@ -29,7 +30,7 @@ _ALIASES = {"list": "ls", "models": "ls"}
 _PASS_ON = ("run", "service install")
 """The commands that leave options which they do not know among their words."""
 _SECTION = re.compile(r"^(?:== (?P<heading>.*)|\[edgellm ?(?P<name>.*?)\] ?(?P<home>\S*))$", re.MULTILINE)
-HELP_ALL = "edgellm.help_all"
+_HELP_ALL = "edgellm.help_all"
 """What a context's meta has where all options are asked for."""
 
 
@@ -85,7 +86,8 @@ class _Command(TyperCommand):
         """Write the page."""
         from edgellm.cli.help_pages import command_page
 
-        formatter.write(command_page(self, ctx))
+        page = pages().get(path_of(ctx)) or pages()[self.name or ""]  # another name for a command has its page
+        formatter.write(command_page(self, ctx, page, everything=ctx.meta.get(_HELP_ALL, False)))
 
 
 class _Group(TyperGroup):
@@ -119,12 +121,14 @@ class _Group(TyperGroup):
         """Write the page."""
         from edgellm.cli.help_pages import group_page
 
-        formatter.write(group_page(self, ctx))
+        path = path_of(ctx)
+        listed = {name: pages()[f"{path} {name}".strip()] for name in self.list_commands(ctx)}
+        formatter.write(group_page(self, ctx, pages()[path], listed))
 
 
 def _show_all(ctx: typer.Context, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        ctx.meta[HELP_ALL] = True
+        ctx.meta[_HELP_ALL] = True
         typer.echo(ctx.get_help())
         raise typer.Exit
 
@@ -177,12 +181,6 @@ def _bind_variables(command: Any, path: str) -> None:
         option.show_envvar = option.envvar is not None  # shown for all, they would double the help pages
         option.envvar = [variable] if option.envvar is None else [option.envvar, variable]
         option.split_envvar_value = _split_at_commas  # not at blanks
-
-
-def options_of(command: Any) -> dict[str, Any]:
-    """Return the options of a command by their long names, without dashes."""
-    options = [one for one in command.params if one.expose_value and not one.is_eager]
-    return {one.opts[-1][2:]: one for one in options if one.opts[-1].startswith("--")}
 
 
 def _split_at_commas(text: str) -> list[str]:

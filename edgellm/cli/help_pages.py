@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import typer
 from rich.console import Group, RenderableType
@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from edgellm.cli.app import HELP_ALL, pages, path_of
 from edgellm.cli.views.console import out
 
 WIDTH = 100
@@ -35,35 +34,52 @@ _DEFAULT = re.compile(r"default: \((.*?)\)(?=[];])")
 _RANGE = re.compile(r"; x>=[\d.]+\]")
 
 
-def command_page(command: TyperCommand, ctx: typer.Context) -> str:
-    """Return the page of a command: a short one, unless all is asked for."""
-    return _rendered(_command_parts(command, ctx))
+class PageText(Protocol):
+    """What a page says beside the options, as in `edgellm.cli.app`."""
+
+    @property
+    def heading(self) -> str: ...
+
+    @property
+    def summary(self) -> str: ...
+
+    @property
+    def more(self) -> str: ...
+
+    @property
+    def examples(self) -> Sequence[tuple[str, str]]: ...
 
 
-def group_page(group: TyperGroup, ctx: typer.Context) -> str:
-    """Return the page of a group of commands."""
-    known, rows = pages(), dict[str, list[tuple[str, str]]]()
-    for name in group.list_commands(ctx):
-        page = known[f"{path_of(ctx)} {name}".strip()]
-        rows.setdefault("Commands" if ctx.parent else page.heading, []).append((name, page.summary))
-    parts = [*_head(group, ctx, True)]
-    for title, listed in rows.items():
-        parts += _section(title, listed)
+def command_page(command: TyperCommand, ctx: typer.Context, page: PageText, *, everything: bool) -> str:
+    """Return the page of a command: a short one, unless everything is asked for."""
+    return _rendered(_command_parts(command, ctx, page, everything))
+
+
+def group_page(group: TyperGroup, ctx: typer.Context, page: PageText, listed: Mapping[str, PageText]) -> str:
+    """Return the page of a group of commands, by name."""
+    rows = dict[str, list[tuple[str, str]]]()
+    for name, one in listed.items():
+        rows.setdefault("Commands" if ctx.parent else one.heading, []).append((name, one.summary))
+    parts = [*_head(group, ctx, page, True)]
+    for title, lines in rows.items():
+        parts += _section(title, lines)
     return _rendered([*parts, *_section(_OPTIONS, _rows(group.get_params(ctx), ctx))])
 
 
-def _command_parts(command: TyperCommand, ctx: typer.Context) -> Iterator[RenderableType]:
+def _command_parts(
+    command: TyperCommand, ctx: typer.Context, page: PageText, everything: bool
+) -> Iterator[RenderableType]:
     """Yield the parts of a command's page."""
     given = command.get_params(ctx)
     arguments = [one for one in given if one.param_type_name == "argument"]
     options = [one for one in given if isinstance(one, TyperOption) and not one.hidden]
     short = sum(not one.is_eager for one in options) > SHORT
-    everything = not short or ctx.meta.get(HELP_ALL, False)
+    everything = everything or not short
     panels: dict[str, list[TyperOption]] = {name: [] for name in (_OPTIONS, *PANELS)}
     for one in options:
         if short or "--help-all" not in one.opts:
             panels[one.rich_help_panel or _OPTIONS if short else _OPTIONS].append(one)
-    yield from _head(command, ctx, everything)
+    yield from _head(command, ctx, page, everything)
     yield from _section("Arguments", _rows(arguments, ctx))
     for name in panels if everything else (_OPTIONS,):
         yield from _section(name, _rows(panels[name], ctx))
@@ -72,10 +88,11 @@ def _command_parts(command: TyperCommand, ctx: typer.Context) -> Iterator[Render
         yield Text.assemble(f"\nMore options ({names}): ", (f"{ctx.command_path} --help-all", _NAME))
 
 
-def _head(command: TyperCommand | TyperGroup, ctx: typer.Context, everything: bool) -> Iterator[RenderableType]:
+def _head(
+    command: TyperCommand | TyperGroup, ctx: typer.Context, page: PageText, everything: bool
+) -> Iterator[RenderableType]:
     """Yield the usage, the summary, the examples and what else there is to know."""
     yield Text(command.get_usage(ctx), "bold")
-    page = pages().get(path_of(ctx)) or pages()[command.name or ""]  # another name for a command has its page
     yield Text(f"\n{page.summary}")
     if page.examples:
         yield Text("\nExamples:", "bold")

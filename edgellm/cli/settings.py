@@ -17,7 +17,7 @@ from typing import Any
 
 import typer
 
-from edgellm.cli.app import options_of
+from edgellm.cli.options.records import options_of
 from edgellm.errors import ConfigUnusable, StateDamaged
 from edgellm.places import config_file
 

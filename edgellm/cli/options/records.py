@@ -129,6 +129,12 @@ def dashed(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def options_of(command: Any) -> dict[str, Any]:
+    """Return the options of a command by their long names, without dashes."""
+    options = [one for one in command.params if one.expose_value and not one.is_eager]
+    return {one.opts[-1][2:]: one for one in options if one.opts[-1].startswith("--")}
+
+
 def on_command_line(context: typer.Context, name: str) -> bool:
     """Return whether an option comes from the command line, and not from settings."""
     source = context.get_parameter_source(name)
