@@ -10,7 +10,8 @@ import copy
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -158,17 +159,12 @@ def optimizers_of(net: Net, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]
 
 
 def improve(
-    net: Net,
-    optimizers: Sequence[torch.optim.Optimizer],
-    factor: float,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    teacher: Net | None = None,
+    net: Net, optimizers: Sequence[torch.optim.Optimizer], factor: float, set_gradients: Callable[[], float]
 ) -> float:
-    """Take one step at `factor` of the peak rates, and return the batch's mean loss before it."""
+    """Take one step at `factor` of the peak rates, and return the loss, which `set_gradients` returns."""
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["lr"] = group["peak"] * factor
-    loss = add_gradients(net, ids, weights, teacher)
+    loss = set_gradients()
     torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.step()
@@ -181,15 +177,29 @@ def sharpen(net: Net, recipe: Recipe, device: str) -> None:
     optimizers = optimizers_of(first, recipe)
     for step in range(recipe.steps):
         ids, counts = random_copying(recipe, step)
-        loss = improve(first, optimizers, schedule(step, recipe), ids.to(device), counts.to(device))
+        gradients = partial(add_gradients, first, ids.to(device), counts.to(device))
+        loss = improve(first, optimizers, schedule(step, recipe), gradients)
     print(f"{recipe.name} step {recipe.steps} loss {loss:.4f}", flush=True)
 
 
-def save(path: Path, state: object) -> None:
-    """Write a new file and rename it, so that an interruption leaves the last checkpoint whole."""
+def checkpoint(path: Path, net: Net, optimizers: Sequence[torch.optim.Optimizer], step: int) -> None:
+    """Write all that training needs to go on; an interruption leaves the last checkpoint whole."""
+    states = [optimizer.state_dict() for optimizer in optimizers]
     beside = path.with_suffix(".part")
-    torch.save(state, beside)
+    torch.save({"net": net.state_dict(), "optimizers": states, "step": step}, beside)
     beside.replace(path)
+
+
+def resumed(path: Path, net: Net, optimizers: Sequence[torch.optim.Optimizer], device: str) -> int:
+    """Read a checkpoint if there is one, and return the step that comes next."""
+    if not path.exists():
+        return 0
+    state = torch.load(path, map_location=device, weights_only=True)
+    net.load_state_dict(state["net"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    step: int = state["step"]
+    return step
 
 
 def train(
@@ -221,13 +231,7 @@ def train(
         prepare(teacher, device)
     print(prepare(net, device), flush=True)
     optimizers = optimizers_of(net, recipe)
-    step = 0
-    if path.exists():
-        state = torch.load(path, map_location=device, weights_only=True)
-        net.load_state_dict(state["net"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        step = state["step"]
+    step = resumed(path, net, optimizers, device)
     began, tokens, mean = time.monotonic(), 0, 0.0
     last = min(recipe.steps, stop or recipe.steps)
     for batch in stream(pair, recipe, step, tokenizer):
@@ -238,8 +242,9 @@ def train(
             ids, counts = random_lookups(recipe, step, tokenizer)
         else:
             ids, counts = random_copying(recipe, step) if practice else batch
-        factor = schedule(step, recipe)
-        loss = improve(net, optimizers, factor, ids.to(device), counts.to(device), None if practice else teacher)
+        taught = None if practice else teacher
+        gradients = partial(add_gradients, net, ids.to(device), counts.to(device), taught)
+        loss = improve(net, optimizers, schedule(step, recipe), gradients)
         step += 1
         tokens += ids.numel()
         mean += (loss - mean) / min(step, 50)
@@ -249,14 +254,7 @@ def train(
             rate = tokens / (time.monotonic() - began)
             print(f"{recipe.name} step {step}/{recipe.steps} loss {mean:.4f} {rate:.0f} tokens/s", flush=True)
         if step % every == 0 or step == last:
-            save(
-                path,
-                {
-                    "net": net.state_dict(),
-                    "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-                    "step": step,
-                },
-            )
+            checkpoint(path, net, optimizers, step)
             torch.save(net.state_dict(), folder / f"{recipe.name}-{step:05d}.pt")
     return net
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -23,7 +23,7 @@ from torch import Tensor
 from models.net import Net, seed_copy_heads
 from models.recipe import schedule, sharpening
 from models.smollm2.recipe import DRAFT, LIKELIEST, NEGATIVES, ROW, SHARPENED, practises
-from models.train import optimizers_of, prepare, save
+from models.train import checkpoint, improve, optimizers_of, prepare, resumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,21 +157,17 @@ def sharpen(net: Net, texts: Texts) -> None:
     first.coarse = net.coarse
     optimizers = optimizers_of(first, recipe)
     for step in range(recipe.steps):
-        loss = improved(first, optimizers, schedule(step, recipe), practised(texts, step, recipe.tokens), step)
+        gradients = partial(set_gradients, first, practised(texts, step, recipe.tokens), step)
+        loss = improve(first, optimizers, schedule(step, recipe), gradients)
         if step % 20 == 0:
             print(f"sharpening, step {step} of {recipe.steps}: loss {loss:.3f}", flush=True)
 
 
-def improved(net: Net, optimizers: Sequence[torch.optim.Optimizer], factor: float, batch: Targets, seed: int) -> float:
-    """Take a step at `factor` of the peak rates; return the loss before it."""
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["lr"] = group["peak"] * factor
+def set_gradients(net: Net, batch: Targets, seed: int) -> float:
+    """Set the gradients of a batch and return its loss."""
     net.zero_grad(set_to_none=True)
     loss = loss_of(net, batch, torch.Generator().manual_seed(seed))
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-    for optimizer in optimizers:
-        optimizer.step()
     return loss.item()
 
 
@@ -185,18 +181,12 @@ def distil(verifier: Path, folder: Path, stop: int | None) -> Net:
         start_from(net, verifier)
         sharpen(net, texts)
     optimizers = optimizers_of(net, DRAFT)
-    step = 0
-    if path.exists():
-        state = torch.load(path, weights_only=True)
-        net.load_state_dict(state["net"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        step = state["step"]
+    step = resumed(path, net, optimizers, "cpu")
     began, tokens, losses = time.monotonic(), 0, (deque[float](maxlen=20), deque[float](maxlen=20))
     while step < (stop or DRAFT.steps):
         practice = practises(step)
         batch = practised(texts, step, DRAFT.tokens) if practice else taught(texts, step, DRAFT.tokens // ROW)
-        loss = improved(net, optimizers, schedule(step, DRAFT), batch, step)
+        loss = improve(net, optimizers, schedule(step, DRAFT), partial(set_gradients, net, batch, step))
         step += 1
         tokens += batch.ids.numel()
         losses[practice].append(loss)
@@ -205,7 +195,6 @@ def distil(verifier: Path, folder: Path, stop: int | None) -> Net:
             of_texts, of_copying = (f"{np.mean(each):.3f}" for each in losses)
             print(f"step {step}: loss {of_texts}, of copying {of_copying}; {rate:.0f} tokens/s", flush=True)
         if step % 50 == 0:
-            states = [optimizer.state_dict() for optimizer in optimizers]
-            save(path, {"net": net.state_dict(), "optimizers": states, "step": step})
+            checkpoint(path, net, optimizers, step)
             texts = Texts.read(folder)  # SmolLM2 may go on writing beside it
     return net
