@@ -28,6 +28,7 @@ _RESULTS = re.compile(r"python -m bench (show .+)")
 _STALE = re.compile(r"^stale: .*\n", re.MULTILINE)  # which depends on commits, and on how many of them are here
 _SLOW = re.compile(r"^loading \S+\n", re.MULTILINE)  # printed only if a model takes long
 _VARIES = (
+    (re.compile(r", at [0-9a-f]{8} of [\d-]+$", re.MULTILINE), ""),  # where the commit is known
     (re.compile(r"\d[\d,.]* tokens/s"), "N tokens/s"),
     (re.compile(r"planned in \d+ ms"), "planned in N ms"),
     (re.compile(r'"confidence": ?([\d.]+|null)'), '"confidence": N'),

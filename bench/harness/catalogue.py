@@ -72,7 +72,9 @@ class Benchmark:
 
     def staleness(self, found: Mapping[str, Any]) -> str:
         """Return in a sentence what has changed since a result was measured; an empty text if nothing has."""
-        changed = results.changed_since(found["commit"], self.files()) if found.get("commit") else None
+        changed = results.changed_since(found["commit"], self.files()) if found.get("commit") else []
+        if changed is None:
+            return "stale: its commit is not known here" if results.date_of("HEAD") else ""
         if not changed:
             return ""
         what = f"{changed[0]} has" if len(changed) == 1 else f"{changed[0]} and other modules have"

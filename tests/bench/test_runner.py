@@ -122,14 +122,16 @@ def test_a_result_is_stale_once_a_module_that_it_measures_has_changed(
 def test_staleness_is_said_of_what_has_changed_and_of_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     one = benchmarks()["csgo/exact"]
     assert one.staleness({}) == ""
-    for changed, said in (
-        (None, ""),
-        ([], ""),
-        (["a.py"], "stale: a.py has changed"),
-        (["a.py", "b.py"], "stale: a.py and other modules have"),
+    for changed, head, said in (
+        (None, None, ""),  # no history
+        (None, "2026-11-28", "stale: its commit is not known here"),
+        ([], None, ""),
+        (["a.py"], None, "stale: a.py has changed since"),
+        (["a.py", "b.py"], None, "stale: a.py and other modules have changed since"),
     ):
         monkeypatch.setattr(results, "changed_since", lambda *_, changed=changed: changed)
-        assert one.staleness({"commit": "0" * 40}).startswith(said)
+        monkeypatch.setattr(results, "date_of", lambda _commit, head=head: head)
+        assert one.staleness({"commit": "0" * 40}) == said
 
 
 def test_what_a_benchmark_measures_is_what_it_and_its_helpers_import() -> None:
