@@ -202,8 +202,7 @@ class _Device:
         expected = verdict.accepted + len(verdict.tokens) if self._logprobs is not None else 0
         if len(verdict.logprobs) != expected or any(len(one.ids) != self._logprobs for one in verdict.logprobs):
             raise AssertionError(f"invalid probabilities got through: {verdict}")
-        most = 4 - verdict.accepted + 4 + 1  # in place of each draft that does not stand, and extra ones
-        if not (verdict.accepted <= 4 and 1 <= len(verdict.tokens) <= most and int(verdict.tokens.max()) < WORDS):
+        if not (verdict.accepted <= 4 and 1 <= len(verdict.tokens) <= 9 - verdict.accepted and int(verdict.tokens.max()) < WORDS):
             raise AssertionError(f"a verdict that does not fit the request got through: {verdict}")
 
 
