@@ -202,7 +202,7 @@ class _Device:
         expected = verdict.accepted + len(verdict.tokens) if self._logprobs is not None else 0
         if len(verdict.logprobs) != expected or any(len(one.ids) != self._logprobs for one in verdict.logprobs):
             raise AssertionError(f"invalid probabilities got through: {verdict}")
-        if not (verdict.accepted <= 4 and 1 <= len(verdict.tokens) <= 9 - verdict.accepted and int(verdict.tokens.max()) < WORDS):
+        if not (1 <= len(verdict.tokens) <= 9 - verdict.accepted >= 5 and int(verdict.tokens.max()) < WORDS):
             raise AssertionError(f"a verdict that does not fit the request got through: {verdict}")
 
 
