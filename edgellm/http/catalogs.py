@@ -29,7 +29,7 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.spec.params import ReplyOptions
 from edgellm.storage import StoredModel, list_models, name_of, resolve
 from edgellm.storage.default_pair import resolve_pair
-from edgellm.storage.model_names import looks_like_path, unknown
+from edgellm.storage.model_files import looks_like_path, unknown
 
 
 @dataclass(frozen=True, slots=True)

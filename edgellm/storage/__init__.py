@@ -16,16 +16,20 @@ from edgellm.storage.catalog import Catalog, CatalogModel, catalog
 from edgellm.storage.chat_log import ChatEntry, History, HistoryFacts
 from edgellm.storage.fingerprint import fingerprint, quick_fingerprint
 from edgellm.storage.model_files import (
+    ALIASES,
+    HubName,
     StoredModel,
     bundled,
     find,
+    hub_name,
     list_models,
+    looks_like_path,
     name_of,
+    parse_hub_name,
     removable,
     remove,
     resolve,
 )
-from edgellm.storage.model_names import ALIASES, HubName, hub_name, looks_like_path, parse_hub_name
 
 if TYPE_CHECKING:
     from edgellm.storage.hub.pull import DownloadPlan, PulledModel, Transfer, fetch, plan, pull

@@ -23,7 +23,7 @@ from edgellm.rpc.trust.pairing import Code
 from edgellm.rpc.trust.peer_store import Peers
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage import resolve
-from edgellm.storage.model_names import parse_hub_name
+from edgellm.storage.model_files import parse_hub_name
 from testkit import ROOT
 from testkit.gguf.random_model import Shape, write
 from tests.fuzz.reading import Outcome, Reader

@@ -33,8 +33,18 @@ from edgellm.storage.hub.download import (
     read_listing,
 )
 from edgellm.storage.hub.wheel import fetch_packaged
-from edgellm.storage.model_files import bundled, find, hub_cache, linked_blobs, packaged, packaged_path
-from edgellm.storage.model_names import ALIASES, HubName, hub_name, parse_hub_name
+from edgellm.storage.model_files import (
+    ALIASES,
+    HubName,
+    bundled,
+    find,
+    hub_cache,
+    hub_name,
+    linked_blobs,
+    packaged,
+    packaged_path,
+    parse_hub_name,
+)
 from edgellm.storage.quants import choose
 
 if TYPE_CHECKING:
