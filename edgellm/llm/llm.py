@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from edgellm.engine import Message, Model
 from edgellm.engine.native import ShouldStop, never
@@ -18,12 +18,10 @@ from edgellm.llm.messages import PromptWriter, channels_of, compose, draft_ids, 
 from edgellm.llm.model_loading import EngineConfig, PairMemory, Progress
 from edgellm.llm.opening.elsewhere import OpenedVerifier
 from edgellm.llm.opening.engine import PairEngine
-from edgellm.llm.profiling import profile_pair
 from edgellm.llm.replies.generation import check_sampling, reporting, write
 from edgellm.llm.replies.plan import WantedReply
 from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.drafting.cost_curve import CostCurve
-from edgellm.spec.gates.profile import Profile
 from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.params import BUDGET_CHUNK, ReplyOptions
 from edgellm.spec.stream import Reply
@@ -31,6 +29,9 @@ from edgellm.spec.types import Explanation, Ids, Notice
 from edgellm.spec.verifier import Verifier
 from edgellm.storage import name_of
 from edgellm.storage.default_pair import DEFAULT, Named
+
+if TYPE_CHECKING:
+    from edgellm.spec.gates.profile import Profile
 
 _AVOIDED = {
     "eagle3": "EAGLE-3 drafts",
@@ -241,6 +242,8 @@ class LLM:
                 "Choose two models with one tokenizer.",
             )
         ids = [self.prompts.ids(prompt) for prompt in prompts]
+        from edgellm.llm.profiling import profile_pair
+
         with self.engine.idle.suspended():
             return profile_pair(
                 self._parts, ids, gamma=gamma, most=max_tokens, layers=layers, context_lookup=context_lookup,

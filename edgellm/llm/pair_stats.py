@@ -11,14 +11,11 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from edgellm.errors import EdgeError, HistoryUnusable, ModelNotFound, ProfileUnusable
 from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
-from edgellm.spec.gates.fitting import build
-from edgellm.spec.gates.profile import Profile
-from edgellm.spec.gates.profiler import ENOUGH, FirstReply, OnlineProfiler
 from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice
@@ -27,6 +24,10 @@ from edgellm.storage.chat_log import Conversations, expired, oldest, typed_lines
 from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.saved_prompts import prompt_files
 from edgellm.storage.state import close_to_others, set_aside
+
+if TYPE_CHECKING:
+    from edgellm.spec.gates.profile import Profile
+    from edgellm.spec.gates.profiler import FirstReply, OnlineProfiler
 
 LOGS_MOST = 20
 """The number of crash logs that are kept, the newest ones."""
@@ -141,6 +142,8 @@ def _profiles() -> Iterator[Path]:
 
 def _is_personal(path: Path) -> bool:
     """Return whether a file among the profiles was made from replies, has tokens of prompts in it, or is damaged."""
+    from edgellm.spec.gates.profile import Profile
+
     try:
         profile = Profile.load(path, own=True)
     except ProfileUnusable:
@@ -150,6 +153,8 @@ def _is_personal(path: Path) -> bool:
 
 def _forget_profile(path: Path) -> bool:
     """Remove data of prompts and replies from a profile file; return whether there was any."""
+    from edgellm.spec.gates.profile import Profile
+
     if not _is_personal(path):
         return False
     try:
@@ -212,6 +217,8 @@ def keep_profile(profile: Profile, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
+    from edgellm.spec.gates.profile import Profile
+
     try:
         if os.path.lexists(path):
             Profile.load(path, own=True)
@@ -226,6 +233,8 @@ def read_profile(path: Path, draft_hash: str, verifier_hash: str, *, own: bool =
     Raises:
         ProfileUnusable: there is none, it is of another version, or of other models than these.
     """
+    from edgellm.spec.gates.profile import Profile
+
     profile = Profile.load(path, own=own)
     for name, found, wanted in (
         ("draft model", profile.draft_hash, draft_hash),
@@ -265,13 +274,22 @@ class PairStats:
         self._draft, self._verifier, self._history = draft, verifier, history
         self.verdict_seconds: float | None = None
         """The recent time from asking for a verdict on a drafted chunk to having it."""
-        self.first = OnlineProfiler()
+        self._first: OnlineProfiler | None = None  # made of the first replies, where they are observed
         self._controllers: dict[Terms, BudgetController] = {}
         self._acceptances: dict[Terms, ConfidenceAcceptance] = {}
         self._hashes: tuple[str, str] | None = None
         self._profile = None if given is None else read_profile(given, *self.hashes())
         self._profile_searched = False
         self._announced = False
+
+    @property
+    def first(self) -> OnlineProfiler:
+        """Return what was observed in the first replies."""
+        if self._first is None:
+            from edgellm.spec.gates.profiler import OnlineProfiler
+
+            self._first = OnlineProfiler()
+        return self._first
 
     def draft_hash(self) -> str:
         """Return the hash of the draft model's file."""
@@ -344,6 +362,8 @@ class PairStats:
     def begin_first(self, layers: tuple[int, ...], *, improves: bool = False) -> tuple[FirstReply, list[Notice]]:
         """Return the gate of one of the pair's first replies, for which the attention of `layers` is measured; and the
         notices for the user, which are given once. With `improves` the user has asked for that, and is not told."""
+        from edgellm.spec.gates.profiler import ENOUGH, FirstReply
+
         notices = []
         if not self._announced:
             self._announced = True
@@ -358,6 +378,8 @@ class PairStats:
 
     def end_first(self, gate: FirstReply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
         """Add one of the first replies; return a notice for the user once they make a profile."""
+        from edgellm.spec.gates.fitting import build
+
         if self._profile is not None and not (gate.improves and self.learns()):  # a concurrent reply has completed it
             return None
         self.first.add(gate)

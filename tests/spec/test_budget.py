@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgellm.spec.gates.fitted import Threshold
 from edgellm.spec.gates.profile import solve
-from edgellm.spec.gates.rules import HORIZON, BudgetController, Threshold
+from edgellm.spec.gates.rules import HORIZON, BudgetController
 
 
 def spend(profiled: np.ndarray, scores: np.ndarray, budget: float) -> list[bool]:

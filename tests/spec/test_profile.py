@@ -12,6 +12,7 @@ import pytest
 from edgellm.engine import Capture, Context, ContextSpec, Message, Model
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.gates.fitted import LearnedGate
 from edgellm.spec.gates.fitting import alpha_of, build
 from edgellm.spec.gates.offload_policy import NAMES
 from edgellm.spec.gates.profile import Profile
@@ -20,7 +21,6 @@ from edgellm.spec.gates.rules import (
     BudgetController,
     CountingGate,
     ImportanceGate,
-    LearnedGate,
     Rule,
     SyneraGate,
     p_conf,

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgellm.spec.gates.fitted import LearnedGate
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.prompt_difficulty import PromptDifficulty, fit_difficulty
-from edgellm.spec.gates.rules import BudgetController, LearnedGate
+from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
 

@@ -17,7 +17,6 @@ from edgellm.spec.drafters.verdict_prediction import BRANCHES, MAX_AHEAD, MAX_BR
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
 from edgellm.spec.drafting.bandit import Bandit
 from edgellm.spec.gates.factory import GateChoice, choose, needs_profile
-from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.params import BUDGET_CHUNK, CHUNK, ReplyOptions
 from edgellm.spec.types import Ids, Notice, Sampling
@@ -25,6 +24,7 @@ from edgellm.spec.verifier import Verifier
 
 if TYPE_CHECKING:
     from edgellm.spec.drafters.translation import TokenTranslation
+    from edgellm.spec.gates.profile import Profile
     from edgellm.spec.gates.profiler import FirstReply
 
 MAX_MODEL_DRAFT = 16

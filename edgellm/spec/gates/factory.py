@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from edgellm.spec.gates.offload_policy import SHARES
-from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.rules import (
     AlwaysGate,
     BudgetController,
@@ -15,7 +14,6 @@ from edgellm.spec.gates.rules import (
     ConfidenceGate,
     CountingGate,
     ImportanceGate,
-    LearnedGate,
     NeverGate,
     RandomGate,
     Rule,
@@ -24,6 +22,9 @@ from edgellm.spec.gates.rules import (
 )
 from edgellm.spec.params import CHUNK, ReplyOptions
 from edgellm.spec.protocols import Gate
+
+if TYPE_CHECKING:
+    from edgellm.spec.gates.profile import Profile
 
 AUTO = ("worth", "confidence", "importance", "synera", "random")
 """The gates that `auto` chooses from, the likeliest first: with equal evidence the first one wins."""
@@ -93,6 +94,8 @@ def choose(
     if gate == "auto":
         gate, reason = best_gate(profile, budget)
     if gate == "worth":
+        from edgellm.spec.gates.fitted import LearnedGate
+
         chosen: Gate = LearnedGate(profile, budget, controller, seed)
     else:
         chosen = BudgetGate(_gate_at_share(gate, profile, seed), budget, controller)
@@ -107,6 +110,8 @@ def choose(
 
 def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
     """Return the gate with the best evidence in the profile at the budget nearest to this one, and that evidence."""
+    from edgellm.spec.gates.offload_policy import SHARES
+
     share = min(SHARES, key=lambda known: abs(known - budget))
     gains = {name: profile.evidence.get(f"gate {name} at {share}", 0.0) for name in AUTO}
     best = max(AUTO, key=lambda name: gains[name])

@@ -1,18 +1,15 @@
-"""The paper's gates and the fitted one, which decide whether a chunk is verified, and their budget's controller."""
+"""The paper's gates, which decide whether a chunk is verified, and their budget's controller."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from edgellm.errors import InvalidOption
-from edgellm.spec.gates.offload_policy import signals, surprise
-from edgellm.spec.gates.profile import Profile
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
@@ -24,7 +21,6 @@ far, so that verdicts are not spent or saved only to be even."""
 VERIFIED_SHARE = 0.8
 """Share of `max_tokens` within which a budgeted gate verifies."""
 
-Scores = npt.NDArray[np.float64]
 _ALWAYS = Decision(True, "this gate verifies everything")
 _NEVER = Decision(False, "this gate verifies nothing")
 
@@ -62,7 +58,7 @@ class RandomGate(Rule):
         self._budget, self._seed = checked_share(budget, "budget"), seed
 
     def judge(self, chunk: Chunk, place: int) -> Decision:  # noqa: ARG002
-        number = _draws(self._seed, place)[0]
+        number = draws(self._seed, place)[0]
         return Decision(number < self._budget, f"verified with a chance of {self._budget:.2f}: drew {number:.2f}")
 
 
@@ -85,7 +81,7 @@ class ConfidenceGate(Rule):
         chance = p_conf(confidence, self._c_th)
         if chance >= 1.0:
             return Decision(True, f"confidence {confidence:.2f} is not above {self._c_th:.2f}")
-        number = _draws(self._seed, place)[0]
+        number = draws(self._seed, place)[0]
         return Decision(
             number < chance,
             f"confidence {confidence:.2f}, so verified with a chance of {chance:.2f}: drew {number:.2f}",
@@ -104,7 +100,7 @@ class ImportanceGate(Rule):
         measured = chunk.importance[chunk.ahead :]
         importance = float(measured.sum()) / len(measured) if len(measured) else self._usual_importance
         chance = p_imp(importance, self._i_th)
-        number = _draws(self._seed, place)[1]
+        number = draws(self._seed, place)[1]
         return Decision(
             number < chance,
             f"importance {importance:.2f}, so verified with a chance of {chance:.2f}: drew {number:.2f}",
@@ -162,34 +158,6 @@ class BudgetController:
         if 0.0 < target < 1.0 or (target <= 0.0) == (deficit > 0.0):  # anti-windup
             self.integral += deficit / (4 * horizon**2)
         return min(1.0, max(0.0, target))
-
-
-class Threshold:
-    """Turns scores (higher is better to verify) into decisions whose realised share is the budget.
-
-    The threshold is a quantile of the profiled scores. Those drift, because unverified replies diverge from verified
-    ones, so the quantile follows the controller's target share.
-    """
-
-    def __init__(self, profiled: Scores | Sequence[float], budget: float, controller: BudgetController) -> None:
-        """Start from `profiled` (n,), n at least 1: scores of chunks from profiling, in any order."""
-        self._sorted = np.sort(np.asarray(profiled, dtype=np.float64))
-        self._budget = budget
-        self.controller = controller
-
-    def decide(self, score: float, tie: float) -> tuple[bool, str]:
-        """Return whether a chunk of `score` is offloaded, and why. `tie` in [0, 1) ranks equal scores."""
-        target = self.controller.target_share(self._budget)
-        n = len(self._sorted)
-        below, up_to = (int(self._sorted.searchsorted(score, side)) for side in ("left", "right"))
-        # its rank among the profiled scores and itself, 0 the highest; ties in random order
-        place = (n - up_to + tie * (up_to - below + 1)) / (n + 1)
-        offload = place < target
-        self.controller.record(offload)
-        return (
-            offload,
-            f"score {score:.3g}, above {below / n:.0%} of the profiled chunks; {target:.0%} are to be verified",
-        )
 
 
 class BudgetGate(Gate):
@@ -276,38 +244,8 @@ def checked_share(value: float, name: str) -> float:
     return value
 
 
-def _draws(seed: int, place: int) -> tuple[float, float, float]:
+def draws(seed: int, place: int) -> tuple[float, float, float]:
     """Return the random numbers in [0, 1) of this place: for the coarse and the fine filter, and for ties."""
     numbers = np.random.Generator(np.random.Philox(key=seed & 2**64 - 1, counter=place))
     coarse, fine, tie = numbers.random(3).tolist()
     return coarse, fine, tie
-
-
-class LearnedGate(Gate):
-    """Offloads the chunks of highest value (`offload_policy.py`), as many as the budget allows. One gate serves one
-    reply."""
-
-    def __init__(self, profile: Profile, budget: float, controller: BudgetController, seed: int = 0) -> None:
-        """Share `controller` with all replies of the pair: the budget holds over all of them."""
-        self._policy = profile.policy(budget)
-        self._threshold = Threshold(self._policy.scores, budget, controller)
-        self._seed, self._usual_importance = seed, profile.usual_importance
-        self._prompt_difficulty = profile.difficulty
-        self._difficulty: float | None = None  # of this reply's prompt
-        self._so_far = 0.0
-        self._p_correct = 1.0  # probability that the reply so far equals the verifier's
-
-    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
-        """See `Gate.decide`."""
-        written = state.written
-        tie = _draws(self._seed, written)[2]
-        if self._difficulty is None:
-            self._difficulty = self._prompt_difficulty.of(state.ids[: state.prompt_tokens])
-        features = signals(chunk, written, self._usual_importance, self._so_far, self._difficulty)
-        p_rejected, continuation = self._policy.judge(features)
-        offload, reason = self._threshold.decide(self._p_correct * p_rejected * continuation, tie)
-        why = f"{p_rejected:.0%} chance of rejection, {self._p_correct:.0%} that the reply is correct so far: {reason}"
-        self._so_far += surprise(chunk)
-        if not offload:
-            self._p_correct *= 1.0 - p_rejected
-        return Decision(offload, why)

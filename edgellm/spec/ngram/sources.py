@@ -176,7 +176,6 @@ class HistoryIndex(DraftSource):
 
 MIN_MATCH = 2
 """Minimum length of a context match that counts against the model; a single token is hardly ever right."""
-_STEPS = tuple(step / 20.0 for step in range(1, 20))
 _MIN_GAIN = 0.1  # of the tokens taken from the context; a smaller gain in right ones is chance
 
 
@@ -236,7 +235,7 @@ def lookup_threshold(seen: Sequence[Disagreement]) -> float:
     confidence = np.array([each.confidence for each in seen])
     gains = np.array([float(each.context_right) - float(each.draft_right) for each in seen])
     best, gained = 0.0, 0.0
-    for step in _STEPS:
+    for step in (at / 20.0 for at in range(1, 20)):
         below = confidence < step
         gain = float(gains[below].sum())
         if gain > gained and gain > _MIN_GAIN * float(below.sum()):
