@@ -73,12 +73,10 @@ class Benchmark:
     def staleness(self, found: Mapping[str, Any]) -> str:
         """Return in a sentence what has changed since a result was measured; an empty text if nothing has."""
         changed = results.changed_since(found["commit"], self.files()) if found.get("commit") else []
-        if changed is None:
-            return "stale: its commit is not known here" if results.date_of("HEAD") else ""
-        if not changed:
-            return ""
-        what = f"{changed[0]} has" if len(changed) == 1 else f"{changed[0]} and other modules have"
-        return f"stale: {what} changed since"
+        if changed is None and results.date_of("HEAD"):
+            return "stale: its commit is not known here"
+        others = "has" if changed and len(changed) == 1 else "and other modules have"
+        return f"stale: {changed[0]} {others} changed since" if changed else ""
 
     def shown(self) -> str:
         """Return the table of the last result, below the command that repeats it."""
