@@ -68,7 +68,7 @@ def servers(folder: str) -> Iterator[tuple[str, str]]:
         Model.load(bert, LoadSpec(embeds=True)) as vectors,
         Embedder(vectors) as embedder,
         Model.load(resolve(MODEL)) as model,
-        LLM.of(model, verifier=ToolCaller(model), history=False) as caller,
+        LLM(model, verifier=ToolCaller(model), history=False) as caller,
         HttpServer(home, HttpConfig(replies=2)) as server,
         HttpServer(home, HttpConfig(replies=1)) as tools,
     ):

@@ -42,7 +42,7 @@ def at_one(made: PairName, count: int, budget: float | None) -> Figures:
         small, big = (closing.enter_context(Model.load(resolve(name))) for name in (files.draft, files.verifier))
         profile_of(small.path, big.path, files.profile)  # a clear word where there is none
         verifier = remembering(big, closing)
-        pair = closing.enter_context(LLM.of(big, draft=small, verifier=verifier, profile=files.profile))
+        pair = closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=files.profile))
         answers = {gate: answered(cases, reply_with(pair, gate=gate, budget=budget)) for gate in names}
     found = {gate: one.figures(cases) for gate, one in answers.items()}
     if BOTH in answers:

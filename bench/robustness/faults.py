@@ -215,7 +215,7 @@ def opened(folder: Path, seed: int, prompts: int) -> Iterator[Scene]:
         with Model.load(paths[0]) as small, FaultyRelay(served.port, seed) as relay:
             remote = served.line(small.vocabulary, trust, relay.port)
             opened = OpenedVerifier(remote, lambda: remote.info.model_hash)
-            with LLM.of(small, small, opened, threads=1) as pair:
+            with LLM(small, small, opened, threads=1) as pair:
                 scene = Scene(served, relay, pair, remote, folder / "other", talks, alone)
                 taken = []
                 for number in range(len(talks)):

@@ -168,7 +168,7 @@ def measure(schemas: int = 200, temperature: float = 1.0, seed: int = 0, threads
         refused = {keyword: _refusal(pair, asked[0], schema) for keyword, schema in REFUSED.items()}
     with Model.load(resolve("edgellm-draft")) as draft, Model.load(resolve("edgellm-verifier")) as model:
         forced = ForcedVerifier(model, Context(model, ContextSpec(n_ctx=CONTEXT, threads=threads)))
-        with LLM.of(model, draft=draft, verifier=forced, threads=threads, history=False) as told:
+        with LLM(model, draft=draft, verifier=forced, threads=threads, history=False) as told:
             for prompt, ids in replies:
                 forced.says(told.prompt_ids(prompt), tuple(ids))
                 same.add(written(told, prompt, max_tokens=len(ids))[1])

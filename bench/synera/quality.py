@@ -169,10 +169,10 @@ def at_one(made: PairName, count: int, others: Mapping[int, Path], budget: float
         small, big = (closing.enter_context(Model.load(resolve(name))) for name in (files.draft, files.verifier))
         profile = profile_of(small.path, big.path, files.profile)
         verifier = remembering(big, closing)
-        pair = closing.enter_context(LLM.of(big, draft=small, verifier=verifier, profile=files.profile))
-        alone = closing.enter_context(LLM.of(big, verifier=verifier))
+        pair = closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=files.profile))
+        alone = closing.enter_context(LLM(big, verifier=verifier))
         pairs = {profile.gamma: pair} | {
-            gamma: closing.enter_context(LLM.of(big, draft=small, verifier=verifier, profile=file))
+            gamma: closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=file))
             for gamma, file in others.items()
         }
         paper = read_profile(others[PAPERS], fingerprint(small.path), fingerprint(big.path))

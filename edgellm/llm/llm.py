@@ -24,9 +24,9 @@ from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.params import BUDGET_CHUNK, ReplyOptions
+from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Explanation, Ids, Notice
-from edgellm.spec.verifier import Verifier
 from edgellm.storage import name_of
 from edgellm.storage.default_pair import DEFAULT, Named
 
@@ -45,8 +45,18 @@ _AVOIDED = {
 class LLM:
     """A draft model and a verifier: opened once, good for many replies, also for several at a time."""
 
-    def __init__(self, engine: PairEngine) -> None:
-        """Take over an engine, which is closed with the pair; `open` is the usual way."""
+    def __init__(
+        self,
+        engine: PairEngine | Model,
+        draft: Model | None = None,
+        verifier: Verifier | OpenedVerifier | None = None,
+        **settings: Any,
+    ) -> None:
+        """Take over an engine, which is closed with the pair; `open` is the usual way. Loaded models and a verifier of
+        your own stay open when it is closed: the first model is the one whose tokenizer and chat template are used, and
+        `settings` are as for `open`. Raises what `PairEngine.attach` raises."""
+        if not isinstance(engine, PairEngine):
+            engine = PairEngine.over(engine, draft, verifier, **settings)
         self.engine, self._parts, self._text = engine, engine.parts, engine.parts.text
         verifier = engine.parts.verifier
         grammars = verifier is None or verifier.capabilities.grammars
@@ -70,23 +80,6 @@ class LLM:
         `EngineConfig` and `PairEngine.open` raise.
         """
         return cls(PairEngine.open(EngineConfig(draft, verifier, **settings), progress))
-
-    @classmethod
-    def of(
-        cls,
-        text: Model,
-        draft: Model | None = None,
-        verifier: Verifier | OpenedVerifier | None = None,
-        **settings: Any,
-    ) -> Self:
-        """Return a pair of loaded models, which stay open when it is closed. `text` is the one whose tokenizer and chat
-        template are used; `settings` as for `open`. Raises what `PairEngine.attach` raises."""
-        engine = PairEngine(EngineConfig(**settings))
-        try:
-            return cls(engine.attach(text, draft, verifier))
-        except BaseException:
-            engine.close()
-            raise
 
     @property
     def context_length(self) -> int:

@@ -20,8 +20,8 @@ from edgellm.spec.drafting.cost_curve import DRIFT, CostCurve, DecodeCost
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.ngram.draft_index import DraftIndex, PastConversation, recent
 from edgellm.spec.ngram.retriever import Retriever
+from edgellm.spec.protocols import Verifier
 from edgellm.spec.types import Ids
-from edgellm.spec.verifier import Verifier
 from edgellm.verifier.in_process import LocalVerifier
 
 _MAX_LOAD = 16.0

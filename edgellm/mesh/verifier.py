@@ -18,9 +18,10 @@ from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import MAX_LOGIT_BYTES, MAX_ROWS, StageAnswer
 from edgellm.mesh.pipeline import StageRecord
 from edgellm.spec.constraint import GrammarState
+from edgellm.spec.protocols import Capabilities, Verifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Verdict
-from edgellm.spec.verifier import Capabilities, Session, Verifier, VerifyRequest, wait_for_result
+from edgellm.spec.verifier import Session, VerifyRequest, wait_for_result
 from edgellm.verifier.judgement import NOTHING, Judgement, cut
 
 

@@ -19,8 +19,8 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, check_version, parse_message
 from edgellm.services.verification_codec import read_wanted
 from edgellm.spec.model_sampling import ModelSampling
+from edgellm.spec.protocols import Capabilities
 from edgellm.spec.sampling import Choice
-from edgellm.spec.verifier import Capabilities
 
 PREPARING = grpc.StatusCode.ABORTED
 """The status with which a verifier says what it does before it can verify, such as "measuring a.gguf"."""

@@ -10,11 +10,11 @@ from typing import NamedTuple, Protocol, TypeAlias
 from edgellm.errors import EdgeError, Stopped
 from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.drafters.parallel import truncated
-from edgellm.spec.protocols import Drafter, Gate
+from edgellm.spec.protocols import Drafter, Gate, Verifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.types import Channel, Chunk, Decision, Explanation, Logprobs, Notice, Round, Source, Token, Verdict
-from edgellm.spec.verifier import Verification, Verifier
+from edgellm.spec.verifier import Verification
 
 Event: TypeAlias = Token | Notice | Explanation
 
@@ -154,10 +154,10 @@ def open_verification(
     `Verifier.open`."""
     session = None if verifier is None else verifier.open(state)
     if verifier is None or session is None or not verifier.capabilities.can_be_lost:
-        return Verification(session)
+        return Verification(state, session)
     from edgellm.spec.lost_verifier import LossyVerification
 
-    return LossyVerification(session, alone=alone, announce=announce)
+    return LossyVerification(state, session, alone=alone, announce=announce)
 
 
 def _decide(state: GenerationState, chunk: Chunk, drafter: Drafter, gate: Gate) -> Decision:

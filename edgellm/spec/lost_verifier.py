@@ -4,16 +4,18 @@ and when to ask again."""
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic, sleep
 
 from edgellm.errors import EdgeError, MeshBroken, VerifierBusy, VerifierLost, VerifierSlow, VerifierUnavailable
-from edgellm.spec.protocols import Drafter
+from edgellm.spec.protocols import Drafter, Verdicts
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Notice, Verdict
-from edgellm.spec.verifier import POLL_SECONDS, Session, Verification
+from edgellm.spec.verifier import POLL_SECONDS, Verification
 
 LOST = Notice("The verifier is gone. The draft model continues alone, and its tokens are not verified.")
 SLOW = Notice("The verifier takes too long. The draft model continues alone, and its tokens are not verified.")
@@ -29,8 +31,8 @@ _GIVE_UP_SECONDS = 60.0  # and no new try after this many seconds without a verd
 _BUSY_MARGIN = 1.5  # a busy verifier counts as lost after this factor times its announced seconds, plus one
 
 
-def after(first: Future[Verdict], session: Session, chunk: Chunk, extra: int) -> Future[Verdict]:
-    """Return the verdict on `chunk` that is asked for once the `first` one is there; the bytes of both count."""
+def after(first: Future[Verdict], submit: Callable[[], Future[Verdict]]) -> Future[Verdict]:
+    """Return the verdict that `submit` asks for once the `first` one is there; the bytes of both count."""
     both: Future[Verdict] = Future()
     both.set_running_or_notify_cancel()
 
@@ -48,7 +50,7 @@ def after(first: Future[Verdict], session: Session, chunk: Chunk, extra: int) ->
             answer(prefilled)
             return
         try:
-            pending = session.submit(session.state.ids, chunk, extra)
+            pending = submit()
         except EdgeError as error:
             both.set_exception(error)
         else:
@@ -61,10 +63,10 @@ def after(first: Future[Verdict], session: Session, chunk: Chunk, extra: int) ->
 class LossyVerification(Verification):
     """The verdicts of one reply, with the losses and returns of the verifier turned into notices."""
 
-    def __init__(self, session: Session, *, alone: bool, announce: bool) -> None:
+    def __init__(self, state: GenerationState, session: Verdicts, *, alone: bool, announce: bool) -> None:
         """Use `session`. `alone`: there is no drafter, so no reply without the verifier. `announce`: the verifier
         starts to read the prompt at once, in parallel with the device."""
-        super().__init__(session)
+        super().__init__(state, session)
         self._link, self._alone = session, alone
         self._lost = False
         self._reason: VerifierLost | None = None  # why the verifier is lost, if more is known than that it is gone
@@ -76,7 +78,7 @@ class LossyVerification(Verification):
         self._prefill: Future[Verdict] | None = None
         if announce and session.ready():
             with suppress(VerifierUnavailable):  # the first verdict will raise it
-                self._prefill = session.submit(session.state.ids, Chunk())
+                self._prefill = session.submit(state.ids, Chunk())
 
     def unavailable(self) -> Decision | None:
         """See `Verification.unavailable`: also while the verifier is away or busy."""
@@ -96,7 +98,7 @@ class LossyVerification(Verification):
     def verify(self, chunk: Chunk, drafter: Drafter) -> Verdict | None:
         """See `Verification.verify`."""
         try:
-            tail = self._link.state.tail
+            tail = self._state.tail
             writes_on = not len(chunk) if tail is None else tail.second()
             verdict = self._verdict(self._link, chunk, drafter, writes_on=writes_on)
             began, self._last_verdict = self._last_verdict, monotonic()
@@ -114,9 +116,10 @@ class LossyVerification(Verification):
             self._notify(LOST)
         return None
 
-    def _submit(self, session: Session, chunk: Chunk, extra: int) -> Future[Verdict]:
+    def _submit(self, session: Verdicts, chunk: Chunk, extra: int) -> Future[Verdict]:
         prefill, self._prefill = self._prefill, None
-        return super()._submit(session, chunk, extra) if prefill is None else after(prefill, session, chunk, extra)
+        submit = partial(super()._submit, session, chunk, extra)
+        return submit() if prefill is None else after(prefill, submit)
 
     def _busy_at_first(self) -> bool:
         """Return whether the verifier was too busy to read the prompt."""
@@ -162,7 +165,7 @@ class LossyVerification(Verification):
                 )
             end = monotonic() + _BUSY_MARGIN * self._busy_seconds + 1.0
             while monotonic() < end:
-                if self._link.state.should_stop() or self._link.ready():
+                if self._state.should_stop() or self._link.ready():
                     return True
                 sleep(POLL_SECONDS)
             self._lost = True

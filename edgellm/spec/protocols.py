@@ -1,4 +1,4 @@
-"""Interfaces of drafters and gates, which compose freely with each other and with a `Verifier`.
+"""Interfaces of drafters, gates and verifiers, which compose freely.
 
 A round is *propose* (drafter), *decide* (gate), *verify* (verifier session) and *observe* (drafter and gate). Methods
 that a mechanism does not need have empty defaults; `examples/` has one mechanism of each kind.
@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
 
+from edgellm.engine import Speculator
+from edgellm.spec.sampling import WHOLE_ROWS, Choice
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Decision, Round
+from edgellm.spec.types import Chunk, Decision, Ids, Round, Sampling, Verdict
 
 
 class Drafter(ABC):
@@ -72,4 +77,132 @@ class Gate(ABC):
 
     def observe(self, state: GenerationState, turn: Round) -> None:
         """Observe a finished round; see `Drafter.observe`."""
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a verifier can do. `context_length` are the positions of a session.
+
+    Verdicts can have `logprobs`, follow sampling rules with `penalties`, and with a constraint (`grammars`). `choice`
+    says from what tokens are chosen. `drafts_extra`: extra tokens are drafted, so that several come from one pass.
+    `speculator` names what drafts from the states of sessions in this process; "" where nothing does. A verifier that
+    `can_be_lost` may be away or busy for a while.
+    """
+
+    name: str
+    context_length: int
+    logprobs: bool = False
+    penalties: bool = False
+    grammars: bool = False
+    choice: Choice = WHOLE_ROWS
+    drafts_extra: bool = False
+    speculator: str = ""
+    can_be_lost: bool = True
+
+    def refusal(self, sampling: Sampling) -> str:
+        """Return why tokens cannot be chosen by `sampling`, as a clause; "" if they can."""
+        if sampling.penalties is not None and not self.penalties:
+            return "it applies no penalties"
+        if sampling.constraint is not None and not self.grammars:
+            return "it follows no JSON schemas"
+        return self.choice.refusal(sampling)
+
+
+class Verdicts(Protocol):
+    """What gives the verdicts of one reply."""
+
+    def ready(self) -> bool:
+        """Return, at no cost, whether a verdict can be asked for now."""
+        ...
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Future[Verdict]:
+        """Ask for a verdict on `chunk` after `prefix` (all tokens so far, prompt included, shape (n,)).
+
+        An empty chunk asks for the verifier's own next token; `extra` asks for up to that many further tokens written
+        by the verifier alone. An earlier verdict that is not there yet is given up. The future fails with VerifierLost
+        if the verifier is gone or makes no progress; `ready` says when to ask again.
+        """
+        ...
+
+    def wait(self, pending: Future[Verdict]) -> Verdict:
+        """Wait for a verdict.
+
+        Raises:
+            VerifierUnavailable, EngineFailed: what the verifier failed with.
+            Stopped: the reply was stopped meanwhile.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the reply, and give up what is in flight."""
+        ...
+
+
+def settled(verdict: Verdict) -> Future[Verdict]:
+    """Return the future of a verdict that is there already."""
+    future: Future[Verdict] = Future()
+    future.set_result(verdict)
+    return future
+
+
+class BlockingSession(ABC):
+    """A reply at a verifier of your own, which computes a verdict in the thread that asks for it."""
+
+    @abstractmethod
+    def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:
+        """Return the verdict that `Verdicts.submit` asks for."""
+
+    def ready(self) -> bool:
+        """Return True: there is nothing to wait for."""
+        return True
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Future[Verdict]:
+        """Return the verdict, which is there already."""
+        return settled(self.verify(prefix, chunk, extra))
+
+    def wait(self, pending: Future[Verdict]) -> Verdict:
+        """Return the verdict."""
+        return pending.result()
+
+    def close(self) -> None:
+        """End the reply."""
+        return
+
+
+class Verifier(ABC):
+    """Judges chunks: in this process, over a link, or as a mesh of layer workers.
+
+    One with a `name` and a `context_length` can do nothing else, and is never away.
+    """
+
+    name: str
+    context_length: int
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Return what it can do, which may change when another one has come back in its place."""
+        return Capabilities(self.name, self.context_length, can_be_lost=False)
+
+    @property
+    def shared(self) -> int:
+        """Return the number of decodes in this process that shared the cores with others, so that their times are not
+        representative."""
+        return 0
+
+    def speculator(self, state: GenerationState) -> Speculator | None:
+        """Return the speculator of the open session of a reply; None where there is none."""
+        return None
+
+    @abstractmethod
+    def open(self, state: GenerationState) -> Verdicts:
+        """Return what gives the verdicts of the reply.
+
+        Raises:
+            VerifierUnreachable: there is no answer.
+            VocabularyMismatch: the two vocabularies differ; names the first differing token.
+        """
+
+    def close(self) -> None:
+        """Free memory."""
         return

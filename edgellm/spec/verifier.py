@@ -1,18 +1,15 @@
-"""A verifier as the decoding loop sees it: what it can do, and the session of one reply with it."""
+"""The session of one reply with a verifier that is asked by requests, and the verdicts of that reply."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from edgellm.engine import Speculator
 from edgellm.errors import SAME_VERSION, ProtocolError, Stopped, VerifierLost
 from edgellm.spec.constraint import GrammarState, ReplyGrammar
-from edgellm.spec.protocols import Drafter
-from edgellm.spec.sampling import WHOLE_ROWS, Choice
+from edgellm.spec.protocols import Drafter, Verdicts
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Ids, Notice, Sampling, Verdict
 
@@ -20,35 +17,6 @@ T = TypeVar("T")
 POLL_SECONDS = 0.05  # seconds between two looks whether a reply was stopped, or a verifier is back
 _LONG = 512  # new tokens of a prefix whose reading is reported
 _NO_VERIFIER = Decision(False, "there is no verifier")
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a verifier can do. `context_length` are the positions of a session.
-
-    Verdicts can have `logprobs`, follow sampling rules with `penalties`, and with a constraint (`grammars`). `choice`
-    says from what tokens are chosen. `drafts_extra`: extra tokens are drafted, so that several come from one pass.
-    `speculator` names what drafts from the states of sessions in this process; "" where nothing does. A verifier that
-    `can_be_lost` may be away or busy for a while.
-    """
-
-    name: str
-    context_length: int
-    logprobs: bool = False
-    penalties: bool = False
-    grammars: bool = False
-    choice: Choice = WHOLE_ROWS
-    drafts_extra: bool = False
-    speculator: str = ""
-    can_be_lost: bool = True
-
-    def refusal(self, sampling: Sampling) -> str:
-        """Return why tokens cannot be chosen by `sampling`, as a clause; "" if they can."""
-        if sampling.penalties is not None and not self.penalties:
-            return "it applies no penalties"
-        if sampling.constraint is not None and not self.grammars:
-            return "it follows no JSON schemas"
-        return self.choice.refusal(sampling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,50 +132,11 @@ def wait_for_result(future: Future[T], should_stop: Callable[[], bool]) -> T:
     return future.result()
 
 
-def settled(verdict: Verdict) -> Future[Verdict]:
-    """Return the future of a verdict that is there already."""
-    future: Future[Verdict] = Future()
-    future.set_result(verdict)
-    return future
-
-
-class Verifier(ABC):
-    """Judges chunks: in this process, over a link, or as a mesh of layer workers."""
-
-    @property
-    @abstractmethod
-    def capabilities(self) -> Capabilities:
-        """Return what it can do, which may change when another one has come back in its place."""
-
-    @property
-    def shared(self) -> int:
-        """Return the number of decodes in this process that shared the cores with others, so that their times are not
-        representative."""
-        return 0
-
-    def speculator(self, state: GenerationState) -> Speculator | None:  # noqa: ARG002 - most verifiers have none
-        """Return the speculator of the open session of a reply; None where there is none."""
-        return None
-
-    @abstractmethod
-    def open(self, state: GenerationState) -> Session:
-        """Return a session for the reply.
-
-        Raises:
-            VerifierUnreachable: there is no answer.
-            VocabularyMismatch: the two vocabularies differ; names the first differing token.
-        """
-
-    def close(self) -> None:
-        """Free memory."""
-        return
-
-
 class Verification:
     """The verdicts of one reply, by a verifier that is never away or busy, or by none."""
 
-    def __init__(self, session: Session | None) -> None:
-        self._session = session
+    def __init__(self, state: GenerationState, session: Verdicts | None) -> None:
+        self._state, self._session = state, session
 
     def unavailable(self) -> Decision | None:
         """Return why no verdict can be asked for now, or None where one can."""
@@ -219,17 +148,17 @@ class Verification:
             return None
         return self._verdict(self._session, chunk, drafter, writes_on=not len(chunk))
 
-    def _verdict(self, session: Session, chunk: Chunk, drafter: Drafter, *, writes_on: bool) -> Verdict:
+    def _verdict(self, session: Verdicts, chunk: Chunk, drafter: Drafter, *, writes_on: bool) -> Verdict:
         """Return the verdict on `chunk`. With `writes_on`, extra tokens are asked for, as many as there is room for."""
-        state = session.state
+        state = self._state
         room = state.tokens_left - len(chunk) - 1
         pending = self._submit(session, chunk, max(0, min(state.limits.extra, room)) if writes_on else 0)
         if len(chunk):
             drafter.look_ahead(state, chunk, state.limits.gamma, pending.done)
         return session.wait(pending)
 
-    def _submit(self, session: Session, chunk: Chunk, extra: int) -> Future[Verdict]:
-        return session.submit(session.state.ids, chunk, extra)
+    def _submit(self, session: Verdicts, chunk: Chunk, extra: int) -> Future[Verdict]:
+        return session.submit(self._state.ids, chunk, extra)
 
     def notices(self) -> Iterator[Notice]:
         """Yield the notices since the last call."""

@@ -16,10 +16,11 @@ from edgellm.engine import common_prefix
 from edgellm.errors import EdgeError, VerifierBusy, VerifierLost, VerifierSlow
 from edgellm.spec.constraint import GrammarState, ReplyGrammar
 from edgellm.spec.lost_verifier import RetryDelay, VerdictDeadline, VerdictWork
+from edgellm.spec.protocols import Capabilities, Verifier
 from edgellm.spec.sampling import Choice
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
-from edgellm.spec.verifier import Capabilities, Session, Verifier, VerifyRequest
+from edgellm.spec.verifier import Session, VerifyRequest
 from edgellm.upstream.http_client import HttpClient, ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier, Upstream
 from edgellm.upstream.verdict import Undecided, verdict

@@ -16,10 +16,11 @@ from edgellm.engine import Context, Model, Speculator
 from edgellm.engine.gguf.memory import PREDICTED_ROWS
 from edgellm.errors import EngineFailed, ProtocolError
 from edgellm.spec.constraint import GrammarState
+from edgellm.spec.protocols import Capabilities, Verifier
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Expected, Ids, Verdict
-from edgellm.spec.verifier import Capabilities, Session, Verifier, VerifyRequest
+from edgellm.spec.verifier import Session, VerifyRequest
 from edgellm.verifier.engine import ModelRunner, VerifierEngine
 from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.fairness import FairScheduler

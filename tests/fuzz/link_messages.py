@@ -34,9 +34,10 @@ from edgellm.services.server.verifying_model import VerifyingModel
 from edgellm.services.verification_codec import write_open, write_verdict, write_verify, write_wanted
 from edgellm.spec.lost_verifier import VerdictDeadline
 from edgellm.spec.model_sampling import ModelSampling
+from edgellm.spec.protocols import Capabilities
 from edgellm.spec.types import GREEDY, Chunk, Ids, Logprobs, Sampling, Verdict
 from edgellm.spec.verification import judge
-from edgellm.spec.verifier import Capabilities, VerifyRequest
+from edgellm.spec.verifier import VerifyRequest
 from edgellm.verifier.judgement import MissingPrefix
 from tests.fuzz.reading import Reader, Refused
 

@@ -265,7 +265,7 @@ def in_batches(path: Path) -> Iterator[HttpServer]:
     with (
         Model.load(path) as model,
         VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1) as verifier,
-        LLM.of(model, verifier=verifier.inside(), threads=1) as pair,
+        LLM(model, verifier=verifier.inside(), threads=1) as pair,
         HttpServer(HOME, HttpConfig(replies=4, waiting=CLIENTS)) as server,
     ):
         server.open(ServedModel(pair, "edgellm-verifier", in_turns=False))

@@ -18,9 +18,10 @@ import pytest
 from edgellm.engine import Model
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
+from edgellm.spec.protocols import Capabilities, Verifier, settled
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Verdict
-from edgellm.spec.verifier import Capabilities, Session, Verifier, settled
+from edgellm.spec.verifier import Session
 from testkit.thinking_templates import with_template
 from tests.http.conftest import Ask, asker, serving
 
@@ -75,7 +76,7 @@ def writing_over(path: Path) -> Iterator[tuple[Writer, HttpServer]]:
     """A server whose model writes what it is told."""
     with Model.load(path) as model:
         writer = Writer(model)
-        with LLM.of(model, verifier=writer) as pair, serving(pair, "writer") as server:
+        with LLM(model, verifier=writer) as pair, serving(pair, "writer") as server:
             yield writer, server
 
 

@@ -18,9 +18,10 @@ from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.drafters.model import ChunkBuilder
+from edgellm.spec.protocols import Capabilities
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Constraint, Distribution
-from edgellm.spec.verifier import Capabilities, Session
+from edgellm.spec.verifier import Session
 from testkit.thinking_templates import CHANNELS, with_template
 from tests.spec.real import case, ids
 
@@ -84,7 +85,7 @@ def test_a_server_follows_a_schema_for_its_own_replies(alone: LLM, f32_pair: tup
     with (
         Model.load(f32_pair[1]) as big,
         VerifierServer(big, Address("127.0.0.1", 0), context=512, sessions=2, threads=1) as server,
-        LLM.of(big, verifier=server.inside(), history=False) as pair,
+        LLM(big, verifier=server.inside(), history=False) as pair,
     ):
         for schema in SCHEMAS:
             options: Any = {"json_schema": json.dumps(schema), "max_tokens": 200, "retrieval": "off"}

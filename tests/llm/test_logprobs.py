@@ -69,7 +69,7 @@ def test_a_served_verifier_tells_them_too(
     with (
         LLM.open(f32_pair[0], str(server.address), threads=1)
         if where == "across a link"
-        else LLM.of(server.model, verifier=server.inside(), threads=1) as pair
+        else LLM(server.model, verifier=server.inside(), threads=1) as pair
     ):
         tokens = list(pair.reply(case(2), logprobs=4, **options))
         truth = read_anew(f32_pair[1], pair.prompt_ids(case(2)), tokens)

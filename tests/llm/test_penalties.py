@@ -10,7 +10,7 @@ import pytest
 
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
-from edgellm.spec.verifier import Capabilities
+from edgellm.spec.protocols import Capabilities
 from tests.spec.real import case, ids
 
 NUMBERS = (2, 5)

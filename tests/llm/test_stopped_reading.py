@@ -54,7 +54,7 @@ def test_a_wait_for_a_verifier_that_reads_ends_too(
     seen, meanwhile = decodes
     with LLM.open("none", str(server.address), tokenizer=f32_pair[1], threads=1) as linked:
         wanted = ids(linked.reply(LONG, max_tokens=6))
-        with LLM.of(server.model, verifier=server.inside(), threads=1) as inside:
+        with LLM(server.model, verifier=server.inside(), threads=1) as inside:
             assert ids(inside.reply(LONG, max_tokens=6)) == wanted  # measures what it must
             for pair in (linked, inside):
                 _while_it_reads(pair, seen, meanwhile)

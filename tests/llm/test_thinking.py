@@ -62,7 +62,7 @@ def script(paths: dict[str, tuple[Path, Path]]) -> Iterator[Script]:
         model = Model.load(paths[name][1])
         context = Context(model, ContextSpec(n_ctx=512, threads=1))
         verifier = ForcedVerifier(model, context)
-        pair = LLM.of(model, verifier=verifier)
+        pair = LLM(model, verifier=verifier)
         closing.extend([model, context, pair])
         end = model.end_of_turn
         assert end is not None
@@ -147,7 +147,7 @@ def test_markup_may_be_control_tokens(tmp_path: Path, monkeypatch: pytest.Monkey
     random_model.write(path, random_model.Shape("llama", 400, 2, 32, 2, 1, 64, 512), "F32")
     with Model.load(path) as model, Context(model, ContextSpec(n_ctx=256, threads=1)) as context:
         verifier = ForcedVerifier(model, context)
-        with LLM.of(model, verifier=verifier, threads=1) as pair:
+        with LLM(model, verifier=verifier, threads=1) as pair:
             text, end = "[THINK]hm, well[/THINK]on the shelf", model.end_of_turn
             assert end is not None
             ids = model.tokenize(text, special=True).tolist()

@@ -11,9 +11,9 @@ import pytest
 from edgellm.engine import Context, ContextSpec
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.verifier import MeshVerifier
+from edgellm.spec.protocols import Verifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Constraint, Ids, Penalties, Sampling, Verdict
-from edgellm.spec.verifier import Verifier
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from tests.engine.logits import some_ids
 from tests.mesh.household import Cut, Device, Whole, even

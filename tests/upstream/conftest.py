@@ -110,4 +110,4 @@ def drafting(closing: ExitStack, draft: Model, gateway: GatewayServer, name: str
     """Return a device that drafts for the model of that name behind a gateway."""
     remote = RemoteVerifier(ModelAddress(gateway.address, name), draft.vocabulary, timing=DEVICE)
     closing.callback(remote.close)
-    return LLM.of(draft, draft, OpenedVerifier(remote, lambda: remote.info.model_hash), history=False)
+    return LLM(draft, draft, OpenedVerifier(remote, lambda: remote.info.model_hash), history=False)

@@ -38,7 +38,7 @@ def test_the_text_is_the_verifiers_also_for_more_replies_than_it_has_room_for(
     server: VerifierServer, plain: LLM
 ) -> None:
     found: dict[int, list[int]] = {}
-    with LLM.of(server.model, verifier=server.inside(), threads=1) as pair:
+    with LLM(server.model, verifier=server.inside(), threads=1) as pair:
 
         def write(number: int) -> None:
             found[number] = ids(pair.reply(case(number), max_tokens=16, retrieval="off"))
@@ -53,7 +53,7 @@ def test_the_text_is_the_verifiers_also_for_more_replies_than_it_has_room_for(
 
 
 def test_it_copies_too_and_tells_probabilities(server: VerifierServer, plain: LLM, rows_are_cheap: None) -> None:
-    with LLM.of(server.model, verifier=server.inside(), threads=1) as pair:
+    with LLM(server.model, verifier=server.inside(), threads=1) as pair:
         for number in (2, 3):
             wanted = ids(plain.reply(case(number), max_tokens=24))
             assert ids(pair.reply(case(number), max_tokens=24)) == wanted
@@ -63,7 +63,7 @@ def test_it_copies_too_and_tells_probabilities(server: VerifierServer, plain: LL
 
 
 def test_a_reply_that_is_left_gives_its_place_back(server: VerifierServer, plain: LLM) -> None:
-    with LLM.of(server.model, verifier=server.inside(), threads=1) as pair:
+    with LLM(server.model, verifier=server.inside(), threads=1) as pair:
         for _ in range(6):
             left = pair.reply(case(1), max_tokens=16)
             next(left)

@@ -133,7 +133,7 @@ def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) ->
     say_how_to_use(server, link)
     with ExitStack() as closing:
         if http is not None:
-            pair = closing.enter_context(LLM.of(server.model, verifier=server.inside()))
+            pair = closing.enter_context(LLM(server.model, verifier=server.inside()))
             pair.prompts.check(asked.replies)
             http.open(ServedModel(pair, pair.name, in_turns=False, options=asked.replies))
             print_urls(http)
@@ -282,7 +282,7 @@ def _pair_over(model: GatewayModel, verifier: ColocatedVerifier) -> LLM:
         verifier, lambda: pool.identity, where, pool.ready, sampling=sampling_behind(verifier, model.text),
         extra=EXTRA_TOKENS, finding=finding,
     )  # fmt: skip
-    return LLM.of(model.text, verifier=remote)
+    return LLM(model.text, verifier=remote)
 
 
 def hosts_of(server: Listener, interface: Sequence[str]) -> list[str]:

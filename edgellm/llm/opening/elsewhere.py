@@ -12,7 +12,7 @@ from edgellm.engine import Model
 from edgellm.errors import EdgeError, VocabularyMismatch
 from edgellm.llm.model_loading import AUTO, EngineConfig, PairFit, Progress, fit, is_url
 from edgellm.spec.model_sampling import ModelSampling, sampling_elsewhere
-from edgellm.spec.verifier import Verifier
+from edgellm.spec.protocols import Verifier
 from edgellm.storage.default_pair import Named
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from edgellm.engine import Model
 from edgellm.engine.memory_fit import Placed
@@ -36,7 +36,7 @@ from edgellm.llm.opening.elsewhere import OpenedVerifier, fit_remote, remote_ver
 from edgellm.llm.pair_stats import PairStats
 from edgellm.llm.replies.plan import Components
 from edgellm.spec.model_sampling import ModelSampling, sampling_of
-from edgellm.spec.verifier import Verifier
+from edgellm.spec.protocols import Verifier
 from edgellm.storage import History
 from edgellm.storage.default_pair import resolve_pair
 from edgellm.storage.saved_prompts import SavedPrompts
@@ -160,6 +160,18 @@ class PairEngine:
         """Return a part, which is closed with the engine."""
         self.closing.callback(part.close)
         return part
+
+    @classmethod
+    def over(
+        cls, text: Model, draft: Model | None, verifier: Verifier | OpenedVerifier | None, **settings: Any
+    ) -> Self:
+        """Return an engine of loaded models, which stay open when it is closed. Raises what `attach` raises."""
+        engine = cls(EngineConfig(**settings))
+        try:
+            return engine.attach(text, draft, verifier)
+        except BaseException:
+            engine.close()
+            raise
 
     def attach(
         self,

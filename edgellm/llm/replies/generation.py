@@ -19,12 +19,11 @@ from edgellm.spec.loop import Event, generate
 from edgellm.spec.ngram.retriever import Retriever
 from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.protocols import Drafter
+from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.spec.state import NOT_FILLED, DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import cut_at_stops
 from edgellm.spec.types import Explanation, Ids, PromptProgress, Sampling
-from edgellm.spec.verifier import Verifier
 
 OnProgress: TypeAlias = Callable[[PromptProgress], None]
 _log = logging.getLogger(__name__)

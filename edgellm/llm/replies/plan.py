@@ -19,8 +19,8 @@ from edgellm.spec.drafting.bandit import Bandit
 from edgellm.spec.gates.factory import GateChoice, choose, needs_profile
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.params import BUDGET_CHUNK, CHUNK, ReplyOptions
+from edgellm.spec.protocols import Verifier
 from edgellm.spec.types import Ids, Notice, Sampling
-from edgellm.spec.verifier import Verifier
 
 if TYPE_CHECKING:
     from edgellm.spec.drafters.translation import TokenTranslation

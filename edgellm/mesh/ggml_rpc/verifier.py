@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from edgellm.mesh.ggml_rpc.model import RpcModel
 from edgellm.spec.constraint import GrammarState
-from edgellm.spec.verifier import Capabilities
+from edgellm.spec.protocols import Capabilities
 from edgellm.verifier.in_process import ColocatedVerifier, VerifierWorker
 from edgellm.verifier.scheduler import SchedulerLimits
 

@@ -26,9 +26,10 @@ from edgellm.services.client.connection import Connection, PeerWatch, Timing
 from edgellm.services.handshake import VerifierInfo
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify
 from edgellm.spec.lost_verifier import VerdictWork
+from edgellm.spec.protocols import Capabilities, Verifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Ids, Verdict
-from edgellm.spec.verifier import Capabilities, Session, Verifier, VerifyRequest
+from edgellm.spec.verifier import Session, VerifyRequest
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 

@@ -16,7 +16,7 @@ from edgellm.services.server.listener import EventKind, Listening, ServerEvent
 from edgellm.services.server.servers import SessionServer, positive
 from edgellm.services.server.verifying_model import VerifyingModel, tokenizer_to_send
 from edgellm.spec.model_sampling import sampling_elsewhere
-from edgellm.spec.verifier import Capabilities
+from edgellm.spec.protocols import Capabilities
 from edgellm.upstream.gateway.backend import GatewayBackend
 from edgellm.upstream.gateway.opening import GatewayModel, PoolOpening
 from edgellm.upstream.http_client import ServerURL

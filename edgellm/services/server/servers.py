@@ -39,7 +39,7 @@ from edgellm.services.server.verification_service import VerificationService
 from edgellm.services.server.verifying_model import VerifyingModel, tokenizer_to_send
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.model_sampling import sampling_of
-from edgellm.spec.verifier import Capabilities
+from edgellm.spec.protocols import Capabilities
 from edgellm.storage import name_of
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.verifier.extra_drafts import ExtraDrafts

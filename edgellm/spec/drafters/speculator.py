@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgellm.engine import Speculator, top2
-from edgellm.spec.protocols import Drafter
+from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.spec.sampling import distribution, draw, penalised
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Floats, Ids, Sampling
-from edgellm.spec.verifier import Verifier
 
 _WEIGHT = 0.2  # of the last chunk in the seconds of a token
 Floor = Callable[[int], float]
