@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, EvidenceAcceptance
-from edgellm.spec.drafting.bandit import Arm, Bandit
+from edgellm.spec.drafting.bandit import COPYING, TUNING, Arm, Bandit
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT, CostCurve, DecodeCost
-from edgellm.spec.drafting.tuning import COPYING, TUNING
 from edgellm.spec.types import Round, TryingCost
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgellm.spec.drafting.bandit import Bandit
-from edgellm.spec.drafting.tuning import TUNING
+from edgellm.spec.drafting.bandit import TUNING, Bandit
 
 ROUNDS = 4000
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgellm.spec.drafting.bandit import COPYING, TUNING
 from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve
 from edgellm.spec.drafting.policy import Allowance, DraftPolicy
-from edgellm.spec.drafting.tuning import COPYING, TUNING
 from edgellm.spec.types import Chunk, Decision, Round, Verdict
 
 FLAT = CostCurve((1, 64), (1.0, 1.0))
