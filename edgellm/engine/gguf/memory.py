@@ -136,7 +136,7 @@ class MemoryEstimate:
 
         `ends`: the block has the embedding, or the head.
 
-        Within some percent of what llama.cpp reserves on a processor (`test_memory_estimate.py`): the largest
+        Within some percent of what llama.cpp reserves on a processor (`test_memory.py`): the largest
         tensors that live at once are those of the feed-forward part, the attention's scores, which flash attention
         does without, or a vocabulary's logits.
         """
