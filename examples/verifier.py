@@ -55,7 +55,7 @@ def main() -> None:
         with LLM(model, draft, verifier) as pair:
             ours = [token.id for token in pair.reply(PROMPT, max_tokens=40)]
         verifier.close()
-    with LLM.open() as pair:
+    with LLM.open("edgellm-draft", "edgellm-verifier") as pair:
         theirs = [token.id for token in pair.reply(PROMPT, max_tokens=40)]
     print(f"the same text: {ours == theirs}")
 
