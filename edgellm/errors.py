@@ -34,7 +34,6 @@ class ProfileStopped(EdgeError):
     exit_code = 130
 
     def __init__(self, what: str, next_step: str, done: int = 0, total: int = 0, *, kept: bool = False) -> None:
-        """See the class."""
         super().__init__(what, next_step)
         self.done, self.total, self.kept = done, total, kept
 
@@ -70,7 +69,6 @@ class VocabularyMismatch(EdgeError):
     tokenizer, which it sends to devices; "" if it does not."""
 
     def __init__(self, what: str, next_step: str, tokenizer: str = "") -> None:
-        """See the class."""
         super().__init__(what, next_step)
         self.tokenizer = tokenizer
 

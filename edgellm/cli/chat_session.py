@@ -118,7 +118,7 @@ def _turns(messages: Sequence[Message]) -> list[ChatTurn]:
     return found
 
 
-class ChatSession:
+class Chat:
     """The turns so far. `context` texts, by name, are sent with the first question, and with the first one after
     `clear`.
 

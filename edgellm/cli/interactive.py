@@ -21,7 +21,7 @@ from edgellm.cli.views.console import coloured, fail, say
 from edgellm.errors import EdgeError, HistoryUnusable
 
 if TYPE_CHECKING:
-    from edgellm.cli.chat_session import ChatSession
+    from edgellm.cli.chat_session import Chat
     from edgellm.cli.pair_opener import ChatPairOpener
     from edgellm.cli.views.reply_printer import Display
 
@@ -29,7 +29,7 @@ _MENU_ROWS = 6  # for completions below the prompt
 
 
 def converse(
-    session: ChatSession,
+    session: Chat,
     display: Display,
     opener: ChatPairOpener,
     models: tuple[str, str] | None,

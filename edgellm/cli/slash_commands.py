@@ -19,7 +19,7 @@ from edgellm.cli.views.reply_printer import Display, Heard, print_again, print_l
 from edgellm.errors import EdgeError, InvalidOption
 
 if TYPE_CHECKING:
-    from edgellm.cli.chat_session import ChatSession, ChatTurn
+    from edgellm.cli.chat_session import Chat, ChatTurn
     from edgellm.cli.pair_opener import ChatPairOpener
 
 KEYS = """\
@@ -42,9 +42,7 @@ class Conversing:
     `models` are the names of the draft model and the verifier, None if the verifier is on other devices.
     """
 
-    def __init__(
-        self, session: ChatSession, display: Display, opener: ChatPairOpener, models: tuple[str, str] | None
-    ) -> None:
+    def __init__(self, session: Chat, display: Display, opener: ChatPairOpener, models: tuple[str, str] | None) -> None:
         self.session, self.display, self.models = session, display, models
         self.left = False  # whether the user has left
         self._opener = opener
@@ -317,7 +315,7 @@ def _save(conversing: Conversing, words: str) -> None:
     say(f"saved to {conversing.save(path, transcript(session))}", style="dim")
 
 
-def transcript(session: ChatSession) -> str:
+def transcript(session: Chat) -> str:
     """Return a conversation as Markdown."""
     parts = [f"# {one_line(session.turns[0][1])}"]
     if session.system:
@@ -328,7 +326,7 @@ def transcript(session: ChatSession) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _free_name(session: ChatSession) -> Path:
+def _free_name(session: Chat) -> Path:
     """Return a file that is not there, named after the first question."""
     title = re.sub(r"\W+", "-", session.turns[0][1].lower())[:_MOST_TITLE].strip("-") or "conversation"
     names = (Path(f"{title}{'' if number == 1 else f'-{number}'}.md") for number in itertools.count(1))

@@ -194,7 +194,6 @@ class Model(TextModel):
         return cast(native.Owned, self._owned)
 
     def close(self) -> None:
-        """See `TextModel.close`."""
         self._speculator = None
         super().close()
 

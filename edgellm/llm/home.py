@@ -161,7 +161,6 @@ class LocalDevice:
         self._whole, self._cache, self._known = whole, WeightCache(whole, unit=unit), known
 
     def describe(self, model: str) -> Device:  # noqa: ARG002 - there is only this one
-        """See `MeshDevice.describe`."""
         layers, pieces = LayersOnDevice(self._whole.held, self._cache.warm(self._whole)), self._whole.pieces
         if pieces is not None:
             begins, ends = (frozenset(one.start for one in pieces), frozenset(one.last for one in pieces))

@@ -191,7 +191,6 @@ class LocalStageHost:
             post(StageLost(error))
 
     def send(self, order: Order) -> None:
-        """See `StageHost.send`."""
         if (stage := self._stage) is None:
             return
         if isinstance(order, CacheWanted | LayerCache):  # they may wait for a pass

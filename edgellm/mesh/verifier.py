@@ -42,7 +42,6 @@ class MeshVerifier(Verifier):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Verifier.capabilities`."""
         return self._capabilities
 
     def open(self, state: GenerationState) -> Session:
@@ -57,7 +56,6 @@ class MeshVerifier(Verifier):
         return [] if pipeline is None else pipeline.measured(session)
 
     def close(self) -> None:
-        """See `Verifier.close`."""
         self.mesh.close()
 
 

@@ -44,30 +44,25 @@ class Socket(asyncio.Protocol):
         return 0 if self._transport is None else int(self._transport.get_extra_info("peername")[1])
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(_MAX_BUFFER)
         self._made(self)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         self._buffer += data
         self._arrived.set()
         if len(self._buffer) >= _MAX_BUFFER and self._transport is not None:
             self._transport.pause_reading()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         self._ended = True
         self._arrived.set()
         self._writable.set()
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         self._writable.set()
 
     async def read(self) -> bytes:

@@ -32,7 +32,6 @@ class NoDrafter(Drafter):
 
     @property
     def needs_verdict(self) -> bool:
-        """See `Drafter.needs_verdict`."""
         return True
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:  # noqa: ARG002

@@ -96,7 +96,6 @@ class LossyVerification(Verification):
         return _BUSY if self._busy_seconds is not None else _AWAY
 
     def verify(self, chunk: Chunk, drafter: Drafter) -> Verdict | None:
-        """See `Verification.verify`."""
         try:
             tail = self._state.tail
             writes_on = not len(chunk) if tail is None else tail.second()
@@ -150,12 +149,10 @@ class LossyVerification(Verification):
         self._notify(SLOW)
 
     def notices(self) -> Iterator[Notice]:
-        """See `Verification.notices`."""
         while self._notices:
             yield self._notices.pop(0)
 
     def wait_until_ready(self, verdict: Verdict | None) -> Generator[Notice, None, bool]:
-        """See `Verification.wait_until_ready`. Raises VerifierLost where it is gone, and nothing else can go on."""
         if verdict is None and self._busy_seconds is not None:
             yield from self.notices()
             if (waited := monotonic() - self._last_verdict) > _BUSY_LIMIT:

@@ -71,11 +71,9 @@ class ModelPrompts:
 
     @property
     def epoch(self) -> int:
-        """See `PromptCache.epoch`."""
         return self._prompts.epoch
 
     def find(self, kind: str, ids: Ids, known: int, *, whole: bool) -> Path | None:
-        """See `PromptCache.find`."""
         if not self._prompts.allowed():
             return None
         found = []
@@ -94,7 +92,6 @@ class ModelPrompts:
         return None
 
     def keep(self, kind: str, ids: Ids, size: int, write: Callable[[Path], bool], *, whole: bool) -> None:
-        """See `PromptCache.keep`."""
         if not self._prompts.allowed():
             return
         key, limit = self._key(kind), self._prompts.limit

@@ -111,18 +111,15 @@ class FairScheduler(Scheduler):
         self._seconds = self._answers = 0.0  # of the last passes, both decaying
 
     def next(self, ready: Collection[Job], prefills: int, single_session: bool) -> ScheduledBatch[Job] | None:
-        """See `Scheduler.next`."""
         if self._turns.several_devices():
             budget = self._cost.budget(self.limits)
             return next_batch(self._turns.order(ready), self.limits, prefills, budget=budget)
         return super().next(ready, prefills, single_session)
 
     def on_request(self, job: Job) -> None:
-        """See `Scheduler.on_request`."""
         self._turns.record_request(job.device)
 
     def on_batch(self, batch: ScheduledBatch[Job], seconds: float, answered: int) -> None:
-        """See `Scheduler.on_batch`."""
         self._cost.add(sum(piece.weight for piece in batch.slices), seconds)
         self._turns.record_batch({piece.request.device for piece in batch.slices})
         self._seconds = _DECAY * self._seconds + seconds

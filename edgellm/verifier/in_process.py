@@ -125,7 +125,6 @@ class VerifierWorker(VerifierBackend):
 
     @property
     def steps(self) -> int:
-        """See `VerifierBackend.steps`."""
         return self._engine.counters.batches
 
     @property
@@ -134,7 +133,6 @@ class VerifierWorker(VerifierBackend):
         return len(self._engine) + self._inbox.qsize()
 
     def wait_seconds(self) -> float:
-        """See `VerifierBackend.wait_seconds`."""
         return self._scheduler.wait_seconds(self.waiting)
 
     def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
@@ -148,7 +146,6 @@ class VerifierWorker(VerifierBackend):
             deliver(_worker_ended())
 
     def end_session(self, session: int) -> None:
-        """See `VerifierBackend.end_session`."""
         self._inbox.put(lambda: self._engine.drop(session))
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
@@ -204,12 +201,10 @@ class LocalVerifier(Verifier):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Verifier.capabilities`."""
         return self._capabilities
 
     @property
     def shared(self) -> int:
-        """See `Verifier.shared`."""
         return self._contexts.shared
 
     def opened(self) -> int:
@@ -217,7 +212,6 @@ class LocalVerifier(Verifier):
         return self._contexts.opened()
 
     def speculator(self, state: GenerationState) -> Speculator | None:
-        """See `Verifier.speculator`."""
         reply = self._replies.get(state)
         return None if reply is None or reply.context is None else reply.context.speculator
 
@@ -227,7 +221,6 @@ class LocalVerifier(Verifier):
         return Session(state, reply.send, grammar=self._model.grammar, close=reply.close)
 
     def close(self) -> None:
-        """See `Verifier.close`."""
         self._contexts.close()
 
 
@@ -320,11 +313,9 @@ class ColocatedVerifier(Verifier):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Verifier.capabilities`."""
         return self._capabilities
 
     def open(self, state: GenerationState) -> Session:
-        """See `Verifier.open`."""
         number = next(self._numbers)
         return Session(
             state, self._send, number=number, grammar=self._grammar,

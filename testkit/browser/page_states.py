@@ -288,10 +288,6 @@ def opened_browser() -> Iterator[Browser]:
         opened.close()
 
 
-def _answer(body: str, route: Route) -> None:
-    route.fulfill(body=body)
-
-
 def window(browser: Browser, size: str, scheme: Literal["light", "dark"]) -> BrowserContext:
     """Open a window for pages in a size of SIZES and a colour scheme."""
     return browser.new_context(viewport=SIZES[size], color_scheme=scheme, has_touch=size == "narrow")
@@ -306,7 +302,7 @@ def page_in_state(context: BrowserContext, server: HttpServer, name: str) -> Ite
     page.add_init_script(_FETCH)
     models = {"object": "list", "data": [{"id": status["model"], "context_length": status["context_length"]}]}
     for path, answer in (("/health", {"status": "ok"}), ("/status", status), ("/v1/models", models)):
-        page.route(f"**{path}", partial(_answer, json.dumps(answer)))
+        page.route(f"**{path}", partial(Route.fulfill, body=json.dumps(answer)))
     page.goto(server.page_url)
     expect(page.locator("#state")).not_to_have_text("connecting …")
     show(page)

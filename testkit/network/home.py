@@ -295,6 +295,8 @@ def _join(machine: Throttled, hub: Machine, port: str) -> None:
 
 def _pair(machines: Sequence[Throttled]) -> None:
     """Pair every two machines, with all rights."""
+    from edgellm.rpc.address import Address
+
     now = datetime.now(UTC).replace(microsecond=0)
     known = [(machine, machine.trust) for machine in machines]
     for machine, trust in known:
@@ -303,10 +305,4 @@ def _pair(machines: Sequence[Throttled]) -> None:
                 everything = frozenset(Right)
                 certificate = theirs.identity.certificate
                 trust.peers.add(Peer(other.spec.name, certificate, everything, everything, (), now, now))
-                trust.peers.record_seen(theirs.identity.id, _at(other), everything)
-
-
-def _at(machine: Throttled) -> Any:
-    from edgellm.rpc.address import Address
-
-    return Address(machine.address, 50151)
+                trust.peers.record_seen(theirs.identity.id, Address(other.address, 50151), everything)

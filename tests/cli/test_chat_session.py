@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.cli.chat_session import ChatSession, StoredConversation
+from edgellm.cli.chat_session import Chat, StoredConversation
 from edgellm.engine import Message
 from edgellm.errors import PromptTooLong
 from edgellm.spec.params import ReplyOptions
@@ -66,21 +66,21 @@ def listener() -> Listener:
 
 
 @pytest.fixture
-def talk(listener: Listener) -> ChatSession:
-    return ChatSession(listener, ReplyOptions(), context=[("mug.txt", "The mug is red.")], system="Be kind.")  # type: ignore[arg-type]
+def talk(listener: Listener) -> Chat:
+    return Chat(listener, ReplyOptions(), context=[("mug.txt", "The mug is red.")], system="Be kind.")  # type: ignore[arg-type]
 
 
 FIRST = [("system", "Be kind."), ("user", "The mug is red.\n\nWhich colour?")]
 
 
-def test_context_and_system_open_the_conversation_once(talk: ChatSession, listener: Listener) -> None:
+def test_context_and_system_open_the_conversation_once(talk: Chat, listener: Listener) -> None:
     talk.ask("Which colour?")
     talk.add_reply(heard("Red."))
     talk.ask("Sure?")
     assert listener.asked == [FIRST, [*FIRST, ("assistant", "Red."), ("user", "Sure?")]]
 
 
-def test_clear_forgets_what_was_said_and_keeps_the_context(talk: ChatSession, listener: Listener) -> None:
+def test_clear_forgets_what_was_said_and_keeps_the_context(talk: Chat, listener: Listener) -> None:
     talk.ask("Which colour?")
     talk.add_reply(heard("Red."))
     talk.clear()
@@ -89,14 +89,14 @@ def test_clear_forgets_what_was_said_and_keeps_the_context(talk: ChatSession, li
     assert talk.summary is None
 
 
-def test_a_reply_without_a_word_is_no_turn(talk: ChatSession, listener: Listener) -> None:
+def test_a_reply_without_a_word_is_no_turn(talk: Chat, listener: Listener) -> None:
     talk.ask("Which colour?")
     talk.add_reply(heard(""))
     talk.ask("Which colour?")
     assert listener.asked[1] == FIRST
 
 
-def test_a_question_that_could_not_be_asked_is_forgotten(talk: ChatSession, listener: Listener) -> None:
+def test_a_question_that_could_not_be_asked_is_forgotten(talk: Chat, listener: Listener) -> None:
     talk.ask("Which colour?")
     talk.add_reply(heard("Red."))
     listener.context_length = 50
@@ -106,7 +106,7 @@ def test_a_question_that_could_not_be_asked_is_forgotten(talk: ChatSession, list
         talk.ask("x" * (2**20 + 1))
     listener.context_length = 1
     with pytest.raises(PromptTooLong, match=r"The question has 1 token, and "):
-        ChatSession(listener, ReplyOptions(), context=[], system="").ask("x")  # type: ignore[arg-type]
+        Chat(listener, ReplyOptions(), context=[], system="").ask("x")  # type: ignore[arg-type]
     listener.context_length = 1_000
     talk.ask("Sure?")
     assert listener.asked[-1] == [*FIRST, ("assistant", "Red."), ("user", "Sure?")]
@@ -117,7 +117,7 @@ def test_a_long_conversation_loses_its_oldest_turns_and_neither_system_nor_conte
 ) -> None:
     kept = Kept()
     options = ReplyOptions(max_tokens=40)
-    talk = ChatSession(listener, options, context=[("red.txt", "Red.")], system="Be kind.", stored=kept)  # type: ignore[arg-type]
+    talk = Chat(listener, options, context=[("red.txt", "Red.")], system="Be kind.", stored=kept)  # type: ignore[arg-type]
     listener.context_length = 200
     for number in range(30):
         talk.ask(f"Question {number:02}?")
@@ -137,7 +137,7 @@ def test_a_long_conversation_loses_its_oldest_turns_and_neither_system_nor_conte
 
 def test_a_stored_conversation_keeps_its_own_system_prompt(listener: Listener) -> None:
     past = Kept(("system", "Be brief."), *((role, "x" * 90) for role in ("user", "assistant") * 2))
-    talk = ChatSession(listener, ReplyOptions(max_tokens=40), stored=past)  # type: ignore[arg-type]
+    talk = Chat(listener, ReplyOptions(max_tokens=40), stored=past)  # type: ignore[arg-type]
     listener.context_length = 300
     talk.ask("And now?")
     assert [role for role, _ in listener.asked[-1]] == ["system", "user", "assistant", "user"]
@@ -149,21 +149,19 @@ def kept() -> Kept:
 
 
 @pytest.fixture
-def stored(listener: Listener, kept: Kept) -> ChatSession:
-    return ChatSession(
+def stored(listener: Listener, kept: Kept) -> Chat:
+    return Chat(
         listener,  # type: ignore[arg-type]
         ReplyOptions(), context=[("mug.txt", "The mug is red.")], system="Be kind.", stored=kept,
     )  # fmt: skip
 
 
-def said(talk: ChatSession, question: str, answer: str) -> None:
+def said(talk: Chat, question: str, answer: str) -> None:
     talk.ask(question)
     talk.add_reply(heard(answer))
 
 
-def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(
-    stored: ChatSession, listener: Listener, kept: Kept
-) -> None:
+def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(stored: Chat, listener: Listener, kept: Kept) -> None:
     said(stored, "Which colour?", "Red.")
     said(stored, "Sure?", "Yes.")
     turn = stored.undo()
@@ -182,14 +180,14 @@ def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(
     assert len({conversation for conversation, _ in kept.saved}) == 1
 
 
-def test_clear_begins_another_stored_conversation(stored: ChatSession, kept: Kept) -> None:
+def test_clear_begins_another_stored_conversation(stored: Chat, kept: Kept) -> None:
     said(stored, "Which colour?", "Red.")
     stored.clear()
     said(stored, "Sure?", "Yes.")
     assert len({conversation for conversation, _ in kept.saved}) == 2
 
 
-def test_a_system_prompt_holds_from_the_beginning_on(stored: ChatSession, listener: Listener, kept: Kept) -> None:
+def test_a_system_prompt_holds_from_the_beginning_on(stored: Chat, listener: Listener, kept: Kept) -> None:
     said(stored, "Which colour?", "Red.")
     stored.set_system("Be brief.")
     stored.ask("Sure?")
@@ -198,13 +196,13 @@ def test_a_system_prompt_holds_from_the_beginning_on(stored: ChatSession, listen
     stored.ask("Sure?")
     assert listener.asked[-1][0] == FIRST[1]
     past = Kept(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"))
-    talk = ChatSession(listener, ReplyOptions(), system="Be kind.", stored=past)  # type: ignore[arg-type]
+    talk = Chat(listener, ReplyOptions(), system="Be kind.", stored=past)  # type: ignore[arg-type]
     talk.ask("And now?")
     assert [text for _, text in listener.asked[-1]] == ["Be kind.", "Hi", "Hello", "And now?"]
 
 
 def test_context_comes_with_the_next_question_and_goes_from_where_it_was(
-    stored: ChatSession, listener: Listener, kept: Kept
+    stored: Chat, listener: Listener, kept: Kept
 ) -> None:
     said(stored, "Which colour?", "Red.")
     stored.add_context("cup.txt", "The cup is blue.")

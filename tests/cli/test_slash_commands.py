@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli.chat_session import ChatSession, StoredConversation
+from edgellm.cli.chat_session import Chat, StoredConversation
 from edgellm.cli.options.hardware import HardwareOptions
 from edgellm.cli.pair_opener import ChatPairOpener
 from edgellm.cli.slash_commands import COMMANDS, Conversing, completions
@@ -32,7 +32,7 @@ def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversing
     opener = ChatPairOpener(options, HardwareOptions(), history=True)
     pair = opener.open(*PAIR)
     stored = StoredConversation.open(False, None, True)
-    session = ChatSession(pair, options, context=(), system=None, remember=opener.recall(pair), stored=stored)
+    session = Chat(pair, options, context=(), system=None, remember=opener.recall(pair), stored=stored)
     yield Conversing(session, Display(), opener, PAIR)
     session.close()
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from edgellm.cli.chat_session import ChatSession, StoredConversation, read_text
+from edgellm.cli.chat_session import Chat, StoredConversation, read_text
 from edgellm.cli.options.hardware import HardwareOptions
 from edgellm.cli.options.models import DRAFTS, INTERRUPTED, PairOptions, ThinkOptions, conversation_ids
 from edgellm.cli.options.records import with_records
@@ -95,7 +95,7 @@ def chat(
 
         over = over_devices(models, named, options.max_tokens, hardware, display=display, history=talk.history)
         pair, reports = opener.prepare(over.pair), over.reports
-    session = ChatSession(
+    session = Chat(
         pair, options, context=texts, system=talk.system, remember=opener.recall(pair), stored=stored, reports=reports
     )
     with closing(session):

@@ -54,7 +54,6 @@ class ProcessSilent(DeviceLost):
     """A process was ended because there was no sign of life for so many `seconds`."""
 
     def __init__(self, what: str, next_step: str, seconds: float = 0.0) -> None:
-        """See the class."""
         super().__init__(what, next_step)
         self.seconds = seconds
 
@@ -134,11 +133,9 @@ class ModelProcess:
         return np.split(logits.reshape(-1, self._n_vocab), ends[:-1])
 
     def cached(self, seq: int = 0) -> Ids:
-        """See `Context.cached`."""
         return self._sequences.view(seq)
 
     def sync(self, ids: Ids, seq: int = 0) -> int:
-        """See `Context.sync`."""
         length = int(self._ask("sync", ids.astype(np.int32).tobytes(), seq=seq).value)
         if not 0 <= length <= min(len(ids), self._sequences.lengths[seq]):
             raise self._ended()
@@ -146,19 +143,16 @@ class ModelProcess:
         return length
 
     def rollback(self, length: int, seq: int = 0) -> None:
-        """See `Context.rollback`."""
         if length != self._sequences.lengths[seq]:
             self._ask("rollback", length=length, seq=seq)
             self._sequences.lengths[seq] = length
 
     def copy_prefix(self, src: int, dst: int, length: int) -> None:
-        """See `Context.copy_prefix`."""
         self._ask("copy_prefix", src=src, dst=dst, length=length)
         self._sequences.copy(src, dst)
         self._sequences.lengths[dst] = length
 
     def clear(self, seq: int = 0) -> None:
-        """See `Context.clear`."""
         self._sequences.lengths[seq] = 0
         self._ask("clear", seq=seq)
 

@@ -150,7 +150,6 @@ class Eagle3Model(SpeculatorModel):
         return cls(llama_api.load_model(file.path, hardware, dry=dry), file, text_layers(verifier.header))
 
     def open(self, trunk: Trunk) -> Eagle3Head:
-        """See `SpeculatorModel.open`."""
         return Eagle3Head(
             self._owned, trunk, self._layers, n_layer=self._n_layer, width=self._width, states=self._states
         )

@@ -58,5 +58,4 @@ class MtpModel(SpeculatorModel):
         self._owned, self._every = owned, architecture not in STATES_OF_LAST_ROWS
 
     def open(self, trunk: Trunk) -> MtpLayer:
-        """See `SpeculatorModel.open`."""
         return MtpLayer(self._owned, trunk, every=self._every)

@@ -229,7 +229,6 @@ class RpcModel:
         return self.decode_rows([SeqRows(seq, ids, outputs)])[0]
 
     def cached(self, seq: int = 0) -> Ids:
-        """See `ModelRunner`."""
         opened = self._opened
         return NO_IDS if opened is None or seq in self._stale else opened.process.cached(seq)
 
@@ -253,7 +252,6 @@ class RpcModel:
         self._quietly(lambda process: process.copy_prefix(src, dst, length), src)
 
     def clear(self, seq: int = 0) -> None:
-        """See `ModelRunner`."""
         self._quietly(lambda process: process.clear(seq), seq)
         self._stale.discard(seq)
 

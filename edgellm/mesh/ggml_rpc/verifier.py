@@ -23,7 +23,6 @@ class _Worker(VerifierWorker):
         self._model = model
 
     def ready(self) -> bool:
-        """See `VerifierBackend.ready`."""
         return self._model.ready
 
 

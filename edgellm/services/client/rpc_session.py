@@ -269,9 +269,7 @@ class RpcWorker:
         return self.endpoint.name
 
     def free_memory(self) -> int:
-        """See `RpcDevice.free_memory`."""
         return ask_offer(self.endpoint).memory
 
     def rpc_session(self, *, memory: int, weights: int, model: str) -> RpcSession:
-        """See `RpcDevice.rpc_session`."""
         return RpcSession(self.endpoint, memory=memory, weights=weights, model=model, beat=self._beat)

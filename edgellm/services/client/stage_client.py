@@ -179,7 +179,6 @@ class RemoteStageHost:
 
     @property
     def name(self) -> str:
-        """See `StageHost.name`."""
         return self.endpoint.name
 
     def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:
@@ -196,7 +195,6 @@ class RemoteStageHost:
         return mine.address.loopback == endpoint.address.loopback and (mine.trust is None) == (endpoint.trust is None)
 
     def send(self, order: Order) -> None:
-        """See `StageHost.send`."""
         if isinstance(order, AnswerDue):
             self._expected[order.number] = order.request
         elif self._work is not None:

@@ -324,7 +324,6 @@ class RemoteVerifier(Verifier):
         )
 
     def close(self) -> None:
-        """See `Verifier.close`."""
         self._connection.close()
 
 

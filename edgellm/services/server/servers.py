@@ -57,7 +57,6 @@ class SessionServer(Listener):
     kind = "verifier"
 
     def __init__(self, address: Address, on_event: Callable[[ServerEvent], None] | None, trust: Trust | None) -> None:
-        """See `Listener`."""
         super().__init__(address, trust, on_event)
         self._preparing = ""
         self._serving: list[VerifyingModel] = []
@@ -201,7 +200,6 @@ class VerifierServer(SessionServer):
         self.model.close()
 
     def inside(self) -> ColocatedVerifier:
-        """See `VerifyingModel.inside`."""
         return self._verifying[0].inside()
 
     def verifying(self) -> Sequence[VerifyingModel]:

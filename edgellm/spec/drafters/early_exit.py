@@ -99,12 +99,10 @@ class EarlyExitDrafter(Drafter):
             raise
 
     def begin(self, state: GenerationState) -> None:
-        """See `Drafter.begin`."""
         for context in (self._lower, self._upper):
             context.set_cancel(state.should_stop)
 
     def end(self) -> None:
-        """See `Drafter.end`."""
         for context in (self._lower, self._upper):
             context.set_cancel(None)
 

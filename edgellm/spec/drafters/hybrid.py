@@ -39,11 +39,9 @@ class HybridDrafter(Drafter):
 
     @property
     def needs_verdict(self) -> bool:
-        """See `Drafter.needs_verdict`."""
         return self._model is None or self._model.needs_verdict
 
     def begin(self, state: GenerationState) -> None:
-        """See `Drafter.begin`."""
         self._policy.begin(state.prompt_tokens, self._name, linked=self._linked)
         self._copies.begin(state.ids)
         self._refused, self._unknown, self._rest = [], 0, 0
@@ -51,13 +49,11 @@ class HybridDrafter(Drafter):
             self._model.begin(state)
 
     def end(self) -> None:
-        """See `Drafter.end`."""
         self._policy.end()
         if self._model is not None:
             self._model.end()
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
-        """See `Drafter.propose`."""
         if self._rest and not state.explain:
             self._rest -= 1
             self._offer = NO_OFFER
@@ -116,7 +112,6 @@ class HybridDrafter(Drafter):
         return self._model.unverified(state, own, gamma)
 
     def observe(self, state: GenerationState, turn: Round) -> None:
-        """See `Drafter.observe`."""
         if self._model is not None:
             self._model.observe(state, turn)
         if turn.verdict is None:
@@ -143,6 +138,5 @@ class HybridDrafter(Drafter):
                 return
 
     def close(self) -> None:
-        """See `Drafter.close`."""
         if self._model is not None:
             self._model.close()

@@ -225,7 +225,6 @@ class ModelDrafter(Drafter):
         self._branches = 0  # sequences 1 to this number hold branches
 
     def begin(self, state: GenerationState) -> None:
-        """See `Drafter.begin`."""
         self._context.set_cancel(state.should_stop, state.prompt_progress(self._model.name))
         self._context.fill(*NOT_FILLED)
 
@@ -253,7 +252,6 @@ class ModelDrafter(Drafter):
         return chunk.build(self._meter.importance())
 
     def end(self) -> None:
-        """See `Drafter.end`."""
         self._context.set_cancel(None)
 
     def importance_by_layer(self, n: int) -> Floats | None:

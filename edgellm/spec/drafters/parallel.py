@@ -53,15 +53,12 @@ class ParallelDrafter(Drafter):
         self.guessed = PredictionStats()
 
     def begin(self, state: GenerationState) -> None:
-        """See `Drafter.begin`."""
         self._drafter.begin(state)
 
     def end(self) -> None:
-        """See `Drafter.end`."""
         self._drafter.end()
 
     def observe(self, state: GenerationState, turn: Round) -> None:
-        """See `Drafter.observe`."""
         self._drafter.observe(state, turn)
         if self._acceptance is not None and turn.verdict is not None:
             self._acceptance.observe(turn.chunk, turn.verdict.accepted)

@@ -147,13 +147,11 @@ class TranslatedDrafter(Drafter):
         self._preferred = 0  # how many tokens that is for the verifier, if it is what the draft model prefers, else 0
 
     def begin(self, state: GenerationState) -> None:
-        """See `Drafter.begin`."""
         self._forget()
         self._context.set_cancel(state.should_stop, state.prompt_progress(self._model.name))
         self._context.fill(*NOT_FILLED)
 
     def end(self) -> None:
-        """See `Drafter.end`."""
         self._context.set_cancel(None)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:

@@ -60,7 +60,6 @@ class LearnedGate(Gate):
         self._p_correct = 1.0  # probability that the reply so far equals the verifier's
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
-        """See `Gate.decide`."""
         written = state.written
         tie = draws(self._seed, written)[2]
         if self._difficulty is None:

@@ -433,11 +433,9 @@ class FirstReply(Gate):
         self._so_far = 0.0
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
-        """See `Gate.decide`."""
         return _FIRST
 
     def observe(self, state: GenerationState, turn: Round) -> None:
-        """See `Gate.observe`."""
         chunk, verdict = turn.chunk, turn.verdict
         if not len(chunk) or verdict is None:
             return

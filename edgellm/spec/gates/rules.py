@@ -168,7 +168,6 @@ class BudgetGate(Gate):
         self._at, self._budget, self._controller = at, budget, controller
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
-        """See `Gate.decide`."""
         target = self._controller.target_share(self._budget)
         if 0.0 < target < 1.0:
             # draws are keyed by the pair's decision count, else one seed would draw the same in all replies
@@ -194,7 +193,6 @@ class TailGate(Gate):
         return self._gate.decide(state, chunk)
 
     def observe(self, state: GenerationState, turn: Round) -> None:
-        """See `Gate.observe`."""
         self._gate.observe(state, turn)
 
 
@@ -210,7 +208,6 @@ class CountingGate(Gate):
         return decision
 
     def observe(self, state: GenerationState, turn: Round) -> None:
-        """See `Gate.observe`."""
         self._gate.observe(state, turn)
 
 

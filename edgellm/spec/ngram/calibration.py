@@ -69,7 +69,6 @@ class Calibration(DraftSource):
 
     @property
     def matched(self) -> int:
-        """See `DraftSource.matched`."""
         return self._context.matched if self._ids else 0
 
     def extend(self, tokens: Sequence[int]) -> None:

@@ -61,7 +61,6 @@ class Reuse(DraftSource):
         return len(self._rest)
 
     def observe(self, chunk: Chunk, verdict: Verdict) -> None:
-        """See `DraftSource.observe`."""
         if chunk.retrieved:
             self.rejected(chunk.ids.tolist(), verdict.accepted, verdict.plausible)
 

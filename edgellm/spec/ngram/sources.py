@@ -124,7 +124,6 @@ class ContextIndex(DraftSource):
 
     @property
     def matched(self) -> int:
-        """See `DraftSource.matched`."""
         return self.automaton.length[self.automaton.seen]
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -162,7 +161,6 @@ class HistoryIndex(DraftSource):
 
     @property
     def matched(self) -> int:
-        """See `DraftSource.matched`."""
         return self._matched
 
     @property

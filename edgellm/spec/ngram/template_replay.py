@@ -82,7 +82,6 @@ class Analogy(DraftSource):
 
     @property
     def matched(self) -> int:
-        """See `DraftSource.matched`."""
         return 0 if self.replay is None or self.replay.finished else self.replay.followed
 
     def extend(self, tokens: Sequence[int]) -> None:

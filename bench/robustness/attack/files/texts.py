@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from bench.robustness.attack.harness import Attack, Found
@@ -73,15 +74,6 @@ def _in_process(quick: bool) -> Found:
     return tally.found(refused=refused)
 
 
-def _command_line(quick: bool) -> Found:
-    return _chats(quick, linked=False)
-
-
-def _link(quick: bool) -> Found:
-    """Serve a verifier of the same vocabulary, and chat with it."""
-    return _chats(quick, linked=True)
-
-
 def _chats(quick: bool, *, linked: bool) -> Found:
     tally = Tally()
     pres = ("tekken", "superbpe") if quick else PRE_TOKENIZERS
@@ -104,7 +96,8 @@ def _chat(tally: Tally, folder: str, options: list[str], what: str) -> None:
     began = time.perf_counter()
     tally.tried += 1
     try:
-        done = subprocess.run(command, capture_output=True, env=_home(folder), timeout=PATIENCE, check=False)
+        home = {**os.environ, "EDGELLM_HOME": str(Path(folder, "home"))}
+        done = subprocess.run(command, capture_output=True, env=home, timeout=PATIENCE, check=False)
     except subprocess.TimeoutExpired:
         tally.wrong.append(f"{what}: no end after {PATIENCE:.0f} s")
         return
@@ -178,14 +171,10 @@ def _verifier(folder: str, path: Path) -> Iterator[str]:
         yield str(address)
 
 
-def _home(folder: str) -> dict[str, str]:
-    return {**os.environ, "EDGELLM_HOME": str(Path(folder, "home"))}
-
-
 ATTACKS = (
     Attack("text-tokenizers", "12 texts of up to 4 MiB with 35 pre-tokenizers, tokenised", _in_process),
-    Attack("text-command-line", "the same through `edgellm chat --context`", _command_line),
+    Attack("text-command-line", "the same through `edgellm chat --context`", partial(_chats, linked=False)),
     Attack("text-http", "the same through /v1/completions of a server, and a small request after it", _http),
-    Attack("text-link", "the same through a chat whose verifier is across a link", _link),
+    Attack("text-link", "the same through a chat whose verifier is across a link", partial(_chats, linked=True)),
     Attack("text-held-up", "a small request beside megabytes of control tokens", _held_up),
 )
