@@ -51,7 +51,7 @@ def test_requests_and_replies_are_logged_and_nothing_of_what_they_say(start: Sta
     assert re.search(r"INFO +edgellm\.http\.middleware: POST '/v1/chat/completions' 200 in \d+ ms", log), log
     assert re.search(r"WARNING +edgellm\.http\.middleware: POST '/v1/chat/completions' refused: 401", log), log
     assert re.search(r"INFO +edgellm\.llm\.replies\.generation: reply of 4 tokens to a prompt of \d+: length", log), log
-    assert re.search(r"DEBUG +edgellm\.llm\.generation: ", log), log
+    assert re.search(r"DEBUG +edgellm\.llm\.replies\.generation: ", log), log
     assert SECRET not in log
     assert KEY not in log
     assert "wrong" not in log
