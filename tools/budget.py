@@ -27,6 +27,10 @@ WIDE, RECORD_FIELDS, ATTRIBUTES, MODULES = 8, 15, 14, 15
 most."""
 QUESTION = ("chat", "Where is my mug?", "--max-tokens", "24", "--json")
 PLAIN = (*QUESTION, "--draft", "none", "--retrieval", "off")
+CLAUSE = re.compile(r"# *(of|that|which|whose|for which|in which|than)\b")
+"""A comment whose first half stands in the code on its left."""
+HEADLESS = ("What ", "Whether ", "Who ", "Where ", "Those ", "How ", "See ")
+"""A docstring that begins neither with a verb nor with a noun."""
 SIGNS = (ast.Constant, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop)
 """What a number is written with."""
 
@@ -73,6 +77,15 @@ class Code:
         """Return the number of a module's functions of this name."""
         bodies = chain.from_iterable(tree.body for tree in self.trees.values())
         return sum(isinstance(node, ast.FunctionDef) and node.name == name for node in bodies)
+
+    def headless(self) -> int:
+        """Return the number of docstrings, also those of constants, that begin with neither a verb nor a noun."""
+        texts = (node.value for node in self.nodes() if isinstance(node, ast.Expr))
+        return sum(isinstance(text, ast.Constant) and str(text.value).startswith(HEADLESS) for text in texts)
+
+    def clauses(self) -> int:
+        """Return the number of comments that begin in the middle of a sentence."""
+        return sum(len(CLAUSE.findall(path.read_text(encoding="utf-8"))) for path in self.trees)
 
     def numbers(self, package: str = "") -> int:
         """Return the numeric constants of modules, below `package` if given."""
@@ -152,6 +165,8 @@ def measured(root: Path = ROOT) -> dict[str, int]:
         "pending classes": len(code.classes("Pending")),
         "child processes": sum(path.stem.endswith("child") for path in code.trees),
         "functions place": code.functions("place"),
+        "comments in mid-sentence": code.clauses(),
+        "docstrings without a head": code.headless(),
         "lines of tests": beside["tests"],
         "lines of bench and testkit": beside["bench"] + beside["testkit"],
         "words of docs": words(root / "docs"),
