@@ -2,7 +2,7 @@
 
 Devices draft chunks at random moments (Poisson, open loop) and send the share of them that their budget allows. Each
 request is five rows at 256 cached tokens; with `--kept` it also has the chunks before it that were not sent. A
-device has one open request. There is no network; `bench.engine.serve_throughput` measures the link.
+device has one open request. There is no network.
 
 First, requests that are all sent at once are computed by three methods in turn: by the worker; by llama.cpp alone, with
 the very batches of the worker and the same attention; and by the worker with one request a batch.

@@ -86,9 +86,9 @@ class ReplyOptions:
     only if everything is verified, so it never changes the text. `stop`: texts that end the reply; they are not part of
     it. `logprobs`: report each token's log-probability and those of this many others, by the verifier (by the draft
     model, if that is alone); only if everything is verified, in this process. `tools` are functions that the model may
-    call, as OpenAI's API describes them, and `tool_choice` names one that it must call, or is ANY_TOOL; `LLM.calls`
-    tells calls from text. `truncation`: `auto` leaves out a conversation's oldest turns where it is longer than the
-    context, with a notice; `disabled` refuses it. Raises: InvalidOption: a value out of range, named with the range."""
+    call, as OpenAI's API describes them, and `tool_choice` names one that it must call, or is ANY_TOOL.
+    `truncation`: `auto` leaves out a conversation's oldest turns where it is longer than the context, with a notice;
+    `disabled` refuses it. Raises: InvalidOption: a value out of range, named with the range."""
 
     budget: float | None = flag(None, "Share of chunks to verify, 0 to 1.", "SHARE", shown="all")
     max_tokens: int = flag(512, "Maximum number of tokens in the answer.", "N")

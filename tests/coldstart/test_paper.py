@@ -1,4 +1,4 @@
-"""CSGO's equations and its setting, number by number; `tests/bench/test_csgo.py` has what they come to."""
+"""CSGO's equations and its setting, number by number."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +32,6 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
         "place": {"type": "string", "minLength": 3, "maxLength": 12}}, "required": ["place"]}]},
 )  # fmt: skip
 NUMBERS = (2, 5)
-
-
-@pytest.fixture(scope="module")
-def alone(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
-    with LLM.open("none", f32_pair[1], threads=1, history=False) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def pair(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
-    with LLM.open(*f32_pair, threads=1, history=False) as opened:
-        yield opened
 
 
 def check(text: str, schema: Any) -> None:

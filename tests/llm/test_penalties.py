@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,18 +23,6 @@ RULES: tuple[dict[str, Any], ...] = (
 
 def rule_id(rule: dict[str, Any]) -> str:
     return "-".join(rule)
-
-
-@pytest.fixture(scope="module")
-def alone(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
-    with LLM.open("none", f32_pair[1], threads=1, history=False) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def pair(f32_pair: tuple[Path, Path]) -> Iterator[LLM]:
-    with LLM.open(*f32_pair, threads=1, history=False) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("rule", RULES, ids=rule_id)

@@ -30,7 +30,6 @@ class HybridDrafter(Drafter):
         another device, which reads the prompt while the model does."""
         self._policy, self._copies, self._model, self._gamma = policy, copies, model, gamma
         self._name, self._linked = name if model is not None else "", linked
-        self._offer = NO_OFFER
         self._looking = 0.0  # seconds of this round's lookup
         self._refused: list[int] = []  # a copy that was not allowed
         self._right = 0  # tokens of it that were written
@@ -56,12 +55,11 @@ class HybridDrafter(Drafter):
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         if self._rest and not state.explain:
             self._rest -= 1
-            self._offer = NO_OFFER
             return _NOTHING
         policy, copies, began = self._policy, self._copies, perf_counter()
         known = copies.follow(state.committed)
         looks = known >= 0 and policy.looks(known)
-        offer = self._offer = copies.offers(policy.floor, gamma) if looks else NO_OFFER
+        offer = copies.offers(policy.floor, gamma) if looks else NO_OFFER
         bid = policy.bid(offer.survives, gamma)
         if bid.refused and not self._refused:
             self._refused, self._right = list(offer.ids[: bid.refused]), 0
