@@ -60,11 +60,9 @@ def scripts(model: Model, devices: int, threads: int | None, seed: int) -> list[
 class Clocked(Context):
     """A context that counts its seconds, and keeps the shape of each batch: (sequence, tokens, rows with logits)."""
 
-    def __init__(
-        self, model: Model, devices: int, threads: int | None, limits: SchedulerLimits, positions: int = CACHED + 64
-    ) -> None:
+    def __init__(self, model: Model, devices: int, threads: int | None, limits: SchedulerLimits) -> None:
         rows = max(limits.rows, 512, devices)  # llama.cpp aborts if a batch cannot hold a row of every sequence
-        super().__init__(model, ContextSpec(positions, devices, rows, threads, unified=False))
+        super().__init__(model, ContextSpec(CACHED + 64, devices, rows, threads, unified=False))
         self.began = 0.0  # the first batch, on the clock
         self.seconds = 0.0
         self.unseen = [1] * devices  # tokens of each sequence that the next request finds uncached

@@ -146,7 +146,7 @@ class Mesh:
         """Return the pipeline that takes over next, if one is open."""
         return self._next
 
-    def token_ended(self, slot: int, text: Ids, rows: int = MAX_ROWS) -> None:
+    def token_ended(self, slot: int, text: Ids, rows: int) -> None:
         """Let the next placement take over if it is ready; the sequence's `text` has just become what it is."""
         with self._lock:
             following, pipeline = self._next, self._pipeline
@@ -185,7 +185,7 @@ class Mesh:
             _log.warning("the next pipeline has lost %s: %s", name, lost.error.what)
             self.notify(f"{name} cannot take over ({lost.error.what}) The layers stay where they are.")
 
-    def _open_next(self, shares: tuple[StageShare, ...], rows: int = MAX_ROWS, *, read: bool = False) -> None:
+    def _open_next(self, shares: tuple[StageShare, ...], *, read: bool = False) -> None:
         """Open the next pipeline, in a thread of its own, because memory may have to be waited for. `read`: with the
         texts that the present one holds, as no reply is open."""
         self._opening = True
@@ -203,7 +203,7 @@ class Mesh:
                 elif following is not None:
                     self._next = following
                     for at in range(len(self._slots)) if read else ():
-                        following.read(at, self.held(at, self.generation), rows)
+                        following.read(at, self.held(at, self.generation), MAX_ROWS)
 
         threading.Thread(target=open_it, name="next-pipeline", daemon=True).start()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from edgellm.errors import StateDamaged
 from edgellm.places import cache_dir
@@ -26,8 +25,8 @@ class KnownServer:
 class KnownServers:
     """The file of them. It can be made again, so that a damaged one counts as empty."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path or cache_dir() / "servers.json"
+    def __init__(self) -> None:
+        self._path = cache_dir() / "servers.json"
 
     def all(self) -> list[KnownServer]:
         """Return them, the latest last."""

@@ -22,8 +22,8 @@ DEVICES = ("host", "rpc", "card")
 """Where models can be: in this process's memory, on a device of `add_rpc_device`, or on this machine's own cards."""
 
 
-def add_rpc_device(threads: int = 1) -> ComputeDevice:
-    """Start a device with that number of threads, and return it as llama.cpp lists it. It ends with this process.
+def add_rpc_device() -> ComputeDevice:
+    """Start a device with one thread, and return it as llama.cpp lists it. It ends with this process.
 
     llama.cpp ends a process whose RPC device has gone away, so nothing stops it before.
     """
@@ -31,7 +31,7 @@ def add_rpc_device(threads: int = 1) -> ComputeDevice:
         raise RuntimeError("llama.cpp is compiled without its RPC backend; ./start test compiles it with it.")
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__, str(port), str(threads)], cwd=ROOT,
+        [sys.executable, "-m", __name__, str(port)], cwd=ROOT,
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     _running.append(process)
@@ -64,10 +64,10 @@ def require_device(device: str) -> None:
 _running: list[subprocess.Popen[bytes]] = []  # their input closes when this process ends, however it does
 
 
-def serve(port: int, threads: int) -> None:
+def serve(port: int) -> None:
     """Serve the processor as a device until the input closes."""
     threading.Thread(target=_end_with_input, daemon=True).start()
-    backend.serve(port, threads, ("CPU",))
+    backend.serve(port, 1, ("CPU",))
 
 
 def _end_with_input() -> None:
@@ -76,4 +76,4 @@ def _end_with_input() -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    serve(int(sys.argv[1]))

@@ -16,10 +16,10 @@ SYSTEM = {"role": "system", "content": "Answer in one sentence."}
 FILE = "The film night is on Friday at 20:00."
 
 
-def long_conversation(own: LLM, turns: int = 12, **first: Any) -> list[dict[str, Any]]:
-    """A system prompt and turns of which about six fit, with a question behind them."""
+def long_conversation(own: LLM, **first: Any) -> list[dict[str, Any]]:
+    """A system prompt and twelve turns of which about six fit, with a question behind them."""
     filler = "mug " * (own.context_length // 8)
-    said = [{"role": "user", "content": f"{filler}?"}, {"role": "assistant", "content": "A mug."}] * turns
+    said = [{"role": "user", "content": f"{filler}?"}, {"role": "assistant", "content": "A mug."}] * 12
     said[0] = {**said[0], **first}
     return [SYSTEM, *said, {"role": "user", "content": "When is the film night?"}]
 

@@ -12,7 +12,7 @@ import numpy as np
 from edgellm.coldstart import hardware
 from edgellm.coldstart.hardware import LayersOnDevice
 from edgellm.engine import Context, ContextSpec, Floats, Ids, Model
-from edgellm.errors import DeviceLost, EdgeError
+from edgellm.errors import DeviceLost
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.layer_sources import LayerSource
 from edgellm.mesh.messages import Order, StageLost, StageSpec
@@ -37,14 +37,12 @@ class Cut:
     work: StageSpec
 
 
-def cut_model(path: Path, folder: Path, context: int = 256, sessions: int = 2) -> Cut:
+def cut_model(path: Path, folder: Path) -> Cut:
     layers = FolderLayers(folder)
     digest = layers.cut(path)
     with Model.load(path) as model:
         n, embd, vocab = model.n_layer, model.n_embd, model.n_vocab
-    return Cut(
-        path, layers, StageSpec(digest, path.stem, LayerRange(0, n), n, embd, vocab, context, sessions, wide=True)
-    )
+    return Cut(path, layers, StageSpec(digest, path.stem, LayerRange(0, n), n, embd, vocab, 256, 2, wide=True))
 
 
 class Device:
@@ -67,11 +65,11 @@ class Device:
     def stage_host(self) -> StageHost:
         return DeviceStageHost(self)
 
-    def lose(self, error: EdgeError | None = None) -> None:
+    def lose(self) -> None:
         """It is gone from now on, with all its stages."""
         self.lost = True
         for post in self.posts:
-            post(StageLost(error or DeviceLost("the plug was pulled.", "Put it back.")))
+            post(StageLost(DeviceLost("the plug was pulled.", "Put it back.")))
 
 
 class DeviceStageHost(LocalStageHost):

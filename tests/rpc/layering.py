@@ -51,11 +51,10 @@ async def taking(
 def device_taking(
     store: LayerStore,
     trust: Trust | None = None,
-    said: list[str] | None = None,
     measurer: Measurer | None = None,
 ) -> Iterator[Address]:
     """`taking`, for a test outside the loop."""
-    running = taking(store, trust, said, measurer)
+    running = taking(store, trust, measurer=measurer)
     address = run_in_network_loop(running.__aenter__()).result(120)
     try:
         yield address

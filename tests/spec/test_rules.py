@@ -24,9 +24,8 @@ def test_p_conf_is_the_papers_equation() -> None:
     assert p_conf(0.7, 0.7) == 1.0
     assert p_conf(0.85, 0.7) == pytest.approx(0.5)
     assert p_conf(1.0, 0.7) == pytest.approx(1 / (1 + math.exp(5)))
-    assert p_conf(0.9, 0.8, k=4) == pytest.approx(0.5)
     assert p_conf(1.0 + 1e-7, 1.0) == 1.0
-    assert p_conf(0.95, 0.8, k=4) == pytest.approx(1 / (1 + math.exp(1)))
+    assert p_conf(0.95, 0.8) == pytest.approx(1 / (1 + math.exp(2.5)))
 
 
 @given(c=st.floats(0, 1), c_th=st.floats(0, 1))

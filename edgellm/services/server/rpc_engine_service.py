@@ -62,19 +62,12 @@ class RpcEngineService(Service):
 
     right = Right.COMPUTE
 
-    def __init__(
-        self,
-        cache: WeightCache,
-        *,
-        notify: Notify,
-        guard: AuthInterceptor | None,
-        tensors: TensorCache | None = None,
-    ) -> None:
+    def __init__(self, cache: WeightCache, *, notify: Notify, guard: AuthInterceptor | None) -> None:
         """Serve where the `cache` has its layers computed, from its memory. With a `guard`, answer only paired devices
         with the right to compute here."""
         super().__init__(notify, guard)
         self._cache = cache
-        self._tensors = tensors or TensorCache()
+        self._tensors = TensorCache()
         self._sessions: dict[bytes, _Served] = {}
         self._starting = 0
 

@@ -32,9 +32,10 @@ from edgellm.spec.gates.offload_policy import (
     Trees,
     Vector,
 )
-from edgellm.spec.gates.profile import ExitPoint, Profile, all_conf, all_imp, solve
+from edgellm.spec.gates.profile import ExitPoint, Profile, solve
 from edgellm.spec.gates.profiler import Run
 from edgellm.spec.gates.prompt_difficulty import with_difficulty
+from edgellm.spec.gates.rules import p_conf, p_imp
 from edgellm.spec.types import Ids
 
 KEPT = 512
@@ -418,7 +419,7 @@ def gate_evidence(profile: Profile, runs: Sequence[Run], rejection: Rejection) -
     confidence, importance = (np.array([getattr(each, name) for each in seen]) for name in ("confidence", "importance"))
     wrong = np.array([not chunk.whole for chunk in seen])
     reply = np.repeat(np.arange(len(runs)), [len(run.verified) for run in runs])
-    coarse = all_conf(confidence, profile.c_th)
+    coarse = p_conf(confidence, profile.c_th)
 
     def right(chances: npt.NDArray[np.float64]) -> float:
         kept = np.ones(len(runs))
@@ -435,9 +436,9 @@ def gate_evidence(profile: Profile, runs: Sequence[Run], rejection: Rejection) -
     found: dict[str, float] = {}
     for at, share in enumerate(SHARES):
         chance_of = {
-            "confidence": all_conf(confidence, profile.confidence_threshold(share)),
-            "importance": all_imp(importance, profile.i_th(share, coarse=False)),
-            "synera": coarse * all_imp(importance, profile.i_th(share)),
+            "confidence": p_conf(confidence, profile.confidence_threshold(share)),
+            "importance": p_imp(importance, profile.i_th(share, coarse=False)),
+            "synera": coarse * p_imp(importance, profile.i_th(share)),
             "random": np.full(len(seen), share),
         }
         for name, chance in chance_of.items():

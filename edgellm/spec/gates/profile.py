@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edgellm.errors import ProfileUnusable, StateDamaged
 from edgellm.spec.gates.offload_policy import (
@@ -25,6 +24,7 @@ from edgellm.spec.gates.offload_policy import (
     from_fields,
 )
 from edgellm.spec.gates.prompt_difficulty import USUAL, PromptDifficulty
+from edgellm.spec.gates.rules import p_conf, p_imp
 from edgellm.storage.state import fields_from_json, from_json, read_json, write_state
 
 VERSION = 6
@@ -130,10 +130,10 @@ class Profile:
         Without `coarse` the share is that of the fine filter alone.
         """
         importance = np.array(self.importance)
-        chances = all_conf(np.array(self.confidence), self.c_th) if coarse else np.ones(len(importance))
+        chances = p_conf(np.array(self.confidence), self.c_th) if coarse else np.ones(len(importance))
 
         def share(i_th: float) -> float:
-            return float((chances * all_imp(importance, i_th)).mean())
+            return float((chances * p_imp(importance, i_th)).mean())
 
         return solve(share, budget, 0.0, 2.0 * max(self.importance) + 1e-6)
 
@@ -143,7 +143,7 @@ class Profile:
         confidence = np.array(self.confidence)
 
         def share(doubt: float) -> float:
-            return float(all_conf(confidence, 1.0 - doubt).mean())
+            return float(p_conf(confidence, 1.0 - doubt).mean())
 
         return 1.0 - solve(share, budget, 0.0, 1.0)
 
@@ -217,18 +217,3 @@ def solve(share_at: Callable[[float], float], budget: float, low: float, high: f
         middle = 0.5 * (low + high)
         low, high = (middle, high) if share_at(middle) > budget else (low, middle)
     return high
-
-
-def all_conf(c: npt.NDArray[np.float64], c_th: float, k: float = 10.0) -> npt.NDArray[np.float64]:
-    """Return `p_conf` of many chunks."""
-    if c_th >= 1.0:
-        return np.ones(len(c))
-    chances: npt.NDArray[np.float64] = 1.0 / (1.0 + np.exp(k * (np.maximum(c - c_th, 0.0) / (1.0 - c_th) - 0.5)))
-    return np.where(c <= c_th, 1.0, chances)
-
-
-def all_imp(i: npt.NDArray[np.float64], i_th: float, theta: float = -10.0) -> npt.NDArray[np.float64]:
-    """Return `p_imp` of many chunks."""
-    half = max(i_th / 2.0, 1e-12)
-    chances: npt.NDArray[np.float64] = 1.0 / (1.0 + np.exp(theta * (np.clip((i - half) / half, 0.0, 1.0) - 0.5)))
-    return np.where(i > i_th, 1.0, np.where(i <= half, 0.0, chances))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
+
+_Numbers = npt.NDArray[np.float64]
 
 HORIZON = 48
 """Minimum number of decisions over which a deficit is corrected: a few replies. Later an eighth of all decisions so
@@ -78,7 +80,7 @@ class ConfidenceGate(Rule):
 
     def judge(self, chunk: Chunk, place: int) -> Decision:
         confidence = float(chunk.confidence.sum()) / len(chunk)
-        chance = p_conf(confidence, self._c_th)
+        chance = float(p_conf(confidence, self._c_th))
         if chance >= 1.0:
             return Decision(True, f"confidence {confidence:.2f} is not above {self._c_th:.2f}")
         number = draws(self._seed, place)[0]
@@ -99,7 +101,7 @@ class ImportanceGate(Rule):
     def judge(self, chunk: Chunk, place: int) -> Decision:
         measured = chunk.importance[chunk.ahead :]
         importance = float(measured.sum()) / len(measured) if len(measured) else self._usual_importance
-        chance = p_imp(importance, self._i_th)
+        chance = float(p_imp(importance, self._i_th))
         number = draws(self._seed, place)[1]
         return Decision(
             number < chance,
@@ -211,23 +213,19 @@ class CountingGate(Gate):
         self._gate.observe(state, turn)
 
 
-def p_conf(c: float, c_th: float, k: float = 10.0) -> float:
+def p_conf(c: float | _Numbers, c_th: float) -> _Numbers:
     """Return P_conf (Synera section 4.2): the probability that a chunk of mean confidence `c` is verified."""
-    if c <= c_th or c_th >= 1.0:
-        return 1.0
-    n = (c - c_th) / (1.0 - c_th) - 0.5
-    return 1.0 / (1.0 + math.exp(k * n))
+    if c_th >= 1.0:
+        return np.ones(np.shape(c))
+    chances = 1.0 / (1.0 + np.exp(10.0 * (np.maximum(c - c_th, 0.0) / (1.0 - c_th) - 0.5)))
+    return np.where(c <= c_th, 1.0, chances)
 
 
-def p_imp(i: float, i_th: float, theta: float = -10.0) -> float:
+def p_imp(i: float | _Numbers, i_th: float) -> _Numbers:
     """Return P_imp (Synera section 4.2): the probability that a chunk of mean importance `i` is verified."""
-    if i > i_th:
-        return 1.0
-    half = i_th / 2.0
-    if i <= half:
-        return 0.0
-    n = (i - half) / half - 0.5
-    return 1.0 / (1.0 + math.exp(theta * n))
+    half = max(i_th / 2.0, 1e-12)
+    chances = 1.0 / (1.0 + np.exp(-10.0 * (np.clip((i - half) / half, 0.0, 1.0) - 0.5)))
+    return np.where(i > i_th, 1.0, np.where(i <= half, 0.0, chances))
 
 
 def checked_share(value: float, name: str) -> float:
