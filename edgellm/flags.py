@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+AS_MODEL = "the model's"  # what help pages say of a default that the model decides
+
 _KEY = "flag"
 Completion = Callable[[str], Iterable[tuple[str, str]]]
 """Returns what a word that is begun may become, each with a line about it."""

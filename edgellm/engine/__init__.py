@@ -8,7 +8,7 @@ from edgellm.engine.context import Context
 from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.engine.gguf.memory import MemoryEstimate, costs_of
-from edgellm.engine.gguf.reader import Dimensions, GgufHeader, ModelFile, TensorInfo, check_gguf, dimensions
+from edgellm.engine.gguf.reader import Dimensions, GgufHeader, ModelFile, check_gguf, dimensions
 from edgellm.engine.gguf.shard import cut, cut_bytes
 from edgellm.engine.gguf.writer import to_f32
 from edgellm.engine.graph_hooks import Capture, Recorder
@@ -21,7 +21,6 @@ from edgellm.engine.lm_head import (
     LMHead,
     Rows,
     Top2,
-    block_ends,
     head_pays,
     in_blocks,
     known,
@@ -33,7 +32,7 @@ from edgellm.engine.lm_head import (
 from edgellm.engine.model import Model
 from edgellm.engine.native import ShouldStop, Stop, never
 from edgellm.engine.speculators.speculator import Speculator
-from edgellm.engine.speculators.support import MtpSupport, mtp_support
+from edgellm.engine.speculators.support import mtp_support
 from edgellm.engine.vocabulary import Floats, Ids, Vocabulary, VocabularyMatch, common_prefix
 
 __all__ = [
@@ -54,19 +53,16 @@ __all__ = [
     "Message",
     "Model",
     "ModelFile",
-    "MtpSupport",
     "Recorder",
     "Rows",
     "SeqRows",
     "ShouldStop",
     "Speculator",
     "Stop",
-    "TensorInfo",
     "ToolCall",
     "Top2",
     "Vocabulary",
     "VocabularyMatch",
-    "block_ends",
     "check_cuttable",
     "check_gguf",
     "common_prefix",

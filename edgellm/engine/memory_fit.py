@@ -48,7 +48,6 @@ LEAST_CONTEXT = 4_096
 """Positions of a context by default, at least, unless the model was trained for fewer."""
 _CACHE_SHARE = 1 / 16  # of the free memory, for the keys and values of one context by default
 _TRIES = 4
-_BLOCK = re.compile(r"blk\.(\d+)\.")
 _ASSIGNED = re.compile(r"layer +(\d+) assigned to device (\S+),")
 _COMPUTE = re.compile(r": +(\S+) +(?:compute|output) buffer size = +([\d.]+) MiB")
 _NODES = re.compile(r": max_nodes = (\d+)")
@@ -264,8 +263,9 @@ def reckon(
     if eagle3 is not None:
         weights[device_of_eagle3] += sum(tensor.nbytes for tensor in eagle3.header.tensors)
     for tensor in file.header.tensors:
-        block = _BLOCK.match(tensor.name)
-        layer = int(block[1]) if block else max(device_of, default=0) if tensor.name.startswith("output") else -1
+        layer = tensor.layer
+        if layer is None:
+            layer = max(device_of, default=0) if tensor.name.startswith("output") else -1
         weights[device_of.get(layer, "CPU")] += tensor.nbytes
     caches: Counter[str] = Counter()
     layers = Counter(device for layer, device in device_of.items() if layer < max(device_of))

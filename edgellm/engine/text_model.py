@@ -22,7 +22,7 @@ from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile
 from edgellm.engine.gguf.tokenizer import tokenizer_hash
 from edgellm.engine.grammar import Grammar
 from edgellm.engine.native import ShouldStop, lib, never
-from edgellm.engine.tokenizing.tokenizer import VocabTokenizer, attributes
+from edgellm.engine.tokenizing.tokenizer import CONTROL, VocabTokenizer, attributes
 from edgellm.engine.vocabulary import Ids, Vocabulary
 from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
 
@@ -30,7 +30,6 @@ from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
 _KINDS = 0x3F
 _ROLE = re.compile(rb"user|assistant|system|tool|model")  # templates put names such as <|user|> together
 _LONGEST_PIECE = 256  # longer ones take a second call
-_HIDDEN = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
 _piece = native.bind_nonblocking(
     lib.llama_token_to_piece,
     ctypes.c_int32,
@@ -288,7 +287,7 @@ class TextModel:
             ),
             check_length=self._tokenizer.check_length,
             text=self._special_text,
-            is_control=lambda token: bool(self._attributes(token) & _HIDDEN),
+            is_control=lambda token: bool(self._attributes(token) & CONTROL),
         )
         return ChatTemplate(self._template, bos, eos, tokenizer, self._template.model)
 

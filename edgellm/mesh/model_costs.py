@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.rpc_plan import RpcModelCosts
 from edgellm.engine import Dimensions, ModelFile, dimensions
@@ -12,7 +10,6 @@ from edgellm.engine.gguf.reader import GgufHeader, text_layers
 from edgellm.errors import ModelUnsupported
 from edgellm.storage.layers.manifest import grid_lines
 
-_BLOCK = re.compile(r"blk\.(\d+)\.")
 _EXPERTS = "_exps."  # in the names of tensors with all experts of a layer
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
@@ -28,9 +25,9 @@ def model_costs(file: ModelFile) -> ModelCosts:
     tied = True
     vocabulary = 0
     for tensor in file.header.tensors:
-        if found := _BLOCK.match(tensor.name):
-            if int(found[1]) < shape.layers:
-                weights[int(found[1])] += tensor.nbytes
+        if (at := tensor.layer) is not None:
+            if at < shape.layers:
+                weights[at] += tensor.nbytes
         elif tensor.name.startswith("output"):
             head += tensor.nbytes
             tied &= tensor.name != "output.weight"
@@ -73,8 +70,7 @@ def rpc_costs(file: ModelFile, cache: float = 0.0, compute: float = 0.0) -> RpcM
     head = outside = 0
     share = _used_experts(header)
     for tensor in header.tensors:
-        if block := _BLOCK.match(tensor.name):
-            at = int(block[1])
+        if (at := tensor.layer) is not None:
             if at < count:
                 used = share if _EXPERTS in tensor.name else 1.0
                 sizes[at] += tensor.nbytes

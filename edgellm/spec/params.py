@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edgellm.errors import InvalidOption
-from edgellm.flags import flag
+from edgellm.flags import AS_MODEL, flag
 
 if TYPE_CHECKING:
     from edgellm.spec.model_sampling import ModelSampling
@@ -51,11 +51,9 @@ CHUNK = 4
 BUDGET_CHUNK = 2
 """The same under a budget: with small chunks the budget goes to wrong tokens, not to their neighbours."""
 
-_AS_MODEL = "the model's"  # what help pages say of a default that the model decides
-
 
 def _sampled(text: str, metavar: str, default: float | None = None, shown: str = "") -> Any:
-    return flag(default, text, metavar, panel="Sampling", shown=shown or _AS_MODEL if default is None else "")
+    return flag(default, text, metavar, panel="Sampling", shown=shown or AS_MODEL if default is None else "")
 
 
 _drafts = partial(flag, panel="Drafts and verification")
@@ -92,7 +90,7 @@ class ReplyOptions:
 
     budget: float | None = flag(None, "Share of chunks to verify, 0 to 1.", "SHARE", shown="all")
     max_tokens: int = flag(512, "Maximum number of tokens in the answer.", "N")
-    temperature: float | None = flag(None, "Sampling temperature; 0 is greedy.", "T", shown=_AS_MODEL)
+    temperature: float | None = flag(None, "Sampling temperature; 0 is greedy.", "T", shown=AS_MODEL)
     top_k: int | None = _sampled("Sample from the K likeliest tokens; 0: from all.", "K")
     top_p: float | None = _sampled("Sample from the likeliest tokens that together have probability P.", "P")
     min_p: float | None = _sampled(

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 # request, and reads the answer without a limit.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
-from edgellm.places import cache_dir, data_dir
+from edgellm.places import cache_dir
 from edgellm.storage.catalog import Catalog, CatalogModel, catalog
-from edgellm.storage.chat_log import ChatEntry, History, HistoryFacts
-from edgellm.storage.fingerprint import fingerprint, quick_fingerprint
+from edgellm.storage.chat_log import History, HistoryFacts
+from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.model_files import (
     ALIASES,
     HubName,
     StoredModel,
     bundled,
-    find,
     hub_name,
     list_models,
     looks_like_path,
@@ -38,7 +37,6 @@ __all__ = [
     "ALIASES",
     "Catalog",
     "CatalogModel",
-    "ChatEntry",
     "DownloadPlan",
     "History",
     "HistoryFacts",
@@ -49,9 +47,7 @@ __all__ = [
     "bundled",
     "cache_dir",
     "catalog",
-    "data_dir",
     "fetch",
-    "find",
     "fingerprint",
     "hub_name",
     "list_models",
@@ -60,7 +56,6 @@ __all__ = [
     "parse_hub_name",
     "plan",
     "pull",
-    "quick_fingerprint",
     "removable",
     "remove",
     "resolve",

@@ -14,7 +14,7 @@ from edgellm.errors import EdgeError, StateDamaged, Stopped
 from edgellm.places import cache_dir
 from edgellm.storage.state import read_json, write_state
 
-_BLOB = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by this very hash
+SHA256 = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by this very hash
 _FIRST_PART = re.compile(r"-00001-of-\d{5}\.gguf$")
 _MAX_FILES = 256  # files
 _MAX_BYTES = 2**24
@@ -47,9 +47,10 @@ def fingerprint_of(hashes: Sequence[str]) -> str:
     return hashlib.sha256("".join(f"{one}\n" for one in hashes).encode()).hexdigest()
 
 
-def quick_fingerprint(path: Path) -> str | None:
-    """Return `fingerprint(path)` where it is remembered or quickly computed; None where the user would have to wait."""
-    return FileHash(path).quick()
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hex, computed anew."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def stamp(path: Path) -> str:
@@ -130,10 +131,10 @@ class _PartHash:
     def known(self) -> str | None:
         """Return the hash of a file that was computed before, or is its name in the hub's cache."""
         real = self.path.resolve()
-        if real.parent.name == "blobs" and _BLOB.fullmatch(real.name):
+        if real.parent.name == "blobs" and SHA256.fullmatch(real.name):
             return real.name
         entry = _read_cache().get(str(real))
-        known = isinstance(entry, list) and entry[:2] == _stamp(real) and _BLOB.fullmatch(str(entry[-1]))
+        known = isinstance(entry, list) and entry[:2] == _stamp(real) and SHA256.fullmatch(str(entry[-1]))
         return str(entry[-1]) if known and isinstance(entry, list) else None
 
     def compute(self, reached: Callable[[], None]) -> str:

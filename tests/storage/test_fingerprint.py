@@ -13,7 +13,7 @@ import pytest
 from edgellm.engine import ModelFile
 from edgellm.errors import ModelNotFound
 from edgellm.places import cache_dir, data_dir
-from edgellm.storage.fingerprint import _PartHash, fingerprint, fingerprint_of, quick_fingerprint
+from edgellm.storage.fingerprint import FileHash, _PartHash, fingerprint, fingerprint_of
 from testkit.gguf.split_file import split
 
 
@@ -89,14 +89,14 @@ def test_that_of_a_split_model_depends_on_every_part(home: Path, draft_path: Pat
     assert found == fingerprint_of(hashes) == hashlib.sha256("".join(f"{one}\n" for one in hashes).encode()).hexdigest()
     assert found not in (*hashes, fingerprint(draft_path))
     before = len(reads)
-    assert (fingerprint(paths[0]), quick_fingerprint(paths[0])) == (found, found)
+    assert (fingerprint(paths[0]), FileHash(paths[0]).quick()) == (found, found)
     assert len(reads) == before
     data = bytearray(paths[2].read_bytes())
     data[-1] ^= 1
     paths[2].write_bytes(data)
     assert fingerprint(paths[0]) != found
     paths[1].unlink()
-    assert quick_fingerprint(paths[0]) is None
+    assert FileHash(paths[0]).quick() is None
     with pytest.raises(ModelNotFound, match="00002-of-00003"):
         fingerprint(paths[0])
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgellm.errors import EdgeError, InvalidOption
-from edgellm.flags import flag
+from edgellm.flags import AS_MODEL, flag
 
 if TYPE_CHECKING:
     from edgellm.upstream.opening import UpstreamOptions
@@ -28,7 +28,6 @@ TIERS = "score|fan-out|continue"
 _INTERFACE = "Network to use; can be given several times, or set with EDGELLM_INTERFACE."
 INTERRUPTED = 130
 """The exit code of a reply that its user has stopped."""
-AS_MODEL = "the model's"
 """What is shown as the default of an option that the model decides."""
 _THINK = {"auto": None, "on": True, "off": False}
 

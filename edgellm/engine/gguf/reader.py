@@ -72,6 +72,12 @@ class TensorInfo:
             n *= dim
         return n
 
+    @property
+    def layer(self) -> int | None:
+        """The layer that it is part of, counted from 0; None beside the layers."""
+        found = _LAYER.match(self.name)
+        return int(found[1]) if found else None
+
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
@@ -129,6 +135,7 @@ class GgufHeader:
 SPLIT_KEYS = "split."  # keys with this prefix say which part of a split model a file is
 _MAX_PARTS = 1_000
 _PART_NAME = re.compile(r"-\d{5}-of-\d{5}$")
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)

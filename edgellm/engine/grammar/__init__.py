@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from edgellm.engine.grammar.json_schema import MAX_SCHEMA, unkept
-from edgellm.engine.grammar.matcher import Grammar, Mask
+from edgellm.engine.grammar.matcher import Grammar
 
-__all__ = ["MAX_SCHEMA", "Grammar", "Mask", "unkept"]
+__all__ = ["MAX_SCHEMA", "Grammar", "unkept"]

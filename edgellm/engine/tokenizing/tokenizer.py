@@ -174,8 +174,8 @@ def _find(pattern: re.Pattern[str] | None, text: str, start: int, end: int) -> i
 _LIKELY = 4  # characters per token in ordinary text: a text with more of them per allowed token may be too long
 _UNKNOWN = 4  # bytes at most of an unknown character, which is one token
 _TAKES_SPACE = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP
-_CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
-_SPECIAL = _CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED
+CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+_SPECIAL = CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED
 _SPACE = b" \t\n\v\f\r"
 _ESCAPED_SPACE = "\u2581".encode()  # stands for a space in some vocabularies, and may occur in a text itself
 _tokenize = native.bind(
@@ -300,7 +300,7 @@ def _specials(vocab: int) -> list[Special] | None:
             if attribute & _TAKES_SPACE:
                 return None
             try:
-                found.append(Special(_text(vocab, token).decode(), bool(attribute & _CONTROL)))
+                found.append(Special(_text(vocab, token).decode(), bool(attribute & CONTROL)))
             except UnicodeDecodeError:
                 return None
     return found

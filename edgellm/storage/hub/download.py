@@ -5,7 +5,6 @@ files.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -18,12 +17,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from edgellm.errors import DiskFull, PullFailed
+from edgellm.storage.fingerprint import SHA256, sha256_of
 
 MAX_LISTING_BYTES = 16 * 2**20
 MAX_LISTING_SECONDS = 60.0
 _MAX_SIZE = 10**18 - 1  # bytes of a file
 _ERROR_HEADERS = ("x-error-code", "x-error-message")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def _listed(sibling: Mapping[str, Any]) -> ListedFile:
     size, sha256 = (large.get("size"), large.get("sha256")) if isinstance(large, dict) else (sibling.get("size"), "")
     return ListedFile(
         size if isinstance(size, int) and 0 < size <= _MAX_SIZE else 0,
-        sha256 if isinstance(sha256, str) and _SHA256.fullmatch(sha256) else "",
+        sha256 if isinstance(sha256, str) and SHA256.fullmatch(sha256) else "",
     )
 
 
@@ -178,7 +177,7 @@ def download(
         raise PullFailed(
             f"{partial} cannot be written: {error.strerror}.", "Check the folder's permissions."
         ) from error
-    if _SHA256.fullmatch(remote.etag) and _sha256(partial) != remote.etag:
+    if SHA256.fullmatch(remote.etag) and sha256_of(partial) != remote.etag:
         partial.unlink()
         raise PullFailed(
             f"The downloaded {remote.name} is not the file that the hub announced: its SHA-256 differs.",
@@ -279,11 +278,6 @@ def _disk_full(folder: Path, needed: int) -> DiskFull:
         f"The disk of {folder} is too full: {_mb(needed)} are still needed, {_mb(free)} are free.",
         "Free some space (`edgellm rm` removes models), then pull it again: the downloaded part is kept.",
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _mb(size: int) -> str:

@@ -23,7 +23,7 @@ from edgellm.engine.gguf.reader import MAX_LAYERS
 from edgellm.errors import SAME_VERSION, InvalidOption, LayersRefused, StateDamaged
 from edgellm.layer_range import LayerRange, chain, ranges
 from edgellm.places import cache_dir
-from edgellm.storage.fingerprint import fingerprint
+from edgellm.storage.fingerprint import SHA256, fingerprint
 from edgellm.storage.state import from_json, read_json, write_state
 
 MAX_NAME = 200  # characters
@@ -32,7 +32,6 @@ MAX_PIECES = 4 * MAX_LAYERS
 PIECE_BYTES = 32 * 2**20
 """The size up to which consecutive layers are put into one piece: the cost of a block is small beside its computing."""
 
-_HASH = re.compile(r"[0-9a-f]{64}")
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
 _CUT = 1  # raise this when the same cut gives other bytes: remembered hashes are then found again
 
@@ -249,7 +248,7 @@ def cut_piece(model: ModelFile, layers: LayerRange) -> Iterator[bytes | memoryvi
 
 
 def is_hash(text: str) -> bool:
-    return _HASH.fullmatch(text) is not None
+    return SHA256.fullmatch(text) is not None
 
 
 def _path(fingerprint: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -201,12 +200,12 @@ def model_facts(path: Path) -> dict[str, Any]:
     from edgellm.engine.gguf.reader import GgufArray
     from edgellm.llm.abilities import abilities, context_memory
     from edgellm.spec.model_sampling import sampling_of
-    from edgellm.storage.fingerprint import fingerprint_of
+    from edgellm.storage.fingerprint import fingerprint_of, sha256_of
 
     model = ModelFile.open(path)
     header, meta, family = model.header, model.header.metadata, model.header.architecture
     tokens = meta.get("tokenizer.ggml.tokens")
-    hashes = [_sha256(file) for file in model.paths]
+    hashes = [sha256_of(file) for file in model.paths]
     parts = [
         {"path": str(file), "size": part.file_size, "sha256": digest}
         for file, part, digest in zip(model.paths, model.parts, hashes, strict=True)
@@ -245,8 +244,3 @@ def other_models(path: Path) -> dict[str, ModelFile]:
             if model.path.resolve() != path.resolve():
                 found[model.name] = ModelFile.open(model.path)
     return found
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
