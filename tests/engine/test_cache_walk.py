@@ -9,9 +9,10 @@ import pytest
 from edgellm.engine import Model
 from edgellm.engine.kv import kv_cache
 from edgellm.engine.kv.kv_cache import KVCache
-from edgellm.engine.native import lib, llama_version
+from edgellm.engine.native import llama_version
 from testkit.cache_walk import SETTINGS, Walk, walk
 from tests.conftest import Architectures
+from tests.engine.cache_faults import trusting
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -27,10 +28,7 @@ def test_a_walk_finds_no_wrong_state(architectures: Architectures, name: str) ->
 
 
 def trusting_rollbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut(self: KVCache, seq: int, _one: object, length: int, _now: int) -> bool:
-        return bool(lib.llama_memory_seq_rm(self._memory, seq, length, -1))
-
-    monkeypatch.setattr(KVCache, "_cut", cut)
+    monkeypatch.setattr(KVCache, "_cut", trusting)
 
 
 def beyond_the_window(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.spec.stream import Reply
+from edgellm.storage.chat_log import Conversations
 
 HOME = Address.parse("127.0.0.1:0")
 QUESTION = "The film night is on Friday at 20:00.\n\nWhen is the film night?"
@@ -91,6 +92,13 @@ def written(pair: LLM, question: str = QUESTION, **options: Any) -> str:
     reply: Reply = pair.reply(question, **options)
     list(reply)
     return reply.summary.text
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Conversations:
+    """The conversations of a home of their own."""
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    return Conversations()
 
 
 @pytest.fixture(scope="package")

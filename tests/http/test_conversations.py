@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,12 +28,6 @@ def asking(server: HttpServer, key: str | None = KEY) -> AskFor:
         return asker(server)(method, f"/conversations{path}", body, headers)
 
     return ask
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Conversations:
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
-    return Conversations()
 
 
 @pytest.fixture

@@ -78,12 +78,6 @@ def context() -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Conversations:
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
-    return Conversations()
-
-
-@pytest.fixture
 def page(context: BrowserContext) -> Iterator[Page]:
     """A page that asks its own server alone, and reports no errors."""
     opened = context.new_page()

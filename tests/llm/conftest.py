@@ -39,6 +39,13 @@ def prompt_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def profiled(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[LLM]:
+    """The pair, with a profile."""
+    with LLM.open(*f32_pair, profile=profile_path, threads=1) as opened:
+        yield opened
+
+
 @pytest.fixture(scope="session")
 def server(f32_pair: tuple[Path, Path]) -> Iterator[VerifierServer]:
     with (

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from edgellm.llm import LLM
 from tests.llm.conftest import ASKED, prompts
 
 
-@pytest.fixture(scope="module")
-def pair(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[LLM]:
-    with LLM.open(*f32_pair, profile=profile_path, threads=1) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize(
     ("gate", "budget"),
     [("auto", 0.1), ("auto", 0.4), ("synera", 0.2), ("confidence", 0.2), ("random", 0.2)],
 )
-def test_the_realised_share_is_the_budget(pair: LLM, gate: str, budget: float) -> None:
+def test_the_realised_share_is_the_budget(profiled: LLM, gate: str, budget: float) -> None:
     decided = offloaded = 0
     for messages in prompts(ASKED, 2):
-        reply = pair.reply(messages, max_tokens=80, gate=gate, budget=budget, seed=1)
+        reply = profiled.reply(messages, max_tokens=80, gate=gate, budget=budget, seed=1)
         list(reply)
         decided += reply.summary.rounds
         offloaded += reply.summary.chunks_verified
@@ -34,10 +25,10 @@ def test_the_realised_share_is_the_budget(pair: LLM, gate: str, budget: float) -
     assert offloaded / decided == pytest.approx(budget, abs=0.03)  # counted by the replies, and not by the ledger
 
 
-def test_each_budget_of_a_pair_has_its_own_account(pair: LLM) -> None:
+def test_each_budget_of_a_pair_has_its_own_account(profiled: LLM) -> None:
     for messages in prompts(ASKED, 1):
         for budget in (1.0, 0.3):
-            reply = pair.reply(messages, max_tokens=40, budget=budget)
+            reply = profiled.reply(messages, max_tokens=40, budget=budget)
             list(reply)
     assert reply.summary.share_offloaded is not None
     assert 0.0 < reply.summary.share_offloaded < 0.5

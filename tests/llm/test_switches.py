@@ -18,12 +18,6 @@ from tests.spec.real import case, ids
 BUDGETED = sorted(set(GATES) - {"always", "never"})
 
 
-@pytest.fixture(scope="module")
-def local(f32_pair: tuple[Path, Path], profile_path: Path) -> Iterator[LLM]:
-    with LLM.open(*f32_pair, profile=profile_path, threads=1) as opened:
-        yield opened
-
-
 @pytest.fixture
 def linked(f32_pair: tuple[Path, Path], profile_path: Path, address: str) -> Iterator[LLM]:
     with LLM.open(f32_pair[0], address, profile=profile_path, threads=1) as opened:
@@ -39,26 +33,26 @@ def linked(f32_pair: tuple[Path, Path], profile_path: Path, address: str) -> Ite
     ids=str,
 )  # fmt: skip
 def test_with_everything_verified_no_switch_changes_a_token(
-    local: LLM, linked: LLM, alone: LLM, switches: dict[str, Any]
+    profiled: LLM, linked: LLM, alone: LLM, switches: dict[str, Any]
 ) -> None:
     for number in (2, 5):
         wanted = ids(alone.reply(case(number), max_tokens=24))
-        assert ids(local.reply(case(number), max_tokens=24, **switches)) == wanted
+        assert ids(profiled.reply(case(number), max_tokens=24, **switches)) == wanted
         assert ids(linked.reply(case(number), max_tokens=24, **switches)) == wanted
 
 
 @pytest.mark.parametrize("gate", ["never", *BUDGETED])
-def test_with_a_budget_of_nothing_the_draft_model_writes(local: LLM, f32_pair: tuple[Path, Path], gate: str) -> None:
+def test_with_a_budget_of_nothing_the_draft_model_writes(profiled: LLM, f32_pair: tuple[Path, Path], gate: str) -> None:
     with LLM.open(f32_pair[0], None, threads=1) as small:
         wanted = ids(small.reply(case(3), max_tokens=24))
-        reply = local.reply(case(3), max_tokens=24, gate=gate, budget=0.0)
+        reply = profiled.reply(case(3), max_tokens=24, gate=gate, budget=0.0)
         assert ids(reply) == wanted
         assert reply.summary.verifier_passes_per_token == 0
 
 
-def test_the_default_is_lossless_and_says_why(local: LLM) -> None:
+def test_the_default_is_lossless_and_says_why(profiled: LLM) -> None:
     heard: list[Explanation] = []
-    reply = local.reply(case(5), max_tokens=12, retrieval="off")
+    reply = profiled.reply(case(5), max_tokens=12, retrieval="off")
     reply.listen(on_explain=heard.append)
     sources = {token.source for token in reply}
     assert sources <= {Source.ACCEPTED, Source.CORRECTED, Source.BONUS, Source.VERIFIER}
@@ -66,17 +60,17 @@ def test_the_default_is_lossless_and_says_why(local: LLM) -> None:
     assert reply.summary.share_offloaded in (None, 1.0)  # None: no chunk paid
 
 
-def test_auto_says_on_what_evidence(local: LLM) -> None:
+def test_auto_says_on_what_evidence(profiled: LLM) -> None:
     heard: list[Explanation] = []
-    reply = local.reply(case(5), max_tokens=12, budget=0.2)
+    reply = profiled.reply(case(5), max_tokens=12, budget=0.2)
     reply.listen(on_explain=heard.append)
     list(reply)
     assert "of the profiled replies equal the verifier's" in heard[0].text
     assert "random" in heard[0].text
 
 
-def test_the_tail_of_a_long_reply_is_not_verified(local: LLM) -> None:
-    tokens = list(local.reply(case(5), max_tokens=10, gamma=1, gate="random", budget=0.999, seed=1))
+def test_the_tail_of_a_long_reply_is_not_verified(profiled: LLM) -> None:
+    tokens = list(profiled.reply(case(5), max_tokens=10, gamma=1, gate="random", budget=0.999, seed=1))
     assert len(tokens) == 10
     assert tokens[-1].source is Source.DRAFT
     assert Source.DRAFT not in {token.source for token in tokens[:8]}
@@ -91,9 +85,9 @@ def test_an_early_exit_without_a_draft_model_is_not_ignored_in_silence(verifier_
     assert any("early exit has no effect" in notice.text for notice in told)
 
 
-def test_early_exit_is_seen_in_the_tokens(local: LLM) -> None:
+def test_early_exit_is_seen_in_the_tokens(profiled: LLM) -> None:
     for number in range(4):
-        reply = local.reply(case(number), max_tokens=24, early_exit="on", gate="never")
+        reply = profiled.reply(case(number), max_tokens=24, early_exit="on", gate="never")
         exits = [token.exit_layer for token in reply]
         # the token that ends the turn is drafted, and not among those of the reply
         assert 0 <= reply.summary.exits - sum(layer is not None for layer in exits) <= 1
@@ -103,13 +97,13 @@ def test_early_exit_is_seen_in_the_tokens(local: LLM) -> None:
 
 
 @pytest.mark.parametrize("gate", ["synera", "importance"])
-def test_importance_is_measured_where_the_gate_needs_it(local: LLM, gate: str) -> None:
-    tokens = list(local.reply(case(5), max_tokens=24, gate=gate, budget=0.5))
+def test_importance_is_measured_where_the_gate_needs_it(profiled: LLM, gate: str) -> None:
+    tokens = list(profiled.reply(case(5), max_tokens=24, gate=gate, budget=0.5))
     assert any(token.importance for token in tokens)
-    assert not any(token.importance for token in local.reply(case(5), max_tokens=24, gate="random", budget=0.5))
+    assert not any(token.importance for token in profiled.reply(case(5), max_tokens=24, gate="random", budget=0.5))
 
 
-def test_parallel_inference_guesses_across_a_link_and_not_beside_the_verifier(linked: LLM, local: LLM) -> None:
+def test_parallel_inference_guesses_across_a_link_and_not_beside_the_verifier(linked: LLM, profiled: LLM) -> None:
     tried = hit = 0
     for number in (1, 4, 5):  # in the last of which a guess is wrong
         reply = linked.reply(case(number), max_tokens=32, retrieval="off", gate="always")
@@ -120,7 +114,7 @@ def test_parallel_inference_guesses_across_a_link_and_not_beside_the_verifier(li
         assert summary.stall_hidden is None or 0.0 <= summary.stall_hidden <= 1.0
         assert summary.bytes_per_chunk is not None
     assert 0 < hit < tried
-    for reply in (linked.reply(case(1), max_tokens=24, parallel=False), local.reply(case(1), max_tokens=24)):
+    for reply in (linked.reply(case(1), max_tokens=24, parallel=False), profiled.reply(case(1), max_tokens=24)):
         list(reply)
         assert (reply.summary.guesses_tried, reply.summary.stall_hidden) == (0, None)
 
@@ -147,9 +141,9 @@ def test_a_budget_without_a_verifier_is_told(f32_pair: tuple[Path, Path]) -> Non
         assert "the draft model writes alone" in heard[0].text
 
 
-def test_sampling_with_everything_verified_draws_the_same_on_every_path(local: LLM, linked: LLM) -> None:
+def test_sampling_with_everything_verified_draws_the_same_on_every_path(profiled: LLM, linked: LLM) -> None:
     options = ReplyOptions(temperature=0.7, top_k=20, seed=9, max_tokens=24)
-    wanted = ids(local.reply(case(6), options))
+    wanted = ids(profiled.reply(case(6), options))
     assert ids(linked.reply(case(6), options)) == wanted
     assert ids(linked.reply(case(6), options, parallel=False)) == wanted
 

@@ -125,6 +125,11 @@ class Whole:
         self.model.close()
 
 
+def asker(session: Session) -> Callable[[Ids], int]:
+    """Return what asks a session for the token behind a text."""
+    return lambda text: int(session.submit(text, NOTHING).result().tokens[0])
+
+
 def write(ask: Callable[[Ids], int], prompt: Ids, n: int) -> list[int]:
     """`n` tokens, each asked for with all before it."""
     text = prompt
@@ -137,7 +142,7 @@ def all_at_once(verifier: MeshVerifier, sampling: Sampling, prompts: Sequence[Id
     """`n` tokens behind each prompt, each reply written by a thread of its own."""
 
     def reply(session: Session, prompt: Ids) -> list[int]:
-        return write(lambda text: int(session.submit(text, NOTHING).result().tokens[0]), prompt, n)
+        return write(asker(session), prompt, n)
 
     sessions = [verifier.open(GenerationState(sampling=sampling)) for _ in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,9 +23,8 @@ from edgellm.mesh.placement import fail_over
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
-from edgellm.spec.verifier import Session
 from tests.engine.logits import some_ids
-from tests.mesh.household import NOTHING, Cut, Device, Whole, even, write
+from tests.mesh.household import NOTHING, Cut, Device, Whole, asker, even, write
 
 ALL = range(12)
 
@@ -41,9 +40,6 @@ class Home:
         )
         self.verifier = MeshVerifier(self.mesh, lambda _token: False, rows=16)
 
-    def asker(self, session: Session) -> Callable[[Ids], int]:
-        return lambda text: int(session.submit(text, NOTHING).result().tokens[0])
-
 
 @pytest.fixture
 def home(verifier_cut: Cut) -> Home:
@@ -58,7 +54,7 @@ def test_a_device_is_lost_at_a_random_moment(home: Home, whole: Whole, seed: int
     rng = random.Random(seed)
     session = home.verifier.open(GenerationState())
     victim, after = rng.choice(list(home.devices)), rng.randrange(30)
-    ask = home.asker(session)
+    ask = asker(session)
 
     def step(text: Ids) -> int:
         if len(text) == len(PROMPT) + after:
@@ -92,7 +88,7 @@ def test_two_replies_go_on_when_two_of_three_devices_are_lost(home: Home, whole:
 def test_where_nobody_holds_what_is_lost_it_says_what_is_needed(verifier_cut: Cut) -> None:
     home = Home(verifier_cut, {"a": range(8), "b": range(6, 12)})
     session = home.verifier.open(GenerationState())
-    home.asker(session)(PROMPT)
+    asker(session)(PROMPT)
     home.devices["b"].lose()
     with pytest.raises(MeshBroken, match=r"Layers 9-12 of .* are on no remaining device \(lost: b\)"):
         session.submit(PROMPT, NOTHING).result()
@@ -122,7 +118,7 @@ def test_a_device_that_is_lost_again_and_again_is_given_up(verifier_cut: Cut) ->
 
 def test_a_stage_that_nobody_is_blamed_for_comes_back_on_the_same_device(home: Home, whole: Whole) -> None:
     session = home.verifier.open(GenerationState())
-    ask = home.asker(session)
+    ask = asker(session)
     first = write(ask, PROMPT, 3)
     home.devices["b"].posts[-1](StageLost(DeviceLost("nothing was asked for a while.", ""), blamed=False))
     text = np.concatenate((PROMPT, first)).astype(np.int32)
@@ -181,14 +177,14 @@ def test_who_leaves_does_not_wait_for_the_stages_and_the_next_reply_is_as_ever(
     session.close()
     open_again.set()
     again = home.verifier.open(GenerationState())
-    assert write(home.asker(again), PROMPT, 10) == whole.text(PROMPT, 10)
+    assert write(asker(again), PROMPT, 10) == whole.text(PROMPT, 10)
     home.verifier.close()
 
 
 def test_sequences_are_used_again(home: Home, whole: Whole) -> None:
     sessions = [home.verifier.open(GenerationState()) for _ in range(3)]  # and two sequences
     for session in sessions:
-        assert write(home.asker(session), PROMPT, 2) == whole.text(PROMPT, 2)
+        assert write(asker(session), PROMPT, 2) == whole.text(PROMPT, 2)
         session.close()
     home.verifier.close()
 

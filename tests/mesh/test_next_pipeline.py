@@ -20,7 +20,7 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY
 from edgellm.spec.verifier import Session
 from tests.engine.logits import some_ids
-from tests.mesh.household import NOTHING, Cut, Device, Whole, all_at_once, even, write
+from tests.mesh.household import Cut, Device, Whole, all_at_once, asker, even, write
 
 PROMPT = some_ids(40, 2000, 5)
 TOKENS = 20
@@ -39,12 +39,9 @@ class Home:
         self.mesh = Mesh(list(self.devices.values()), even(cut.work, "abc"), cut.work, notify=self.told.append)
         self.verifier = MeshVerifier(self.mesh, lambda _token: False, rows=16)
 
-    def asker(self, session: Session) -> Callable[[Ids], int]:
-        return lambda text: int(session.submit(text, NOTHING).result().tokens[0])
-
     def after_each(self, session: Session, then: Callable[[int], None]) -> Callable[[Ids], int]:
         """Ask, and call `then` with the number of tokens before every token."""
-        ask = self.asker(session)
+        ask = asker(session)
 
         def step(text: Ids) -> int:
             then(len(text) - len(PROMPT))
@@ -177,14 +174,14 @@ def test_a_device_that_cannot_take_over_costs_nothing(home: Home, whole: Whole) 
 def test_after_the_reply_the_model_lies_where_the_next_one_is_fastest(home: Home, whole: Whole) -> None:
     home.mesh.move([], rest=alone("c"))
     session = home.verifier.open(GenerationState())
-    first = write(home.asker(session), PROMPT, 4)
+    first = write(asker(session), PROMPT, 4)
     assert home.mesh.coming() is None
     session.close()
     home.settle()
     session = home.verifier.open(GenerationState())
     text = [*PROMPT.tolist(), *first, 5, 6, 7]
     following = np.array(text, dtype=np.int32)
-    assert write(home.asker(session), following, 6) == whole.text(following, 6)
+    assert write(asker(session), following, 6) == whole.text(following, 6)
     assert home.mesh.shares == alone("c")
     session.close()
     assert home.mesh.coming() is None
@@ -193,12 +190,12 @@ def test_after_the_reply_the_model_lies_where_the_next_one_is_fastest(home: Home
 def test_a_next_pipeline_that_was_idle_for_long_comes_again_after_the_next_reply(home: Home) -> None:
     home.mesh.move([], rest=alone("c"))
     session = home.verifier.open(GenerationState())
-    write(home.asker(session), PROMPT, 2)
+    write(asker(session), PROMPT, 2)
     session.close()
     home.settle()
     home.devices["c"].posts[-1](StageLost(DeviceLost("nothing was asked for a while.", ""), blamed=False))
     session = home.verifier.open(GenerationState())
-    write(home.asker(session), PROMPT, 2)
+    write(asker(session), PROMPT, 2)
     assert home.mesh.coming() is None
     session.close()
     home.settle()

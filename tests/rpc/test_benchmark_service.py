@@ -46,11 +46,6 @@ class Measuring:
         return self.said
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LayerStore:
-    return LayerStore(tmp_path / "layers", 10**9)
-
-
 @in_loop
 async def test_a_device_says_what_it_has_measured(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark_service, "BEAT_SECONDS", 0.02)

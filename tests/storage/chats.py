@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
+from edgellm.storage import History
 from edgellm.storage.chat_log import ChatLog
 
 
@@ -17,3 +18,8 @@ def change(log: ChatLog, statement: str, *values: object) -> None:
     """Change the database as no method of ours does."""
     with closing(raw(log)) as db:
         db.execute(statement, values)
+
+
+def said(history: History) -> list[tuple[str, str]]:
+    """Return the questions and replies, the oldest first."""
+    return [(past.question, past.reply) for past in history.recent()]

@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from edgellm.storage import History, database
+from edgellm.storage.layers.manifest import Manifest
+from edgellm.storage.layers.store import LayerStore
 from tests.storage.hub import cache, hub
+from tests.storage.pieces import layerwise
 
 __all__ = ["cache", "history", "hub"]
 
@@ -19,3 +22,13 @@ def _no_power_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def history(tmp_path: Path) -> History:
     return History(tmp_path / "data" / "history")
+
+
+@pytest.fixture(scope="module")
+def manifest(draft_path: Path) -> Manifest:
+    return layerwise(draft_path)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LayerStore:
+    return LayerStore(tmp_path / "layers", 10**9)

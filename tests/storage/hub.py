@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from edgellm.storage import list_models
 from tests.storage.model_hub import COMMIT, REPO, Hub, running, tiny_gguf
 
-__all__ = ["COMMIT", "REPO", "Hub", "cache", "hub", "running", "tiny_gguf"]
+__all__ = ["COMMIT", "REPO", "Hub", "cache", "hub", "names", "running", "tiny_gguf"]
 
 
 @pytest.fixture
@@ -38,3 +39,8 @@ def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         yield hub
+
+
+def names() -> list[str]:
+    """The names of the pulled models."""
+    return [model.name for model in list_models() if model.origin == "hub"]

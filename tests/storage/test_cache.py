@@ -7,12 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgellm.errors import InvalidOption, ModelNotFound
-from edgellm.storage import list_models, pull, remove, resolve
-from tests.storage.hub import REPO, Hub
-
-
-def names() -> list[str]:
-    return [model.name for model in list_models() if model.origin == "hub"]
+from edgellm.storage import pull, remove, resolve
+from tests.storage.hub import REPO, Hub, names
 
 
 def test_pulled_models_are_listed_by_the_name_to_type(hub: Hub) -> None:

@@ -16,11 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.storage import History, chat_log, database, state
-from tests.storage.chats import change, raw
-
-
-def said(history: History) -> list[tuple[str, str]]:
-    return [(past.question, past.reply) for past in history.recent()]
+from tests.storage.chats import change, raw, said
 
 
 def test_what_was_said_is_there_again_oldest_first(history: History) -> None:

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from edgellm.errors import HistoryUnusable
 from edgellm.storage import History, chat_log, state
-from tests.storage.chats import change, raw
+from tests.storage.chats import change, raw, said
 
 ROOT = Path(__file__).parents[2]
 DAMAGED = {
@@ -33,10 +33,6 @@ FOREIGN = {
     "tables of the same version": "PRAGMA user_version = 1; CREATE TABLE mine (text); INSERT INTO mine VALUES ('mine')",
     "other columns": "PRAGMA user_version = 1; CREATE TABLE entry (kind)",
 }
-
-
-def said(history: History) -> list[tuple[str, str]]:
-    return [(past.question, past.reply) for past in history.recent()]
 
 
 def assert_set_aside(history: History, before: bytes) -> None:

@@ -40,16 +40,6 @@ from tests.storage.pieces import bytes_of, cut_singly, layerwise
 PLENTY = 10**9
 
 
-@pytest.fixture(scope="module")
-def manifest(draft_path: Path) -> Manifest:
-    return layerwise(draft_path)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LayerStore:
-    return LayerStore(tmp_path / "layers", PLENTY)
-
-
 def put(store: LayerStore, manifest: Manifest, piece: LayerPiece, data: bytes) -> None:
     with store.receiving(manifest, [piece]) as receiving, receiving.piece(piece) as partial:
         partial.append(data[partial.size :])

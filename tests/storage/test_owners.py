@@ -17,20 +17,10 @@ from edgellm.storage.layers import store as layers
 from edgellm.storage.layers.manifest import LayerPiece, Manifest, pieces_of
 from edgellm.storage.layers.owners import MAX_MODELS, Owners
 from edgellm.storage.layers.store import LayerStore
-from tests.storage.pieces import bytes_of, layerwise
+from tests.storage.pieces import bytes_of
 
 PLENTY = 10**9
 X, Y = "aa" * 32, "bb" * 32
-
-
-@pytest.fixture(scope="module")
-def manifest(draft_path: Path) -> Manifest:
-    return layerwise(draft_path)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LayerStore:
-    return LayerStore(tmp_path / "layers", PLENTY)
 
 
 def poisoned(manifest: Manifest, piece: LayerPiece) -> Manifest:

@@ -19,7 +19,7 @@ from edgellm.errors import DiskFull, ModelCorrupt, ModelNotFound, PullFailed
 from edgellm.storage import Transfer, fingerprint, list_models, plan, pull, remove, resolve
 from edgellm.storage.hub import download
 from testkit.gguf.split_file import split
-from tests.storage.hub import COMMIT, REPO, Hub
+from tests.storage.hub import COMMIT, REPO, Hub, names
 
 SPLIT = "ann/split-GGUF"
 NAME = "UD-Q4_K_XL/draft-UD-Q4_K_XL-0000{}-of-00003.gguf"
@@ -34,10 +34,6 @@ def parts(hub: Hub, draft_path: Path, tmp_path: Path) -> list[bytes]:
     files = {NAME.format(number): data for number, data in enumerate(found, start=1)}
     hub.repos[SPLIT] = {"README.md": b"words", "MTP/mtp-draft-Q8_0.gguf": b"no model", **files}
     return found
-
-
-def names() -> list[str]:
-    return [model.name for model in list_models() if model.origin == "hub"]
 
 
 def test_all_parts_are_pulled_and_are_one_model(

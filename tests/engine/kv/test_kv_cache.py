@@ -12,8 +12,8 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Ids, Model, SeqRows
 from edgellm.engine.kv import kv_cache
 from edgellm.engine.kv.kv_cache import KVCache
-from edgellm.engine.native import lib
 from tests.conftest import Architectures
+from tests.engine.cache_faults import trusting
 
 N_CTX, ROWS = 320, 64
 NEAR = 0.01  # of the largest logit; a wrong state is off by more than a twentieth
@@ -65,11 +65,6 @@ def test_any_rollback_and_branch_leaves_what_a_fresh_context_has(
                 feed = ids(rng, 1 if action == "one" else rng.randrange(2, 90))
                 logits = context.decode(feed, seq=seq, outputs=min(len(feed), 5))
                 assert off(model, context, logits, seq) < NEAR
-
-
-def trusting(self: KVCache, seq: int, one: kv_cache._Sequence, length: int, now: int) -> bool:
-    """Believe what llama.cpp answers."""
-    return bool(lib.llama_memory_seq_rm(self._memory, seq, length, -1))
 
 
 def start_of_a_batch(context: Context, rng: random.Random) -> None:

@@ -19,11 +19,8 @@ from edgellm.spec.drafting.cost_curve import (
     CostCurve,
     DecodeCost,
 )
+from tests.spec.drafting.curves import LINEAR, curves
 
-LINEAR = CostCurve((1, 64), (1.0, 64.0))
-curves = st.lists(st.floats(0.0, 3.0), min_size=len(KNOTS) - 1, max_size=len(KNOTS) - 1).map(
-    lambda more: CostCurve(KNOTS, tuple(itertools.accumulate([1.0, *more])))
-)
 STEPS = CostCurve((1, 2, 3, 4, 5, 6, 8, 12), (13.0, 26.0, 35.0, 34.0, 48.0, 56.0, 43.0, 57.0), filled=True)
 HEADS_MS = (5.0, 8.0, 10.0, 13.0, 20.0, 22.0, 45.0, 90.0)
 LATE = CostCurve((1, 2, 4, 8, 16), (8.0, 11.5, 12.0, 20.0, 30.0), heads=HEADS_MS)

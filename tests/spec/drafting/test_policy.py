@@ -14,17 +14,14 @@ from edgellm.spec.drafting.bandit import COPYING, TUNING
 from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve
 from edgellm.spec.drafting.policy import Allowance, DraftPolicy
 from edgellm.spec.types import Chunk, Decision, Round, Verdict
+from tests.spec.drafting.curves import LINEAR, curves
 
 FLAT = CostCurve((1, 64), (1.0, 1.0))
-LINEAR = CostCurve((1, 64), (1.0, 64.0))
 HALF = CostCurve((1, 2, 64), (1.0, 1.5, 32.5))
 """A second row takes half the time of the first."""
 ROOM = 63
 chances = st.lists(st.floats(0.01, 0.999), min_size=1, max_size=20).map(
     lambda each: list(itertools.accumulate(each, lambda one, other: one * other))
-)
-curves = st.lists(st.floats(0.0, 3.0), min_size=len(KNOTS) - 1, max_size=len(KNOTS) - 1).map(
-    lambda more: CostCurve(KNOTS, tuple(itertools.accumulate([1.0, *more])))
 )
 
 
