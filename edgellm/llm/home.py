@@ -142,7 +142,7 @@ def planned_positions(file: ModelFile, asked: int | None, tokens: int) -> int:
     return default if asked is not None else max(default, min(tokens, trained_positions(file.header) or tokens))
 
 
-def overhead_of(header: GgufHeader, context: int, sessions: int, cache_type: str | None = None) -> MemoryOverhead:
+def overhead_of(header: GgufHeader, context: int, sessions: int, cache_type: str | None) -> MemoryOverhead:
     """Return the memory of a layer and of a stage beside weights, for `sessions` replies of `context` tokens each.
     `cache_type` is that of this device's keys and values; those of others are as by default, and the larger count."""
     costs = costs_of(header)

@@ -162,7 +162,7 @@ def turn_heads(text: str, prompt: str | Sequence[Message]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(heads)) if found else ()
 
 
-def plain_ids(model: Model, prompt: str | Sequence[int], context: int, should_stop: ShouldStop = never) -> Ids:
+def plain_ids(model: Model, prompt: str | Sequence[int], context: int, should_stop: ShouldStop) -> Ids:
     """Return the ids (n,) of a text without template, or of given tokens. Raises what `chat_ids` raises, InvalidOption
     for an invalid token."""
     if isinstance(prompt, str):

@@ -359,7 +359,7 @@ class PairStats:
             return False
         return self._profile is None or (self._profile.origin == "first replies" and self._profile.chunks < LEARNED)
 
-    def begin_first(self, layers: tuple[int, ...], *, improves: bool = False) -> tuple[FirstReply, list[Notice]]:
+    def begin_first(self, layers: tuple[int, ...], *, improves: bool) -> tuple[FirstReply, list[Notice]]:
         """Return the gate of one of the pair's first replies, for which the attention of `layers` is measured; and the
         notices for the user, which are given once. With `improves` the user has asked for that, and is not told."""
         from edgellm.spec.gates.profiler import ENOUGH, FirstReply

@@ -233,7 +233,7 @@ def _worker(name: str, workers: Mapping[str, Worker]) -> Worker | None:
     return worker
 
 
-def clean_worker(worker: Worker, fingerprint: str = "") -> tuple[int, int, int]:
+def clean_worker(worker: Worker, fingerprint: str) -> tuple[int, int, int]:
     """Remove pieces that are not in use from a worker, of one model or of all; return the number of pieces and bytes
     removed, and of pieces in use. Raise the errors of `edgellm.rpc.layers.upload.clean`."""
 

@@ -53,7 +53,7 @@ class OpenedUpstream:
     """Whether the server has shown that its tokens are those of the vocabulary that it was opened for."""
 
 
-def models_at(url: ServerURL, options: UpstreamOptions | None = None) -> list[str]:
+def models_at(url: ServerURL, options: UpstreamOptions | None) -> list[str]:
     """Return the names of the models that the server at `url` has.
 
     Raises:

@@ -31,15 +31,15 @@ WIDEST = 72  # characters of a chart
 
 
 def print_plan(
-    console: Console, plan: Plan, milliseconds: float, moves: Sequence[tuple[str, int]] | None = None,
-    units: Mapping[str, str] | None = None,
+    console: Console, plan: Plan, milliseconds: float, moves: Sequence[tuple[str, int]] | None,
+    units: Mapping[str, str],
 ) -> None:  # fmt: skip
     """Print a plan. `moves`: bytes of layers that each device still lacks, if known; `units`: the graphics cards on
     which devices compute, if they do."""
     home, model = plan.home, plan.home.model
     console.print(f"{one_line(model.name)}: {model.shape.layers} layers, {size(int(model.bytes))}; {_goal(home)}")
     console.print()
-    console.print(_stages(plan, units or {}))
+    console.print(_stages(plan, units))
     console.print()
     for line in gantt(plan.option, min(WIDEST, console.width - 24)):
         console.print(line)

@@ -117,9 +117,7 @@ def _columns(reader: _Reader, cells: int, order: npt.NDArray[np.int64]) -> tuple
     return kind, columns.transpose(1, 0, 2).reshape(len(order), width * element)
 
 
-def put_together(
-    layers: Sequence[LayerRows], *, streams: int, transposed: bool, turned: int | None = None
-) -> Bytes | None:
+def put_together(layers: Sequence[LayerRows], *, streams: int, transposed: bool, turned: int | None) -> Bytes | None:
     """Return the state of a sequence with these layers, which have equally many positions, for a context with so many
     `streams`; None if their values cannot be `transposed`. `turned`: in blocks of how many numbers the context turns
     rows; None if its states do not say."""

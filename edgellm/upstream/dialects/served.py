@@ -100,7 +100,7 @@ async def _models(client: HttpClient) -> dict[str, Mapping[str, Any]]:
         return {text(one.get("id")): one for one in models}
 
 
-async def served_model(client: HttpClient, wanted: str = "") -> UpstreamModel:
+async def served_model(client: HttpClient, wanted: str) -> UpstreamModel:
     """Return the model `wanted` of a server, or its first one.
 
     Raises:
