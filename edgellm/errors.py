@@ -24,7 +24,7 @@ class EdgeError(Exception):
         self.next_step = next_step
 
     def __reduce__(self) -> tuple[Callable[..., EdgeError], tuple[object, ...]]:
-        """Return what pickle needs, so that another process may raise it: `args` are not those of `__init__`."""
+        """Return what pickle needs to restore the error, as `args` are not those of `__init__`."""
         return _restored, (type(self), self.args, self.__dict__)
 
 
@@ -91,7 +91,7 @@ class HistoryUnusable(EdgeError):
 
 
 class ConversationTooLong(HistoryUnusable):
-    """The conversation has more bytes than are stored of one."""
+    """The conversation exceeds the stored size of one conversation."""
 
 
 class ConversationChanged(EdgeError):

@@ -1,6 +1,6 @@
 """An option as data: a record's field that declares the option of the command line which sets it.
 
-`edgellm.cli.options.records` makes the flag, its environment variable, its setting and its line of the help page of it.
+`edgellm.cli.options.records` makes the flag, environment variable, setting and help line from the field.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ AS_MODEL = "the model's"  # what help pages say of a default that the model deci
 
 _KEY = "flag"
 Completion = Callable[[str], Iterable[tuple[str, str]]]
-"""Returns what a word that is begun may become, each with a line about it."""
+"""Returns the completions of a begun word, each with a line about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """How a field looks on the command line; by default its flag has the field's name."""
+    """The command-line form of a field; by default its flag has the field's name."""
 
     help: str
     metavar: str | None = None
@@ -26,17 +26,17 @@ class Flag:
     panel: str | None = None
     """The section of a long help page; a short page leaves it out."""
     shown: str = ""
-    """What a help page shows as the default where that is not the field's own."""
+    """The default that a help page shows, where it differs from the field's own."""
     variable: str | None = None
     """An environment variable that takes precedence over that of the flag's name."""
     complete: Completion | None = None
     choices: Mapping[str, str] | None = None
     """The values, each with its meaning."""
     several: Collection[str] = ()
-    """The choices of which several may be given, separated by commas."""
+    """The choices that may be given together, separated by commas."""
     least: float | None = None
     refused: str = ""
-    """Why the command does not have this option; it is hidden then."""
+    """The reason why the command lacks this option, which is then hidden."""
 
 
 def flag(default: Any, text: str, metavar: str | None = None, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Consecutive layers of a model, one type everywhere: half-open and counted from 0; and how people type them."""
+"""Consecutive layers of a model, half-open and counted from 0, and the form in which people type them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from edgellm.errors import InvalidOption
 
 @dataclass(frozen=True, slots=True, order=True)
 class LayerRange:
-    """The layers from `start` to before `stop`. People are shown it counted from 1, both ends included."""
+    """The layers from `start` to before `stop`. People see the range counted from 1, both ends included."""
 
     start: int
     stop: int
 
     @property
     def last(self) -> int:
-        """The last layer, counted from 0."""
+        """Return the last layer, counted from 0."""
         return self.stop - 1
 
     @property
     def named(self) -> str:
-        """The layers as people call them: layer 4, or layers 4-6."""
+        """Return the name for people: layer 4, or layers 4-6."""
         return f"layer{'s' if len(self) > 1 else ''} {self}"
 
     def __len__(self) -> int:

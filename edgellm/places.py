@@ -1,4 +1,4 @@
-"""Folders that edgellm uses on this machine. `EDGELLM_HOME` moves all of those that it writes to."""
+"""Folders that edgellm uses on this machine. `EDGELLM_HOME` moves all folders that are written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PACKAGE = Path(__file__).parent
 
 
 def config_dir() -> Path:
-    """Return the folder of what the user has written: `config.toml`. It need not exist."""
+    """Return the folder of the user's settings, `config.toml`. It need not exist."""
     return _folder("config", platformdirs.user_config_path)
 
 
@@ -22,17 +22,17 @@ def config_file() -> Path:
 
 
 def data_dir() -> Path:
-    """Return the folder of what took work to find out, such as profiles of pairs. It need not exist."""
+    """Return the folder of data that is costly to recreate, such as profiles of pairs. It need not exist."""
     return _folder("data", platformdirs.user_data_path)
 
 
 def cache_dir() -> Path:
-    """Return the folder of what can be made again, such as fingerprints and shards. It need not exist."""
+    """Return the folder of data that can be recreated, such as fingerprints and shards. It need not exist."""
     return _folder("cache", platformdirs.user_cache_path)
 
 
 def state_dir() -> Path:
-    """Return the folder of what comes of running it, such as crash logs. It need not exist."""
+    """Return the folder of runtime state, such as crash logs. It need not exist."""
     return _folder("state", platformdirs.user_state_path)
 
 

@@ -1,5 +1,5 @@
-"""What differs between Linux, macOS and Windows. Everything here has a fallback, and nothing else needs to ask where it
-runs.
+"""The differences between Linux, macOS and Windows. Every function has a fallback, so no other module asks for the
+system.
 
 `mypy --platform win32` and `--platform darwin` check this package as it would run there.
 """
@@ -31,16 +31,16 @@ NOT_INHERITED: int = getattr(os, "O_CLOEXEC", 0)
 FOLDER: int = getattr(os, "O_DIRECTORY", 0)
 """A flag of `os.open`: anything but a folder is refused."""
 HAS_MODES = os.name != "nt"
-"""Whether files have owners and modes; on Windows a user's folders are private by other means."""
+"""True where files have owners and modes; on Windows a user's folders are private by other means."""
 SHARES_CORES = sys.platform == "linux"
-"""Whether processes can see in shared memory which others compute, and that these are alive."""
-_PERFORMANCE = 0.5  # of the best processor's capacity, below which a processor is there to save power
+"""True where processes can see in shared memory which other processes compute and are alive."""
+_PERFORMANCE = 0.5  # share of the best processor's capacity; efficiency cores have less
 _DONTNEED = 4  # MADV_DONTNEED
 _THREADS = Path("/proc/self/task")
 _PROCESSORS = Path("/sys/devices/system/cpu")
-_HYBRID = Path("/sys/devices/cpu_core/cpus")  # of Intel's hybrid processors: those of the performance cores
+_HYBRID = Path("/sys/devices/cpu_core/cpus")  # performance cores of Intel's hybrid processors
 CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-"""Where Linux shows the limits of control groups (cgroup), and in which groups this process is."""
+"""Linux's paths of the limits of control groups (cgroup), and of the list of this process's groups."""
 _V1_MEMORY = "memory.limit_in_bytes", "memory.usage_in_bytes"
 _V2_MEMORY = "memory.max", "memory.current"
 _WINDOWS_AVX2, _WINDOWS_AVX512 = 40, 41  # PF_AVX2_INSTRUCTIONS_AVAILABLE, PF_AVX512F_INSTRUCTIONS_AVAILABLE
@@ -107,7 +107,7 @@ def close_to_others(file: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names of new files in `folder` outlive a power cut, where the system can be asked for that."""
+    """Sync `folder`, so that names of new files in it outlive a power cut, where the system supports that."""
     if sys.platform != "win32":
         with suppress(OSError):
             at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -118,7 +118,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_at_random(file: int) -> None:
-    """Tell the system that a file is not read in order: some would read megabytes ahead."""
+    """Tell the system that a file is not read in order: some systems would read megabytes ahead."""
     if sys.platform == "linux":
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
 
@@ -162,8 +162,8 @@ def mapped_memory() -> int | None:
 
 
 def release_mapped(path: Path) -> None:
-    """Give back this process's memory for what it has mapped of a file and only reads; it is read again where it is
-    needed. Elsewhere than on Linux, the system does so when memory is short."""
+    """Release this process's memory of a file that is mapped read-only; pages are read again when needed. Systems other
+    than Linux do so when memory is short."""
     with suppress(OSError, ValueError, AttributeError):
         real, advise = str(path.resolve()), ctypes.CDLL(None).madvise
         for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
@@ -193,15 +193,14 @@ def thread_times() -> dict[str, tuple[int, int]]:
     found = {}
     with suppress(OSError):
         for thread in os.listdir(_THREADS):  # noqa: PTH208
-            with suppress(OSError, ValueError):  # it has just ended, or the kernel lacks the file
+            with suppress(OSError, ValueError):  # the thread has just ended, or the kernel lacks the file
                 running, waiting, _ = (_THREADS / thread / "schedstat").read_text(encoding="ascii").split()
                 found[thread] = int(running), int(waiting)
     return found
 
 
 def started_at(process: int) -> float | None:
-    """Return when a process was started, in seconds since the epoch; None if there is none of that number, or if it has
-    ended."""
+    """Return the start of a process in seconds since the epoch; None if no process has that number, or it has ended."""
     import psutil
 
     with suppress(psutil.Error):
@@ -247,7 +246,7 @@ def available_memory() -> tuple[int, str]:
 
 
 def _memory_limits() -> Iterator[tuple[int, int]]:
-    """Yield the bytes that each control group may have, where it has a limit, and those that are left of them."""
+    """Yield the limit in bytes, and the bytes left, of each control group that has a limit."""
     for group in _control_groups("memory"):
         for names in (_V1_MEMORY, _V2_MEMORY):
             with suppress(OSError, ValueError):  # "max": no limit
@@ -269,7 +268,7 @@ def _control_groups(controller: str) -> Iterator[Path]:
     with suppress(OSError, ValueError):
         for line in OWN_GROUPS.read_text(encoding="utf-8").splitlines():
             _number, controllers, place = line.split(":", 2)
-            if controller in controllers.split(",") or not controllers:  # version 2 has none in that place
+            if controller in controllers.split(",") or not controllers:  # version 2 names no controllers
                 root = CONTROL_GROUPS / (controller if controllers else "")
                 folder = root / place.lstrip("/")
                 yield from (group for group in (folder, *folder.parents) if group.is_relative_to(root))
@@ -287,7 +286,7 @@ def processor() -> str:
 
 
 def processor_flags() -> frozenset[str]:
-    """Return what the processor can do, in Linux's words, such as avx2; of Windows some of them; empty if unknown."""
+    """Return the processor's features by Linux's names, such as avx2: some of them on Windows, none if unknown."""
     if sys.platform == "win32":
         present = ctypes.CDLL("kernel32").IsProcessorFeaturePresent
         # every processor with AVX2 has the other three
@@ -308,7 +307,7 @@ def allowed_processors() -> frozenset[int]:
 
 
 def performance_cores() -> int:
-    """Return the number of physical cores that this process may use, without those that are there to save power.
+    """Return the number of physical cores that this process may use, without efficiency cores.
 
     Linux: by the affinity mask, the capacity of each processor, and Intel's list of performance cores. macOS: the cores
     of the first performance level. Windows: those of the highest efficiency class. Elsewhere, or where the system does
@@ -329,7 +328,7 @@ def performance_cores() -> int:
 
 
 def fast_processors(processors: Collection[int]) -> Collection[int]:
-    """Return those of `processors` that are of performance cores: all if none is known to be, or to be another."""
+    """Return the `processors` of performance cores; all of them where the system does not tell cores apart."""
     with suppress(OSError, ValueError):
         fast = processor_list(_HYBRID.read_text(encoding="ascii")) & set(processors)
         return fast or processors
@@ -342,7 +341,7 @@ def fast_processors(processors: Collection[int]) -> Collection[int]:
 
 
 def processor_list(text: str) -> set[int]:
-    """Return the numbers of a list such as 0-3,8. Raise ValueError if it is none."""
+    """Return the numbers of a list such as 0-3,8. Raise ValueError for another text."""
     ends = [part.partition("-") for part in text.strip().split(",") if part]
     return {cpu for first, _, last in ends for cpu in range(int(first), int(last or first) + 1)}
 

@@ -11,7 +11,7 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")  # json joins whole surrogate pairs; 
 
 
 def _number(text: str) -> float | str:
-    """Return a number; the text itself of one that is beyond the numbers which all readers have."""
+    """Return a number, or its text where it is too large for a finite float."""
     try:
         value = int(text) if text.lstrip("-").isdecimal() else float(text)
         return value if math.isfinite(value) else text
@@ -23,9 +23,9 @@ _DECODER = json.JSONDecoder(parse_float=_number, parse_int=_number, parse_consta
 
 
 def read_json(text: str, at: int = 0) -> tuple[Any, int]:
-    """Return the value that stands at `at`, and where it ends. NaN, and numbers that not all readers have, are read as
-    texts, and line breaks may stand in texts as they are. Raise ValueError where there is no value, or not all of it,
-    and RecursionError where it is nested too deep."""
+    """Return the value at `at`, and its end. NaN and numbers beyond finite floats are read as texts, and texts may
+    contain bare line breaks. Raise ValueError for a missing or incomplete value, and RecursionError for too deep
+    nesting."""
     return _DECODER.raw_decode(text, at)
 
 

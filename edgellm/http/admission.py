@@ -27,7 +27,7 @@ class Admission:
         self.max_running, self.max_waiting = max_running, max_waiting
         self.running = self.waiting = 0
         self._slots = asyncio.Semaphore(max_running)
-        self._of_models: dict[str, tuple[int, asyncio.Semaphore]] = {}  # how many there are, and those left
+        self._of_models: dict[str, tuple[int, asyncio.Semaphore]] = {}  # all slots of each model, and those left
         self._average_seconds = _INITIAL_SECONDS
         self._closed: ErrorInfo | None = None
         self._empty = asyncio.Event()
@@ -85,11 +85,11 @@ class Admission:
         """Refuse waiting and new requests with `info` from now on."""
         self._closed = info
         for slots in (self._slots, *(slots for _, slots in self._of_models.values())):
-            for _ in range(self.waiting + 1):  # wakes all, and leaves a slot for whoever still comes to be refused
+            for _ in range(self.waiting + 1):  # wakes all waiting requests, and leaves a slot for a late one
                 slots.release()
 
     def _slots_of(self, model: str, most: int) -> asyncio.Semaphore:
-        """Return the slots of a model. Once it was closed, which it is while nobody uses it, it may have others."""
+        """Return the slots of a model, whose number may change while the model is closed."""
         if model not in self._of_models or self._of_models[model][0] != most:
             self._of_models[model] = most, asyncio.Semaphore(most)
         return self._of_models[model][1]
@@ -113,7 +113,7 @@ class FairLock:
             self._queue.append(own)
             if self._queue[0] is own:
                 return self
-        own.acquire()  # until the holder before releases it
+        own.acquire()  # waits for the previous holder's release
         return self
 
     def __exit__(self, *_raised: object) -> None:

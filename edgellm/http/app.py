@@ -172,7 +172,7 @@ def _validation_error(request: Request, errors: Sequence[Any]) -> ErrorInfo:
         return ErrorInfo(415, f"The Content-Type is {media_type or 'missing'}. Send application/json.")
     if not errors:
         return ErrorInfo(400, "The request is not as /openapi.json describes it.")
-    # of alternatives, the one that came nearest: a list that is too long is of the right kind
+    # the alternative that came nearest: a list that is too long is of the right kind
     first = max(
         errors, key=lambda error: (error["type"] == "too_long", len(error["loc"]), not error["type"].endswith("_type"))
     )
@@ -203,7 +203,7 @@ _BOUNDS = {
     "literal_error": ("one of {expected}", "expected"),
     "string_pattern_mismatch": ("a text of the form {pattern}", "pattern"),
 }  # fmt: skip
-"""What to give instead, by pydantic's name of an error, and the figure in it."""
+"""Advice by pydantic's name of an error, and the figure in the error."""
 
 
 def _advice(error: Mapping[str, Any]) -> str:

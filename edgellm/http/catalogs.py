@@ -34,9 +34,9 @@ from edgellm.storage.model_files import looks_like_path, unknown
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """How models are opened, and the choices that requests do not make. `on_event` is called with a sentence for each
-    model that is opened, and what to know about it. There is memory for as many `replies` at once, or for as many as
-    fit."""
+    """The options for opening models, and the choices that requests leave open. `on_event` is called with a sentence
+    for each model that is opened, and what to know about it. There is memory for as many `replies` at once, or for as
+    many as fit."""
 
     hardware: Hardware
     draft_hardware: Hardware
@@ -44,7 +44,7 @@ class ModelDefaults:
     on_event: Callable[[str], None]
     replies: int = 1
     prompt_cache: int = 0
-    """Bytes on disk for what models have read; 0: nothing is kept."""
+    """Bytes on disk for saved prompts; 0: none are kept."""
 
 
 class PairOpener:
@@ -58,7 +58,7 @@ class PairOpener:
         return ModelFile.open(resolve(str(self._verifier if self._verifier is not None else self._draft)))
 
     def check_fits(self, beside: Counter[str]) -> None:
-        """A model fits where there is memory for one reply: others are closed for no more than that."""
+        """Check that there is memory for one reply: other models are closed for no more than that."""
         taken, eagle3 = Counter(beside), eagle3_named(self._draft)
         if self._verifier is not None:
             place_named(self._verifier, self._defaults.hardware, taken, verifies=True, eagle3=eagle3)
@@ -174,15 +174,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_LISTED_SECONDS = 60.0  # for which a list of the devices' models is shown before they are asked again
-_ASKED_SECONDS = 5.0  # within which no name makes the server ask them again
+_LISTED_SECONDS = 60.0  # age of the list of models at which the devices are asked again
+_ASKED_SECONDS = 5.0  # least age of the list at which a name makes the server ask again
 
 Probe = Callable[[], "Sequence[ProbeResult]"]
 
 
 @dataclass(frozen=True, slots=True)
 class PairedModel:
-    """A model with which a paired device, that is at `address`, verifies for this one."""
+    """A model with which the paired device at `address` verifies for this one."""
 
     peer: Peer
     offer: OfferedModel
@@ -200,7 +200,7 @@ def probe() -> Sequence[ProbeResult]:
 
 
 def verifying(results: Sequence[ProbeResult]) -> list[PairedModel]:
-    """Return the models with which this device may have drafts verified, of several of one name the quickest to
+    """Return the models with which this device may have drafts verified; of models with the same name, the quickest to
     reach."""
     infos = sorted((one.info for one in results if one.info is not None), key=lambda info: info.seconds)
     found: dict[str, PairedModel] = {}
@@ -219,7 +219,7 @@ class PairedOpener:
     def __init__(self, model: PairedModel, defaults: ModelDefaults) -> None:
         self.name = model.offer.model
         self._model, self._defaults = model, defaults
-        self._draft: Path | None = None  # once it was chosen; a missing file is chosen again
+        self._draft: Path | None = None  # None until chosen; chosen again where the file is missing
 
     def file(self) -> None:
         """Return None: the file that decides the text is on the other device."""
@@ -229,7 +229,7 @@ class PairedOpener:
             place_draft(draft, self._defaults.draft_hardware, Counter(beside), None)
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
-        """Raises what `remote_verifier` raises."""
+        """Connect to the verifier, and open the draft model."""
 
         def progress(_name: str, _share: float) -> None:
             if is_closing():

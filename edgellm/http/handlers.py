@@ -60,8 +60,8 @@ SIGN_OF_LIFE = 10.0  # seconds between signs of a stream that waits for a model,
 
 @dataclass(frozen=True, slots=True)
 class PreparedReply:
-    """How the replies to each prompt are written, with which options, the builder of their responses, and which
-    parameters of the request are `ignored` because of the model."""
+    """The functions that begin the replies to each prompt, their options, the builder of their responses, and the
+    parameters of the request that are `ignored` because of the model."""
 
     writes: Sequence[Callable[..., Reply]]
     options: ReplyOptions
@@ -105,7 +105,7 @@ class RequestHandler:
         self.models = ModelHost(keep_alive, waiting)
         self.metrics = Metrics(self.admission)
         self.plan: PlanOut | None = None
-        self.rtt_ms: float | None = None  # of the last reply that reported one
+        self.rtt_ms: float | None = None  # from the last reply that reported a round trip
         self._fair_lock = FairLock()
         self._executor = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
         self._tasks: set[ReplyTask] = set()
@@ -156,7 +156,7 @@ class RequestHandler:
                 return await _collect(begun.task, begun.events, begun.builder, headers)
             waiting = make_builder(request.model or "", bytes)
             pieces = self._pieces(begin, disconnect, waiting)
-            headers["X-Accel-Buffering"] = "no"  # or nginx holds a stream back
+            headers["X-Accel-Buffering"] = "no"  # otherwise nginx holds a stream back
             stream = StreamingResponse(pieces, media_type=waiting.media_type, headers=headers)
             return stream
         except ClientLeft:
@@ -167,7 +167,7 @@ class RequestHandler:
                 _discard(begin)
 
     async def count_tokens(self, request: ChatRequest, http: Request, ignored: Iterable[str]) -> int | Response:
-        """Return how many tokens the prompt of a conversation has. Raises what `reply` raises."""
+        """Return how many tokens the prompt of a conversation has."""
         messages = await in_reader(request.turns)
         self.check_known(header_names(ignored))
         lease = await self.models.lease(request.model)
@@ -277,7 +277,7 @@ class RequestHandler:
             _discard(begin)
 
     def error_info(self, error: BaseException) -> ErrorInfo:
-        """Return what a client gets to know of an error."""
+        """Return the part of an error that a client may know."""
         info = error_info(error)
         return replace(info, message=redact(info.message)) if self.anonymous else info
 
@@ -374,8 +374,8 @@ def _run(task: ReplyTask, recorder: MeshRecorder | None) -> BaseException | None
 async def _unless_left(
     wanted: Coroutine[Any, Any, Result], disconnect: asyncio.Task[None], undo: Callable[[Result], None] | None = None
 ) -> Result:
-    """Return what `wanted` does. Raise ClientLeft where the client leaves first; `undo` is called with what nobody
-    gets."""
+    """Return the result of `wanted`. Raise ClientLeft where the client leaves first; `undo` is called with a result
+    that nobody gets."""
     task = asyncio.ensure_future(wanted)
     taken = False
     try:

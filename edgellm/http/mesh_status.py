@@ -50,8 +50,8 @@ class PlanOut(BaseModel):
 
 
 class MeshStatus(BaseModel):
-    """Which device holds which layers, and the last measured reply as `comparison` returns it, with what each device
-    did from when to when, in seconds; before the first reply it is the plan."""
+    """The layers of each device, and the last measured reply as `comparison` returns it, with each device's work from
+    when to when in seconds; before the first reply, the plan."""
 
     holders: list[DeviceLayers]
     last: dict[str, Any] | None
@@ -77,7 +77,7 @@ def read_plan(path: Path) -> PlanOut:
 
 class MeshRecorder:
     """Records the last reply of one mesh. Replies start and finish in threads of their own. Replies that overlapped are
-    left out, since it is unknown which work was done for which."""
+    left out, since their work cannot be told apart."""
 
     def __init__(self, opened: OpenedMesh) -> None:
         self._opened, self._replies = opened, Replies(opened)

@@ -16,8 +16,8 @@ from edgellm.spec.types import Summary
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Family: TypeAlias = tuple[str, str, Sequence[str], Sequence[tuple[Sequence[str], float]]]
-"""The name of a metric, of a counter with `_total`, what it says, the names of its labels, and those of the labels with
-its values."""
+"""A metric's name (a counter's with `_total`), its meaning, the names of its labels, and its values by the labels'
+values."""
 
 
 class Metrics:
@@ -103,7 +103,7 @@ def _buckets(least: float, most: float) -> list[float]:
 
 
 class _Collector(Collector):
-    """Metrics that are read when somebody asks."""
+    """A collector that reads its metrics when asked."""
 
     def __init__(self, families: Callable[[], Iterable[Family]]) -> None:
         self._families = families

@@ -99,7 +99,7 @@ def unredacted(text: str) -> str:
 
 
 def redact(text: str, peers: Iterable[Peer] | None = None) -> str:
-    """Return `text` with "device N" in place of paired devices, and `HIDDEN` of addresses of other machines."""
+    """Return `text` with "device N" in place of paired devices, and `HIDDEN` in place of other machines' addresses."""
     for number, peer in enumerate(_peers() if peers is None else peers, 1):
         names = {peer.name, str(peer.id), peer.id.short, *map(str, peer.addresses)}
         names |= {address.host for address in peer.addresses if not address.loopback}
@@ -136,7 +136,7 @@ def _hide(match: re.Match[str]) -> str:
 
 
 MAX_BYTES = 8 * 2**20
-BODY_SECONDS = 30.0  # for a request to arrive
+BODY_SECONDS = 30.0  # limit for a request to arrive
 PUBLIC_PATHS = frozenset({"/", "/health"})
 PUBLIC_PREFIX = "/page/"
 """Paths that need no key: they reveal nothing and cost nothing."""
@@ -148,8 +148,8 @@ _EXPOSED = ("Retry-After", "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM
 
 
 def checked_host(host: str) -> str:
-    """Return the name of a host, in lower case, without the brackets of an IPv6 address. Raise InvalidOption if it is
-    not one host."""
+    """Return the name of a host, in lower case, without the brackets of an IPv6 address. Raise InvalidOption for
+    anything else."""
     name = host.strip().lower().removeprefix("[").removesuffix("]")
     if len(name) > 253 or not (_HOST.fullmatch(name) or _is_address(name)):
         raise InvalidOption(
@@ -168,7 +168,7 @@ def _is_address(name: str) -> bool:
 
 
 def checked_origin(origin: str) -> str:
-    """Return an origin in lower case, without the default port. Raise InvalidOption if it is not one origin."""
+    """Return an origin in lower case, without the default port. Raise InvalidOption for anything else."""
     name = origin.strip().lower().rstrip("/")
     if len(name) > 300 or not _ORIGIN.fullmatch(name):
         raise InvalidOption(
@@ -205,7 +205,7 @@ class SecurityMiddleware:
     ) -> None:
         """`names`: hosts, without ports, that a Host header may name. A request must show one of `keys`, if there are
         any. `body` returns the body of an error at a path. Pages of `origins` may read from the server, too. Raise
-        InvalidOption where one of them is none."""
+        InvalidOption for an invalid origin."""
         self._app, self._body = app, body
         self._origins = [checked_origin(origin) for origin in origins]
         self._names = frozenset(name.lower() for name in names)

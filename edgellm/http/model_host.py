@@ -31,7 +31,7 @@ class ModelHost:
     for its event loop."""
 
     def __init__(self, keep_alive: float = KEEP_ALIVE, waiting: int = 16) -> None:
-        """Set up; the arguments are those of `ModelPool`."""
+        """Set up a `ModelPool` with these arguments."""
         self.pool = ModelPool(keep_alive, waiting)
         self._openers: dict[str, Opener] = {}
         self._catalog: ModelCatalog | None = None
@@ -126,7 +126,7 @@ class ModelHost:
         return await self.pool.lease(found, self._openers.get(found), keep_alive, stays=found == self._default)
 
     async def unload(self, name: str) -> bool:
-        """Close a model as `ModelPool.unload`; raises also what `lease` raises for a name."""
+        """Close a model as `ModelPool.unload`."""
         return await self.pool.unload(await self._find(name))
 
     async def _find(self, name: str | None) -> str:

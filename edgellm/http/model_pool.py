@@ -31,8 +31,8 @@ from edgellm.spec.params import ReplyOptions
 from edgellm.system import mapped_memory
 
 KEEP_ALIVE = 300.0  # seconds
-MIN_IDLE_SECONDS = 2.0  # before a model that was opened may be closed unused
-BUSY_SECONDS = 120.0  # for which a model waits for the memory of others that are in use
+MIN_IDLE_SECONDS = 2.0  # least time before a model that was opened may be closed unused
+BUSY_SECONDS = 120.0  # longest wait for the memory of models in use
 _DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ms|s|m|h|)")
 _UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 def keep_alive_seconds(value: str | float) -> float:
     """Return the seconds of a keep-alive such as 5m, 30s, 1h30m or 300; below zero it is infinite, as in Ollama. Raise
-    InvalidOption if it is none."""
+    InvalidOption for anything else."""
     text = str(value).strip()
     parts = list(_DURATION.finditer(text))
     if not parts or "".join(part[0] for part in parts) != text:
@@ -55,7 +55,7 @@ class ServedModel:
     """A pair and the name that it is served by. `in_turns`: replies compute on this device's processor, round by round.
 
     `options` are the choices that requests do not make. `recorder` records what the devices of a mesh do for a reply.
-    At most so many `replies` are written at once; None: as many as the server writes.
+    At most `replies` are written at once; None: as many as the server writes.
     """
 
     pair: LLM
@@ -85,8 +85,7 @@ class Opener(Protocol):
     def name(self) -> str: ...
 
     def file(self) -> ModelFile | None:
-        """Return the file of the model that decides the text; None where it is on another device. Raises what
-        `ModelFile.open` raises."""
+        """Return the file of the model that decides the text; None where it is on another device."""
 
     def check_fits(self, beside: Counter[str]) -> None:
         """Raise MemoryShort where the model does not fit; `beside` as for `LLM.open`."""
@@ -102,7 +101,7 @@ class LoadedModel:
     def __init__(self, served: ServedModel, opener: Opener | None, keep_alive: float) -> None:
         self.served, self.opener, self.keep_alive = served, opener, keep_alive
         self.users = 0
-        self.closing = False  # no one else gets it
+        self.closing = False  # no further request gets the model
         self.used_at = monotonic()
         self.timer: asyncio.TimerHandle | None = None
         self.unused = asyncio.Event()
@@ -113,7 +112,7 @@ class LoadedModel:
         return self.served.name
 
     def enter(self, keep_alive: float | None) -> None:
-        """Note that a request uses the model, which is to be kept for `keep_alive` seconds after it, if it says so."""
+        """Note that a request uses the model, to be kept for `keep_alive` seconds afterwards if that is given."""
         if self.timer is not None:
             self.timer.cancel()
         if keep_alive is not None and self.opener is not None:
@@ -129,7 +128,7 @@ class LoadedModel:
             self.unused.set()
 
     def mark(self, *, closing: bool) -> None:
-        """Have nobody else get the model, or let them again."""
+        """Stop giving the model to further requests, or give it again."""
         self.closing = closing
 
     def expire_after(self, seconds: float, expire: Callable[[LoadedModel], object]) -> None:
@@ -139,12 +138,12 @@ class LoadedModel:
 
     @property
     def idle_s(self) -> float:
-        """Return for how many seconds no request has used it."""
+        """Return the seconds since a request last used the model."""
         return 0.0 if self.users else monotonic() - self.used_at
 
     @property
     def expires_s(self) -> float | None:
-        """Return in how many seconds it will be closed; None: it stays."""
+        """Return the seconds until the model is closed; None: it stays."""
         return None if math.isinf(self.keep_alive) else self.keep_alive - self.idle_s
 
 
@@ -176,7 +175,7 @@ class ModelPool:
         self._keep_alive, self._most_waiting = keep_alive, waiting
         self.loaded: dict[str, LoadedModel] = {}
         self.loading: dict[str, asyncio.Task[None]] = {}
-        """What requests wait for."""
+        """The tasks that open models, by name, for which requests wait."""
         self._waiting = 0
         self._lock = asyncio.Lock()  # held while models are opened and closed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="edgellm-models")
@@ -184,8 +183,8 @@ class ModelPool:
         self._stopped = False
 
     def add(self, served: ServedModel, opener: Opener | None = None) -> None:
-        """Take a model that is open. With an `opener` it is the pool's from now on, which closes it when others need
-        its memory; without, it is left open. It has no keep-alive."""
+        """Add an open model, without a keep-alive. With an `opener` the pool owns the model, and closes it when others
+        need its memory; without, it is left open."""
         self.loaded = {**self.loaded, served.name: LoadedModel(served, opener, math.inf)}  # others may be reading it
 
     def by_use(self) -> list[LoadedModel]:
@@ -193,8 +192,8 @@ class ModelPool:
         return sorted(self.loaded.values(), key=lambda one: (not one.users, -one.used_at))
 
     async def lease(self, name: str, opener: Opener | None, keep_alive: float | None, *, stays: bool) -> Lease:
-        """Return the model of that name, opened by `opener` if need be. `keep_alive` says for how many seconds it is
-        kept after its use; otherwise it `stays`, or has the pool's.
+        """Return the model `name`, opened by `opener` if need be, and kept for `keep_alive` seconds after its use.
+        Without a `keep_alive` it `stays`, or has the pool's.
 
         Raises:
             ApiError: too many requests wait for models (429), or it waits too long for memory that others use (503).
@@ -275,7 +274,7 @@ class ModelPool:
         return task
 
     async def _open(self, name: str, opener: Opener | None, keep_alive: float) -> None:
-        """Open a model, closing others first where it does not fit beside them. Raises as `lease`."""
+        """Open a model, closing others first where it does not fit beside them."""
         async with self._lock:
             loaded = self.loaded.get(name)
             if loaded is not None and not loaded.closing:
@@ -309,8 +308,8 @@ class ModelPool:
         return sorted(own, key=lambda one: (bool(one.users), one.used_at))
 
     def _victims(self, opener: Opener, candidates: Sequence[LoadedModel]) -> list[LoadedModel]:
-        """Return as few of `candidates` as must be closed for a model to fit. Raises what `check_fits` raises where it
-        does not fit even then."""
+        """Return as few of `candidates` as must be closed for a model to fit. Raise MemoryShort where it does not fit
+        even then."""
         loaded = list(self.loaded.values())
         for count in range(len(candidates) + 1):
             victims = list(candidates[:count])
@@ -360,9 +359,8 @@ class ModelPool:
 
 
 def beside_memory(kept: Sequence[PairMemory], closed: Sequence[PairMemory]) -> Counter[str]:
-    """Return the bytes by device that a model finds taken though the system counts them as free: weights of `kept`
-    models that are pages of files, and their contexts that are not opened yet; less what models give back that are
-    `closed` first and the system counts as taken.
+    """Return the bytes by device to add to the memory that the system counts as taken: weights of `kept` models that
+    are pages of files, and their unopened contexts, less the counted memory of models that are `closed` first.
 
     A model's pages are in memory as pages of a file or, where llama.cpp has packed them again, as its own.
     """

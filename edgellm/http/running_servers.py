@@ -1,6 +1,6 @@
 """The servers that this user runs on this machine: each leaves a private file, by which `edgellm ps` finds it.
 
-A file counts as long as its process is the one that wrote it: a number of a process is given to others later.
+A file counts while the process that wrote it runs: the system gives a process's number to others later.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _folder() -> Path:
 
 @contextmanager
 def recorded(host: str, port: int, certificate: Path | None) -> Iterator[None]:
-    """Let this process's server be found until the `with` ends. Where the file cannot be written, it is not found."""
+    """Record this process's server until the `with` ends; do nothing where the file cannot be written."""
     process = os.getpid()
     server = RunningServer(process, started_at(process) or 0.0, host, port, str(certificate or ""))
     path = _folder() / f"{process}-{port}.json"

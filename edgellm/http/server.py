@@ -39,12 +39,12 @@ from edgellm.http.model_pool import KEEP_ALIVE, Opener, ServedModel
 from edgellm.rpc.address import Address
 from edgellm.rpc.versions import program_version
 
-HEAD_SECONDS = 10.0  # for a TLS handshake, and then for the head of the first request
-NEXT_SECONDS = 40.0  # from a response to the head of the next request
-READ_SECONDS = 30.0  # for which a client may leave data unread
+HEAD_SECONDS = 10.0  # limit for a TLS handshake, and then for the head of the first request
+NEXT_SECONDS = 40.0  # limit between a response and the head of the next request
+READ_SECONDS = 30.0  # limit while a client leaves data unread
 MAX_CONNECTIONS = 512
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 seconds
-_RETRY_SECONDS = 0.5  # until the next try, when the system has no file descriptor left
+_RETRY_SECONDS = 0.5  # pause when the system has no file descriptor left
 
 
 class TimedConnection(H11Protocol):
@@ -58,7 +58,7 @@ class TimedConnection(H11Protocol):
         super().__init__(config, server_state, app_state={})
         self._untimed_app, self.app = self.app, self._serve
         self._sock, self._on_closed, self._on_idle = sock, on_closed, on_idle
-        self._requests = 0  # being served; the next one can start just before one ends
+        self._requests = 0  # requests being served; the next can start just before the last ends
         self._connected = self._closed = False
         self._idle_timer: TimerHandle | None = None
         self._write_timer: TimerHandle | None = None
@@ -66,7 +66,7 @@ class TimedConnection(H11Protocol):
     def abort(self) -> None:
         """Close the connection at once, whatever is under way."""
         if self._connected:
-            if self.transport.get_write_buffer_size():  # or the system goes on offering unread data
+            if self.transport.get_write_buffer_size():  # otherwise the system goes on offering unread data
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.transport.abort()
             return
@@ -176,7 +176,7 @@ class ConnectionLimiter:
             self._idle[connection] = None
 
 
-GRACE_SECONDS = 10.0  # for replies being written, when the server stops
+GRACE_SECONDS = 10.0  # limit for replies being written when the server stops
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -191,7 +191,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """Whom a server answers, and how.
+    """The clients that a server answers, and its limits.
 
     `names`: hosts that a Host header may name, besides the address. Pages of `origins` may read from the server,
     besides its own. `key` is an API key for loopback without TLS. `page_key` opens the user's conversations, and is
@@ -222,7 +222,7 @@ class HttpServer:
 
     def __init__(self, address: Address, config: HttpConfig | None = None) -> None:
         """Raise InvalidOption where other machines can reach the address and there are no credentials, a number is out
-        of range, or an origin is none."""
+        of range, or an origin is invalid."""
         self.config = config = config or HttpConfig()
         if config.credentials is None and not address.loopback:
             raise InvalidOption(

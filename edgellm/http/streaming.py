@@ -40,7 +40,7 @@ NOT_VERIFIED = ErrorInfo(
 StartReply: TypeAlias = Callable[[Callable[[], bool]], Reply]
 """Starts a reply. It is given a function that returns whether the reply is cancelled."""
 ReadReply: TypeAlias = Callable[[Iterable[Token], Callable[[], bool]], Iterator[Token | ToolCall]]
-"""Tells the calls of tools in a reply from its tokens, and knows after the last one whether the reply broke off."""
+"""Yields a reply's tokens and calls of tools; its function returns after the last token whether the reply broke off."""
 OnFinished: TypeAlias = Callable[[Summary | None, TokenTimes, bool], None]
 """Called with the summary, if there is one, the times of tokens, and whether the reply failed."""
 
@@ -52,8 +52,8 @@ def without_calls(tokens: Iterable[Token], _cut: Callable[[], bool]) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class ReplyOrder:
-    """What is to be written: a reply by each of `starts`, called in turn, each of which tokenizes a prompt beside other
-    replies. `requested_at` is a time of `perf_counter`. `verified`: a token that the verifier has not checked ends the
+    """The replies to write: one by each of `starts`, called in turn, which tokenize prompts while other replies
+    compute. `requested_at` is a time of `perf_counter`. `verified`: a token that the verifier has not checked ends the
     reply with an error instead. `progress`: the reading of a long prompt is an event, too. `read` tells calls from
     tokens. `redact` is applied to notices and errors."""
 
@@ -80,7 +80,7 @@ class ReplyTask:
         self._lock = threading.Lock()
         self._cancelled = False
         self._token_times: list[float] = []
-        self.summary: Summary | None = None  # of the last reply that has ended, and did not fail
+        self.summary: Summary | None = None  # from the last reply that ended without an error
 
     @property
     def replies(self) -> int:
@@ -151,7 +151,7 @@ class ReplyTask:
         return self._cancelled
 
     def _set_reply(self, reply: Reply) -> bool:
-        """Keep `reply` for `cancel`; return whether that was called before there was a reply."""
+        """Keep `reply` for `cancel`; return whether `cancel` was called before there was a reply."""
         with self._lock:
             self._reply = reply
             return self._cancelled

@@ -214,7 +214,7 @@ class AnthropicResponseBuilder(BlockResponseBuilder):
     def __init__(self, model: str, _piece: Callable[[int], bytes]) -> None:
         super().__init__()
         self._id, self._model = f"msg_{secrets.token_hex(12)}", model
-        self._index = -1  # of the block being written
+        self._index = -1  # index of the block being written
         self._prompt_tokens = 0
 
     def opening(self, prompt_tokens: int) -> list[bytes]:
@@ -289,7 +289,7 @@ class AnthropicResponseBuilder(BlockResponseBuilder):
 
 
 def _stop_reason(summary: Summary, called: bool) -> tuple[StopReason, str | None]:
-    """Return why a reply has ended, and at which of the stop sequences."""
+    """Return the reason why a reply ended, and the stop sequence that ended it."""
     if summary.finish_reason == "length":
         return "max_tokens", None
     if summary.stopped_by:

@@ -1,4 +1,4 @@
-"""What each dialect consists of."""
+"""The interface of a dialect, and helpers of all dialects."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Dialect:
 
 
 def reply_responses(stream: str) -> dict[int | str, dict[str, Any]]:
-    """Return the `responses` of a route for FastAPI whose replies are as another program's documentation says, whole
-    or as a `stream` of that media type."""
+    """Return FastAPI's `responses` of a route whose replies follow another program's documentation, whole or as a
+    `stream` of that media type."""
     return {
         200: {
             "description": "The reply, whole or in pieces, as that API's own documentation describes it",
@@ -44,7 +44,7 @@ def chat_request(**fields: Any) -> ChatRequest:
     """Return the request for a chat completion with the `fields` that are not None.
 
     Raises:
-        ApiError: one of them is not as that API wants it, though the dialect allows it.
+        ApiError: the dialect allows a field that OpenAI's API does not.
     """
     try:
         return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})

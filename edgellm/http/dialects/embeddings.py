@@ -32,7 +32,7 @@ PerhapsEmpty = Annotated[str, Field(max_length=MAX_TEXT)]
 
 
 class EmbedRequest(RequestModel):
-    """What requests for vectors have in every API. `cut`: texts that are too long lose their end."""
+    """The parameters of requests for vectors in every API. `cut`: texts that are too long lose their end."""
 
     model: str | None = Field(None, max_length=500, description="The name of the embedding model; may be left out.")
     dimensions: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Only what the model gives.")
@@ -43,7 +43,7 @@ class EmbedRequest(RequestModel):
 
     @abstractmethod
     def texts(self) -> Sequence[str | Sequence[int]]:
-        """Return what is to be embedded, one by one."""
+        """Return the texts to embed."""
 
 
 class EmbeddingsRequest(EmbedRequest):

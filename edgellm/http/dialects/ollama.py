@@ -96,7 +96,7 @@ class OllamaMessage(RequestModel):
     tool_name: str = Field("", max_length=MAX_TEXT, description="The function whose result is the content.")
 
     def message(self) -> dict[str, Any]:
-        """Return it as a message of a chat completion."""
+        """Return the turn as a message of a chat completion."""
         _no_images(self.images)
         calls = [
             {"id": call.id, "function": call.function.model_dump(include={"name", "arguments"})}
@@ -130,7 +130,7 @@ class OllamaRequest(ReplyRequest):
 
     @abstractmethod
     def is_empty(self) -> bool:
-        """Return whether the request only has the model loaded."""
+        """Return whether the request only loads or unloads the model."""
 
     def completion(self, name: str | None, messages: Sequence[Mapping[str, Any]], **more: Any) -> ChatRequest:
         """Return the request for a chat completion of `messages` by the model `name`, with `more` parameters."""
@@ -246,7 +246,7 @@ class OllamaResponseBuilder(ResponseBuilder):
         return self._reply(one.text, one.thought, calls, done=True, **self._figures(one.summary))
 
     def loaded(self, reason: Literal["load", "unload"]) -> Json:
-        """Return the answer to a request that only has the model loaded, or unloaded."""
+        """Return the answer to a request that only loads or unloads the model."""
         return self._reply("", "", done=True, done_reason=reason)
 
     def _reply(self, text: str, thought: str, calls: Sequence[Json] = (), **fields: Any) -> Json:
@@ -361,8 +361,8 @@ def _card(info: ModelInfo, file: ModelFile | None) -> Json:
 
 
 class _JsonBodies:
-    """ASGI middleware: bodies for Ollama's paths are JSON, whatever their type is said to be, as in its documentation
-    curl sends them as a form."""
+    """ASGI middleware that reads bodies for Ollama's paths as JSON whatever their type: Ollama documents calls of curl
+    that declare a form."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -426,8 +426,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
 async def _load(
     handler: RequestHandler, body: OllamaRequest, make_builder: Callable[..., OllamaResponseBuilder]
 ) -> Response:
-    """Return the answer to a request without a prompt, which only has the model loaded, or unloaded if it shall not
-    stay."""
+    """Return the answer to a request without a prompt: load the model, or unload it if it shall not stay."""
     keep_alive = None if body.keep_alive is None else keep_alive_seconds(body.keep_alive)
     lease = await handler.models.lease(plain_name(body.model), keep_alive)
     lease.release()

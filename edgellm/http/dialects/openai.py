@@ -62,8 +62,8 @@ class OpenAIResponseBuilder(ResponseBuilder):
         self._n = n
         self._piece = piece
         self._include_usage = include_usage
-        self._index = 0  # of the choice being written
-        self._past: list[Summary] = []  # of the choices before it
+        self._index = 0  # index of the choice being written
+        self._past: list[Summary] = []  # summaries of the choices before
         self._called = 0  # calls of tools in this choice
         self._id, self._created, self._model = f"{self._id_prefix}-{secrets.token_hex(12)}", int(time.time()), model
 
@@ -135,7 +135,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
 
     @abstractmethod
     def _delta(self, text: str, channel: Channel) -> Json:
-        """Return what a chunk says of some characters."""
+        """Return the delta of a chunk for some characters."""
 
     @abstractmethod
     def _chunk_choice(self, delta: Json | None = None, logprobs: Any = None, reason: Any = None) -> Json:
@@ -146,7 +146,8 @@ class OpenAIResponseBuilder(ResponseBuilder):
 
     @abstractmethod
     def _logprobs(self, deltas: Sequence[TextDelta]) -> Any:
-        """Return the log-probabilities of tokens, None where none were asked for. `deltas` follow those before."""
+        """Return the tokens' log-probabilities, None where none were asked for. `deltas` follow those of the last
+        call."""
 
 
 class ChatResponseBuilder(OpenAIResponseBuilder):
@@ -189,7 +190,7 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
     """Builds the responses of /v1/completions."""
 
     _id_prefix, _object, _chunk_object = "cmpl", "text_completion", "text_completion"
-    _offset = 0  # of the next token, in characters
+    _offset = 0  # characters before the next token
 
     def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
         self._offset = 0

@@ -40,7 +40,7 @@ _READ = (*_PARTS, *MEDIA)
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 _NAMES = {"reasoning_effort": "reasoning.effort"}
 _MOST_KEPT = 256  # responses that can be continued
-_MOST_CHARACTERS = 2**24  # of all conversations that are kept
+_MOST_CHARACTERS = 2**24  # characters of all kept conversations
 
 
 class ResponsesPart(ContentPart):
@@ -179,7 +179,7 @@ def _add_item(turns: list[Turn], item: ResponsesItem) -> None:
 
 
 class ConversationStore:
-    """The conversations of past responses, in memory; the ones used longest ago are forgotten first."""
+    """The conversations of past responses, in memory; the least recently used are forgotten first."""
 
     def __init__(self, most: int = _MOST_KEPT, most_characters: int = _MOST_CHARACTERS) -> None:
         self._most, self._most_characters = most, most_characters
@@ -222,7 +222,7 @@ class ResponsesBuilder(BlockResponseBuilder):
         super().__init__()
         self._id, self._created, self._model = f"resp_{secrets.token_hex(12)}", int(time.time()), model
         self._request, self._keep = request, keep
-        self._number = 0  # of the next event
+        self._number = 0  # the next event's number
         self._output: list[Json] = []
         self._item = ""  # the id of the item being written
 
@@ -345,7 +345,7 @@ def _text_part(channel: Channel, text: str) -> Json:
 
 
 def _text_item(channel: Channel, text: str | None, name: str | None = None) -> Json:
-    """Return the item of a thought or an answer, of the id `name`; None as `text`: it is being written."""
+    """Return the item of a thought or an answer, with the id `name`; `text` is None while it is being written."""
     content = [] if text is None else [_text_part(channel, text)]
     status = "in_progress" if text is None else "completed"
     if channel is Channel.THINKING:

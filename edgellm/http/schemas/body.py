@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 async def in_reader(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Return what `call` returns, for which a body's size may matter, from a thread beside the event loop."""
+    """Return the result of `call`, run beside the event loop, as its time may depend on a body's size."""
     return await asyncio.get_running_loop().run_in_executor(_READERS, lambda: call(*args, **kwargs))
 
 
@@ -62,7 +62,7 @@ def check_json(data: bytes) -> None:
 
 
 def json_text(given: _T) -> _T:
-    """Return `given`. Raises ApiError as `check_json` where it is a text of JSON, which is parsed later."""
+    """Return `given`; check a text of JSON, which is parsed later, as `check_json` does."""
     if isinstance(given, str):
         check_json(given.encode("utf-8", "surrogatepass"))
     return given
@@ -89,7 +89,7 @@ class BodyRoute(APIRoute):
         """Return a body as the route's handler takes it. Raises RequestValidationError, HTTPException, ApiError."""
         check_json(data)
         try:
-            found = json.loads(data.decode("utf-8-sig"))  # as bytes it could be in another coding than was counted
+            found = json.loads(data.decode("utf-8-sig"))  # json could guess another encoding of bytes than was counted
         except json.JSONDecodeError as error:
             raise RequestValidationError(
                 [{"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}, "input": {}}]

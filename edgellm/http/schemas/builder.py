@@ -16,13 +16,12 @@ from edgellm.spec.types import Channel, Notice, PromptProgress, Summary, Token
 from edgellm.valid_json import write_json
 
 Json: TypeAlias = Mapping[str, Any]
-"""An object as JSON has it."""
+"""A JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Whole characters of one channel, and the tokens that they come from: several where a character is made of
-    several."""
+    """Whole characters of one channel, and their tokens: several where a character spans several."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -43,7 +42,7 @@ class WrittenReply:
 
     @property
     def text(self) -> str:
-        """Return the answer; beside calls without the blanks around it."""
+        """Return the answer, without the blanks around it if there are calls."""
         text = self._text(Channel.ANSWER)
         return text.strip() if self.calls else text
 
@@ -158,12 +157,12 @@ MakeBuilder: TypeAlias = Callable[[str, Callable[[int], bytes]], ResponseBuilder
 
 
 class BlockResponseBuilder(ResponseBuilder):
-    """Builds a stream of blocks. One is begun by the first characters of its channel, and ended by the next block."""
+    """Builds a stream of blocks, each begun by the first characters of its channel, and ended by the next block."""
 
     def __init__(self) -> None:
-        self._channel: Channel | None = None  # of the block being written
-        self._written = ""  # its text so far
-        self._space = ""  # held back until a text follows it: the line break before a call is no block
+        self._channel: Channel | None = None  # None before the first block
+        self._written = ""  # the block's text so far
+        self._space = ""  # blanks held back until text follows: the line break before a call is no block
         self._called = False
 
     def delta(self, delta: TextDelta) -> list[bytes]:

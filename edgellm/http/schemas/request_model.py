@@ -1,8 +1,8 @@
-"""What requests have in common: how their fields are checked, and fields of several APIs.
+"""The base of requests: checks of fields, and fields that several APIs share.
 
 A parameter that is null counts as left out. Unknown ones are accepted and named in the response, as clients send more
 than any server knows; a strict server refuses them. Parameters that would change the text and are not supported are
-accepted only with a value that changes nothing. A limit that means none, such as -1, is none.
+accepted only with a value that changes nothing. A limit such as -1 means no limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgellm.spec.params import MAX_PENALTY, MAX_STOP_LENGTH, MAX_STOPS, MIN_REP
 MAX_TOKENS = 2**20
 MAX_TEXT = 2**22
 _MAX_TEMPERATURE = 100.0  # all tokens are nearly alike
-_LEAST_SHARE = 1e-9  # of the likeliest tokens, which are one then
+_LEAST_SHARE = 1e-9  # least `top_p`, which leaves one token
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,), "functions": (), "function_call": ("none", "auto"), "modalities": (["text"],), "echo": (),
@@ -29,8 +29,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_json": (), "structured_outputs": (), "structural_tag": (), "grammar": (), "grammar_string": (),
     "guided_grammar": (), "ebnf": (), "regex": (), "regex_pattern": (), "guided_regex": (), "guided_choice": (),
 }  # fmt: skip
-"""Parameters of other APIs and servers that would change the text and are not supported where they have no field, and
-the values beside empty ones that ask for nothing."""
+"""Parameters of other APIs and servers that would change the text, unsupported where they have no field, each with its
+values, besides empty ones, that change nothing."""
 
 
 def _whole(value: Any) -> Any:
@@ -47,7 +47,7 @@ def _most_tokens(value: Any) -> Any:
 
 
 def _nearest(least: float, most: float) -> BeforeValidator:
-    """Return what takes the nearest number of a range."""
+    """Return a validator that takes the nearest number of a range."""
     return BeforeValidator(lambda value: min(max(value, least), most) if _is_number(value) else value)
 
 
@@ -65,7 +65,7 @@ def _without_empty(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_whole)]
 """A whole number, which some clients write as 4.0."""
 MostTokens = Annotated[int, BeforeValidator(_most_tokens), Field(ge=1)]
-"""The longest reply: -1 and what is longer than any context mean what fits."""
+"""The longest reply in tokens: -1, or more than any context, means as many as fit."""
 Temperature = Annotated[float, Field(ge=0.0, le=_MAX_TEMPERATURE)]
 TopP = Annotated[float, _nearest(_LEAST_SHARE, 1.0), Field(gt=0.0, le=1.0)]
 TopK = Annotated[int, _nearest(0, MAX_TOKENS), BeforeValidator(_whole), Field(ge=0, le=MAX_TOKENS)]
@@ -83,12 +83,12 @@ Stops = Annotated[
 
 MAX_ITEMS = 1_000  # tools of a request, or parts of a text: agents with several servers of tools send hundreds
 Types: TypeAlias = Mapping[str, Collection[str]]
-"""Fields that hold data of several types, and which of those are read."""
+"""Fields that hold data of several types, each with the types that are read."""
 
 
 def _tell_first_fault(schema: Any) -> None:
-    """Have a list be checked up to its first fault, and an object with a limit only where it is within that: telling a
-    million faults takes minutes."""
+    """Check a list only up to its first fault, and an object with a limit only within that limit: reporting a million
+    faults takes minutes."""
     if isinstance(schema, list):
         for part in schema:
             _tell_first_fault(part)

@@ -162,7 +162,7 @@ class GenerationRequest(ReplyRequest):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
+        """Return whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def options(self, defaults: ReplyOptions, context_length: int) -> ReplyOptions:
@@ -200,7 +200,7 @@ class GenerationRequest(ReplyRequest):
 
     @abstractmethod
     def writes(self, pair: LLM) -> list[Callable[..., Reply]]:
-        """Return what begins a reply of `pair`, for each prompt; it is called with the options."""
+        """Return for each prompt a function that takes the options and begins a reply of `pair`."""
 
     @abstractmethod
     def _max_tokens(self) -> int | None: ...
@@ -224,11 +224,11 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 MEDIA = (
     "image", "image_url", "input_image", "audio", "input_audio", "video", "video_url", "file", "input_file", "document",
 )  # fmt: skip
-"""Types of what a message is about and no text: it is refused, as a reply without it would be wrong."""
+"""Types of parts that are no text: they are refused, as a reply without them would be wrong."""
 
 
 class ContentPart(RequestModel):
-    """A part of what a message says."""
+    """A part of a message's content."""
 
     type: str = Field(max_length=100, description="A type of text: media are refused, others left out.")
     text: str = Field("", max_length=MAX_TEXT)
@@ -363,7 +363,7 @@ class ChatRequest(GenerationRequest):
     _types: ClassVar[Types] = {"tools": ("function",), "tool_choice": ("function",)}
 
     def parameter(self, name: str) -> str:
-        """Return which parameter of the request asks for `name`, one of the model's template or `think`."""
+        """Return the request's parameter for `name`, a parameter of the model's template or `think`."""
         if name in ("reasoning_effort", "think"):
             return name
         return f"chat_template_kwargs.{name}"
@@ -437,7 +437,7 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_
 
 
 def as_list(given: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
-    """Return a text, the ids of one, or several of them as several."""
+    """Return a text, or the ids of one text, as a list of one; return a list of several as it is."""
     if isinstance(given, str):
         return [given]
     ids = [one for one in given if isinstance(one, int)]
