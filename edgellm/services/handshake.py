@@ -25,7 +25,7 @@ from edgellm.spec.sampling import Choice
 PREPARING = grpc.StatusCode.ABORTED
 """The status with which a verifier says what it does before it can verify, such as "measuring a.gguf"."""
 _BLOCK = 256  # tokens behind one hash
-_ROUNDS = 100  # blocks that are asked for: Gemma's 6,242 unused tokens are in 25
+_ROUNDS = 100  # most blocks that are asked for: Gemma's 6,242 unused tokens are in 25
 _SHOWN = 40  # bytes of a token that a message shows
 _NAME = 200  # characters of a model's name
 _LEAST_CONTEXT = 32  # tokens, without which no question and its reply fit; the most is llama.cpp's
@@ -34,10 +34,10 @@ _SAID = 1000  # characters of a verifier's own words
 
 @dataclass(frozen=True, slots=True)
 class VerifierInfo:
-    """What a verifier says of itself: its `capabilities`, what its model wants, and the SHA-256 of the model's file in
-    hex, empty if it is unknown. `vocabulary` is the fingerprint of its vocabulary in hex, and `shared_tokens` is
-    `VocabularyMatch.shared`. `chat_template` is its model's, empty if it is not told. `behind`: what verifies in its
-    place, and how, in a few words for people; empty: it verifies itself."""
+    """A verifier's description: its `capabilities`, the sampling that its model wants, and the SHA-256 of the model's
+    file in hex, empty if unknown. `vocabulary` is the fingerprint of its vocabulary in hex, and `shared_tokens` is
+    `VocabularyMatch.shared`. `chat_template` is its model's, empty if it is not told. `behind` says in a few words what
+    verifies in its place, and how; empty: it verifies itself."""
 
     capabilities: Capabilities
     vocabulary: str
@@ -128,7 +128,7 @@ def hello(vocabulary: Vocabulary, model: str = "") -> pb.HelloRequest:
 
 
 def printable(said: str) -> str:
-    """Return a verifier's own words, as much of them as can be shown in a line."""
+    """Return a verifier's own words, cut to what a line can show."""
     return "".join(filter(str.isprintable, said))[:_SAID]
 
 

@@ -54,14 +54,14 @@ HOLDS, WORK, CARRY = f"/{SERVICE}/Holds", f"/{SERVICE}/Work", f"/{SERVICE}/Carry
 _KINDS = ("compute", "load", "got")
 _F16_MOST = 65_504.0
 _MAX_LAYERS = 4_096
-_MAX_POSITIONS = 2**20  # of all sessions of a stage
+_MAX_POSITIONS = 2**20  # positions of all sessions of a stage
 _MAX_SPANS = 4_096
 _MAX_TEXT = 500
-_MAX_TYPES = 256  # of ggml's tensors
+_MAX_TYPES = 256  # types of ggml's tensors
 
 
 def most_rows(n_embd: int) -> int:
-    """Return how many rows of a micro-batch surely fit a message."""
+    """Return the number of a micro-batch's rows that surely fit a message."""
     return max(1, min(MAX_ROWS, MAX_MESSAGE // 2 // (4 * n_embd)))
 
 
@@ -105,7 +105,7 @@ def read_work(message: pb.Prepare) -> StageSpec:
 
 
 def write_micro_batch(batch: MicroBatch, wide: bool) -> pb.MeshParcel:
-    """`wide` rows, and those that exceed 16 bits, travel as 32-bit floats."""
+    """Convert a micro-batch to its message. `wide` rows, and rows that exceed 16 bits, travel as 32-bit floats."""
     message = pb.MeshParcel(session=batch.session, number=batch.number, start=batch.start)
     data = batch.data
     if data.ndim == 1:
@@ -200,7 +200,7 @@ def read_layer_cache(message: pb.LayerCache, work: StageSpec) -> LayerCache:
 
 
 def write_order(order: Order, wide: bool) -> pb.Order:
-    """Convert an order to its message. What answers are due is for this side alone to know."""
+    """Convert an order to its message, without the answers that are due, which only this side tracks."""
     match order:
         case MicroBatch():
             return pb.Order(parcel=write_micro_batch(order, wide))

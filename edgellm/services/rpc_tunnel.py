@@ -1,4 +1,4 @@
-"""What both sides of `rpc_engine.proto` share: its names, and the bytes between a socket and a stream."""
+"""The parts of `rpc_engine.proto` that both sides share: its names, and the bytes between a socket and a stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Write = Callable[[bytes], Awaitable[None]]
 
 
 class Socket(asyncio.Protocol):
-    """A connection of llama.cpp's, which sends each message in three parts: what comes together is read together."""
+    """A connection of llama.cpp, which sends each message in three parts, to be read together."""
 
     def __init__(self, made: Callable[[Socket], None] = lambda _socket: None) -> None:
         """`made` is called once it is connected."""
@@ -40,7 +40,7 @@ class Socket(asyncio.Protocol):
 
     @property
     def peer_port(self) -> int:
-        """The port of the other side."""
+        """Return the port of the other side."""
         return 0 if self._transport is None else int(self._transport.get_extra_info("peername")[1])
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -92,7 +92,7 @@ class Socket(asyncio.Protocol):
 
 
 class StreamTraffic:
-    """The bytes that streams have carried; see `edgellm.mesh.ggml_rpc.model.Traffic`."""
+    """The bytes that streams have carried, as a `Traffic`."""
 
     def __init__(self) -> None:
         self._moved = 0
@@ -100,12 +100,12 @@ class StreamTraffic:
 
     @property
     def moved(self) -> int:
-        """How many bytes have gone through, both ways."""
+        """Return the bytes carried both ways."""
         return self._moved
 
     @property
     def asked_at(self) -> float | None:
-        """The `monotonic` time of the last bytes to the stream, None if some have come back since."""
+        """Return the `monotonic` time of the last bytes to the stream, None if some have come back since."""
         return self._asked_at
 
     def sent(self, n: int) -> None:

@@ -20,12 +20,12 @@ from edgellm.spec.types import NO_IDS, Chunk, Constraint, Ids, Logprobs, Penalti
 from edgellm.spec.verifier import HERE, Tenant, VerifyRequest
 
 _MAX_AFTER = 64  # tokens that end a thought
-_ROUNDED = 1e-4  # the logarithm of a probability may be so much above 0
+_ROUNDED = 1e-4  # rounding by which a log-probability may exceed 0
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What a session may ask for: ids below `vocabulary`, and no more than `context` tokens."""
+    """The limits of a session's requests: ids below `vocabulary`, and no more than `context` tokens."""
 
     vocabulary: int
     context: int
@@ -70,12 +70,12 @@ def read_sampling(message: pb.Sampling) -> Sampling:
 
 
 def write_wanted(sampling: ModelSampling) -> pb.Sampling:
-    """Convert what a model wants to its message; its origin is for the other side to name."""
+    """Convert the sampling that a model wants to its message; its origin is for the other side to name."""
     return write_sampling(ReplyOptions(seed=0).sampling(sampling))
 
 
 def read_wanted(message: pb.Sampling, origin: str) -> ModelSampling:
-    """Return what a model wants, checked, as said by `origin`. Raises what `read_sampling` raises."""
+    """Return the sampling that a model wants, checked, as said by `origin`."""
     said = read_sampling(message)
     repeat = 1.0 if said.penalties is None else said.penalties.repeat
     return ModelSampling(said.temperature, said.top_k, said.top_p, said.min_p, repeat, origin)
@@ -128,7 +128,7 @@ def write_verify(request: VerifyRequest) -> pb.DeviceFrame:
 def read_verify(
     message: pb.Verify, bounds: RequestLimits, session: int, sampling: Sampling, tenant: Tenant = HERE
 ) -> VerifyRequest:
-    """Return a request of a session, checked against everything that needs no knowledge of what it holds.
+    """Return a request of a session, checked as far as possible without the session's tokens.
 
     Raises:
         ProtocolError: it violates the protocol.

@@ -48,8 +48,8 @@ class Timing:
 
 
 class PeerWatch:
-    """Whether a peer that owes an answer is alive, and gets on. Heartbeats of this process count: one that was itself
-    suspended has no evidence that the other side is silent."""
+    """A watch over a peer that owes an answer: it must be alive and make progress. Heartbeats of this process count, as
+    a suspended process has no evidence of the peer's silence."""
 
     def __init__(self, beat: float, silent_beats: int, stall: float) -> None:
         """A peer is lost after `silent_beats` heartbeats of `beat` seconds without a message, or after `stall` seconds
@@ -66,14 +66,14 @@ class PeerWatch:
         self._silent = 0
 
     def progress(self, mark: object) -> None:
-        """Note how far the peer is, which says so by its `mark`."""
+        """Note the peer's progress, which a new `mark` shows."""
         if mark != self._mark:
             self._mark, self._moved = mark, monotonic()
 
     def trouble(self, waited: float) -> str:
-        """Count a heartbeat, for which this process has `waited`; return what is wrong, as a clause without a subject,
-        "" if nothing is."""
-        self._silent += waited < 2 * self.beat  # else this process was late
+        """Count a heartbeat, for which this process has `waited`; return the trouble as a clause without a subject, ""
+        if there is none."""
+        self._silent += waited < 2 * self.beat  # a longer wait means that this process was late
         if self._silent >= self._most:
             return "has stopped responding"
         if monotonic() - self._moved > self._stall:
@@ -94,7 +94,7 @@ class Connection:
         model: str = "",
         on_wait: Callable[[str], None] | None = None,
     ) -> None:
-        """Connect; with `trust`, by mutual TLS to a paired device, or to the given `device` only. `model` is the one
+        """Connect; with `trust`, by mutual TLS to a paired device, or to the given `device` only. `model` is the model
         that is wanted there; "" is its only one. A verifier that is not ready yet is waited for: `on_wait` is called,
         from another thread, with what it does, such as "loading a.gguf".
 
@@ -102,7 +102,7 @@ class Connection:
             PairingRequired: the address leaves this machine, and there is no `trust`, or no device is paired.
             NotPaired, NotPermitted, IdentityClash: it is not a device that trusts this one, and is trusted.
             VerifierUnreachable: there is no answer.
-            VocabularyMismatch, ProtocolError: somebody does, but the two do not fit.
+            VocabularyMismatch, ProtocolError: the two do not fit.
             ModelNotFound: there is no such model, or none is named and there are several.
         """
         self.address = address if trust is not None else address.require_loopback()
@@ -123,7 +123,7 @@ class Connection:
         except BaseException:
             self.close()
             raise
-        if self.peer.behind:  # a gateway, which may get further models: this one is meant from now on
+        if self.peer.behind:  # a gateway may get further models: this one is meant from now on
             self.model = self.peer.model
 
     def ready(self) -> bool:
@@ -189,7 +189,7 @@ class Connection:
             channel = open_channel(self.address)
         else:
             channel, welcomed = await connect_authenticated(self.address, self._trust, self._device, self.timing.hello)
-            self._device = welcomed.peer.id  # when it comes back, it must be the same
+            self._device = welcomed.peer.id  # the same device must come back
 
         def greeted(deadline: float) -> Coroutine[Any, Any, VerifierInfo]:
             return greet(channel, self._vocabulary, deadline, str(self.address), self.model)

@@ -38,15 +38,15 @@ from edgellm.services.rpc_tunnel import (
 )
 
 _log = logging.getLogger(__name__)
-_STARTING_SECONDS = 90.0  # for a server to start
+_STARTING_SECONDS = 90.0  # limit for a server to start
 SILENT_BEATS = 12
 """Heartbeats without a message after which a device is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class RpcOffer:
-    """What can serve on a device, in words, and its `memory` for layers; `cached`: bytes of weights that it keeps of
-    this device's. `unit` as in `Figures`."""
+    """A device's offer: its server in words, and its `memory` for layers; `cached`: bytes of this device's weights that
+    it keeps. `unit` as in `Figures`."""
 
     server: str
     memory: int
@@ -106,12 +106,12 @@ class RpcSession:
 
     @property
     def lost(self) -> Future[EdgeError]:
-        """The reason why the session has ended, once it has by itself."""
+        """Return the reason why the session ended by itself, once it has."""
         return self._lost
 
     @property
     def traffic(self) -> StreamTraffic:
-        """The bytes to the server and back."""
+        """Return the bytes to the server and back."""
         return self._traffic
 
     def open(self) -> int:
@@ -159,7 +159,7 @@ class RpcSession:
 
             def connected(socket: Socket) -> None:
                 self._task(self._tunnel(tunnelled, socket)).add_done_callback(
-                    lambda _: socket.abort()  # also where the task is cancelled before it begins
+                    lambda _: socket.abort()  # even if the task is cancelled before it begins
                 )
 
             listener = await asyncio.get_running_loop().create_server(lambda: Socket(connected), HOST, 0)

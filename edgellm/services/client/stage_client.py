@@ -1,4 +1,4 @@
-"""A stage on another device, as the coordinator sees it; and from names and addresses of workers to their endpoints."""
+"""A stage on another device, as the coordinator sees it; and the endpoints of workers by names and addresses."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ OwnPieces = Callable[[Collection[LayerRange]], Sequence[LayerPiece]]
 
 
 class RemoteDevice:
-    """A worker that may hold a part of the model; see `edgellm.mesh.coordinator.MeshDevice`."""
+    """The `MeshDevice` of a worker, which may hold a part of the model."""
 
     def __init__(
         self, endpoint: Endpoint, timeouts: Timeouts | None = None, *, direct: bool = True,
@@ -151,7 +151,7 @@ class RemoteDevice:
         return reply
 
     def _described(self, reply: pb.HoldsReply) -> Device:
-        bounded = bool(reply.begins or reply.ends)  # else a stage there may begin and end anywhere
+        bounded = bool(reply.begins or reply.ends)  # without either, a stage there may begin and end anywhere
         layers = LayersOnDevice(
             frozenset(reply.layers), frozenset(reply.warm),
             frozenset(reply.begins) if bounded else None, frozenset(reply.ends) if bounded else None,
@@ -160,7 +160,7 @@ class RemoteDevice:
 
 
 class RemoteStageHost:
-    """One stage at a worker; see `edgellm.mesh.pipeline.StageHost`."""
+    """The `StageHost` of one stage at a worker."""
 
     def __init__(
         self, endpoint: Endpoint, timeouts: Timeouts, direct: bool = True, pieces: Sequence[LayerPiece] = ()
@@ -329,12 +329,12 @@ def remote_devices(
 
 
 def remote_device(worker: Worker, known: Device, own: OwnPieces) -> RemoteDevice:
-    """Return a discovered worker that was measured. Raise why it cannot be used."""
+    """Return a discovered worker that was measured. Raise EdgeError where it cannot be used."""
     return RemoteDevice(endpoint_of(worker), known=known, own=own)
 
 
 def endpoint_of(worker: Worker) -> Endpoint:
-    """Return the endpoint of a discovered worker. Raise why it cannot be used."""
+    """Return the endpoint of a discovered worker. Raise EdgeError where it cannot be used."""
     if worker.address is None:
         raise worker.error or NotPaired(
             f"The address of {worker.name} is unknown.", "Check that it is switched on and runs edgellm serve."

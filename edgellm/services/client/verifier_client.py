@@ -36,8 +36,8 @@ _Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
 
 @dataclass(slots=True, eq=False)
 class SentRequest:
-    """A request on its way, which has all tokens in its prefix. The other end is taken to hold the first `position` of
-    these. Its bytes so far count for the verdict."""
+    """A request on its way, which has all tokens in its prefix. The other end is taken to hold the first `position`
+    tokens. The request's bytes so far count for the verdict."""
 
     request: VerifyRequest
     position: int = 0
@@ -71,7 +71,7 @@ class SentRequest:
 
     @property
     def work(self) -> VerdictWork:
-        """The amount of work of the verifier for this verdict."""
+        """Return the amount of the verifier's work for this verdict."""
         request = self.request
         return VerdictWork(len(request.prefix) - self.position + len(request.draft), 1 + request.extra)
 
@@ -88,14 +88,14 @@ class SentRequest:
         """Return the tokens that the verifier's session holds after this request; None if unknown."""
         if not self.verdict.done():
             return None
-        if (error := self.verdict.exception()) is not None:  # who is busy has left everything as it was
+        if (error := self.verdict.exception()) is not None:  # a busy verifier has changed nothing
             return self.request.prefix[: self.position] if isinstance(error, VerifierBusy) else None
         verdict = self.verdict.result()
         return np.concatenate((self.request.prefix, self.request.draft.ids[: verdict.accepted], verdict.tokens[:-1]))
 
 
 class Stream:
-    """One gRPC stream. Made in any thread; what is called later is called in the connection's."""
+    """A gRPC stream. Any thread may make it; its methods are called in the connection's thread."""
 
     def __init__(self, connection: Connection, opening: bytes, vocabulary: int) -> None:
         """`opening` is the first frame; verdicts bring ids below `vocabulary`. Connects with the first request."""
@@ -109,7 +109,7 @@ class Stream:
         timing = connection.timing
         self._watch = PeerWatch(timing.beat, timing.silent_beats, timing.stall)
         self._waited = 0  # heartbeats since the request
-        self._sent = 0.0  # when that was
+        self._sent = 0.0  # time of the request
         self._beating = False
         self.over = False  # ended by either side; read by the session's thread too
 
@@ -304,7 +304,7 @@ class RemoteVerifier(Verifier):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Verifier.capabilities`: a gateway to some stock servers has fewer of them."""
+        """Return the verifier's capabilities; a gateway to some stock servers has fewer."""
         return self._connection.peer.capabilities
 
     @property
@@ -317,7 +317,7 @@ class RemoteVerifier(Verifier):
         return self._connection.ready()
 
     def open(self, state: GenerationState) -> Session:
-        """See `Verifier.open`. If the verifier is not reachable now, the session becomes ready when it is."""
+        """Open a session, which becomes ready as soon as the verifier is reachable."""
         line = _Line(self._connection, self._vocabulary.size)
         return Session(
             state, line.send, ready=self._connection.ready, close=line.close, reads=self._connection.peer.model
@@ -328,7 +328,7 @@ class RemoteVerifier(Verifier):
 
 
 class _Line:
-    """The requests of one reply: over a stream, or over another one where the last has ended or cannot be trusted."""
+    """The requests of one reply: over a stream, which is replaced where it has ended or cannot be trusted."""
 
     def __init__(self, connection: Connection, vocabulary: int) -> None:
         self._connection, self._vocabulary = connection, vocabulary
@@ -338,7 +338,7 @@ class _Line:
     def send(self, request: VerifyRequest) -> Future[Verdict]:
         """Send what the verifier does not hold of a request; return its verdict."""
         connection, peer = self._connection, self._connection.peer
-        if why := peer.capabilities.refusal(request.sampling):  # another one since the reply began
+        if why := peer.capabilities.refusal(request.sampling):  # the verifier may have changed since the reply began
             raise lost(f"The verifier is a gateway to another server now, and {why}.")
         stream, held = self._stream, self._last.held() if self._last is not None else None
         if stream is None or stream.over or held is None:  # the other end's tokens are unknown: begin again

@@ -19,8 +19,8 @@ from edgellm.rpc.trust.trust import Trust
 
 
 class TokenizerFit(IntEnum):
-    """How a verifier's tokenizer fits the draft model: it is the same, up to unused tokens; drafts are translated; or
-    neither, as it is another one that the verifier does not send."""
+    """The fit of a verifier's tokenizer: SAME as the draft model's up to unused tokens, TRANSLATED for drafts, or NONE:
+    another one, which the verifier does not send."""
 
     NONE = 0
     TRANSLATED = 1
@@ -37,14 +37,13 @@ class _Candidate:
 
     @property
     def order(self) -> tuple[int, float, float]:
-        """Sorts the best candidate first."""
+        """Return a key that sorts the best candidate first."""
         return -self.fit, -_size(self.offer), self.info.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Where to have drafts verified, by which device and, of several, which model; and the reason in a sentence or
-    two."""
+    """The address, model and device that verify drafts, and the reason in a sentence or two."""
 
     address: ModelAddress
     device: DeviceID
@@ -69,7 +68,7 @@ def choose_verifier(
     Raises:
         PairingRequired: no device is paired.
         NotPaired: one of the names or IDs in `named` is no paired device's.
-        VerifierUnreachable: none of them can be used; says why each cannot. Of a single address, what `meet` raises.
+        VerifierUnreachable: none of them can be used; says why each cannot.
     """
     trust.require_peers()
     results: list[ProbeResult] = []

@@ -38,8 +38,8 @@ from edgellm.storage.state import read_state, write_state
 
 MOST_KEPT = 256 * 2**20
 """Bytes of all tokenizers that are kept, the least recently used leaving first."""
-_SECONDS = 300.0  # for a whole tokenizer,
-_SILENT_SECONDS = 10.0  # and for each part of it
+_SECONDS = 300.0  # limit for a whole tokenizer
+_SILENT_SECONDS = 10.0  # limit for each part of a tokenizer
 
 OnProgress = Callable[[float], None]
 
@@ -90,7 +90,7 @@ def _opened(path: Path) -> Model:
         raise ModelUnsupported("It holds more than a tokenizer.", SAME_VERSION)
     model = Model.load(file, LoadSpec(text_only=True, chat=True))
     try:
-        _ = model.vocabulary  # raises without one
+        _ = model.vocabulary  # raises without a vocabulary
     except BaseException:
         model.close()
         raise

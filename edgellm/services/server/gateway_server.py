@@ -24,13 +24,13 @@ from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
 
 TIMING = UpstreamTiming(least=1.5)
-"""Less than what a device waits at least, so that a server that stalls is noticed, and another one can be asked."""
+"""Shorter than a device's least wait, so that another server can be asked in place of one that stalls."""
 _WAITING = 128  # requests for a model that wait, beside those that are in flight
 
 
 @dataclass(frozen=True, slots=True)
 class ServedGatewayModel:
-    """A model behind a gateway, what answers devices by its servers, and what devices are told of it."""
+    """A model behind a gateway, the backend that asks its servers, and its description for devices."""
 
     model: GatewayModel
     backend: GatewayBackend
@@ -50,7 +50,7 @@ class GatewayServer(SessionServer):
         trust: Trust | None = None,
         opening: PoolOpening | None = None,
     ) -> None:
-        """Take over `models`, and what is still `opening` servers; without it, no model is added. Beyond `max_waiting`
+        """Take over `models`, and the `opening` of further servers; without it, no model is added. Beyond `max_waiting`
         requests that wait, a model's further ones are sent back. The rest as for `SessionServer`."""
         super().__init__(address, on_event, trust)
         self._opening = opening
@@ -68,7 +68,7 @@ class GatewayServer(SessionServer):
 
     @property
     def backends(self) -> tuple[GatewayBackend, ...]:
-        """Return what answers devices, for each of the models."""
+        """Return the backend of each model."""
         return tuple(one.backend for one in self._models)
 
     @property

@@ -1,4 +1,4 @@
-"""A server of gRPC services, which is started and stopped from any thread, and what it tells those who run it."""
+"""A server of gRPC services, which is started and stopped from any thread, and its events."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from edgellm.rpc.versions import parse_message
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
-GRACE_SECONDS = 10.0  # for what is in flight, when the server is stopped
+GRACE_SECONDS = 10.0  # limit for calls in flight when the server is stopped
 
 
 class EventKind(StrEnum):
-    """What a verifier tells those who run it."""
+    """The kinds of a server's events."""
 
     LISTENING = "listening"
     CONNECTED = "connected"
@@ -65,8 +65,8 @@ Notify: TypeAlias = Callable[[EventKind, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where to listen, and for whom: off loopback, and with `paired_only` everywhere, only paired devices are answered,
-    by mutual TLS. `on_event` is called from the loop's thread, and must not block."""
+    """The address to listen at, and the callers to answer: off loopback, and with `paired_only` everywhere, only paired
+    devices are answered, by mutual TLS. `on_event` is called from the loop's thread, and must not block."""
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
@@ -91,7 +91,7 @@ class Listener:
     """A server of gRPC services: `start`, then `stop`; both may come from any thread."""
 
     kind = "server"
-    """What it is, for events."""
+    """The server's name in events."""
 
     def __init__(self, address: Address, trust: Trust | None, on_event: Callable[[ServerEvent], None] | None) -> None:
         """With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine. `on_event`
@@ -103,9 +103,9 @@ class Listener:
         self.address = address if trust is not None else address.require_loopback()
         self.trust = trust
         self._on_event = on_event
-        self._offers: list[OfferedModel] = []  # what paired devices are told of it
+        self._offers: list[OfferedModel] = []  # the models that paired devices are told of
         self._task: Future[None] | None = None
-        self._started = threading.Event()  # listening, or failed to
+        self._started = threading.Event()  # set once the server listens or has failed
         self._error: BaseException | None = None
         self._stop_requests: asyncio.Queue[float] = asyncio.Queue()
 
@@ -127,7 +127,7 @@ class Listener:
     def request_stop(self, grace: float = GRACE_SECONDS) -> None:
         """Begin to stop, and return at once; may be called in a signal handler, and again with less grace.
 
-        Nothing new is taken from now on. What is in flight is finished, for at most `grace` seconds; 0 cuts it off.
+        New calls are refused. Calls in flight may finish within `grace` seconds; 0 cuts them off.
         """
         if self._task is not None and not self._task.done():
             network_loop().call_soon_threadsafe(self._stop_requests.put_nowait, grace)
@@ -168,14 +168,14 @@ class Listener:
         raise NotImplementedError
 
     def _listening(self) -> None:
-        """Begin with what is to be done as soon as the server listens."""
+        """Begin the work that needs a listening server."""
 
     def _stopping(self, grace: float) -> float:
-        """Return the seconds for what is in flight, of the `grace` that is given to it."""
+        """Return the seconds for calls in flight, of the `grace` that is given."""
         return grace
 
     async def _release(self) -> None:
-        """Release what is held for answering, once the server has ended."""
+        """Release what answering needed, once the server has ended."""
 
     async def _serve(self) -> None:
         """Serve until a stop is requested."""
@@ -246,10 +246,10 @@ async def next_message(stream: Context, kind: type[M]) -> M | None:
 
 
 async def write_in_time(stream: Context, message: Message) -> None:
-    """Send a message. No other one ever waits for a device: the next one is made when this one is taken.
+    """Send a message, and wait until the device takes it, so that messages never queue up.
 
     Raises:
-        DeviceStuck: the device does not read, and so has no use for what would be computed for it.
+        DeviceStuck: the device does not read.
     """
     try:
         async with asyncio.timeout(READ_TIMEOUT_SECONDS):
@@ -261,7 +261,7 @@ async def write_in_time(stream: Context, message: Message) -> None:
 
 
 async def made_in_thread(make: Callable[[], T], close: Callable[[T], None]) -> T:
-    """Return what `make` makes, in a thread; `close` it if the call is cancelled before it is there."""
+    """Return the result of `make`, run in a thread; `close` the result if the call is cancelled meanwhile."""
 
     def close_abandoned(making: asyncio.Future[T]) -> None:
         if making.exception() is None:

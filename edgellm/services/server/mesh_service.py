@@ -141,7 +141,7 @@ _ERRORS = (EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutEr
 
 
 _SETTLE_SECONDS = 1.0
-MEET_SECONDS = 10.0  # for which the preceding stage waits until the coordinator has prepared this one
+MEET_SECONDS = 10.0  # the preceding stage's wait until the coordinator has prepared this one
 
 Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 M = TypeVar("M", bound=Message)
@@ -205,7 +205,7 @@ class WorkerService(Service):
             reply.warm.extend(sorted(self._cache.warm(model)))
             reply.begins.extend(piece.start for piece in model.pieces or ())
             reply.ends.extend(piece.last for piece in model.pieces or ())
-        if self._cache.layers.open(file) is None:  # else the pieces are not needed
+        if self._cache.layers.open(file) is None:  # pieces are needed only without the file
             reply.brought.extend(write_pieces(sorted(self._uploaded_pieces(file))))
         return reply
 
@@ -245,7 +245,7 @@ class WorkerService(Service):
         what = f"{work.layers.named} of {work.name}"
         stage = await made_in_thread(
             lambda: Stage(work, self._cache, post), lambda stage: stage.close()
-        )  # which may wait for memory
+        )  # the stage may wait for memory
         forwarder: StageForwarder | None = None
         try:
             self._notify(EventKind.CONNECTED, f"Loading {what} for {stream.peer()}.")
@@ -364,7 +364,7 @@ class _ReportStream:
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=_SETTLE_SECONDS)
             if self._writing.done() and not self._writing.cancelled():
-                self._writing.exception()  # so that asyncio does not log it
+                self._writing.exception()  # asyncio logs an error that nobody has read
 
 
 class StageIdle(EdgeError):
@@ -372,7 +372,7 @@ class StageIdle(EdgeError):
 
 
 def _put(stage: Stage, message: pb.MeshParcel, post: Callable[[Event], None]) -> None:
-    """Queue a micro-batch. One that breaks the rules fails by itself, because the stage has other sessions."""
+    """Queue a micro-batch. An invalid one fails alone, because the stage has other sessions."""
     try:
         stage.put(read_micro_batch(message, stage.work))
     except EdgeError as error:

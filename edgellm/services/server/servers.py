@@ -52,7 +52,7 @@ SESSIONS = 8
 
 
 class SessionServer(Listener):
-    """Answers sessions of several devices at once. Subclasses say what verifies."""
+    """Answers sessions of several devices at once. Subclasses name the models."""
 
     kind = "verifier"
 
@@ -110,7 +110,7 @@ class SessionServer(Listener):
 
 @dataclass(frozen=True, slots=True)
 class VerifierOptions:
-    """How a model verifies for devices. Memory is reserved for `sessions` replies of `context` tokens each; more may be
+    """The options of a served verifier. Memory is reserved for `sessions` replies of `context` tokens each; more may be
     open than that. Beyond `max_waiting` requests at once, further ones are answered *busy*. The rows of a batch are
     those of the model's hardware, unless there are `limits`."""
 
@@ -126,7 +126,7 @@ class VerifierServer(SessionServer):
 
     model: Model
     pieces = ""
-    """By how many tokens prefills advance, and why; "" while nothing is measured."""
+    """The tokens by which prefills advance, and why; "" while nothing is measured."""
 
     def __init__(
         self,
@@ -145,9 +145,9 @@ class VerifierServer(SessionServer):
             self.use(model, VerifierOptions(**options))
 
     def use(self, model: Model, options: VerifierOptions, curve: CostCurve | None = None, placement: str = "") -> None:
-        """Serve `model` from now on. It stays the caller's to close. By its cost `curve` it is chosen to how many rows
-        the decodes of a device that is alone are filled up (see `Context.fill`), and by how many tokens prefills
-        advance. `placement` says where it is, and why.
+        """Serve `model` from now on. The caller closes it. The cost `curve` decides the padding of decodes for a lone
+        device (see `Context.fill`), and the tokens by which prefills advance. `placement` says where the model is, and
+        why.
 
         Raises:
             InvalidOption: a size that cannot be meant.
@@ -192,7 +192,7 @@ class VerifierServer(SessionServer):
 
     @property
     def counters(self) -> Counters:
-        """Counters of the work done so far."""
+        """Return the counters of the work done so far."""
         return self._worker.counters
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class VerifierServer(SessionServer):
         return self._verifying[0].inside()
 
     def verifying(self) -> Sequence[VerifyingModel]:
-        """See `SessionServer.verifying`: it is one, or none before `use`."""
+        """Return the served model; none before `use`."""
         return self._verifying
 
 
@@ -325,7 +325,7 @@ class WorkerServer(Listener):
         self._notify(EventKind.LISTENING, f"Layers are computed at {self.address}.")
 
     def _stopping(self, grace: float) -> float:  # noqa: ARG002
-        """Wait for nothing: a reply may go on for minutes, and its coordinator can go on without this device."""
+        """Return 0: a reply may go on for minutes, and its coordinator can go on without this device."""
         self._notify(EventKind.STOPPING, "The worker stops; its coordinators continue without it.")
         return 0.0
 

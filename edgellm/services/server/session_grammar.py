@@ -1,8 +1,7 @@
-"""The grammar of a session: whose it is, how many a device may have, and masks made before the decoding thread needs
-them.
+"""The grammar of a session: its owner, the limit of a device, and masks made before the decoding thread needs them.
 
-A schema is a stranger's. So each device has a number of grammars at once and one thread for them, and what a session
-has compiled ends with it.
+Schemas come from other devices. So each device has a limited number of grammars and one thread for them, and a grammar
+ends with its session.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from edgellm.spec.verifier import VerifyRequest
 
 R = TypeVar("R")
 
-MAX_GRAMMARS = 8  # of one device at once, each of up to some tens of megabytes
-_SLOW_SECONDS = 0.002  # of the processor, for a mask
+MAX_GRAMMARS = 8  # grammars of one device at once, each of up to some tens of megabytes
+_SLOW_SECONDS = 0.002  # processor time above which making a mask counts as slow
 
 
 class GrammarOwner:
-    """A device, with what it has of grammars on this verifier."""
+    """A device, with its grammars on this verifier."""
 
     def __init__(self) -> None:
         self._held = 0
@@ -62,7 +61,7 @@ class SessionGrammar:
         self._owner, self._constraint, self._compile = owner, constraint, compile_schema
         self._grammar: ReplyGrammar | None = None
         self._holds = self._slow = False
-        self._text = NO_IDS  # the session's, as far as it is known
+        self._text = NO_IDS  # the session's known text
 
     async def prepare(self, request: VerifyRequest) -> bool:
         """Have the verdict on `request` follow the grammar, with masks that are made now; return False where the device
@@ -96,7 +95,7 @@ class SessionGrammar:
             self._slow |= thread_time() - began > _SLOW_SECONDS * (len(request.draft) + 1)
 
     def observe(self, request: VerifyRequest, verdict: Verdict) -> None:
-        """Note what the session's text goes on with."""
+        """Add the verdict's tokens to the session's text."""
         self._text = np.concatenate((self._text, request.draft.ids[: verdict.accepted], verdict.tokens))
 
     def end(self) -> None:

@@ -56,7 +56,7 @@ class _Reply:
         self.grammar: SessionGrammar | None = None
 
     def end(self) -> None:
-        """Have the backend forget it, and let go of its grammar."""
+        """Have the backend forget the session, and free its grammar."""
         if self.model is not None:
             self.model.backend.end_session(self.number)
         if self.grammar is not None:
@@ -77,7 +77,7 @@ class VerificationService(Service):
         preparing: Callable[[], str] = lambda: "",
     ) -> None:
         """Serve `models`. With a `guard`, only paired devices with the right to have drafts verified are answered.
-        `preparing` returns what is done before there is a model, of which devices are told; "" if nothing is."""
+        `preparing` returns what is done before there is a model, for devices; "" if nothing is."""
         super().__init__(notify, guard)
         self._models = tuple(models)
         self._pacing = Pacing()
@@ -116,7 +116,7 @@ class VerificationService(Service):
         try:
             wanted = parse_message(pb.HelloRequest, request, MAX_GREETING).model
         except ProtocolError:
-            wanted = ""  # of another version, which the reply tells it
+            wanted = ""  # the device has another version, as the reply tells it
         if not self._models and (preparing := self._preparing()):
             await context.abort(PREPARING, preparing)
         try:
@@ -312,6 +312,4 @@ _STATUS = {
 _log = logging.getLogger(__name__)
 _TOKENIZER_PART = 2**16  # bytes, which a device must read in time
 _SHORTEST_BUSY_MS = 50
-_HELD_SECONDS = (
-    1.0  # at most, during which a session that was answered *busy* is not read: the queue may be free sooner
-)
+_HELD_SECONDS = 1.0  # longest pause in reading a session that was answered *busy*: the queue may be free sooner

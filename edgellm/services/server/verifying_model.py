@@ -1,4 +1,4 @@
-"""The models that a server verifies with, and what is kept for each of them."""
+"""The models that a server verifies with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_TEMPLATE = MAX_GREETING - 4096  # bytes, so that devices can read the greet
 
 @dataclass(slots=True, eq=False)
 class VerifyingModel:
-    """A model that a server verifies with: what devices are told of it, and what answers them.
+    """A model that a server verifies with: its description for devices, and its backend.
 
     Beyond `max_waiting` requests at once, further ones are answered *busy*, first those of the devices with the most
     requests. `grammar` returns the grammar of a JSON schema; without it, replies cannot follow one. `size_bytes` is the
@@ -57,7 +57,7 @@ class VerifyingModel:
         return ColocatedVerifier(self.backend, self.info.capabilities, self.grammar)
 
     def described(self) -> pb.HelloReply:
-        """Return what devices are told."""
+        """Return the description for devices."""
         info, can = self.info, self.info.capabilities
         return pb.HelloReply(
             protocol=PROTOCOL,
@@ -80,8 +80,7 @@ class VerifyingModel:
 
 
 def tokenizer_to_send(file: ModelFile, name: str) -> bytes:
-    """Return what devices are sent as the tokenizer of the model of this `name`, which is that of `file`; b"" where it
-    cannot be sent."""
+    """Return the tokenizer of `file`, the model of this `name`, as devices are sent it; b"" where it cannot be sent."""
     with suppress(ModelUnsupported, OSError):  # too long, or the file has been removed
         return tokenizer_file(file, name)
     return b""
