@@ -26,12 +26,12 @@ from edgellm.cli.options.records import options_of
 from edgellm.places import config_file
 
 _ALIASES = {"list": "ls", "models": "ls"}
-"""Names that other programs have for commands; no page shows them."""
+"""Other programs' names of commands; no page shows them."""
 _PASS_ON = ("run", "service install")
-"""The commands that leave options which they do not know among their words."""
+"""The commands that keep unknown options among their words."""
 _SECTION = re.compile(r"^(?:== (?P<heading>.*)|\[edgellm ?(?P<name>.*?)\] ?(?P<home>\S*))$", re.MULTILINE)
 _HELP_ALL = "edgellm.help_all"
-"""What a context's meta has where all options are asked for."""
+"""The key in a context's meta where all options are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Page:
 
 @cache
 def pages() -> dict[str, Page]:
-    """Return the pages by what a user types behind `edgellm`, in the order in which they are listed."""
+    """Return the pages by the words that a user types behind `edgellm`, in the order in which they are listed."""
     text = Path(__file__).with_name("help_pages.txt").read_text(encoding="utf-8")
     found, heading = dict[str, Page](), ""
     starts = [*_SECTION.finditer(text)]
@@ -64,7 +64,7 @@ def pages() -> dict[str, Page]:
 
 
 def path_of(context: Any) -> str:
-    """Return what a user types for a command behind `edgellm`."""
+    """Return the words that a user types for a command behind `edgellm`."""
     path: str = context.command_path
     return path.partition(" ")[2]
 
@@ -77,7 +77,7 @@ class _Command(TyperCommand):
         self.params.append(copy(_help_all_option()))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the words of the usage line, with brackets around what may be left out and no others."""
+        """Return the words of the usage line, with brackets around optional words alone."""
         from edgellm.cli.help_pages import usage
 
         return [usage(piece) for piece in super().collect_usage_pieces(ctx)]
@@ -107,7 +107,7 @@ class _Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return a command by its name, and the words behind it."""
-        self.commands = {**dict.fromkeys(self.list_commands(ctx)), **self.commands}  # type: ignore[dict-item]  # to propose
+        self.commands = {**dict.fromkeys(self.list_commands(ctx)), **self.commands}  # type: ignore[dict-item]  # for proposals
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

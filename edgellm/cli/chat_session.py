@@ -1,4 +1,4 @@
-"""A conversation: its messages, context, stored copy and next reply. Prints warnings alone."""
+"""A conversation: its messages, context, stored copy and next reply. Only warnings are printed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _COUNTED = 2**20
-"""Tokens up to which a text that is too long is counted."""
+"""The most tokens that are counted of a text that is too long."""
 _MARKUP = 64
 """Tokens that the chat template adds, at most, when a longer context is proposed."""
 
@@ -157,12 +157,12 @@ class Chat:
 
     @property
     def context(self) -> Mapping[str, str]:
-        """The texts that questions are answered from, by name."""
+        """Return the texts that questions are answered from, by name."""
         return self._context
 
     @property
     def turns(self) -> list[tuple[str, str]]:
-        """The roles and the texts of all messages but the system prompt; questions without the context texts."""
+        """Return roles and texts of all messages but the system prompt; questions without the context texts."""
         return [(one.role, one.content) for turn in self._turns for one in (turn.question, *turn.replies)]
 
     def use(self, pair: LLM, remember: Remember | None) -> None:
@@ -175,7 +175,7 @@ class Chat:
         self._save()
 
     def add_context(self, name: str, text: str) -> None:
-        """Add a text, or another version of one; the next question is asked with it."""
+        """Add or replace a text; the next question is asked with it."""
         self.drop_context(name)
         self._context[name] = text
 
@@ -191,8 +191,8 @@ class Chat:
         return True
 
     def ask(self, prompt: str, temperature: float | None = None) -> Reply:
-        """Return the reply to `prompt`, by default with the temperature of all replies. Raises what `LLM.reply` raises,
-        and then does not keep `prompt`; PromptTooLong with the tokens of each text, and what would help."""
+        """Return the reply to `prompt`, by default with the temperature of all replies. After an error, `prompt` is not
+        kept; PromptTooLong names the tokens of each text, and what would help."""
         from edgellm.engine import Message
         from edgellm.llm.messages import leave_out_turns
 

@@ -25,7 +25,7 @@ from edgellm.places import state_dir
 
 def main() -> None:
     """Run the `edgellm` command."""
-    logging.disable(logging.WARNING)  # of libraries; edgellm prints what a user should know itself
+    logging.disable(logging.WARNING)  # silences libraries: edgellm prints itself what a user should know
     prepare_streams()
     sys.exit(run(sys.argv[1:]))
 

@@ -35,7 +35,7 @@ _RANGE = re.compile(r"; x>=[\d.]+\]")
 
 
 class PageText(Protocol):
-    """What a page says beside the options, as in `edgellm.cli.app`."""
+    """The text of a page besides the options, as in `edgellm.cli.app`."""
 
     @property
     def heading(self) -> str: ...
@@ -91,7 +91,7 @@ def _command_parts(
 def _head(
     command: TyperCommand | TyperGroup, ctx: typer.Context, page: PageText, everything: bool
 ) -> Iterator[RenderableType]:
-    """Yield the usage, the summary, the examples and what else there is to know."""
+    """Yield the usage, the summary, the examples and the details."""
     yield Text(command.get_usage(ctx), "bold")
     yield Text(f"\n{page.summary}")
     if page.examples:

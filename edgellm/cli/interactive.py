@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgellm.cli.pair_opener import ChatPairOpener
     from edgellm.cli.views.reply_printer import Display
 
-_MENU_ROWS = 6  # for completions below the prompt
+_MENU_ROWS = 6  # rows for completions below the prompt
 
 
 def converse(
@@ -67,7 +67,7 @@ def converse(
 
 
 class _Completer(Completer):
-    """Completes commands, and what follows them."""
+    """Completes commands and their arguments."""
 
     def __init__(self, conversing: Conversing) -> None:
         self._conversing = conversing
@@ -120,7 +120,7 @@ class _TypedLines(History):
         yield from (past.question for past in reversed(pasts))
 
     def store_string(self, string: str) -> None:
-        """Keep what was just typed, where that is possible."""
+        """Keep the typed text, where that is possible."""
         if self._usable:
             try:
                 self._lines.add(string, "")

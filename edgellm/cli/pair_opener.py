@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 Remember = Callable[[str, str], None]
 RECALLED = 2**16
-"""Bytes of past conversations that are drafted from: more would delay the first token of a reply noticeably."""
+"""Bytes of past conversations to draft from: more would delay a reply's first token noticeably."""
 TOY = (
     "This toy pair knows a small made-up home. For real models: edgellm setup\n"
     'Try: "The film night is on Friday at 20:00.", then: "When is the film night?"'
 )
-"""What to know about the bundled home pair."""
+"""The notice about the bundled home pair."""
 SMALL = "SmolLM2 135M is small: its facts and sums are often wrong. Better: edgellm setup"
-"""What to know about the default pair."""
+"""The notice about the default pair."""
 _PAUSE = 600  # seconds after a download that failed, in which the next command does not try again
 
 
@@ -64,9 +64,9 @@ def with_default_pair(draft: str, verifier: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ChatPairOpener:
-    """Opens pairs that can make replies with these options. Without `history` nothing of past conversations is used;
-    `introduce` prints what to know about the home pair or SmolLM2 where they answer. A stock server is used as
-    `upstream` says. Prompts that were read are kept in `prompt_cache` bytes on disk."""
+    """Opens pairs that can make replies with these options. Without `history` no past conversation is used; `introduce`
+    prints a notice where the home pair or SmolLM2 answers. `upstream` has the options for a stock server. Prompts that
+    were read are kept in `prompt_cache` bytes on disk."""
 
     options: ReplyOptions
     hardware: HardwareOptions
@@ -76,7 +76,7 @@ class ChatPairOpener:
     prompt_cache: int = 0
 
     def open(self, draft: str, verifier: str, peers: Sequence[str] = (), profile: Path | None = None) -> LLM:
-        """Open a pair; one of the `peers` verifies if there are any. Raise what `LLM.open` and `prepare` raise."""
+        """Open a pair; one of the `peers` verifies if there are any."""
         from edgellm.llm import AUTO, LLM
         from edgellm.storage.default_pair import HOME, SMOLLM2, resolve_pair
 
@@ -93,10 +93,10 @@ class ChatPairOpener:
         return self.prepare(pair)
 
     def prepare(self, pair: LLM) -> LLM:
-        """Return an opened pair, once it is known to be able to make the replies, and has said what to know about it.
+        """Return an opened pair after checking that it can make the replies, and printing its notice.
 
         Raises:
-            InvalidOption: it cannot; it is closed then.
+            InvalidOption: the pair cannot make the replies; it is closed.
         """
         from edgellm.spec.gates.factory import needs_profile
 

@@ -138,7 +138,7 @@ def _words(context: typer.Context) -> tuple[str, ...]:
 
 
 def _default_map(context: typer.Context, table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the default map of a command from its table in the file; `prefix` is the name of that and a dot."""
+    """Return the default map of a command from its table in the file; `prefix` is the table's name and a dot."""
     children, options, found = _names(context), options_of(context.command), dict[str, Any]()
     for name, value in table.items():
         if isinstance(value, dict) and name in children:

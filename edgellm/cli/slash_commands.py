@@ -27,7 +27,7 @@ Enter sends. A new line: Alt-Enter, a backslash at the end of the line, or
 three quotes before and after a text. Arrow up recalls earlier input.
 Ctrl-C stops a reply. A blank before a slash sends the line to the model."""
 QUOTES = '"""'
-"""Stand around a text of several lines."""
+"""The quotes around a text of several lines."""
 _ALIASES = {"/exit": "/bye", "/quit": "/bye", "/?": "/help", "/load": "/model", "/colours": "/colors"}
 _LEAVE = ("exit", "quit", "bye")
 _NAME = re.compile(r"/[a-z?]*")
@@ -37,7 +37,7 @@ Completions = Iterable[tuple[str, str]]
 
 
 class Conversing:
-    """A conversation at a terminal: what commands see and change.
+    """A conversation at a terminal, as commands see and change it.
 
     `models` are the names of the draft model and the verifier, None if the verifier is on other devices.
     """
@@ -72,13 +72,13 @@ class Conversing:
         self.left = True
 
     def show_colours(self, on: bool) -> None:
-        """Show by colours who wrote what, or no longer; the last reply, too."""
+        """Show or hide each token's source by colours, also in the last reply."""
         self.display = replace(self.display, colours=on)
         if on and self._heard:
             print_again(self._heard)
 
     def switch(self, draft: str, verifier: str) -> None:
-        """Have other models answer. Raise what opening them raises, and then use the former ones again."""
+        """Have other models answer. Where opening them fails, raise the error and use the former models again."""
         former = self.models
         if former is None:
             raise InvalidOption("The verifier is on other devices.", "Start again: edgellm run MODEL")
@@ -120,8 +120,8 @@ class Conversing:
 
 @dataclass(frozen=True, slots=True)
 class SlashCommand:
-    """A command: its name, what may follow it, a line about it, and what it does with that. `complete` yields what
-    may be typed next, each with a line about it."""
+    """A command: its name, its arguments, a line about it, and its function. `complete` yields the next words that may
+    be typed, each with a line about it."""
 
     name: str
     arguments: str
@@ -149,7 +149,7 @@ def find(name: str) -> SlashCommand:
 
 
 def completions(conversing: Conversing, line: str) -> Iterator[tuple[str, int, str]]:
-    """Yield what may follow in a line that begins with a slash: a text, how much of the line's end it replaces, and a
+    """Yield the completions of a line that begins with a slash: a text, how much of the line's end it replaces, and a
     line about it."""
     first, space, rest = line.partition(" ")
     if not space:

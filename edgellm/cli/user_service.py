@@ -22,7 +22,7 @@ from edgellm.places import state_dir
 
 UNIT = "edgellm.service"
 LABEL = "local.edgellm.serve"
-_SECONDS = 30.0  # for a call of systemctl or launchctl
+_SECONDS = 30.0  # limit for a call of systemctl or launchctl
 _KEPT = ("EDGELLM_HOME", "EDGELLM_PAIR", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE")
 """The variables that a service needs to find the same files; no token is written into a unit."""
 _SHOWN = ("ActiveState", "UnitFileState", "MainPID", "ExecMainStartTimestamp")
@@ -30,7 +30,8 @@ _SHOWN = ("ActiveState", "UnitFileState", "MainPID", "ExecMainStartTimestamp")
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """Whether the service is installed, starts at login and runs; its process, and since when, as the system says."""
+    """The state of the service: installed, started at login, running; its process, and since when, as the system
+    says."""
 
     installed: bool
     at_login: bool = False
@@ -49,7 +50,7 @@ class SystemdManager:
 
     @property
     def file(self) -> Path:
-        """The unit's file."""
+        """Return the unit's file."""
         config = os.environ.get("XDG_CONFIG_HOME")
         return (Path(config) if config else Path.home() / ".config") / "systemd" / "user" / UNIT
 
@@ -96,19 +97,19 @@ class LaunchdManager:
 
     @property
     def file(self) -> Path:
-        """The agent's property list."""
+        """Return the agent's property list."""
         return Path.home() / "Library" / "LaunchAgents" / f"{LABEL}.plist"
 
     @property
     def log(self) -> Path:
-        """The file that the agent writes to."""
+        """Return the file that the agent writes to."""
         return state_dir() / "logs" / "serve.log"
 
     def install(self, command: Sequence[str]) -> None:
         """Write the agent and load it, in place of an earlier one."""
         from edgellm.storage.state import write_state
 
-        with suppress(ServiceFailed):  # there is none yet
+        with suppress(ServiceFailed):  # there is no earlier agent
             self._ask("bootout", f"{self._domain()}/{LABEL}")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         write_state(self.file, agent_plist(command, _environment(), self.log))
@@ -147,7 +148,7 @@ class LaunchdManager:
 
 
 ServiceManager: TypeAlias = SystemdManager | LaunchdManager
-"""What starts programs at login. All methods raise ServiceFailed where the system's own tool fails."""
+"""A manager of programs that start at login. All methods raise ServiceFailed where the system's own tool fails."""
 
 
 def service_manager() -> ServiceManager:

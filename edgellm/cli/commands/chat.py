@@ -26,7 +26,7 @@ _CONVERSATION = "Conversation"
 
 @dataclass(frozen=True, slots=True)
 class TalkOptions:
-    """What a conversation begins with, and what is kept of it."""
+    """The beginning of a conversation, and its storage."""
 
     again: bool = flag(False, "Continue the last conversation.", names=("-c", "--continue"))
     context: tuple[str, ...] = flag((), "Text file to answer from; can be given several times.", "FILE")

@@ -81,8 +81,8 @@ def explain_rights(rights: Iterable[Right], host: str, guest: str) -> Iterator[t
             yield "", consequence.format(host=host, guest=guest)
 
 
-PORT = 50150  # as in `edgellm.rpc.trust.pairing`, which is slow to import
-SEARCH_SECONDS = 4.0  # for the device that shows the code, before a notice
+PORT = 50150  # a copy: `edgellm.rpc.trust.pairing` is slow to import
+SEARCH_SECONDS = 4.0  # search for the device that shows the code, before a notice
 LONGEST_SEARCH = 30.0
 
 
@@ -166,7 +166,7 @@ def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as
                 _print_code(code, places, about.rights)
             while True:
                 with suppress(TimeoutError):
-                    return window.wait(0.5)  # in pieces, so that Ctrl-C is heard
+                    return window.wait(0.5)  # short waits let Ctrl-C be heard
 
 
 def _print_code(code: Code, places: Sequence[Address], rights: Rights) -> None:

@@ -41,7 +41,7 @@ class ProfiledPair(PairOptions):
 
 @dataclass(frozen=True, slots=True)
 class MeasureOptions:
-    """What is measured, and where the results go."""
+    """The options for measuring, and the file of the results."""
 
     gamma: int = flag(BUDGET_CHUNK, "Drafted tokens per chunk.", "N", least=1)
     max_tokens: int = flag(96, "Maximum number of tokens in a reply.", "N", least=1)

@@ -15,7 +15,7 @@ from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, ServerUnreac
 if TYPE_CHECKING:
     from edgellm.http.running_servers import RunningServer
 
-_GRACE_SECONDS = 20.0  # for replies in flight, and for the rest
+_GRACE_SECONDS = 20.0  # limit for replies in flight, and for the rest of the end
 _START = "Start one with: edgellm serve"
 
 

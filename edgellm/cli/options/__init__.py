@@ -1,1 +1,1 @@
-"""The options of commands as records, and what makes flags of them."""
+"""The options of commands as records, and their flags."""

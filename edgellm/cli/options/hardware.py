@@ -46,7 +46,7 @@ class HardwareOptions:
 
     @property
     def given(self) -> dict[str, Values]:
-        """The options that were given, by their names."""
+        """Return the options that were given, by their names."""
         return {one.name: values for one in fields(self) if (values := getattr(self, one.name))}
 
     def words(self) -> list[str]:
@@ -77,7 +77,7 @@ class HardwareOptions:
         )  # fmt: skip
 
     def of_planned(self) -> Hardware:
-        """Return the hardware of this device's part of a model that is planned for.
+        """Return the hardware of this device's part of a planned model.
 
         Raises:
             InvalidOption: a value that does not exist, or one for a draft model, of which a plan has none.
@@ -138,7 +138,7 @@ class PlanHardware(HardwareOptions):
 
 @dataclass(frozen=True, slots=True)
 class DeployHardware(PlanHardware):
-    """The options on which it depends which layers a device needs."""
+    """The options that decide which layers a device needs."""
 
     batch_size: Values = _hardware(
         "", "VALUE", "", "does not change which layers a device needs: give it to edgellm mesh run"

@@ -1,4 +1,4 @@
-"""The options of `edgellm mesh`: the devices of a home, what is planned for them, sent to them and asked of them."""
+"""The options of `edgellm mesh`: the devices of a home, and plans, uploads and replies on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Overlap(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HomeOptions:
-    """The devices of a home, and what spreads a model over them."""
+    """The devices of a home, and the engine that spreads a model over them."""
 
     engine: Engine = flag(Engine.AUTO, ENGINES, "auto|stages|rpc")
     peer: tuple[str, ...] = flag(
@@ -42,7 +42,7 @@ class HomeOptions:
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What is planned, and for which devices if not for those of this home."""
+    """The options of a plan, and its devices if not those of this home."""
 
     devices: Path | None = flag(None, "Devices file; see --help-all.", "FILE.toml")
     preset: str | None = flag(None, "Named devices: csgo, those of the paper.", "NAME")
@@ -61,13 +61,13 @@ class PlanOptions:
 
     @property
     def described(self) -> bool:
-        """Whether the devices are described, and not those of this home."""
+        """Return whether a file or preset describes the devices."""
         return self.devices is not None or self.preset is not None
 
 
 @dataclass(frozen=True, slots=True)
 class DeployOptions:
-    """Which layers are sent to which devices."""
+    """The layers to send, and the devices to send them to."""
 
     split: str | None = flag(None, _LAYERS, _SPLIT, shown="as mesh plan advises")
     tokens_in: int = flag(1024, "Tokens of the prompt to plan for.", "N", least=1)
@@ -78,7 +78,7 @@ class DeployOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions(HomeOptions):
-    """How a model is split over devices, and what is asked."""
+    """The split of a model over devices, and the question."""
 
     split: str | None = flag(None, _LAYERS, _SPLIT, shown="the best one")
     devices: Path | None = flag(None, "Devices file to plan for; see edgellm mesh plan --help-all.", "FILE.toml")

@@ -19,8 +19,8 @@ from edgellm.flags import AS_MODEL, flag
 if TYPE_CHECKING:
     from edgellm.upstream.opening import UpstreamOptions
 
-DEFAULT = "default"  # as in `edgellm.storage.default_pair`, which is slow to import
-DEFAULT_DRAFT, DEFAULT_VERIFIER = "smollm2:draft", "smollm2:135m"  # what the help pages call them
+DEFAULT = "default"  # a copy: `edgellm.storage.default_pair` is slow to import
+DEFAULT_DRAFT, DEFAULT_VERIFIER = "smollm2:draft", "smollm2:135m"  # names on help pages
 DEVICES = "Several devices"
 DRAFTS = "Drafts and verification"
 """Sections of help pages."""
@@ -28,7 +28,6 @@ TIERS = "score|fan-out|continue"
 _INTERFACE = "Network to use; can be given several times, or set with EDGELLM_INTERFACE."
 INTERRUPTED = 130
 """The exit code of a reply that its user has stopped."""
-"""What is shown as the default of an option that the model decides."""
 _THINK = {"auto": None, "on": True, "off": False}
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -98,7 +97,7 @@ def conversation_ids(incomplete: str) -> Names:
 
 
 class Engine(enum.StrEnum):
-    """What spreads a model over devices."""
+    """The engines that spread a model over devices."""
 
     AUTO = "auto"
     STAGES = "stages"
@@ -109,7 +108,7 @@ ENGINES = (
     "stages: each device computes its own layers of the file. rpc: llama.cpp's RPC, also for models whose layers "
     "cannot be cut apart. auto: stages where layers can be cut, else rpc."
 )
-"""The help text of the option that chooses one."""
+"""The help text of the option that chooses an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +145,15 @@ class PairOptions:
     )
 
     def upstream(self) -> UpstreamOptions | None:
-        """Return how a stock server is used, None if nothing is said of it. Raises InvalidOption for an unknown
-        tier."""
+        """Return the options for a stock server, None without any. Raises InvalidOption for an unknown tier."""
         return upstream_options(self.verifier_tier, self.verifier_key_file)
 
 
 def upstream_options(
     tier: str | None, key_file: Path | None, option: str = "--verifier-tier"
 ) -> UpstreamOptions | None:
-    """Return how a stock server is used, None if nothing is said of it. Raises InvalidOption for an unknown tier, which
-    came by `option`."""
+    """Return the options for a stock server, None without any. Raises InvalidOption for an unknown tier from
+    `option`."""
     if tier is None and key_file is None:
         return None
     from edgellm.upstream.opening import UpstreamOptions
@@ -168,7 +166,7 @@ def upstream_options(
 
 @dataclass(frozen=True, slots=True)
 class ThinkOptions:
-    """How a model thinks before it answers."""
+    """The options for thinking before the answer."""
 
     think: str = flag(
         "auto", "Have the model think before it answers; N: for at most N tokens. auto: as its chat template does.",

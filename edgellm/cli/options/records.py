@@ -1,4 +1,4 @@
-"""Commands whose options are records: each record among the parameters of a command becomes the flags of its fields."""
+"""Records as options: each record among a command's parameters becomes the flags of the record's fields."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class _Only:
 
 
 def only(*names: str, shown: str = "") -> Any:
-    """Return what stands beside an `Annotated` record where a command has these of its fields alone, or, without names,
-    all of them; `shown` is what its help pages say of their defaults."""
+    """Return the mark, for `Annotated`, of a record of which a command has these fields alone, or without names all;
+    `shown` stands for their defaults on its help page."""
     return _Only(names, shown)
 
 
@@ -59,7 +59,7 @@ class _Record:
             )
 
     def _hints(self) -> dict[str, Any]:
-        """Return the types of the fields that have flags; names in those of others need not be imported."""
+        """Return the types of the fields that have flags; names in other fields' types need not be imported."""
         found = dict[str, Any]()
         for home in reversed(self.kind.__mro__):
             wanted = {name: hint for name, hint in inspect.get_annotations(home).items() if name in self.flags}
@@ -100,7 +100,7 @@ def with_records(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def _option(one: Flag) -> Any:
-    """Return a flag as Typer has it."""
+    """Return the Typer option of a flag."""
     complete = one.complete or (None if one.choices is None else completion(one.choices, one.several))
     return typer.Option(
         *one.names, metavar=one.metavar, help=one.help, show_default=one.shown or True, envvar=one.variable,

@@ -27,17 +27,17 @@ from edgellm.errors import InvalidOption
 from edgellm.flags import flag
 
 HTTP_PORT = 8080
-PORT = 50151  # as in `edgellm.rpc.channel`, which is slow to import
+PORT = 50151  # a copy: `edgellm.rpc.channel` is slow to import
 
 
 Role: TypeAlias = Literal["pair", "verifier", "worker"]
 LogLevel: TypeAlias = Literal["off", "error", "warning", "info", "debug"]
-"""Each includes those before it."""
+"""The levels of a log; each includes the levels before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleOptions:
-    """What is served, and by which models or stock servers."""
+    """The role, and the models or stock servers that serve."""
 
     role: Role = flag(
         "pair", "pair: answer over HTTP, as edgellm chat does. verifier: also verify drafts of other devices. "
@@ -68,7 +68,7 @@ class RoleOptions:
 
     @property
     def only_model(self) -> str | None:
-        """The model that is named. Raise InvalidOption for several, which only a gateway has."""
+        """Return the model that is named. Raise InvalidOption for several, which only a gateway has."""
         if len(self.model) > 1:
             raise InvalidOption(f"{len(self.model)} models are named: {', '.join(self.model)}.", "Give -m once.")
         return self.model[0] if self.model else None
@@ -98,7 +98,7 @@ class ServedPair(PairOptions):
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """How other devices reach this one."""
+    """The options by which other devices reach this one."""
 
     host: str = flag(
         "127.0.0.1", "Address to listen on: by default for this machine only, any other for paired devices.", "HOST"
@@ -114,7 +114,7 @@ class LinkOptions:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions(LinkOptions):
-    """How other devices reach this one, and what it has for their layers."""
+    """The options by which other devices reach this one, and store layers here."""
 
     memory: float | None = flag(
         None, "Worker: memory for layers and caches.", "GB", least=0.0, panel="Worker",
@@ -187,7 +187,7 @@ def _names(record: type[LinkOptions | PairOptions | ThinkOptions]) -> set[str]:
 
 
 _LINK = {"model", *_names(LinkOptions)}
-_TEMPLATE = {*_names(ThinkOptions), "ctx_size", "batch_size"}  # of whoever asks for replies
+_TEMPLATE = {*_names(ThinkOptions), "ctx_size", "batch_size"}  # options of a model that writes replies
 _USES = {
     "pair": {*_names(ServedPair), *_TEMPLATE, "plan", "keep_alive"},
     "verifier": {*_LINK, *_TEMPLATE, "draft", "sessions", "upstream", "upstream_tier", "upstream_key_file"},

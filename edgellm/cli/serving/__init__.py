@@ -1,1 +1,1 @@
-"""What `edgellm serve` runs: its roles, its HTTP server, and what it announces."""
+"""The parts of `edgellm serve`: its roles, its HTTP server, and its announcements."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def start_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> HttpServer | None:
-    """Start a server that writes so many replies at once, and return it; None with --no-http. Until `HttpServer.open`
+    """Start a server that writes up to `replies` at once, and return it; None with --no-http. Until `HttpServer.open`
     it answers that the model loads. With `paired_only` other programs on this machine need a key, too.
 
     Raises:
@@ -96,7 +96,7 @@ def until_stopped(servers: Sequence[Server | None], hint: str = STOP_HINT) -> No
     """Wait for SIGINT or SIGTERM, then stop one server after the other, each once its requests in flight are finished,
     since an earlier one may use later ones. A second signal stops all at once. Print `hint` once signals are handled.
     """
-    gc.freeze()  # what is loaded stays: collections that look through it halt all threads for a tenth of a second
+    gc.freeze()  # loaded objects stay: collecting them would halt all threads for a tenth of a second
     running = [server for server in servers if server is not None]
     signals = 0
 
@@ -125,8 +125,7 @@ def until_stopped(servers: Sequence[Server | None], hint: str = STOP_HINT) -> No
 
 @contextmanager
 def embedding(server: HttpServer | None, model: str | None, hardware: Hardware) -> Iterator[None]:
-    """Load an embedding model, if one is named, and have `server` embed with it. Raises what `Model.load` and
-    `Embedder` raise."""
+    """Load an embedding model, if one is named, and have `server` embed with it."""
     if model is None:
         yield
         return

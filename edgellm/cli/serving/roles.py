@@ -44,8 +44,8 @@ _PLANNED = 512  # tokens of a reply, for a plan before the first request
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a command line asks to be served: `replies` are the options of replies that leave them open, of which
-    `at_once` are written at once."""
+    """A command line's request to serve: `replies` are the options where a request leaves them open; up to `at_once`
+    replies are written at once."""
 
     served: RoleOptions
     models: ServedPair
@@ -141,8 +141,8 @@ def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) ->
 
 
 def _eagle3(ctx: typer.Context, draft: str) -> ModelFile | None:
-    """Return the EAGLE-3 head of a served verifier. What a pair's settings name as its draft model is left out; raise
-    InvalidOption where the command line names one."""
+    """Return the EAGLE-3 head of a served verifier. A draft model in a pair's settings is left out; raise InvalidOption
+    where the command line names one."""
     from edgellm.llm.model_loading import eagle3_named, named
 
     eagle3 = None if draft == DEFAULT else eagle3_named(named(draft))
@@ -173,8 +173,7 @@ def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardwar
     `hardware` says. Its memory is limited, by default to nine tenths of what is free now, or what a graphics card has
     free, since otherwise other devices would decide how much it takes.
 
-    Raises EngineFailed where nothing here serves llama.cpp's RPC, and what `WorkerServer`, `ComputeUnit.choose` and, if
-    the model cannot be cut, `WholeModel` raise.
+    Raises EngineFailed where nothing here serves llama.cpp's RPC.
     """
     from edgellm.engine.ggml_rpc.backend import require_server
     from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
@@ -244,7 +243,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
                 open_model(served)
             except EdgeError as error:
                 say(f"{served.model.name} is not served over HTTP. {error}", style="yellow")
-            if len(server.models) > 1:  # else it is as it was
+            if len(server.models) > 1:  # with a single model nothing has changed
                 say_how()
 
         server.watch(open_model, open_late)

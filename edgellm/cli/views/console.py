@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 def _harmless() -> dict[int, str]:
     table = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}  # ESC is shown as ␛
-    table[ord("\r")] = ""  # would let later text overwrite earlier text
+    table[ord("\r")] = ""  # a carriage return would let later text overwrite earlier text
     table[0x7F] = "␡"
     table |= dict.fromkeys(range(0x80, 0xA0), "\ufffd")
-    table |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")  # reverse the reading order
+    table |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")  # marks of reading order
     return table | {0x2028: "\n", 0x2029: "\n"}
 
 
@@ -140,7 +140,7 @@ def _console(stream: TextIO, kind: type[Console]) -> Console:
     system: Literal["auto"] | None = "auto" if coloured(stream) else None
     console = kind(file=stream, color_system=system, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = 10_000  # where a program reads, no line is cut or folded
+        console.width = 10_000  # a program reads here, so no line is cut or folded
     return console
 
 
@@ -205,7 +205,7 @@ class TokenWriter:
 
 def prepare_streams() -> None:
     """Keep characters that the terminal's encoding lacks, and closed streams, from stopping a reply."""
-    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  # for as long as the program runs
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  # open while the program runs
     sys.stderr = sys.stderr or sys.stdout
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -228,7 +228,8 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def table(*columns: str, right: Collection[str] = (), fold: str = "") -> Table:
-    """Return a table for `out` with these headings: of numbers `right`, and `fold` for a column of longer texts."""
+    """Return a table for `out` with these headings, aligned right for those in `right`; the column `fold` folds long
+    texts."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False)
@@ -250,7 +251,7 @@ def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
 
 
 def make_sure(verb: str, what: str, *, yes: bool) -> None:
-    """Ask whether to do what cannot be undone, unless the user has said `yes` already.
+    """Ask before an action that cannot be undone, unless the user has said `yes` already.
 
     Raises:
         InvalidOption: nobody can be asked.

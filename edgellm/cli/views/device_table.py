@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgellm.mesh.fleet_profiler import MeasuredLink, MeasuredSpeed, Survey
     from edgellm.rpc.discovery.workers import Worker
 
-_QUIET_SECONDS = 1.0  # before progress is printed
+_QUIET_SECONDS = 1.0  # time before progress is printed
 
 
 def find_home_workers(interface: Sequence[str] | None, peers: Sequence[str] = ()) -> list[Worker]:
@@ -35,8 +35,8 @@ def find_home_workers(interface: Sequence[str] | None, peers: Sequence[str] = ()
 def survey_workers(
     model: ModelFile, workers: Sequence[Worker], fresh: bool, hardware: Hardware, *, by_stand_in: bool = False
 ) -> Survey:
-    """Measure what this device, as `hardware` has it compute, and `workers` can do with a model, if unknown or `fresh`;
-    print which are left out. `by_stand_in` as for `measure_workers`."""
+    """Measure a model on this device with its `hardware`, and on `workers`, if unknown or `fresh`; print which are left
+    out. `by_stand_in` as for `measure_workers`."""
     from edgellm.mesh.fleet_profiler import measure_workers
 
     with progress("asking the devices") as update:
@@ -57,7 +57,7 @@ def print_left_out(devices: Sequence[tuple[str, EdgeError]]) -> None:
 
 
 def print_units(home: Survey) -> None:
-    """Print what computes on each device, and why."""
+    """Print the unit that computes on each device, and why."""
     for name, speed in home.speeds.items():
         figures = speed.figures
         unit = figures.unit or "the processor"

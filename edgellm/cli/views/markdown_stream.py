@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from rich.console import JustifyMethod
 
 _A_SECOND, _SHARE = 12, 4.0
-"""Drawings of the open block: at most so many a second, and at least so many times what the last one took apart."""
+"""The most drawings of the open block a second, and the least pause, in times of the last drawing's duration."""
 _PARSER = (
-    MarkdownIt("commonmark", {"html": False})  # a tag is text, and not left out
+    MarkdownIt("commonmark", {"html": False})  # a tag is shown as text
     .enable(["strikethrough", "table"])
-    .disable(["reference", "image"])  # which would not be shown in full
+    .disable(["reference", "image"])  # neither would be shown in full
 )
 _INDENTS = {"blockquote": 4, "ul": 3, "ol": 3}
 """Columns by which lines are indented; half of the screen at most, so that words are not broken."""
@@ -59,7 +59,7 @@ class MarkdownWriter:
         self._console = Console(
             file=sys.stdout, theme=_THEME, markup=False, highlight=False, emoji=False, color_system="standard"
         )
-        self._source = ""  # from the beginning of the open block on
+        self._source = ""  # the text from the open block on
         self._begun = False  # whether a block has been printed
         self._live: Live | None = None
         self._drawn, self._drawn_of = _joined([[]]), ("", False)
@@ -73,7 +73,7 @@ class MarkdownWriter:
         if not text:
             return
         self._source += harmless(text)
-        if "\n" in text:  # else no block has ended
+        if "\n" in text:  # without a line break, no block has ended
             self._print_finished()
         if self._live is None:
             self._live = _Live(
@@ -90,7 +90,7 @@ class MarkdownWriter:
             self._live = None
 
     def end_line(self) -> None:
-        """Print what is open, and end its line."""
+        """Print the open block, and end its line."""
         self.pause()
         self._source += "\n"
         self._print_finished()
@@ -125,7 +125,7 @@ class MarkdownWriter:
         return self._drawn
 
     def _rendered(self, text: str) -> Lines:
-        """Return the lines of a text; as it was written where they would lack a word of it."""
+        """Return the rendered lines of a text, or its source where they would lack a word."""
         tokens = _PARSER.parse(text)
         options = self._console.options.update(width=max(1, self._console.width - 1), height=None)
         lines = list(Segment.split_lines(self._console.render(_Page(tokens), options)))
@@ -148,7 +148,7 @@ class _Live(Live):
     _shown: RenderableType | None = None
 
     def refresh(self) -> None:
-        """Draw what is to be shown, if it is not shown already."""
+        """Draw the new lines, if they are not shown already."""
         wanted = self.get_renderable()
         if wanted is not self._shown or not self.is_started:
             self._shown = wanted
@@ -162,7 +162,7 @@ def _joined(lines: Lines) -> Segments:
 
 
 def _finished(source: str) -> tuple[list[str], str]:
-    """Return the blocks of Markdown that is being written before its last one, and that.
+    """Return the finished blocks of Markdown that is being written, and its last block.
 
     A line that has not ended may become anything, and is not looked at.
     """
@@ -173,10 +173,10 @@ def _finished(source: str) -> tuple[list[str], str]:
 
 
 def _letters(text: str) -> Counter[str]:
-    """Count the letters and digits of Markdown, or of what is shown of it: the same but for the numbers of list items.
+    """Count the letters and digits of Markdown, source or rendered: the same but for the numbers of list items.
 
-    What is shown has fewer where a table has more cells than its header or more columns than the screen, a link has a
-    title, or something is nested too deeply for the parser.
+    Rendered Markdown has fewer where a table has more cells than its header or more columns than the screen, a link has
+    a title, or something is nested too deeply for the parser.
     """
     return Counter(filter(str.isalnum, unescape(_ITEM_NUMBER.sub("", text))))
 

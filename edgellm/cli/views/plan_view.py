@@ -87,7 +87,8 @@ def gantt(way: PlanOption, width: int) -> list[Text]:
 
 
 def chart_line(head: str, cells: Sequence[str], end: float) -> Text:
-    """Return a line of a chart: its head, a mark for the activity in each cell, and when the last one ends."""
+    """Return a line of a chart: its head, a mark for the activity in each cell, and the time at which the last cell
+    ends."""
     line = Text(head)
     for activity, run in groupby(cells):
         mark, style = MARKS.get(activity, (" ", ""))
@@ -132,7 +133,7 @@ def _alternatives(plan: Plan) -> Table:
 
 
 def _ways(*rows: tuple[str, PlanOption | RpcOption | None, str]) -> Table:
-    """Return a table of a plan beside its alternatives: of each the name, the times, and a remark."""
+    """Return a table of a plan and its alternatives, each with name, times and remark."""
     times = ("FIRST TOKEN", "PER TOKEN", "REPLY")
     made = table("PLAN", *times, "", right=times)
     for name, way, remark in rows:
@@ -158,7 +159,7 @@ def _moves(console: Console, plan: Plan, moves: Sequence[tuple[str, int]] | None
 
 
 def figures(found: Plan, milliseconds: float) -> dict[str, Any]:
-    """Return the plan for a script. Layers are counted from 1, both ends included; what does not fit is None."""
+    """Return the plan for a script. Layers are counted from 1, both ends included; a plan that does not fit is None."""
 
     def seconds(way: PlanOption | None) -> float | None:
         return None if way is None else found.seconds(way)

@@ -26,13 +26,13 @@ class Loading:
     """A progress callback, for a model's name and the share of it that is loaded. Its `with` removes the bar."""
 
     def __init__(self, verb: str = "loading") -> None:
-        """`verb`: what is done with the model."""
+        """`verb` says what is done with the model."""
         self._verb = verb
         self._began = time.monotonic()
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._printed: set[str] = set()
-        self._started: dict[str, float] = {}  # when the first share of each was reported
+        self._started: dict[str, float] = {}  # times of each model's first report
 
     def __enter__(self) -> Self:
         return self
@@ -72,7 +72,7 @@ class Loading:
 
 @dataclass(slots=True)
 class _Reader:
-    """A model that reads the prompt: since when, what it had read by then, its last report, and when that came."""
+    """A model that reads the prompt: its first and its last report, with their times."""
 
     began: float
     skipped: int
@@ -82,12 +82,12 @@ class _Reader:
 
     @property
     def seconds_left(self) -> float:
-        """The time that the rest takes at the speed so far; 0 while that is not known."""
+        """Return the seconds that the rest takes at the speed so far; 0 while unknown."""
         return (self.report.total - self.report.done) / self._speed if self._speed else 0.0
 
     @property
     def _speed(self) -> float:
-        """Tokens per second; 0 while not known."""
+        """Return the tokens per second; 0 while unknown."""
         seconds = self.now - self.began
         return (self.report.done - self.skipped) / seconds if seconds > 0.0 else 0.0
 
@@ -98,7 +98,7 @@ class _Reader:
 
 
 class PromptBar:
-    """Shows what a reply waits for before its first token, from `QUIET_SECONDS` on until `stop`.
+    """Shows the wait for a reply's first token, from `QUIET_SECONDS` on until `stop`.
 
     At a terminal that is a line with the time, and a bar for each model that reports how far it has read the prompt.
     Elsewhere a line is printed for each model that will take as long again.
@@ -162,7 +162,7 @@ class PromptBar:
                 described = f"{name} reads" if name else _READING
                 self._tasks[name] = self._progress.add_task(described, total=None, figures="")
         for name, reader in self._readers.items():
-            known = reader.report.total if reader.report.done else None  # a bar that only moves while nothing is known
+            known = reader.report.total if reader.report.done else None  # without a report the bar pulses
             self._progress.update(self._tasks[name], total=known, completed=reader.report.done, figures=str(reader))
 
     def stop(self) -> None:
@@ -177,7 +177,7 @@ class PromptBar:
 
 def download(plans: Sequence[DownloadPlan]) -> list[PulledModel]:
     """Download the models of some plans, one after the other, and show one bar over all of them on a terminal; return
-    where they are. Raise what `storage.fetch` raises."""
+    where they are."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,

@@ -33,8 +33,8 @@ _OUTPUT = "Output"  # a section of help pages
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """Settings of what is shown of a reply: JSON in place of text; why each chunk was verified or not; all figures, one
-    line of them, or with `quiet` none; `colours` that show who wrote each token, in place of rendered Markdown."""
+    """Settings for showing a reply: JSON in place of text; the reason why each chunk was verified or not; all figures,
+    a line of figures, or none with `quiet`; `colours` by each token's source in place of rendered Markdown."""
 
     as_json: bool = flag(False, "Print one JSON object per token, then a summary.", names=("--json",))
     colours: bool = flag(
@@ -56,7 +56,7 @@ class Writer(Protocol):
         """Make room for other output, and go on with the next token."""
 
     def end_line(self) -> None:
-        """Write what is held back, and end the line if one is begun."""
+        """Write held-back text, and end the line if one is begun."""
 
 
 Heard = list[tuple[str, str]]
@@ -64,12 +64,12 @@ Heard = list[tuple[str, str]]
 
 
 def print_reply(reply: Reply, display: Display, heard: Heard | None = None) -> Summary:
-    """Print a reply on stdout as it is generated, then its figures on stderr, and return its summary. `heard` gets what
-    is printed of its text.
+    """Print a reply on stdout as it is generated, then its figures on stderr, and return its summary. `heard` gets the
+    printed text.
 
     A terminal gets rendered Markdown; anything else gets the text as the model wrote it.
 
-    Ctrl-C stops the reply; the summary's `finish_reason` then is `cancelled`. Raises what the reply raises.
+    Ctrl-C stops the reply; the summary's `finish_reason` then is `cancelled`.
     """
     reasons: list[Explanation] = []
     if display.explain:
@@ -140,7 +140,7 @@ def _print_text(reply: Reply, writer: Writer, heard: Heard) -> Counter[str]:
             sources[token.source] += 1
             text = texts[token.channel].feed(token.piece)
             if token.channel is Channel.THINKING:
-                thought += 1  # its markup has no text
+                thought += 1  # a token of markup has no text
                 began = perf_counter() if text and began is None else began
                 write(text, THOUGHT)
             else:
@@ -156,8 +156,8 @@ def _print_text(reply: Reply, writer: Writer, heard: Heard) -> Counter[str]:
 
 
 def _print_json(reply: Reply) -> None:
-    """Print a JSON object per token. A token is printed once the next one is there if it ends within a character; the
-    last one of a channel gets the rest of the text."""
+    """Print a JSON object per token. A token that ends within a character is printed after the next token; a channel's
+    last token gets the rest of the text."""
     from edgellm.spec.stream import Utf8
 
     bar = PromptBar()
@@ -243,7 +243,7 @@ def token_json(token: Token, text: str) -> str:
 
 def summary_json(summary: Summary) -> str:
     figures = {name: _short(value) for name, value in dataclasses.asdict(summary).items()}
-    del figures["first_at"]  # by a clock of this process only
+    del figures["first_at"]  # a time of this process's own clock
     return json.dumps({"summary": figures})
 
 
@@ -330,7 +330,7 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str, str]]:
 
 
 def _trying(summary: Summary) -> tuple[str, str, str]:
-    """Return the account of what lookups and drafts have cost."""
+    """Return the cost of exploring lookups and drafts."""
     cost, tokens, name = summary.trying, summary.tokens, "spent on trying"
     if cost is None or not tokens:
         return "-", name, "lookups and wrong drafts, of plain decoding's time"

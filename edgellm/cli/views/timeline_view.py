@@ -1,4 +1,4 @@
-"""A reply over several devices on the screen: what each device was to do, and below it what it did."""
+"""A reply over several devices on the screen: the planned work of each device, and below it the measured work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def print_timeline(console: Console, found: Measured, plan: PlanOption | None) -
 
 
 def print_moves(console: Console, found: Measured, plan: PlanOption | None) -> None:
-    """Print after which token which placement took over, and when."""
+    """Print the token and the time at which each placement took over."""
     right = ("FROM TOKEN", "LOADED", "HAD READ THE TEXT", "TOOK OVER")
     made = table(right[0], "ON", *right[1:], right=right, fold="ON")
     for move in found.moves:
@@ -115,7 +115,7 @@ def _within(spans: Spans, moment: float, cell: float) -> bool:
 
 
 class Reports:
-    """Prints reports on the replies of one mesh; see `Replies`."""
+    """Prints reports on the replies of one mesh."""
 
     def __init__(self, opened: OpenedMesh, *, as_json: bool) -> None:
         self._replies, self._as_json = Replies(opened), as_json

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edgellm.mesh.deploy import DeployPart, DeployProgress
     from edgellm.rpc.discovery.workers import Worker
 
-_LINE_SECONDS = 5.0  # between two lines of progress, if there is no bar
+_LINE_SECONDS = 5.0  # pause between two lines of progress, if there is no bar
 _MEGABIT = 125_000.0  # bytes
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edgellm.storage.default_pair import ResolvedPair
 
 AUTO = "auto"
-CHAT_TOKENS = 256  # of a prompt, in a conversation whose length is unknown
+CHAT_TOKENS = 256  # assumed prompt of a conversation, whose length is unknown
 
 
 @with_records
@@ -75,7 +75,7 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class OverDevicesPair:
-    """A pair whose verifier is on several devices; `reports` and `mesh` where it is there by stages."""
+    """A pair whose verifier is on several devices; `reports` and `mesh` are set for stages, None for RPC."""
 
     pair: LLM
     reports: Reports | None = None

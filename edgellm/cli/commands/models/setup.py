@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 NONE = "none"
-_COMMANDS = ("chat", "serve", "profile")  # whose pair this is
+_COMMANDS = ("chat", "serve", "profile")  # commands that use the pair
 _DRAFT, _VERIFIER = "draft", "verifier"
 
 
@@ -43,18 +43,18 @@ class ModelChoice:
 
     @property
     def here(self) -> bool:
-        """Whether it is on this machine."""
+        """Return whether the model is on this machine."""
         return self.plan is not None and self.plan.path is not None
 
     def row(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the model as JSON."""
         found = None if self.plan is None else self.plan.file
         return {"name": self.name, "size": self.size, "runs_on": self.runs_on, "file": found, "here": self.here}
 
 
 @dataclass(frozen=True, slots=True)
 class SetupChoice:
-    """What setup would do, and why; `expect` is what to expect of it."""
+    """The pair that setup proposes, and why; `expect` says what to expect of the pair."""
 
     machine: str
     verifier: ModelChoice
@@ -64,18 +64,18 @@ class SetupChoice:
 
     @property
     def missing(self) -> list[ModelChoice]:
-        """The models that are to be downloaded."""
+        """Return the models that are to be downloaded."""
         return [model for model in (self.draft, self.verifier) if model.name not in (AUTO, NONE) and not model.here]
 
     @property
     def download_size(self) -> int:
-        """The bytes that are to be downloaded."""
+        """Return the bytes that are to be downloaded."""
         return sum(model.size for model in self.missing)
 
 
 @dataclass(frozen=True, slots=True)
 class SetupOptions:
-    """What is chosen already, and what is asked."""
+    """The choices made on the command line, and whether to ask."""
 
     verifier: str | None = flag(
         None, "Verifier from `edgellm catalog`; 'auto': that of a paired device.", "NAME|auto",
@@ -95,7 +95,7 @@ class SetupOptions:
 
     @property
     def asks(self) -> bool:
-        """Whether the user is asked. Raise InvalidOption where somebody would have to be, and nobody can."""
+        """Return whether the user is asked. Raise InvalidOption where a question is needed, and nobody can be asked."""
         asks = not (self.yes or self.dry_run or self.as_json)
         if asks and not is_terminal(sys.stdin):
             raise InvalidOption("Nobody can be asked here.", "Add --yes, or --dry-run to see what would be done.")
