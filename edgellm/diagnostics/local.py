@@ -55,12 +55,12 @@ def problem(topic: str, what: str, next_step: str) -> Finding:
 GIB = 2**30
 _LEAST_DISK, _LITTLE_DISK = GIB // 4, 4 * GIB
 _LEAST_MEMORY = GIB
-_EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)  # before edgellm existed
+_EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)  # no recorded time is earlier than edgellm
 _FAST = {
     "avx512_vnni": "AVX512_VNNI", "avx512f": "AVX512", "avx_vnni": "AVX_VNNI", "avx2": "AVX2",
     "i8mm": "MATMUL_INT8", "asimddp": "DOTPROD",
 }  # fmt: skip
-"""Linux's names of instructions for products, and llama.cpp's, from the fastest on; without AMX, which has a trial."""
+"""Linux's and llama.cpp's names of instructions for products, the fastest first; AMX has a trial of its own."""
 
 
 def examine_machine() -> Iterator[Finding]:
@@ -131,7 +131,7 @@ def _graphics_cards(offloads: bool) -> Iterator[Finding]:
 
 
 def rpc_engine() -> Finding:
-    """Say what serves llama.cpp's RPC here, by which devices hold models that cannot be cut into layers."""
+    """Report the server of llama.cpp's RPC here, by which devices hold models that cannot be cut into layers."""
     from edgellm.engine.ggml_rpc.backend import how_to_compile, server_kind
 
     what, program = server_kind()
@@ -147,12 +147,12 @@ def rpc_engine() -> Finding:
 
 
 _DRIVERS = {"nvidia-smi": "CUDA", "rocminfo": "HIP"}
-_VULKAN_CARD = re.compile(r"deviceType\s*= PHYSICAL_DEVICE_TYPE_\w+_GPU")  # not a driver for the processor
+_VULKAN_CARD = re.compile(r"deviceType\s*= PHYSICAL_DEVICE_TYPE_\w+_GPU")  # a driver for the processor is no card
 _VULKAN_SECONDS = 10.0
 
 
 def _unused_card() -> str | None:
-    """Return what llama.cpp would be compiled for to use the graphics card of this machine; None if there is none."""
+    """Return the backend that llama.cpp would need for this machine's graphics card; None without a card."""
     for program, kind in _DRIVERS.items():
         if shutil.which(program):
             return kind

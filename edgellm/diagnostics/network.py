@@ -139,7 +139,7 @@ def examine_welcome(welcomed: PeerInfo, vocabulary: str) -> Iterator[Finding]:
             yield fine("server", f"{name} is a gateway to {offer.model}, by {offer.behind}.")
         if offer.vocabulary == vocabulary:
             yield fine("vocabulary", f"{name} verifies with {offer.model}, which has the draft model's vocabulary.")
-        elif vocabulary and not fits:  # one of several is enough
+        elif vocabulary and not fits:  # one fitting model is enough
             yield note(
                 "vocabulary",
                 f"{name} verifies with {offer.model}, which does not have the draft model's vocabulary: drafts are "

@@ -54,7 +54,7 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach the address. For a name this is never certain, so False."""
+        """Return whether only this machine can reach the address; False for a name, as it is never certain."""
         return _is_ip(self.host) and ip_address(self.host).is_loopback
 
     def require_loopback(self) -> Address:
@@ -73,7 +73,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class ModelAddress:
-    """The address of a verifier, and the model that is wanted there; "": its only one."""
+    """The address of a verifier, and the model that is wanted there; "": its only model."""
 
     address: Address
     model: str = ""

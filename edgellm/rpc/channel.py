@@ -54,9 +54,9 @@ MAX_MESSAGE = 16 * 2**20  # bytes, either way
 MAX_VERDICT = 2**20  # bytes of what a verifier sends in a session: a verdict with all log-probabilities has 0.8 MB
 MAX_CHUNK = 256  # tokens
 MAX_EXTRA = 4096  # tokens
-HELLO_SECONDS = 2.0  # within which the verifier must answer Hello
-HEARTBEAT_SECONDS = 0.25  # between two Working frames
-READ_TIMEOUT_SECONDS = 10.0  # within which a device must read a frame
+HELLO_SECONDS = 2.0  # limit for the verifier's answer to Hello
+HEARTBEAT_SECONDS = 0.25  # pause between two Working frames
+READ_TIMEOUT_SECONDS = 10.0  # limit for a device to read a frame
 MAX_BUSY_MS = 60_000  # a device asks again after this time at the latest
 BLOCK = 256  # tokens of a vocabulary that share one hash
 

@@ -9,8 +9,8 @@ from google.protobuf.message import DecodeError, Message
 
 from edgellm.errors import SAME_VERSION, PeerTooNew, PeerTooOld, ProtocolError
 
-DEVICES_PROTOCOL = 1  # of the service Devices in trust.proto; other services have their own
-PAIRING_PROTOCOL = 2  # of the service Pairing
+DEVICES_PROTOCOL = 1  # version of the service Devices in trust.proto
+PAIRING_PROTOCOL = 2  # version of the service Pairing
 
 
 def program_version() -> str:

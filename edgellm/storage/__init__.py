@@ -1,6 +1,6 @@
 """Everything stored on disk: models and their names, downloads and removal, layers, and past conversations.
 
-The only network that it uses is the model hub's.
+The package uses no network but the model hub's.
 """
 
 import os
@@ -63,7 +63,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Return a name of the hub's, imported when it is first used: a question needs none of them."""
+    """Return a name of the hub's modules, imported when first used: a question needs none of these names."""
     if name in ("DownloadPlan", "PulledModel", "Transfer", "fetch", "plan", "pull"):
         return getattr(import_module("edgellm.storage.hub.pull"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

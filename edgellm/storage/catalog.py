@@ -1,6 +1,6 @@
 """The catalogue of models that make good pairs: short names, repositories, sizes, and the draft model of each verifier.
 
-The entries are data, in `catalog.toml`; what they say of the hub was taken from public lists, not from the hub itself.
+The entries are data, in `catalog.toml`; their facts about the hub come from public lists, not from the hub.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from edgellm.storage.quants import QUANT
 
 _FILE = Path(__file__).with_suffix(".toml")
-# said of nearly all models here, so a name may say it or not: qwen2.5:0.5b-instruct-q4_k_m is a name of Ollama's
+# nearly all models here are tuned, so a name may leave it out: Ollama has the name qwen2.5:0.5b-instruct-q4_k_m
 _UNSAID = re.compile(r"-(?:instruct|it|chat)(?=-|$)")
-_ACTIVE = re.compile(r"-a\d+b$")  # of a mixture of experts; 30b is 30b-a3b where there is no other
+_ACTIVE = re.compile(r"-a\d+b$")  # ending of a mixture of experts; 30b is 30b-a3b where there is no other
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Wheel:
 class CatalogModel:
     """A model of the catalogue.
 
-    `name` is what to type, such as qwen3:0.6b, and `draft` the name of its draft model, if it has one. `size` is the
+    `name` is the name to type, such as qwen3:0.6b, and `draft` the name of its draft model, if any. `size` is the
     length of its files in the quantisation `quant`, in bytes; `parameters`, and those that a token passes through,
-    `active`, are in billions; `context` is in tokens. `template` says how one talks to it. Without a `repo_id` it is
-    inside a `wheel`, or part of edgellm.
+    `active`, are in billions; `context` is in tokens. `template` is its kind of chat template. Without a `repo_id` it
+    is inside a `wheel`, or part of edgellm.
     """
 
     name: str
@@ -64,17 +64,17 @@ class CatalogModel:
 
     @property
     def file_stem(self) -> str:
-        """Return what the name of its file begins with; "" of a part of edgellm."""
+        """Return the beginning of its file's name; "" for a part of edgellm."""
         return self.repo_id.partition("/")[2].removesuffix("-GGUF") if self.wheel is None else self.wheel.stem
 
     @property
     def hub_name(self) -> str:
-        """Return its name on the hub."""
+        """Return the model's name on the hub."""
         return f"{self.repo_id}:{self.quant}"
 
     @property
     def bytes_per_token(self) -> int:
-        """Return the bytes of weights that one token reads, about."""
+        """Return about how many bytes of weights a token reads."""
         return int(self.size * self.active / self.parameters)
 
 

@@ -83,7 +83,7 @@ class HistoryFacts:
 class Conversation:
     """A conversation so far: `turns` are roles and texts, the oldest first; `when` is the last addition, in UTC.
 
-    `name` is the user's title for it, empty where there is none. `page` is what the web page adds in a form of its own:
+    `name` is the user's title for it, empty where there is none. `page` has the web page's additions in its own form:
     other versions of the turns, thoughts, and who wrote each word.
     """
 
@@ -108,7 +108,7 @@ class Conversation:
 
     @property
     def title(self) -> str:
-        """The `name`, or the first question without the paragraphs before it."""
+        """Return the `name`, or the first question without the paragraphs before it."""
         if self.name:
             return self.name
         question = next((text for role, text in self.turns if role == "user"), "")
@@ -128,12 +128,12 @@ class ChatLog:
 
     @property
     def path(self) -> Path:
-        """The file of the database. It need not exist."""
+        """Return the file of the database. It need not exist."""
         return self.folder / "chats.sqlite3"
 
     @property
     def on(self) -> bool:
-        """Whether the history is stored and read: True unless `turn_off` was called."""
+        """Return whether the history is stored and read: True unless `turn_off` was called."""
         return not os.path.lexists(self._off)
 
     def turn_off(self) -> None:
@@ -198,7 +198,7 @@ class History(ChatLog):
             return
         before = oldest()
         with self._database.writing() as db:
-            if not self.on:  # any more, after waiting
+            if not self.on:  # the history may have been turned off meanwhile
                 return
             db.remove("entry WHERE kind = ? AND at < ?", self.kind, _microseconds(before))
             question, reply = _truncated(question), _truncated(reply)
@@ -323,7 +323,7 @@ class Conversations(ChatLog):
             db.remove(f"conversation WHERE id NOT IN ({newest})", MAX_CONVERSATIONS)
 
     def remove(self, conversation: Conversation) -> None:
-        """Remove a conversation, if it is there, and what models keep of prompts, in which its words may be."""
+        """Remove a conversation, if it is there, and all kept prompts, which may have its words."""
         from edgellm.storage.saved_prompts import remove_prompts  # it needs the engine, which is slow to import
 
         remove_prompts()

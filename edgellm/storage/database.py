@@ -67,7 +67,7 @@ class PrivateDatabase:
 
     @property
     def exists(self) -> bool:
-        """Whether anything exists at the database's path."""
+        """Return whether anything exists at the database's path."""
         try:
             return bool(self.path.lstat())
         except FileNotFoundError:
@@ -101,7 +101,7 @@ class PrivateDatabase:
                     # SQLite zeroes removed rows, but not the copies left where it moved rows between pages before.
                     db.execute("VACUUM")
                     busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-                    if busy and scrub:  # else the last process that closes the database empties the log
+                    if busy and scrub:  # without scrubbing, the last process that closes the database empties the log
                         raise TimeoutError
 
     def discard(self) -> None:
@@ -136,7 +136,7 @@ class PrivateDatabase:
             before = self.path.lstat().st_ino if self.exists else None
             try:
                 yield
-            except (sqlite3.Error, DatabaseDamaged, UnicodeDecodeError) as error:  # the last: of SQLite's own message
+            except (sqlite3.Error, DatabaseDamaged, UnicodeDecodeError) as error:  # SQLite's message may be no UTF-8
                 code = _code(error) if isinstance(error, sqlite3.Error) else sqlite3.SQLITE_CORRUPT
                 if code in _BUSY:
                     raise TimeoutError from error

@@ -1,4 +1,4 @@
-"""The pair that answers where none is named: SmolLM2 with the draft model made for it, or the bundled home pair."""
+"""The default pair of models: SmolLM2 with the draft model made for it, or the bundled home pair."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgellm.storage.model_files import resolve
 
 Named: TypeAlias = str | Path
 DEFAULT = "default"
-"""In place of a model's name: the one of the default pair."""
+"""The name that stands for the default pair's model."""
 VARIABLE = "EDGELLM_PAIR"
 """`home` keeps to the bundled home pair, which needs no download."""
 
@@ -37,7 +37,7 @@ class ResolvedPair(NamedTuple):
 
     @property
     def notice(self) -> str:
-        """What to tell a user; "" if there is nothing."""
+        """Return the notice for a user; "" if there is none."""
         if not self.missing:
             return ""
         return f"{self.missing} is not here (edgellm pull {self.missing}); the bundled toy pair answers."

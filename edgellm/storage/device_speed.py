@@ -12,13 +12,13 @@ import numpy as np
 from edgellm import system
 
 MAX_DOUBTFUL_AGE = 600.0
-"""Seconds for which measurements are used that were taken while the machine was busy."""
+"""Seconds for which measurements on a busy machine are used."""
 MAX_BYTES = 512 * 2**20
 MIN_SECONDS, MAX_SECONDS = 1.0, 4.0
 _STEP, _MAX_STEP = 2**20, 16 * 2**20  # bytes per read
 _FAST_SECONDS = 0.1  # a read that takes less time is followed by a larger one
 _PORTION_SECONDS = 0.2  # seconds
-_MEMORY_BYTES = 256 * 2**20  # read at once from memory: more than a processor's caches hold
+_MEMORY_BYTES = 256 * 2**20  # bytes read at once from memory: more than a processor's caches hold
 _MEMORY_READS = 5
 
 
@@ -34,7 +34,7 @@ def cold_read(path: Path) -> tuple[float, str]:
     """
     size, elapsed, step = 0, 0.0, _STEP
     portions: list[float] = []  # seconds for a byte
-    first_portions: list[float] = []  # the same, of portions at the beginning of a file
+    first_portions: list[float] = []  # seconds for a byte, in portions at the beginning of a file
     portion_bytes, portion_seconds, first = 0, 0.0, True  # bytes and seconds of a portion that is still too short
     with path.open("rb", buffering=0) as file:
         system.read_at_random(file.fileno())  # bytes read ahead would not be counted

@@ -1,4 +1,4 @@
-"""The identity of a model, whatever the names of its files: from the SHA-256 of their bytes, computed once per file."""
+"""The identity of a model, independent of its files' names: from the SHA-256 of their bytes, computed once per file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgellm.errors import EdgeError, StateDamaged, Stopped
 from edgellm.places import cache_dir
 from edgellm.storage.state import read_json, write_state
 
-SHA256 = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by this very hash
+SHA256 = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by its SHA-256
 _FIRST_PART = re.compile(r"-00001-of-\d{5}\.gguf$")
 _MAX_FILES = 256  # files
 _MAX_BYTES = 2**24
@@ -54,8 +54,7 @@ def sha256_of(path: Path) -> str:
 
 
 def stamp(path: Path) -> str:
-    """Return names, sizes and times of change of a model's files, by which it is known without reading them. Raises
-    what `fingerprint` raises."""
+    """Return names, sizes and times of change of a model's files, which identify the model without reading them."""
     real = [one.resolve() for one in _files(path)]
     return json.dumps([[str(one), *_stamp(one)] for one in real])
 
@@ -143,7 +142,7 @@ class _PartHash:
             return known
         real = self.path.resolve()
         with real.open("rb", buffering=0) as file:
-            if (stamp := _stamp(real)) != self._stamp:  # it is new, or has changed since
+            if (stamp := _stamp(real)) != self._stamp:  # the file is new or has changed
                 self._digest, self.read, self._stamp, self.size = hashlib.sha256(), 0, stamp, stamp[0]
             file.seek(self.read)
             buffer = memoryview(bytearray(_PORTION))
@@ -155,7 +154,7 @@ class _PartHash:
         cache = _read_cache()
         cache.pop(str(real), None)
         recent = dict(list(cache.items())[-_MAX_FILES + 1 :])
-        with suppress(OSError):  # then it is computed again next time
+        with suppress(OSError):  # the hash is computed again next time
             _write_cache(recent | {str(real): [*stamp, digest]})
         return digest
 

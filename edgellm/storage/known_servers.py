@@ -10,7 +10,7 @@ from edgellm.errors import StateDamaged
 from edgellm.places import cache_dir
 from edgellm.storage.state import from_json, read_json, write_state
 
-_MOST = 256  # servers, the latest ones
+_MOST = 256  # servers, the latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +23,20 @@ class KnownServer:
 
 
 class KnownServers:
-    """The file of them. It can be made again, so that a damaged one counts as empty."""
+    """The file of known servers. The proofs can be made again, so a damaged file counts as empty."""
 
     def __init__(self) -> None:
         self._path = cache_dir() / "servers.json"
 
     def all(self) -> list[KnownServer]:
-        """Return them, the latest last."""
+        """Return the servers, the latest last."""
         try:
             return read_json(self._path, lambda data: [from_json(KnownServer, one) for one in data]) or []
         except StateDamaged:
             return []
 
     def add(self, server: KnownServer) -> None:
-        """Add one. A file that cannot be written is left as it is: the proof is done again then."""
+        """Add a server. A file that cannot be written stays as it is: the proof is made again next time."""
         kept = [*(one for one in self.all() if one != server), server][-_MOST:]
         with suppress(OSError):
             write_state(self._path, json.dumps([asdict(one) for one in kept]))

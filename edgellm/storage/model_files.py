@@ -31,7 +31,7 @@ ALIASES = MappingProxyType(
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 _WORD = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}"
 _HUB_NAME = re.compile(rf"(?:hf\.co/)?({_PART})/({_PART})(?:@({_WORD}))?(?::({_WORD}))?", re.ASCII)
-_NEAR = 0.5  # how alike a proposed name is, at least
+_NEAR = 0.5  # least similarity of a proposed name
 _PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -52,12 +52,12 @@ class HubName:
 
     @property
     def folder(self) -> str:
-        """The repository's folder name in the Hugging Face cache."""
+        """Return the repository's folder name in the Hugging Face cache."""
         return f"models--{self.user}--{self.repo}"
 
     @property
     def short(self) -> str:
-        """The name to type: the short one if the catalogue has the model, otherwise the whole."""
+        """Return the name to type: the short name if the catalogue has the model, otherwise the whole name."""
         known = None if self.revision is not None else catalog().short_name(self.repo_id, self.quant)
         return known or str(self)
 
@@ -85,7 +85,7 @@ def parse_hub_name(text: str) -> HubName:
 
 
 def hub_name(text: str) -> HubName:
-    """Return what a short name of the catalogue, or a name of the hub, means on the hub.
+    """Return the hub's name for a short name of the catalogue, or for a name of the hub.
 
     Raises:
         InvalidOption: `text` has a slash, and is no name of the hub.
@@ -102,8 +102,8 @@ def hub_name(text: str) -> HubName:
 
 
 def unknown(name: str, here: Iterable[str] = ()) -> ModelNotFound:
-    """Return the error for a name that means nothing, with the nearest of those of the
-    catalogue, of the bundled models, and of the models that are `here`."""
+    """Return the error for an unknown name, with the nearest names of the catalogue, of the bundled models, and of the
+    models that are `here`."""
     what, listed = f"There is no model {name!r}.", "`edgellm ls` lists the models here, `edgellm catalog` others."
     if sizes := catalog().sizes(name.partition(":")[0]):
         near = difflib.get_close_matches(name.lower(), sizes, n=1, cutoff=_NEAR) if ":" in name else []
@@ -164,7 +164,7 @@ class StoredModel:
 
     @property
     def path(self) -> Path:
-        """The file to load."""
+        """Return the file to load."""
         return self.paths[0]
 
 
@@ -253,7 +253,7 @@ def _packaged(model: CatalogModel) -> StoredModel:
 
 
 def _announced(name: HubName) -> str:
-    """Return in brackets what the catalogue says of a model, behind the command that fetches it; "" if it lacks it."""
+    """Return the catalogue's facts of a model in brackets, to follow the command that fetches it; "" without any."""
     known = catalog().find(name.short)
     if known is None or known[1] != known[0].quant:
         return ""
@@ -261,8 +261,8 @@ def _announced(name: HubName) -> str:
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a model's file as `list_models` has it, so that it is the same on every machine; of other
-    files their own, without its ending and the number of a part."""
+    """Return the name of a model's file as `list_models` has it, the same on every machine; for other files the file's
+    name without ending and part number."""
     real = path.resolve()
     listed = (model.name for model in list_models() if any(file.resolve() == real for file in model.paths))
     return next(listed, None) or _PART_NUMBER.sub("", path.stem)
@@ -294,7 +294,7 @@ def removable(name: str) -> list[StoredModel]:
 
 
 def remove(name: str) -> list[StoredModel]:
-    """Delete the models that `removable` lists from the cache, and return them. Raise as `removable`.
+    """Delete the models that `removable` lists from the cache, and return them.
 
     A blob is deleted only when no other snapshot links to it. Your own files and the bundled pair are never touched.
     """
@@ -381,7 +381,7 @@ def _files(folder: Path, revision: str | None = None) -> dict[str, Path]:
     snapshots = [path for path in folder.glob("snapshots/*") if path.is_dir()]
     snapshots = [path for path in snapshots if revision is None or path.name == newest]
     snapshots.sort(key=lambda path: (path.name == newest, path.stat().st_mtime), reverse=True)
-    # not a link whose blob is gone
+    # a link whose blob is gone is left out
     there = [{path.relative_to(snapshot).as_posix(): path for path in snapshot.rglob("*.gguf") if path.is_file()}
              for snapshot in snapshots]  # fmt: skip
     found: dict[str, Path] = {}
@@ -402,7 +402,7 @@ def _sizes(files: dict[str, Path]) -> dict[str, int]:
 
 
 def _stored(name: HubName, files: dict[str, Path], *, incomplete: bool = False) -> list[StoredModel]:
-    """Return the models among a repository's files; also those that lack parts if they are wanted."""
+    """Return the models among a repository's files; with `incomplete`, also models that lack parts."""
     models = [model for model in variants(_sizes(files)) if model.complete or incomplete]
     names = [replace(name, quant=label).short for label in labels(models)]
     return [

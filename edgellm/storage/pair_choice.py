@@ -1,4 +1,4 @@
-"""Which pair of the catalogue suits this machine: what fits, where each model would run, and what to expect."""
+"""The choice of the catalogue's pair for this machine: which models fit, where they would run, how fast."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from edgellm.storage.device_speed import memory_speed
 from edgellm.storage.quants import MEMORY_SHARE
 
 COMFORTABLE = 5.0
-"""Tokens per second that a verifier should write alone: about as fast as one reads."""
+"""Tokens per second that a verifier should write alone: about the speed of reading."""
 PROCESSOR = "the processor"
-_CARD_SHARE = 0.9  # of a card's free memory, for weights; the rest is for the context
-_WORTH = 0.5  # of the verifier's bytes for a token, that a draft model may read to be of use
-_ACCEPTED = 0.6  # of drafted tokens, until a pair's own are known: a smaller model of the same family
+_CARD_SHARE = 0.9  # share of a card's free memory for weights; the rest is for the context
+_WORTH = 0.5  # largest useful draft model, in shares of the verifier's bytes for a token
+_ACCEPTED = 0.6  # assumed share of accepted tokens for a smaller model of the same family
 _MAX_DRAFTED = 8
-_AS_GOOD = 0.75  # of another verifier's strength, that one needs to stand in for it
+_AS_GOOD = 0.75  # share of a verifier's strength that its substitute needs
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRoom:
-    """What weights can have here: bytes of the machine's memory and why no more, the names of its graphics cards and
-    their bytes together, and the bytes per second at which weights are read from memory, None where not measured.
-    `host` is what computes models that are in the machine's memory."""
+    """The room for weights: bytes of the machine's memory and why no more, the names of its graphics cards and their
+    total bytes, and the bytes per second at which memory is read, None where not measured. `host` computes models in
+    the machine's memory."""
 
     memory: int
     reason: str
@@ -41,7 +41,7 @@ class ModelRoom:
 
     @classmethod
     def look(cls, *, measure: bool = False) -> Self:
-        """Return what this machine has now. `measure`: also how fast its memory is, which takes half a second."""
+        """Return this machine's room now. `measure` its memory's speed, too, which takes half a second."""
         free, bound = system.available_memory()
         share = int(MEMORY_SHARE * system.total_memory())
         reason = (
@@ -49,7 +49,7 @@ class ModelRoom:
         )
         cards = [card for card in compute_devices() if card.kind == "gpu"]
         host = PROCESSOR
-        if sys.platform == "darwin" and cards:  # they share the machine's memory
+        if sys.platform == "darwin" and cards:  # a Mac's cards share the machine's memory
             host, cards = cards[0].name, []
         return cls(
             min(free, share), reason, tuple(card.name for card in cards),
@@ -58,11 +58,11 @@ class ModelRoom:
 
     @property
     def weights(self) -> int:
-        """The bytes of weights that there is room for."""
+        """Return the bytes of weights that there is room for."""
         return self.memory + self.card_memory
 
     def place(self, size: int) -> ModelPlace | None:
-        """Return where a model of `size` bytes would run; None if it does not fit."""
+        """Return the place of a model of `size` bytes; None if it does not fit."""
         if size > self.weights:
             return None
         in_memory, named = max(0, size - self.card_memory), " and ".join(self.cards)
@@ -72,7 +72,7 @@ class ModelRoom:
 
 
 class ModelPlace(NamedTuple):
-    """Where a model would run, its bytes in the machine's memory, and the room that is left beside it."""
+    """The place of a model: its unit, its bytes in the machine's memory, and the room that is left."""
 
     on: str
     in_memory: int
@@ -81,9 +81,9 @@ class ModelPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PairProposal:
-    """A verifier, where it would run, and its draft model with the same, unless it writes alone.
+    """A verifier and its place, and a draft model and its place, unless the verifier writes alone.
 
-    `tokens_per_second`: those of the verifier alone, at most; None where that is not known. `reasons` say why these.
+    `tokens_per_second`: an upper bound for the verifier alone, None where unknown. `reasons` explain the choice.
     """
 
     verifier: CatalogModel
@@ -133,7 +133,7 @@ def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> Pai
 
 
 def _paired(alone: PairProposal, fitting: Sequence[PairProposal]) -> PairProposal:
-    """Return the first pair that is about as good as a verifier `alone`, and faster; or that, with the reason."""
+    """Return the first pair that is about as good as a verifier `alone`, and faster; else `alone`, with the reason."""
     as_good = [one for one in fitting if _strength(one.verifier) >= _AS_GOOD * _strength(alone.verifier)]
     pairs = [one for one in as_good if one.draft is not None]
     if not pairs:
@@ -151,14 +151,14 @@ def _paired(alone: PairProposal, fitting: Sequence[PairProposal]) -> PairProposa
 
 
 def _strength(model: CatalogModel) -> float:
-    """Return what models are compared by, in billions of parameters: for experts the mean of all and the active ones,
-    as they multiply."""
+    """Return a model's strength in billions of parameters: for experts, the geometric mean of all and the active
+    parameters."""
     return sqrt(model.parameters * model.active)
 
 
 def _drafts_gain(pair: PairProposal) -> float:
-    """Return how many times as fast a verifier is expected to be with its draft model, by the bytes that are read: a
-    pass over several tokens reads the weights once, but those of experts for each token."""
+    """Return a verifier's expected speed-up by its draft model, from the bytes that are read: a pass over several
+    tokens reads the weights once, but experts for each token."""
     if pair.draft is None or pair.verifier.active < pair.verifier.parameters:
         return 1.0
     cost = pair.draft.bytes_per_token / pair.verifier.bytes_per_token
@@ -166,15 +166,14 @@ def _drafts_gain(pair: PairProposal) -> float:
 
 
 def _alone_speed(one: PairProposal, other: PairProposal) -> float:
-    """Return how many times as fast a verifier is as another, each alone: by the bytes that a token reads, where it is
-    not known how fast."""
+    """Return the ratio of two verifiers' speeds, each alone: where unknown, by the bytes that a token reads."""
     if one.tokens_per_second is not None and other.tokens_per_second is not None:
         return one.tokens_per_second / other.tokens_per_second
     return other.verifier.bytes_per_token / one.verifier.bytes_per_token
 
 
 def _fitted(catalog: Catalog, verifier: CatalogModel, room: ModelRoom) -> PairProposal | None:
-    """Return a verifier with its draft model, alone if that is of no use or does not fit; None if itself does not."""
+    """Return a verifier with its draft model, if useful and fitting, or alone; None if the verifier does not fit."""
     if (place := room.place(verifier.size)) is None:
         return None
     reasons = [f"{_gb(verifier.size)} of weights, and there is room for {_gb(room.weights)} ({room.reason})"]

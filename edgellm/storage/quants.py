@@ -24,7 +24,7 @@ PREFERENCE = (
     "F32",
 )  # fmt: skip
 MEMORY_SHARE = 0.75
-"""Of the memory, that weights may take; the rest is for the system and the context."""
+"""The share of memory that weights may take; the rest is for the system and the context."""
 
 QUANT = re.compile(
     r"(?<![A-Za-z0-9])"
@@ -75,7 +75,7 @@ class ModelVariant:
 
     @property
     def stem(self) -> str:
-        """The file's name, without folder, part and ending."""
+        """Return the file's name, without folder, part and ending."""
         return _stem(self.files[0])
 
     @property
@@ -112,8 +112,8 @@ def variants(files: Mapping[str, int]) -> list[ModelVariant]:
 
 
 def labels(models: Sequence[ModelVariant]) -> list[str]:
-    """Return the text after the colon that means each of these models of one repository: that of a drafter beside
-    models is its file's name."""
+    """Return the text after the colon for each of these models of one repository: for a drafter beside models, its
+    file's name."""
     usual = _usual(models)
     quants = Counter(model.quant for model in usual)
     return [

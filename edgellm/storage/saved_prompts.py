@@ -33,22 +33,22 @@ SAVED, UNFINISHED = ".kv", ".new"
 _HEADING = struct.Struct("<III")  # magic, version, number of tokens
 _MOST_TOKENS = 2**24
 _ABANDONED = 3600.0  # seconds after which a file that is still being written was left by a crash
-_SHARE = 0.5  # of the free disk space that one file may take
+_SHARE = 0.5  # share of the free disk space that a file may take
 _log = logging.getLogger(__name__)
 
 
 class SavedPrompts:
-    """The prompts that the models of one pair keep: at most `limit` bytes on this machine, those of all models.
+    """The kept prompts of one pair's models. All models together keep at most `limit` bytes on this machine.
 
     `epoch` says how often `forget` was called.
     """
 
     def __init__(self, limit: int, allowed: Callable[[], bool] = lambda: True) -> None:
-        """Where `allowed` returns False, nothing is kept and nothing is used."""
+        """Keep and use nothing where `allowed` returns False."""
         self.limit, self.allowed, self.epoch = limit, allowed, 0
 
     def of(self, model: Path) -> ModelPrompts | None:
-        """Return those of a model, whose file this is, or the first of several; None where nothing is to be kept."""
+        """Return the prompts of the model at `model`, its file or first part; None where nothing is to be kept."""
         if not self.limit:
             return None
         try:
@@ -57,14 +57,14 @@ class SavedPrompts:
             return None
 
     def forget(self) -> None:
-        """Remove all kept prompts, and do not keep what models hold now: the user took something back. What they hold
-        once they have read the next prompt is kept again."""
+        """Remove all kept prompts, and do not keep the models' current ones: the user took something back. Prompts read
+        later are kept again."""
         self.epoch += 1
         remove_prompts()
 
 
 class ModelPrompts:
-    """The prompts of one model; a `PromptCache`, which says what the methods do."""
+    """The prompts of one model, as a `PromptCache`."""
 
     def __init__(self, prompts: SavedPrompts, model: str) -> None:
         self._prompts, self._model = prompts, model
@@ -84,7 +84,7 @@ class ModelPrompts:
         for common, path in sorted(found, reverse=True):
             if _intact(path):
                 with suppress(OSError):
-                    os.utime(path)  # the files that were not used for longest are removed first
+                    os.utime(path)  # the least recently used files are removed first
                 _log.info("%d of %d tokens were read before, and are restored from disk", common, len(ids))
                 return path
             _log.warning("%s is damaged, and removed", path)
@@ -106,7 +106,7 @@ class ModelPrompts:
             return
         most = 0 if whole else LEAST - 1  # tokens of another sequence that may be lost
         for other, length, common in known:
-            if length - common <= most:  # the new one stands for it
+            if length - common <= most:  # the new file replaces the old one
                 removed(other)
         _make_room(limit)
 
@@ -138,7 +138,7 @@ def _sequences(key: str) -> Iterator[tuple[Path, Ids]]:
                 tokens = np.frombuffer(file.read(4 * min(count, _MOST_TOKENS)), np.int32)
         except OSError:
             continue
-        except (struct.error, ValueError):  # it ends before the state
+        except (struct.error, ValueError):  # the file ends before the state
             removed(path)
             continue
         yield path, tokens
@@ -157,7 +157,7 @@ def _intact(path: Path) -> bool:
 
 
 def _make_room(limit: int) -> None:
-    """Remove what a crash has left, and the files that were not used for longest, until all take `limit` bytes."""
+    """Remove files that a crash has left, and the least recently used files until all take `limit` bytes."""
     sizes: list[tuple[float, int, Path]] = []
     for path in prompt_files():
         with suppress(OSError):
@@ -180,7 +180,7 @@ def prompts_folder() -> Path:
 
 
 def prompt_files(pattern: str = "*") -> list[Path]:
-    """Return the files whose names match, those that are being written included."""
+    """Return the files whose names match, including files being written."""
     with suppress(OSError):
         return [path for path in prompts_folder().glob(pattern) if path.suffix in (SAVED, UNFINISHED)]
     return []

@@ -109,7 +109,7 @@ def write_state(path: Path, data: bytes | str, *, durable: bool = False) -> None
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.new")
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS | NOT_BLOCKING
     with suppress(FileNotFoundError):
-        temporary.unlink()  # left by a crash
+        temporary.unlink()  # a crash left the file
     try:
         with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
@@ -126,7 +126,7 @@ def write_state(path: Path, data: bytes | str, *, durable: bool = False) -> None
 
 
 def read_private(path: Path) -> bytes | None:
-    """Return the bytes of a file that devices trust each other by; None if there is no file.
+    """Return the bytes of a file on which the trust between devices rests; None if there is no file.
 
     Raises:
         TrustUnusable: as for `read_state`.
@@ -138,7 +138,7 @@ def read_private(path: Path) -> bytes | None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that devices trust each other by.
+    """Write a file on which the trust between devices rests.
 
     Raises:
         TrustUnusable: the file cannot be written; its earlier content is unchanged.
@@ -178,7 +178,7 @@ def hold_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def system_errors(kind: type[EdgeError], path: Path, action: str) -> Iterator[None]:
-    """Turn the system's errors into those of a `kind`: `path` cannot be `action`, a participle."""
+    """Turn the system's errors into errors of a `kind`: `path` cannot be `action`, a participle."""
     try:
         yield
     except TimeoutError as error:
@@ -264,7 +264,7 @@ def from_json(kind: type[_T], found: Mapping[str, Any]) -> _T:
 
 
 def fields_from_json(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a dataclass that are in JSON, each checked; some may be missing. Raise as `from_json`."""
+    """Return the fields of a dataclass that are in JSON, each checked; some may be missing."""
     hints = get_type_hints(kind)
     if unknown := set(found) - {one.name for one in fields(kind) if one.init}:
         raise LookupError(f"it has an unknown field {min(unknown)!r}")
@@ -272,7 +272,7 @@ def fields_from_json(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any
 
 
 _PLAIN: Mapping[Any, tuple[type, ...]] = {float: (int, float), int: (int,), str: (str,), bool: (bool,)}
-"""Types of fields, and those of the values that they may have in JSON."""
+"""Types of fields, each with the types of its values in JSON."""
 
 
 def _checked_value(hint: Any, value: Any, name: str) -> Any:

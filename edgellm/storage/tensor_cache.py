@@ -16,14 +16,14 @@ from pathlib import Path
 from edgellm import places
 
 _WHOLE = "whole.json"  # names and sizes of files that are whole
-_SHARE = 0.5  # of the free disk space, by default
+_SHARE = 0.5  # default share of the free disk space
 
 
 class TensorCache:
     """Folders of received weights. Only one process of a device may write to a folder at a time."""
 
     def __init__(self, root: Path | None = None, limit: int | None = None) -> None:
-        """Keep at most `limit` bytes in all, by default half of what is free or kept now."""
+        """Keep at most `limit` bytes in all, by default half of the free and the kept bytes."""
         self._root = places.cache_dir() / "tensors" if root is None else root
         self._limit = limit
 
@@ -42,7 +42,7 @@ class TensorCache:
             return None
 
     def size(self, owner: str) -> int:
-        """Return the bytes that are kept of a device."""
+        """Return the bytes that are kept for a device."""
         return sum(size for size in _read(self._root / owner).values() if isinstance(size, int))
 
     def confirm(self, folder: Path) -> None:
@@ -58,7 +58,7 @@ class TensorCache:
             partial.replace(folder / _WHOLE)
 
     def _make_room(self, size: int, own: Path) -> bool:
-        """Remove the files that were written first until there is room; return whether there is."""
+        """Remove the oldest files until there is room; return whether there is."""
         files = sorted(
             (file for folder in self._root.iterdir() if folder.is_dir() for file in _files(folder)),
             key=lambda file: (file.is_relative_to(own), file.stat().st_mtime),

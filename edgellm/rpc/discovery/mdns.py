@@ -27,8 +27,8 @@ from edgellm.rpc.trust.pairing import NUMBERS
 from edgellm.rpc.versions import DEVICES_PROTOCOL
 
 _MAX_ADDRESSES = 8
-_RESOLVE_MS = 800  # for the first try to resolve a name; each further try takes twice as long
-_RETRY_SECONDS = 0.1  # between two tries
+_RESOLVE_MS = 800  # limit of the first try to resolve a name; each further try takes twice as long
+_RETRY_SECONDS = 0.1  # pause between two tries
 COPY_SECONDS = 15.0
 _MAX_RESOLVED = 64  # names resolved in one search; flooding the network with more gains nothing
 
@@ -52,12 +52,12 @@ class Hint:
 
     @property
     def number(self) -> int:
-        """The number in front of the pairing code that this device shows."""
+        """Return the number in front of the pairing code that this device shows."""
         return code_number(self.instance)
 
     @property
     def own(self) -> bool:
-        """Whether the announcement comes from this machine."""
+        """Return whether the announcement comes from this machine."""
         return any(address.host in own_hosts() for address in self.addresses)
 
 

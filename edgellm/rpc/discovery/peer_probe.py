@@ -17,8 +17,8 @@ from edgellm.rpc.trust.trust import Trust
 
 T = TypeVar("T")
 
-BROWSE_SECONDS = 1.5  # for announcements; most come within a tenth of that
-MAX_BROWSE_SECONDS = 6.0  # if no device was found by then: busy machines answer late
+BROWSE_SECONDS = 1.5  # wait for announcements; most come within a tenth of that
+MAX_BROWSE_SECONDS = 6.0  # wait without any device found: busy machines answer late
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def probe_peers(
 
 
 def probe_address(trust: Trust, address: Address) -> PeerInfo:
-    """Return the greeting of the paired device at an address. Raise the errors of `connect_authenticated`."""
+    """Return the greeting of the paired device at an address."""
     return run_in_network_loop(fetch_peer_info(address, trust)).result()
 
 
@@ -61,8 +61,8 @@ def ask_peers(
     *,
     every_hint: bool = False,
 ) -> list[tuple[T | EdgeError, bool]]:
-    """Return what `ask` returns of each of `peers`, in their order, or the error that it raises; and whether the device
-    has announced itself.
+    """Return the result of `ask`, or its error, for each of `peers` in their order; and whether the device has
+    announced itself.
 
     All are asked at once, at the addresses where they were last seen; those that do not answer are asked at the
     addresses that they announce: in `hints`, or else on the interfaces with the addresses `hosts`. With `every_hint`,
@@ -130,7 +130,7 @@ class _NoAddress(NotPaired):
 
 
 def _says_more(answer: object, failure: object) -> bool:
-    """Return whether an answer says more than a `failure` before it: a refusal does than no answer, or no address."""
+    """Return whether an answer says more than an earlier `failure`: a refusal, more than silence or no address."""
     if not isinstance(answer, EdgeError) or isinstance(failure, (VerifierUnreachable, _NoAddress)):
         return True
     return isinstance(answer, NotPermitted)

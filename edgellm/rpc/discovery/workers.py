@@ -52,8 +52,8 @@ def find_workers(trust: Trust, peers: Sequence[Peer], hosts: Sequence[str]) -> l
 
 
 async def reach_worker(trust: Trust | None, worker: Worker) -> grpc.aio.Channel:
-    """Return an open channel to a worker; the caller closes it. Raise the errors of `connect_authenticated`, and for a
-    worker that was not found its `error` or NotPaired."""
+    """Return an open channel to a worker; the caller closes it. Raise the `error` of a worker that was not found, or
+    NotPaired."""
     if worker.address is None:
         raise worker.error or NotPaired(f"No address of {worker.name} is known.", "Check that it is on and serves.")
     if worker.peer is None or trust is None:
@@ -63,7 +63,7 @@ async def reach_worker(trust: Trust | None, worker: Worker) -> grpc.aio.Channel:
 
 
 async def local_worker(address: Address) -> Worker:
-    """Return the worker of this machine at a loopback address. Raise the errors of `rpc.layers.upload.list_layers`."""
+    """Return the worker of this machine at a loopback address."""
     async with open_channel(address) as channel:
         return Worker(str(address), None, address, await list_layers(channel, str(address)), frozenset(Right))
 

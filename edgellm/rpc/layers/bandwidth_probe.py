@@ -20,7 +20,7 @@ from edgellm.rpc.trust.auth_interceptor import Context
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.versions import parse_message
 
-SECONDS = 0.8  # for each way, about
+SECONDS = 0.8  # approximate time for each way
 _FRAME = 2**16
 _FIRST, _MOST = 2**18, 2**25  # bytes
 _SENT_MOST = 2**26

@@ -33,18 +33,18 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import check_version
 
-MEASURE_SECONDS = 120.0  # for the whole measurement
+MEASURE_SECONDS = 120.0  # limit for the whole measurement
 _ROWS_MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
-    """A device's measurements, when they were taken (seconds since 1970, UTC) and why then.
+    """A device's measurements, their time (seconds since 1970, UTC) and occasion.
 
     `seconds[i]` is the time of a pass of `rows[i]` tokens through one layer of the shape and quantisation `block` (the
     hash of a header), whose weights are `layer` bytes. `disk`: bytes/s of a cold load. `memory`: bytes free for layers.
     `waited`: the share of its time that the process waited for a processor. `unit`: the graphics cards that compute,
-    such as CUDA0, empty for the processor, and `unit_reason` why; `processor`: what its maker calls it.
+    such as CUDA0, empty for the processor, and `unit_reason` why; `processor`: its maker's name for it.
     """
 
     taken: int
@@ -77,7 +77,7 @@ class DeviceFigures:
 
     @property
     def doubt(self) -> str:
-        """Why these figures are doubtful; empty if they are not."""
+        """Return why these figures are doubtful; empty if they are not."""
         if self.waited > BUSY:
             return f"measured while the machine was busy ({self.waited:.0%} of the time was waiting for a processor)"
         return "" if is_plausible(self.rows, self.seconds) else "the times are not plausible for any device"

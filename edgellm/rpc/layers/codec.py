@@ -26,11 +26,11 @@ from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.storage.layers.manifest import MAX_PIECES, LayerPiece, Manifest
 
 PROTOCOL = 1
-WINDOW = 2**20  # most bytes in flight, unacknowledged
+WINDOW = 2**20  # most unacknowledged bytes in flight
 FRAME = 2**18  # bytes of a portion that this side sends
 MAX_PORTION = 2**20
-SILENT_SECONDS = 60.0  # for which the device waits for a portion
-REPLY_SECONDS = 30.0  # for which the sender waits for a reply or a heartbeat
+SILENT_SECONDS = 60.0  # the device's wait for a portion
+REPLY_SECONDS = 30.0  # the sender's wait for a reply or a heartbeat
 BEAT_SECONDS = 1.0
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Layers"]
@@ -88,7 +88,7 @@ def details(error: EdgeError) -> str:
 
 
 def error_from_status(code: grpc.StatusCode, text: str | None, name: str) -> EdgeError:
-    """Return the error that the other side, `name`, gave as the status of a call, or that it is gone."""
+    """Return the error that the other side, `name`, gave as the status of a call, or DeviceLost."""
     what, _, step = (text or "").partition("\n")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ProtocolError(f"{name} does not store layers.", "Start a worker there: edgellm serve --role worker")

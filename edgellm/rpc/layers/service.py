@@ -33,7 +33,7 @@ from edgellm.storage.layers.manifest import Manifest
 from edgellm.storage.layers.owners import OWN
 from edgellm.storage.layers.store import LayerStore
 
-DRAIN_SECONDS = 5.0  # for which a refused stream is still read
+DRAIN_SECONDS = 5.0  # a refused stream is still read for so long
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -90,7 +90,7 @@ async def list_layers(channel: grpc.aio.Channel, name: str, seconds: float = REP
     check_version(reply.protocol, PROTOCOL, name)
     models = []
     for model in reply.models:
-        with suppress(LayersRefused):  # perhaps of another version: treat it as missing
+        with suppress(LayersRefused):  # layers of another version count as missing
             manifest = read_manifest(model.recipe)
             pieces = tuple(index for index in model.pieces if index < len(manifest.pieces))
             models.append(HeldLayers(manifest, pieces, model.arriving, float(model.used)))
@@ -161,7 +161,7 @@ class _UploadStream:
 
     @property
     def has_reply(self) -> bool:
-        """Whether a reply has arrived and was not received yet."""
+        """Return whether a reply has arrived and was not received yet."""
         return not self._replies.empty()
 
     async def send(self, frame: pb.PutFrame) -> None:

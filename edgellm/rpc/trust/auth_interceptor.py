@@ -24,10 +24,10 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Method: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 
 RECHECK_SECONDS = 0.25  # seconds between two checks of open calls against the list of paired devices
-DRAIN_SECONDS = 2.0  # for which the requests of a refused caller are still read at most
-QUIET_SECONDS = 0.25  # without a request, after which it is taken to await the reply
+DRAIN_SECONDS = 2.0  # a refused caller's requests are still read for so long
+QUIET_SECONDS = 0.25  # silence after which a caller is taken to await the reply
 
-_END: Any = vars(grpc.aio)["EOF"]  # read after the last request; the type stubs do not know it
+_END: Any = vars(grpc.aio)["EOF"]  # the value after the last request; the type stubs lack it
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,7 @@ _LOOK_ALIKES = str.maketrans("ILOB", "1108", "- \t\n")
 _VALUE = {char: value for value, char in enumerate(ALPHABET)}
 
 _GROUP = 13  # characters in front of one check character, in the full form
-_SHORT_LENGTH = 7  # in the short form
+_SHORT_LENGTH = 7  # characters of the short form
 _LENGTH = 52  # characters for 256 bits
 
 
@@ -63,7 +63,7 @@ class DeviceID:
 
     @property
     def short(self) -> str:
-        """The short form, such as K7QF-2MX9."""
+        """Return the short form, such as K7QF-2MX9."""
         chars = self._all()[:_SHORT_LENGTH]
         chars += _check(chars)
         return f"{chars[:4]}-{chars[4:]}"

@@ -113,7 +113,7 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-SERVER_NAME = "edgellm"  # in every certificate: TLS needs a name, and the device's own stays private
+SERVER_NAME = "edgellm"  # name in every certificate: TLS needs a name, and the device's own stays private
 
 _ECDSA = ec.ECDSA(hashes.SHA256())
 _DER = serialization.Encoding.DER
@@ -155,7 +155,7 @@ class Certificate:
 
     @classmethod
     def of_pem(cls, pem: bytes) -> Self:
-        """Return the certificate in PEM; see `of`."""
+        """Return the certificate in PEM, checked as by `of`."""
         return cls.of(_to_der(pem))
 
     @property

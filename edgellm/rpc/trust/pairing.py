@@ -84,7 +84,7 @@ class Code:
 
     @property
     def password(self) -> bytes:
-        """The password for SPAKE2."""
+        """Return the password for SPAKE2."""
         return str(self).encode()
 
     @classmethod
@@ -195,7 +195,7 @@ class Exchange:
             raise PairingFailed(*_WRONG)
 
     def _statement(self, side: str, sealed: bytes) -> bytes:
-        """Return what `side` signs: everything that both have seen, and its own words (its name and rights)."""
+        """Return the bytes that `side` signs: everything that both have seen, and its own words (name and rights)."""
         return _SIGNED[side] + self._transcript + hashlib.sha256(sealed).digest()
 
     def _tag(self, side: str, words: bytes) -> bytes:
@@ -212,7 +212,7 @@ _NOT_ITS_OWN = (
 
 PAIRING_PORT = 50150
 WINDOW_SECONDS = 120.0
-STEP_SECONDS = 15.0  # for all that follows the first word
+STEP_SECONDS = 15.0  # limit for all steps after the first word
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Pairing"]
 _PAIR = f"/{_SERVICE.full_name}/Pair"
@@ -242,7 +242,7 @@ class PairingWindow:
     def __init__(self, trust: Trust, code: Code, introduction: Introduction, seconds: float = WINDOW_SECONDS) -> None:
         self._trust, self._code, self._introduction, self._seconds = trust, code, introduction, seconds
         self._server: grpc.aio.Server | None = None
-        self._taken = False  # the guess, by whomever
+        self._taken = False  # whether the guess was used
         self._over: Future[Peer] = Future()
 
     def open(self, hosts: Sequence[str], port: int = PAIRING_PORT) -> list[Address]:

@@ -20,8 +20,8 @@ from edgellm.rpc.trust.rights import Right, Rights, read_rights
 from edgellm.storage.state import lock_folder, read_private, write_private
 
 MAX_NAME = 40  # characters
-MAX_ADDRESSES = 8  # for each device, the newest first
-_SEEN_AGAIN = timedelta(minutes=1)  # the list is not written more often for that alone
+MAX_ADDRESSES = 8  # addresses of each device, the newest first
+_SEEN_AGAIN = timedelta(minutes=1)  # least time between two writes for a device seen again
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def _unique_name(name: str, taken: set[str]) -> str:
 def _row(peer: Peer) -> dict[str, Any]:
     return {
         "name": peer.name,
-        "id": str(peer.id),  # for people; what counts is the certificate
+        "id": str(peer.id),  # shown to people; the certificate counts
         "certificate": peer.certificate.pem.decode(),
         "rights": sorted(peer.rights),
         "granted": sorted(peer.granted),

@@ -19,7 +19,7 @@ from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.peer_store import Peer, Peers
 
-_SETTLE_SECONDS = 0.1  # for connections that have begun to finish with the configuration that is replaced
+_SETTLE_SECONDS = 0.1  # time for new connections to finish with a replaced configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,6 @@ class Trust:
     def _roots(self) -> bytes:
         """Return the paired certificates, and this device's own, so that a copy of this device gets a clear error."""
         peers: list[Peer] = []
-        with suppress(TrustUnusable):  # then there are none
+        with suppress(TrustUnusable):  # without a readable list there are none
             peers = self.peers.all()
         return b"".join([self.identity.certificate.pem, *(peer.certificate.pem for peer in peers)])

@@ -1,5 +1,5 @@
-"""One file over HTTP into one partial file, resumed where the last attempt stopped; and the list of a repository's
-files.
+"""Downloads of a file over HTTP into a partial file, resumed where the last attempt stopped; and the list of a
+repository's files.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _invalid_answer(url: str, what: str) -> PullFailed:
     return PullFailed(f"The answer of {url} is invalid: it is {what}.", "Check HF_ENDPOINT.")
 
 
-ATTEMPTS = 5  # in a row without a single new byte
+ATTEMPTS = 5  # attempts in a row without a new byte
 
 _SIZE = re.compile(r"[0-9]{1,18}")
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18})")
@@ -169,7 +169,7 @@ def download(
             if resumed > remote.size:
                 resumed = _restart(file)
             _receive_all(remote, headers, file, resumed, progress)
-    except HfHubHTTPError:  # which is an OSError, too
+    except HfHubHTTPError:  # HfHubHTTPError is an OSError, too
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -193,7 +193,7 @@ def _receive_all(
     progress: Callable[[Transfer], None],
 ) -> None:
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-    from huggingface_hub.errors import HTTPError as AnyHttpError  # of whichever HTTP client it has
+    from huggingface_hub.errors import HTTPError as AnyHttpError  # the error of the HTTP client that the library uses
 
     sent = failures = 0
     while file.tell() < remote.size:
@@ -257,8 +257,8 @@ def _restart(file: BinaryIO) -> int:
 
 
 def _announced(headers: Mapping[str, str], offset: int) -> int | None:
-    """Return the whole file's size as announced by an answer that begins at byte `offset`; None where it does not say,
-    and -1 where it does not continue at `offset`."""
+    """Return the whole file's size as announced by an answer from byte `offset` on; None where none is announced, and
+    -1 where the answer does not continue at `offset`."""
     if offset:
         match = _RANGE.fullmatch(headers.get("Content-Range", ""))
         return int(match[2]) if match and int(match[1]) == offset else -1

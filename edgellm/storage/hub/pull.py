@@ -83,12 +83,12 @@ class DownloadPlan:
 
     @property
     def file(self) -> str:
-        """The name of the first file."""
+        """Return the name of the first file."""
         return self.files[0].name
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Return the bytes of all files."""
         return sum(file.size for file in self.files)
 
 
@@ -102,7 +102,7 @@ class PulledModel:
 
 
 def pull(name: str, progress: OnTransfer = lambda _: None) -> PulledModel:
-    """Return the model `user/repo[@revision][:quant]`, downloaded unless it is here. Raise as `plan` and `fetch`."""
+    """Return the model `user/repo[@revision][:quant]`, downloaded unless it is here."""
     return fetch(plan(name), progress)
 
 
@@ -183,8 +183,8 @@ def _ask(name: HubName) -> DownloadPlan:
 
 
 def _memory() -> int:
-    """Return the bytes of memory of this machine and its graphics cards, between which a model's layers can be shared
-    out; on a Mac both are the same memory."""
+    """Return the bytes of memory of this machine and its graphics cards, which share a model's layers; on a Mac both
+    are the same memory."""
     from edgellm.engine.hardware import compute_devices
 
     cards = [] if sys.platform == "darwin" else [device for device in compute_devices() if device.kind == "gpu"]
@@ -192,7 +192,7 @@ def _memory() -> int:
 
 
 def _renamed(name: HubName, listing: Listing) -> str:
-    """Return the repository's name of today where it is another one than was asked for: the hub redirects then."""
+    """Return the repository's new name where the hub redirects to another name than was asked for."""
     with suppress(InvalidOption):
         if (now := parse_hub_name(listing.repo_id).repo_id) != name.repo_id:
             return now
@@ -221,8 +221,7 @@ class _HubModel:
     files: tuple[RemoteFile, ...]
 
     def download(self, progress: OnTransfer) -> tuple[Path, int]:
-        """Download the files into the cache; return the path of the first one, and the bytes that came. Raise as
-        `fetch`."""
+        """Download the files into the cache; return the path of the first file, and the bytes that came."""
         folder, locks = (hub_cache() / where / self.name.folder for where in ("", ".locks"))
         try:
             (folder / "blobs").mkdir(parents=True, exist_ok=True)
@@ -280,7 +279,7 @@ class _HubModel:
             path.unlink(missing_ok=True)
             try:
                 path.symlink_to(os.path.relpath(blob, path.parent))
-            except OSError:  # some systems, and some drives, have no links
+            except OSError:  # some systems and drives have no links
                 shutil.copyfile(blob, path)
         if self.name.revision != self.commit:
             (folder / "refs").mkdir(exist_ok=True)
@@ -300,7 +299,7 @@ def _arrived(file: RemoteFile, blobs: Path) -> int:
 
 
 def _check(file: RemoteFile, paths: Sequence[Path], count: int, linked: Collection[Path] = ()) -> None:
-    """Check the header of one of `count` files, or that all of them are one model; remove what is not, except blobs
+    """Check the header of one of `count` files, or that all of them are one model; remove invalid files, except blobs
     that are `linked`: they may belong to another model."""
     from edgellm.engine import ModelFile, check_gguf
 
@@ -321,7 +320,7 @@ def _check(file: RemoteFile, paths: Sequence[Path], count: int, linked: Collecti
 def _hub(name: HubName, call: Callable[[], _T]) -> _T:
     """Return the result of `call`, which uses the hub's library; turn the library's errors into ours."""
     from huggingface_hub import constants, errors
-    from huggingface_hub.errors import HTTPError as AnyHttpError  # of whichever HTTP client it has
+    from huggingface_hub.errors import HTTPError as AnyHttpError  # the error of the HTTP client that the library uses
 
     host = constants.ENDPOINT
     try:
@@ -337,7 +336,7 @@ def _hub(name: HubName, call: Callable[[], _T]) -> _T:
             f"{host} cannot be reached: {str(error) or type(error).__name__}.",
             "Check the network, then pull again; the downloaded part is kept.",
         ) from error
-    except Exception as error:  # anything that the library raises for an answer that its authors did not foresee
+    except Exception as error:  # the library raises any error for an answer that its authors did not foresee
         reason = f"{type(error).__name__}: {error}"[:200]
         raise PullFailed(
             f"The answer of {host} for {name.repo_id} is invalid: {reason}.", "Check HF_ENDPOINT."
@@ -374,7 +373,7 @@ def _denied(name: HubName, error: HfHubHTTPError) -> EdgeError:
 
 
 def _reason(error: HfHubHTTPError) -> str:
-    """Return what the hub says about an error, to go behind a clause; "" if it says nothing."""
+    """Return the hub's words about an error, to follow a clause; "" if there are none."""
     said = error.response.headers.get("x-error-message", "").rstrip(". ")[:_MAX_REASON]
     return f" ({said})" if said and said.isprintable() else ""
 

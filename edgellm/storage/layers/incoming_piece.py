@@ -95,7 +95,7 @@ class IncomingPiece:
             self._file.close()
             mark_used(self._path)
             self._path.replace(self._final)
-        system.sync_folder(self._final.parent)  # so that the name, too, outlives a power cut
+        system.sync_folder(self._final.parent)  # the name, too, must outlive a power cut
         try_early(self._final)
         return self._final
 
@@ -108,7 +108,7 @@ class IncomingPiece:
 
 
 class PieceReceiver:
-    """Receives pieces for which room has been made: `paths` are where each arrives, and where it is once whole."""
+    """Receives pieces for which room has been made: `paths` are the partial and the final file of each piece."""
 
     def __init__(self, paths: Mapping[LayerPiece, tuple[Path, Path]]) -> None:
         self._paths = paths
@@ -137,13 +137,13 @@ def hold_in_use(path: Path) -> Iterator[bool]:
     with file:
         system.lock_shared(file)
         present = False
-        with suppress(OSError):  # it may have been removed in between
+        with suppress(OSError):  # the file may have been removed in between
             present = os.path.samestat(path.stat(), os.fstat(file.fileno()))
         yield present
 
 
 def remove_unused(path: Path, *, only_look: bool = False) -> bool:
-    """Remove the file unless it is in use; return whether it is gone, or can go if this is to `only_look`."""
+    """Remove the file unless it is in use; return whether it is gone, or with `only_look` whether it could go."""
     try:
         with path.open("rb") as file:
             system.lock_exclusive(file)
@@ -151,14 +151,14 @@ def remove_unused(path: Path, *, only_look: bool = False) -> bool:
                 path.unlink(missing_ok=True)
     except FileNotFoundError:
         return True
-    except OSError:  # in use, or not ours to remove
+    except OSError:  # the file is in use, or not ours to remove
         return False
     return True
 
 
 def try_early(path: Path) -> None:
-    """Try a stored piece in a child process now, if its header is new here; its first cold start would do so otherwise.
-    A piece that cannot be loaded is refused there, by the verdict that is kept."""
+    """Try a stored piece in a child process now, if its header is new here, so that its first cold start need not. The
+    kept verdict has a cold start refuse a piece that cannot be loaded."""
     with suppress(EdgeError):
         file = ModelFile.open(path)
         require_loadable(Probe(file.paths, file.parts))

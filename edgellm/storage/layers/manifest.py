@@ -1,4 +1,4 @@
-"""The pieces into which a model is cut, for devices to store: each a GGUF of its own, named by its SHA-256.
+"""The pieces into which a model is cut, for devices to store: each a GGUF, named by its SHA-256.
 
 A piece holds consecutive layers of a model. The first piece carries the embedding and the tokeniser, the last one the
 norm and the head. Stages are cut on a grid (`grid`): pieces of about 32 MB, as every block of layers has a cost in each
@@ -30,10 +30,10 @@ MAX_NAME = 200  # characters
 MAX_PIECE_BYTES = 2**40  # bytes
 MAX_PIECES = 4 * MAX_LAYERS
 PIECE_BYTES = 32 * 2**20
-"""The size up to which consecutive layers are put into one piece: the cost of a block is small beside its computing."""
+"""Bytes up to which consecutive layers share a piece: a block's fixed cost is small beside its computing."""
 
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
-_CUT = 1  # raise this when the same cut gives other bytes: remembered hashes are then found again
+_CUT = 1  # raise this number when the same cut gives other bytes: remembered hashes are computed again
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,7 +58,7 @@ class LayerPiece:
 
     @property
     def layers(self) -> LayerRange:
-        """The layers in the piece."""
+        """Return the layers in the piece."""
         return LayerRange(self.first, self.last + 1)
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class LayerPiece:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Pieces of a model, in ascending order; they need not be all of it, and may overlap.
+    """Pieces of a model, in ascending order; they may overlap, and leave layers out.
 
     `fingerprint` is that of the whole model, and `layers` the number of the model's layers.
 
@@ -95,7 +95,7 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all pieces."""
+        """Return the bytes of all pieces."""
         return sum(piece.size for piece in self.pieces)
 
     def covering(self, layers: LayerRange) -> tuple[LayerPiece, ...]:
@@ -135,8 +135,8 @@ def layers_per_piece(header: GgufHeader) -> int:
 
 
 def grid_lines(header: GgufHeader) -> tuple[int, ...]:
-    """Return the layers with which pieces of a model begin: of those with which a part may begin, every one after which
-    there are no more than `layers_per_piece` layers to the next, or only those up to the next such layer.
+    """Return the layers with which pieces of a model begin: of the layers at which the model may be cut, as few as keep
+    pieces within `layers_per_piece`, or within the nearest cut.
 
     Raises as `layers_per_piece`.
     """
@@ -232,7 +232,7 @@ def remember_hashes(manifest: Manifest) -> None:
     """Store the hashes of pieces of a model file of this device."""
     pieces = {piece.layers: piece for piece in (*known_pieces(manifest.fingerprint), *manifest.pieces)}
     merged = replace(manifest, pieces=tuple(sorted(pieces.values())[:MAX_PIECES]))
-    with suppress(OSError):  # then they are found again next time
+    with suppress(OSError):  # the hashes are computed again next time
         write_state(_path(manifest.fingerprint), json.dumps(merged.to_json()))
 
 

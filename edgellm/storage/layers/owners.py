@@ -24,7 +24,7 @@ from edgellm.storage.layers.manifest import LayerPiece, Manifest
 from edgellm.storage.state import MALFORMED, private_folder, read_json, write_state
 
 OWN, CUT = "here", "cut"
-MAX_MODELS = 64  # of one other device
+MAX_MODELS = 64  # models of one other device
 _OWNER = re.compile(r"[0-9a-f]{64}|here|cut")
 
 
@@ -38,7 +38,7 @@ class OwnerRecord:
 
     @property
     def pieces(self) -> frozenset[str]:
-        """The pieces by their SHA-256."""
+        """Return the SHA-256 of each piece."""
         return frozenset(piece.sha256 for piece in self.manifest.pieces)
 
 

@@ -6,8 +6,8 @@ pieces/SHA256.SIZE[.OWNER].partial  the part of a piece that OWNER has sent, for
 models/OWNER/FINGERPRINT.json       the pieces of a model that OWNER uploaded: `owners`
 lock                                held by the process that evicts or removes
 
-A request names pieces by their hashes. So it does not matter which device uploaded a piece: a request gets exactly
-those bytes, or none.
+A request names pieces by their hashes. So a request gets exactly the bytes it names, or none, whichever device uploaded
+them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class StoredModelPieces:
     """The pieces of a model that `owner` uploaded: the complete ones, and the received bytes of each arriving one, by
     its hash.
 
-    `used` is when one of them was last used or received, in seconds since 1970.
+    `used` is the last time at which a piece was used or received, in seconds since 1970.
     """
 
     owner: str
@@ -87,7 +87,7 @@ class StoredModelPieces:
 
     @property
     def layers(self) -> frozenset[int]:
-        """The layers of whole pieces, counted from 0."""
+        """Return the layers of whole pieces, counted from 0."""
         return frozenset(layer for piece in self.pieces for layer in piece.layers)
 
     @property
@@ -122,7 +122,7 @@ class LayerStore:
 
     @property
     def size(self) -> int:
-        """Bytes of all pieces; an arriving piece counts with its reserved bytes."""
+        """Return the bytes of all pieces; an arriving piece counts with its reserved bytes."""
         return sum(file.size for file in self._files())
 
     def find(self, piece: LayerPiece) -> Path | None:
@@ -232,15 +232,14 @@ class LayerStore:
         self._owners.add(owner, manifest, pieces, {file.sha256 for file in self._files()})
         for piece in pieces:
             if piece in missing:
-                self._whole(piece.sha256).unlink(missing_ok=True)  # of another length: cut by a crash of the system
+                self._whole(piece.sha256).unlink(missing_ok=True)  # a crash of the system cut the whole piece
                 self._partial(piece, owner).touch(mode=0o600)
             else:
                 self._partial(piece, owner).unlink(missing_ok=True)
                 mark_used(self._whole(piece.sha256))
 
     def cut(self, model: ModelFile, layers: LayerRange, size: int) -> LayerPiece:
-        """Return a piece of about `size` bytes, cut from a model file of this device. Wait while another process cuts
-        one.
+        """Return a piece of about `size` bytes, cut from a model file of this device. Wait while another process cuts.
 
         It is evicted before all others, as it can be cut again.
 
