@@ -71,8 +71,7 @@ class ModelHost:
 
     @property
     def default(self) -> ServedModel | None:
-        """Return the model that is served by default; None if there is none, or if it is not in memory. Raises as
-        `default_name`."""
+        """Return the model that is served by default; None if there is none, or if it is not in memory."""
         loaded = self.pool.loaded.get(self.default_name or "")
         return None if loaded is None else loaded.served
 

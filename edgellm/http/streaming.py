@@ -71,7 +71,7 @@ class ReplyTask:
     def __init__(
         self, order: ReplyOrder, compute_lock: AbstractContextManager[object], on_finished: OnFinished
     ) -> None:
-        """All computing but that of `order.starts` holds `compute_lock`. `on_finished` is called in the thread after
+        """Hold `compute_lock` while computing, except in `order.starts`. `on_finished` is called in the thread after
         each reply, before the client gets its summary."""
         self._order, self._compute_lock, self._on_finished = order, compute_lock, on_finished
         self._loop = asyncio.get_running_loop()

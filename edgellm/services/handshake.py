@@ -94,7 +94,7 @@ async def greet(
 async def _compare(
     channel: grpc.aio.Channel, ours: Vocabulary, reply: pb.HelloReply, seconds: float, where: str, model: str
 ) -> None:
-    """Check that the verifier's vocabulary differs from ours in nothing but unused tokens. Raises as `greet`."""
+    """Check that the verifier's vocabulary differs from ours in nothing but unused tokens."""
     compare = channel.unary_unary(COMPARE_VOCABULARY, pb.VocabularyHashes.SerializeToString, bytes)
     theirs = list(ours.block_hashes)
     for _ in range(_ROUNDS):
@@ -103,7 +103,7 @@ async def _compare(
         at, n = block.first_token // _BLOCK, len(block.tokens)
         if not n and block.first_token == reply.vocabulary_size and len(theirs) == -(-block.first_token // _BLOCK):
             missing = range(reply.vocabulary_size, ours.size)
-            # where no block differs, other fingerprints are a contradiction
+            # fingerprints that differ where no block does are a contradiction
             if theirs == list(ours.block_hashes) or any(ours.conflicts(token, None) for token in missing):
                 break
             return

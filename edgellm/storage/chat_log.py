@@ -324,7 +324,7 @@ class Conversations(ChatLog):
 
     def remove(self, conversation: Conversation) -> None:
         """Remove a conversation, if it is there, and all kept prompts, which may have its words."""
-        from edgellm.storage.saved_prompts import remove_prompts  # it needs the engine, which is slow to import
+        from edgellm.storage.saved_prompts import remove_prompts  # the module imports the engine, which is slow
 
         remove_prompts()
         with self._database.writing() as db:

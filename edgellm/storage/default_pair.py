@@ -61,7 +61,7 @@ def resolve_pair(draft: Named | None, verifier: Named | None) -> ResolvedPair:
 
 
 def default_pair() -> PairNames:
-    """Return the names of the pair that the user wants where none is named. Raises as `resolve_pair`."""
+    """Return the names of the default pair that the user wants."""
     name = os.environ.get(VARIABLE, "")
     if name not in ("", "home", "smollm2"):
         raise InvalidOption(f"{VARIABLE} is {name!r}.", "Set it to home or smollm2, or unset it.")

@@ -10,7 +10,7 @@ from edgellm.errors import StateDamaged
 from edgellm.places import cache_dir
 from edgellm.storage.state import from_json, read_json, write_state
 
-_MOST = 256  # servers, the latest
+_MOST = 256  # servers; the latest are kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,8 +81,7 @@ def read_json(path: Path, parse: Callable[[Any], _T], max_bytes: int = MAX_BYTES
 
 
 def read_json_lines(path: Path, parse: Callable[[Any], _T], max_bytes: int = MAX_BYTES) -> list[_T] | None:
-    """Return the results of `parse` on the lines of a JSON Lines file, or None if there is no file. Raise as
-    `read_json`."""
+    """Return the results of `parse` on the lines of a JSON Lines file, or None if there is no file."""
     return _parsed(
         path, lambda data: [parse(json.loads(line)) for line in data.splitlines()], read_state(path, max_bytes)
     )

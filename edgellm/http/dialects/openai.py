@@ -87,7 +87,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
         return self._chunk(self._chunk_choice(), prompt_progress=told)
 
     def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
-        """After the last choice comes the usage of all of them."""
+        """Return a choice's last chunk, and after the `last` choice the usage of all and the end of the stream."""
         choice = self._chunk_choice(reason=_finish_reason(summary, self._called))
         chunks = self._chunk(choice, timings=_timings(summary), edgellm={"summary": summary_of(summary)})
         self._past.append(summary)

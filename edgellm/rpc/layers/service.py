@@ -33,7 +33,7 @@ from edgellm.storage.layers.manifest import Manifest
 from edgellm.storage.layers.owners import OWN
 from edgellm.storage.layers.store import LayerStore
 
-DRAIN_SECONDS = 5.0  # a refused stream is still read for so long
+DRAIN_SECONDS = 5.0  # time for which a refused stream is still read
 
 P = ParamSpec("P")
 T = TypeVar("T")

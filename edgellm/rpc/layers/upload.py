@@ -99,8 +99,7 @@ async def list_layers(channel: grpc.aio.Channel, name: str, seconds: float = REP
 
 async def clean(channel: grpc.aio.Channel, name: str, fingerprint: str = "") -> tuple[int, int, int]:
     """Remove pieces that are not in use from a device, of the model with this `fingerprint` or of all. Return the
-    number of pieces and bytes removed, and of pieces in use. Raise as `list_layers`, and LayersMissing without the
-    model."""
+    number of pieces and bytes removed, and of pieces in use. Raise LayersMissing without the model."""
     call = channel.unary_unary(method("Clean"), pb.CleanRequest.SerializeToString, pb.CleanReply.FromString)
     request = pb.CleanRequest(protocol=PROTOCOL, fingerprint=bytes.fromhex(fingerprint))
     try:

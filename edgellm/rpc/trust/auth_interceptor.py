@@ -24,7 +24,7 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Method: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 
 RECHECK_SECONDS = 0.25  # seconds between two checks of open calls against the list of paired devices
-DRAIN_SECONDS = 2.0  # a refused caller's requests are still read for so long
+DRAIN_SECONDS = 2.0  # longest time for which a refused caller's requests are still read
 QUIET_SECONDS = 0.25  # silence after which a caller is taken to await the reply
 
 _END: Any = vars(grpc.aio)["EOF"]  # the value after the last request; the type stubs lack it

@@ -150,10 +150,7 @@ async def _call_welcome(
 def read_welcome(
     data: bytes, nonce: bytes, trust: Trust, expected: DeviceID | None, address: Address, took: float
 ) -> PeerInfo:
-    """Return a server's greeting, which took `took` seconds, checked to come from a paired device.
-
-    Raises the errors of `connect_authenticated` for a device that answers.
-    """
+    """Return a server's greeting, which took `took` seconds, checked to come from a paired device."""
     reply = parse_message(pb.WelcomeReply, data, MAX_GREETING)
     check_version(reply.protocol, DEVICES_PROTOCOL, "the other device")
     peer = _verified_peer(reply, nonce, trust, expected, address)

@@ -134,7 +134,7 @@ class Exchange:
     def __init__(self, side: Literal["A", "B"], code: Code, own: Identity) -> None:
         self._side, self._own = side, own
         self._other: Certificate | None = None
-        from spake2 import SPAKE2_A, SPAKE2_B  # it computes tables when it is imported
+        from spake2 import SPAKE2_A, SPAKE2_B  # the import computes tables
 
         self._spake = (SPAKE2_A if side == "A" else SPAKE2_B)(code.password)
         self.spake: bytes = self._spake.start()

@@ -287,7 +287,7 @@ class VerificationService(Service):
 
 
 def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
-    if not future.done():  # it is cancelled when the device leaves
+    if not future.done():  # the future is cancelled when the device leaves
         future.set_result(answer)
 
 

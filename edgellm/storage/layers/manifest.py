@@ -136,10 +136,7 @@ def layers_per_piece(header: GgufHeader) -> int:
 
 def grid_lines(header: GgufHeader) -> tuple[int, ...]:
     """Return the layers with which pieces of a model begin: of the layers at which the model may be cut, as few as keep
-    pieces within `layers_per_piece`, or within the nearest cut.
-
-    Raises as `layers_per_piece`.
-    """
+    pieces within `layers_per_piece`, or within the nearest cut."""
     most, points, lines = layers_per_piece(header), cut_points(header), [0]
     for before, point in pairwise([*points, check_cuttable(header)]):
         if before > lines[-1] and point - lines[-1] > most:
@@ -173,10 +170,7 @@ Progress = Callable[[float], None]
 
 
 def manifest_of(model: ModelFile, stages: Sequence[LayerRange] = (), progress: Progress | None = None) -> Manifest:
-    """Return the pieces of a model file for these stages (default: one of all layers), each cut on the grid.
-
-    Raises as `pieces_of`.
-    """
+    """Return the pieces of a model file for these stages (default: one of all layers), each cut on the grid."""
     check_stages(model, stages)
     layers, lines = LayerRange(0, check_cuttable(model.header)), grid_lines(model.header)
     return pieces_of(model, {one for stage in stages or [layers] for one in grid(stage, lines)}, progress)
@@ -215,7 +209,7 @@ def pieces_of(model: ModelFile, ranges: Collection[LayerRange], progress: Progre
 
 
 def describe_pieces(model: ModelFile, pieces: Iterable[LayerPiece]) -> Manifest:
-    """Return the manifest with these pieces of a model file. Raises as `pieces_of`."""
+    """Return the manifest with these pieces of a model file."""
     name, layers = _printable(model.name), check_cuttable(model.header)
     return Manifest(fingerprint(model.path), name, model.header.architecture, layers, tuple(sorted(pieces)))
 
