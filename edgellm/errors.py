@@ -78,7 +78,7 @@ class ProfileUnusable(EdgeError):
 
 
 class StateDamaged(EdgeError):
-    """A file of edgellm is a link, a pipe or a folder, or does not contain what edgellm writes there."""
+    """A file of edgellm is a link, a pipe or a folder, or has foreign content."""
 
     def __init__(self, what: str, next_step: str, reason: str = "") -> None:
         """`reason`: what is wrong, without the name of the file and a full stop."""
@@ -109,7 +109,7 @@ class ConfigUnusable(EdgeError):
 
 
 class ServiceFailed(EdgeError):
-    """The system's manager of services is missing, or refuses what it is asked for."""
+    """The system's manager of services is missing, or refuses a request."""
 
 
 class FleetUnreadable(EdgeError):
@@ -226,11 +226,11 @@ class DiskFull(EdgeError):
 
 
 class LayersRefused(EdgeError):
-    """A layer store refuses layers: it is full, or they are not those announced."""
+    """A layer store refuses layers: the store is full, or the layers differ from the announced ones."""
 
 
 class LayersCorrupt(LayersRefused):
-    """The layers that arrived are not those announced; none were kept."""
+    """The arrived layers differ from the announced ones; none were kept."""
 
 
 class StoreFull(LayersRefused):

@@ -67,8 +67,8 @@ def lock_exclusive(file: BinaryIO) -> None:
 
 
 def try_lock(file: int) -> bool:
-    """Return whether an open file could be locked until it is closed, at the latest when this process ends; never on
-    Windows."""
+    """Try to lock an open file until it is closed or this process ends; return whether it is locked, on Windows
+    never."""
     if sys.platform != "win32":
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,7 +140,7 @@ def drop_pages(file: int) -> str:
 
 
 def limit(name: str, value: int, *, soft: bool = False) -> None:
-    """Set a limit such as RLIMIT_CORE, for good unless `soft`; where the system has none of that name, do nothing."""
+    """Set a limit such as RLIMIT_CORE, for good unless `soft`; do nothing where the system lacks the limit."""
     if sys.platform != "win32":
         number = getattr(resource, name, None)
         if number is None:
@@ -182,7 +182,7 @@ def _pages(column: int) -> int | None:
 
 
 def be_killed_first() -> None:
-    """Have the system end this process before others when memory runs out, where it can be asked for that."""
+    """Have the system end this process first when memory runs out, where the system supports that."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
@@ -237,7 +237,7 @@ def total_memory() -> int:
 
 
 def available_memory() -> tuple[int, str]:
-    """Return the bytes that are free, and what bounds them: the machine's memory, or this process's control groups."""
+    """Return the free bytes, and their bound: the machine's memory, or this process's control groups."""
     import psutil
 
     machine = int(psutil.virtual_memory().available), "the machine's free memory"
@@ -367,7 +367,7 @@ def fast_cores(information: bytes) -> int:
 
 
 def _processor_information() -> bytes:
-    """Return what Windows tells about its cores. Raise OSError if it does not."""
+    """Return Windows' information about its cores. Raise OSError where there is none."""
     query = ctypes.CDLL("kernel32").GetLogicalProcessorInformationEx
     size = ctypes.c_uint32(0)
     query(0, None, ctypes.byref(size))

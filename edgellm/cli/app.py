@@ -1,9 +1,9 @@
 """The application: a tree of commands, each of which is imported when it is asked for.
 
 `help_pages.txt` lists them, in a section for each. It begins with the command in brackets and the function that runs
-it, of a module in `edgellm.cli.commands`; a group of commands has none. The first paragraph is the summary, those
-behind it are left out of a short help page, and lines that begin with a dollar sign are examples, each with its meaning
-behind `  # `. A line with `==` is a heading of the first page.
+it, of a module in `edgellm.cli.commands`; a group of commands has none. The first paragraph is the summary, a short
+help page leaves out the further ones, and lines that begin with a dollar sign are examples, each with its meaning
+behind ` # `. A line with `==` is a heading of the first page.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _HELP_ALL = "edgellm.help_all"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The page of a command: `home` is the module and the function behind it, "" for a group; `heading` is what it is
-    listed under; `examples` are command lines and their meanings."""
+    """The page of a command: `home` is the module and the function behind it, "" for a group; `heading` is its section
+    in lists; `examples` are command lines and their meanings."""
 
     heading: str
     home: str
@@ -106,12 +106,12 @@ class _Group(TyperGroup):
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return a command by its name, and the words behind it."""
+        """Return a command by its name, and the words after it."""
         self.commands = {**dict.fromkeys(self.list_commands(ctx)), **self.commands}  # type: ignore[dict-item]  # for proposals
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words behind the group's name. Without any, print its page, and end as for wrong usage."""
+        """Parse the words after the group's name. Without any, print its page, and end as for wrong usage."""
         if not args and not ctx.resilient_parsing:
             typer.echo(ctx.get_help())
             raise typer.Exit(2)
@@ -174,8 +174,8 @@ def _made(path: str) -> Any:
 
 
 def _bind_variables(command: Any, path: str) -> None:
-    """Have each option of a command, such as `mesh plan`, read the environment variable of its long name; one of its
-    own takes precedence."""
+    """Have each option of a command, such as `mesh plan`, read the environment variable of its long name; the option's
+    own variable takes precedence."""
     for name, option in options_of(command).items():
         variable = f"edgellm {path} {name}".replace(" ", "_").replace("-", "_").upper()
         option.show_envvar = option.envvar is not None  # shown for all, they would double the help pages

@@ -72,7 +72,7 @@ class StoredConversation:
         return [Message(role, text) for role, text in self.conversation.turns]
 
     def begin(self) -> None:
-        """Leave the conversation as it is stored, and begin a new one."""
+        """Begin a new conversation; the stored one stays."""
         self.conversation = type(self.conversation).new()
 
     def save(self, messages: Sequence[Message]) -> None:
@@ -281,12 +281,12 @@ class Chat:
         return turn
 
     def put_back(self, turn: ChatTurn) -> None:
-        """Add a question and its reply behind the last ones."""
+        """Append a question and its reply."""
         self._turns.append(turn)
         self._save()
 
     def clear(self) -> None:
-        """Forget all messages; the stored copy stays as it is, and a new one begins."""
+        """Forget all messages; the stored copy stays, and a new copy begins."""
         self._turns, self._left_out, self.summary = [], 0, None
         if self._stored is not None:
             self._stored.begin()

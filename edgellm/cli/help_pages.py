@@ -18,7 +18,7 @@ from edgellm.cli.views.console import out
 WIDTH = 100
 """Columns of a page, at most."""
 SHORT = 14
-"""Options of a page that is shown whole; from longer ones those in `PANELS` are left out, and examples."""
+"""Most options of a page that is shown whole; longer pages leave out the options in `PANELS`, and examples."""
 _SHORT_EXAMPLES = 6
 _NAMES_WIDTH = 34  # columns of the names of options; longer names have a line of their own
 

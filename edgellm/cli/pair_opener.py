@@ -112,7 +112,7 @@ class ChatPairOpener:
 
     def recall(self, pair: LLM) -> Remember | None:
         """Give `pair` the past conversations to draft from, and return a function that adds a question and its reply to
-        the history; None if that is off, or cannot be used, which is printed."""
+        the history; None, with a notice if it is unusable, without a history."""
         from edgellm.storage import History
 
         history = History()

@@ -83,7 +83,7 @@ def write_settings(root: typer.Context, tables: Mapping[str, Mapping[str, str]])
 
 
 def _set_line(lines: list[str], table: str, name: str, value: str) -> None:
-    """Set `name` in a table to a value in TOML: in its line, or in a new one behind the table's last."""
+    """Set `name` in a table to a value in TOML: in its line, or in a new line at the table's end."""
     header = re.compile(rf"\s*\[\s*{re.escape(table)}\s*\]\s*(#.*)?")
     start = next((at for at, line in enumerate(lines) if header.fullmatch(line)), None)
     if start is None:

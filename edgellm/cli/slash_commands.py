@@ -68,7 +68,7 @@ class Conversing:
         return bool(summary.text)
 
     def leave(self) -> None:
-        """End the conversation behind this command."""
+        """End the conversation after this command."""
         self.left = True
 
     def show_colours(self, on: bool) -> None:

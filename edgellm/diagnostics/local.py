@@ -106,7 +106,7 @@ def unused_instructions(flags: frozenset[str], used: tuple[str, ...]) -> str:
 
 
 def _graphics_cards(offloads: bool) -> Iterator[Finding]:
-    """Yield the graphics cards that layers can be put on, and those that llama.cpp is not compiled for."""
+    """Yield the usable graphics cards, and the cards that llama.cpp is not compiled for."""
     from edgellm.engine.hardware import compute_devices
     from edgellm.engine.library import how_to_compile
 

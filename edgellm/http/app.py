@@ -207,7 +207,7 @@ _BOUNDS = {
 
 
 def _advice(error: Mapping[str, Any]) -> str:
-    """Return what to send instead of a value that pydantic refuses."""
+    """Return advice for a value that pydantic refuses."""
     name: str = error["type"]
     kind = _KINDS.get(name.removesuffix("_type").removesuffix("_parsing"))
     if name in ("finite_number", "int_from_float"):

@@ -1,5 +1,5 @@
-"""The models that requests may name: those on this machine, each with a draft model that fits it if there is one, and
-those with which paired devices verify for this one, under the same names as on those devices."""
+"""The models that requests may name: models on this machine, each with a fitting draft model if there is one, and
+models with which paired devices verify for this one, under the devices' names."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ from edgellm.storage.model_files import looks_like_path, unknown
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
     """The options for opening models, and the choices that requests leave open. `on_event` is called with a sentence
-    for each model that is opened, and what to know about it. There is memory for as many `replies` at once, or for as
-    many as fit."""
+    and a notice for each model that is opened. There is memory for as many `replies` at once, or for as many as fit."""
 
     hardware: Hardware
     draft_hardware: Hardware
@@ -274,7 +273,7 @@ _ALONE = "no model here has its tokenizer and at most half of its size"
 
 
 class PairedModels:
-    """The models of this machine, and those of paired devices. What both have is opened here.
+    """The models of this machine, and of paired devices. A model that both have is opened here.
 
     The devices are asked in the background, first when the list is made, so that nobody waits for one that is off.
     """
@@ -300,7 +299,7 @@ class PairedModels:
         return PairedOpener(found[0], self._defaults)
 
     def infos(self) -> Sequence[ModelInfo]:
-        """Return all models, none of them as loaded: those of paired devices as they were at the last time."""
+        """Return all models, marked as not loaded; models of paired devices as last listed."""
         if monotonic() - self._asked_at > _LISTED_SECONDS:
             threading.Thread(target=self._refresh, args=(_LISTED_SECONDS,), daemon=True).start()
         local = self._local.infos()

@@ -1,4 +1,4 @@
-"""The model that embeds texts for HTTP clients, beside the one that writes replies."""
+"""The model that embeds texts for HTTP clients, besides the model that writes replies."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Metrics:
         gauge.set_function(lambda: float(is_up()))
 
     def add(self, families: Callable[[], Iterable[Family]]) -> None:
-        """Report from now on what `families` yields, too."""
+        """Report the metrics that `families` yields, too, from now on."""
         self._registry.register(_Collector(families))
 
     def text(self) -> bytes:

@@ -38,7 +38,7 @@ class ModelHost:
         self._default: str | None = None
         self._no_model_reason = ""
         self.embedder: ServedEmbedder | None = None
-        """The model that embeds texts, beside those that write replies."""
+        """The model that embeds texts, besides the models that write replies."""
 
     def open(self, served: ServedModel, *, opener: Opener | None = None, catalog: ModelCatalog | None = None) -> None:
         """Serve `served` by default from now on, and the models of `catalog` by name; `opener` as for `ModelPool.add`,
@@ -95,14 +95,14 @@ class ModelHost:
         return [known[name] for name in dict.fromkeys([*first, *known])]
 
     async def info(self, name: str) -> ModelInfo:
-        """Return one model. Raises ApiError (404) where there is none of that name."""
+        """Return a model by name. Raises ApiError (404) without such a model."""
         found = name if self._embeds(name) else await self._find(name)
         known = next((info for info in await self.infos() if info.id == found), None)
         return known or self.pool.loaded[found].served.info()
 
     async def file(self, name: str) -> ModelFile | None:
-        """Return the file of a model; None where it is on another device. Raises ApiError (404) where there is none of
-        that name."""
+        """Return the file of a model; None where it is on another device. Raises ApiError (404) without such a
+        model."""
         if self.embedder is not None and self._embeds(name):
             return self.embedder.file
         found = await self._find(name)

@@ -261,7 +261,7 @@ class ModelPool:
         return self._begin(self._close_later(loaded))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin a task, and keep it until it has ended; its error is for those who wait for it."""
+        """Begin a task, and keep it until it has ended; its error is for the requests that wait for the task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
 

@@ -319,7 +319,7 @@ class HttpServer:
         self._handler.models.add(served)
 
     def add_metrics(self, families: Callable[[], Iterable[Family]]) -> None:
-        """Report from now on in the metrics what `families` yields, too."""
+        """Report the metrics that `families` yields, too, from now on."""
         self._handler.metrics.add(families)
 
     def open_embedder(self, embedder: ServedEmbedder) -> None:

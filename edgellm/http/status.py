@@ -126,7 +126,7 @@ def server_status(handler: RequestHandler) -> ServerStatus:
 
 
 def _pair_status(handler: RequestHandler, pair: LLM) -> dict[str, Any]:
-    """Return what is told of the server's own pair and of each in memory."""
+    """Return the fields of the server's own pair and of each pair in memory."""
     return {
         "draft": pair.draft_name, "verifier": pair.verifier_name, "context_length": pair.context_length,
         "sampling": SamplingStatus.model_validate(pair.sampling), "link": _link(handler, pair),

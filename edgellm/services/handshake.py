@@ -23,7 +23,7 @@ from edgellm.spec.protocols import Capabilities
 from edgellm.spec.sampling import Choice
 
 PREPARING = grpc.StatusCode.ABORTED
-"""The status with which a verifier says what it does before it can verify, such as "measuring a.gguf"."""
+"""The status of a verifier's notice before it can verify, such as "measuring a.gguf"."""
 _BLOCK = 256  # tokens behind one hash
 _ROUNDS = 100  # most blocks that are asked for: Gemma's 6,242 unused tokens are in 25
 _SHOWN = 40  # bytes of a token that a message shows
@@ -133,7 +133,7 @@ def printable(said: str) -> str:
 
 
 def model_missing(where: str, said: str) -> ModelNotFound:
-    """Return the error for a verifier that has no such model, as it has `said` itself."""
+    """Return the error for a verifier without the model, as it has `said`."""
     return ModelNotFound(
         f"The verifier at {where}: {printable(said)}", f"Name a model behind the address: {where}#MODEL"
     )

@@ -66,7 +66,7 @@ class Socket(asyncio.Protocol):
         self._writable.set()
 
     async def read(self) -> bytes:
-        """Return what has arrived, at most `MAX_DATA` bytes; nothing at the end."""
+        """Return the bytes that have arrived, at most `MAX_DATA`; none at the end."""
         await self._arrived.wait()
         await asyncio.sleep(0)  # the other parts of a message are here, too
         data = bytes(self._buffer[:MAX_DATA])
@@ -156,5 +156,5 @@ async def _to_socket(socket: Socket, read: Read, traffic: StreamTraffic) -> None
 
 
 def ended(data: object) -> bool:
-    """Return whether what a stream has read is its end."""
+    """Return whether a stream's data is its end."""
     return not isinstance(data, bytes)

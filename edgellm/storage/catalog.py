@@ -45,8 +45,8 @@ class CatalogModel:
 
     `name` is the name to type, such as qwen3:0.6b, and `draft` the name of its draft model, if any. `size` is the
     length of its files in the quantisation `quant`, in bytes; `parameters`, and those that a token passes through,
-    `active`, are in billions; `context` is in tokens. `template` is its kind of chat template. Without a `repo_id` it
-    is inside a `wheel`, or part of edgellm.
+    `active`, are in billions; `context` is in tokens. `template` describes its chat template. Without a `repo_id` it is
+    inside a `wheel`, or part of edgellm.
     """
 
     name: str
@@ -109,8 +109,8 @@ class Catalog:
         return None
 
     def find_file(self, name: str) -> CatalogModel | None:
-        """Return the model that a file of this name is, or that a short name means, in any quantisation; None if it is
-        none of the catalogue."""
+        """Return the catalogue's model for a file's name or a short name, in any quantisation; None if there is
+        none."""
         if found := self.find(name):
             return found[0]
         file = re.split(r"[\\/]", name)[-1].lower()

@@ -38,7 +38,7 @@ _DAMAGED = {
 
 
 class DatabaseDamaged(Exception):
-    """The database does not hold what was written to it."""
+    """The database's content is not as it was written."""
 
 
 class DatabaseConnection(sqlite3.Connection):
@@ -105,7 +105,7 @@ class PrivateDatabase:
                         raise TimeoutError
 
     def discard(self) -> None:
-        """Remove the files of the database and those set aside. Unlike removing rows, that needs no free space."""
+        """Remove the files of the database, and files set aside. Unlike removing rows, that needs no free space."""
         with self.errors("removed", keep=True), hold_lock(self._lock):
             self._close_to_others()
             for path in self.aside():
@@ -251,7 +251,7 @@ class PrivateDatabase:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """Return SQLite's error code. Raise the error itself if it is one of the Python module's."""
+    """Return SQLite's error code. Raise the error itself if it comes from the Python module."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     if code is None:
         raise error

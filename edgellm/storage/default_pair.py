@@ -44,7 +44,7 @@ class ResolvedPair(NamedTuple):
 
 
 def resolve_pair(draft: Named | None, verifier: Named | None) -> ResolvedPair:
-    """Return the pair with the models that `DEFAULT` means; beside a model of the home pair, the other one of it.
+    """Return the pair with the models that `DEFAULT` means: with a model of the home pair, the home pair's other model.
 
     Raises:
         InvalidOption: EDGELLM_PAIR is set to a pair that does not exist.

@@ -92,7 +92,7 @@ class FileHash:
     ) -> str:
         """Return the fingerprint. `progress` is called with the share of the files that is read.
 
-        Raises what `fingerprint` raises, and:
+        Raises:
             Stopped: `should_stop` returned True; the next call continues.
         """
 

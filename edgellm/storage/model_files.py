@@ -193,8 +193,7 @@ def packaged_path(model: CatalogModel) -> Path:
 
 
 def find(name: HubName) -> StoredModel:
-    """Return the cached model that `name` means; without a quantisation, the one that `pull` would choose of those
-    here.
+    """Return the cached model that `name` means; without a quantisation, the cached one that `pull` would choose.
 
     Raises:
         ModelNotFound: it is not in the cache, or not all of its parts are.
@@ -270,7 +269,7 @@ def name_of(path: Path) -> str:
 
 def removable(name: str) -> list[StoredModel]:
     """Return the models that `remove` would delete: one quantisation, or without one all of the repository's models and
-    what an interrupted download has left.
+    remains of downloads.
 
     Raises:
         InvalidOption: `name` is a path or a bundled model.
@@ -325,15 +324,15 @@ def linked_blobs(folder: Path) -> set[Path]:
 
 
 def _unfinished(folder: Path) -> list[Path]:
-    """Return the blobs of a download that was interrupted: incomplete ones, and those that nothing links to."""
+    """Return the blobs of an interrupted download: incomplete blobs, and blobs without a link to them."""
     blobs = {path for path in folder.glob("blobs/*") if path.is_file()} - linked_blobs(folder)
     copied = any(path.is_file() and not path.is_symlink() for path in folder.glob("snapshots/*/**/*"))
     return sorted(path for path in blobs if path.suffix == ".incomplete" or not copied)
 
 
 def _blob(link: Path, folder: Path) -> Path | None:
-    """Return the blob that `link` points to, if it is one of this repository; follow one link only, as a blob may be a
-    link to a file that others share."""
+    """Return the blob of this repository that `link` points to; follow one link only, as a blob may be a link to a
+    shared file."""
     if not link.is_symlink():
         return None
     blob = Path(os.path.normpath(link.parent / link.readlink()))
@@ -341,7 +340,7 @@ def _blob(link: Path, folder: Path) -> Path | None:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove folders that became empty, and the repository's own when no file of it is left."""
+    """Remove empty folders, and the repository's folder when no file of it is left."""
     for path in sorted(folder.glob("snapshots/**/"), key=lambda path: len(path.parts), reverse=True):
         with suppress(OSError):
             path.rmdir()

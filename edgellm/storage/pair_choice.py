@@ -99,9 +99,9 @@ class PairProposal:
 
 
 def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> PairProposal:
-    """Return the pair that suits this machine: the first of the catalogue's list that fits and whose verifier is fast
-    enough, or else the fastest that fits; or the pair of the verifier `wanted`. Where the first one has no draft model,
-    a pair of which the verifier is about as good is preferred, unless the first is expected to be as fast alone.
+    """Return the pair that suits this machine: the catalogue's first fitting pair with a fast enough verifier, or else
+    the fastest that fits; or the pair of the verifier `wanted`. If that verifier has no draft model, a pair with an
+    about equally good verifier is preferred, unless the first is expected to be as fast alone.
 
     Raises:
         InvalidOption: there is no model `wanted` in the catalogue.

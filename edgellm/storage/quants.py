@@ -1,8 +1,8 @@
 """The models in a repository: the files that make up each of them, and the one that a name means.
 
-A repository holds a model in several quantisations, some of them split over several files or in folders of their own,
-and beside them files that are no models: vision projectors, calibration data, and drafters of other programs. The names
-are those that converters and uploaders use on the hub; `tests/storage/listings.py` has listings of real repositories.
+A repository holds a model in several quantisations, some split over files or in folders of their own, and files that
+are no models: vision projectors, calibration data, and drafters of other programs. The names are converters' and
+uploaders' on the hub; `tests/storage/listings.py` has listings of real repositories.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ def quant_of(file: str) -> str | None:
 
 
 def is_model(file: str) -> bool:
-    """Return whether the file is a language model in GGUF, or a part of one, and nothing that goes beside it."""
+    """Return whether the file is a language model in GGUF, or a part of one, and no companion of a model."""
     return file.lower().endswith(".gguf") and not _NO_MODEL.search(file[: -len(".gguf")])
 
 
 def variants(files: Mapping[str, int]) -> list[ModelVariant]:
-    """Return the models among a repository's files (name -> bytes), by name; also those whose parts are incomplete."""
+    """Return the models among a repository's files (name -> bytes), by name; also models that lack parts."""
     groups: dict[tuple[str, int], dict[int, str]] = {}
     for file in sorted(filter(is_model, files)):
         part = _PART.search(file)
@@ -215,7 +215,7 @@ def _incomplete(repo: str, model: ModelVariant) -> ModelNotFound:
 
 
 def _rank(model: ModelVariant) -> float:
-    """Return the place in `PREFERENCE`; a quantisation that is not named there comes behind its family."""
+    """Return the place in `PREFERENCE`; a quantisation that is missing there comes after its family."""
     quant = _base(model)
     if quant in PREFERENCE:
         return PREFERENCE.index(quant)

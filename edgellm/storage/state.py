@@ -31,7 +31,7 @@ _STEP = 2**20
 
 _T = TypeVar("_T")
 MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, EdgeError)
-"""The errors of code that reads JSON of another form than it expects."""
+"""The errors of code that reads JSON of an unexpected form."""
 
 
 def read_state(path: Path, max_bytes: int = MAX_BYTES, *, links: bool = False) -> bytes | None:

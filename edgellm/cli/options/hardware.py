@@ -80,7 +80,7 @@ class HardwareOptions:
         """Return the hardware of this device's part of a planned model.
 
         Raises:
-            InvalidOption: a value that does not exist, or one for a draft model, of which a plan has none.
+            InvalidOption: an unknown value, or a value for a draft model, which a plan lacks.
         """
         for name, texts in self.given.items():
             if found := [text for text in texts if text.startswith(f"{DRAFT}=")]:

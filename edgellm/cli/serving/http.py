@@ -191,8 +191,8 @@ def _api_key(path: Path | None) -> str:
 
 
 def _host_names(host: str) -> list[str]:
-    """Return the names of a machine that listens at `host`: that address, or all its addresses if it is 0.0.0.0 or ::,
-    and its host name."""
+    """Return the names of a machine that listens at `host`: that address, or for 0.0.0.0 and :: all addresses, and its
+    host name."""
     from ipaddress import ip_address
 
     from edgellm.rpc.discovery.interfaces import own_hosts

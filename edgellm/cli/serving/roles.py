@@ -155,7 +155,7 @@ def _eagle3(ctx: typer.Context, draft: str) -> ModelFile | None:
 
 
 def serve_worker(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
-    """Compute layers that other devices upload, and those of a model here."""
+    """Compute layers of a model here, and layers that other devices upload."""
     model, link = asked.served.only_model, asked.link
     file = None if model is None else ModelFile.open(resolve(model))
     worker = start_worker(file, link, asked.hardware.of(VERIFIER))
@@ -169,9 +169,9 @@ def serve_worker(_: typer.Context, asked: Asked, http: HttpServer | None) -> Non
 
 
 def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardware = ON_PROCESSOR) -> WorkerServer:
-    """Start a worker. It has all layers of `model`, if given, and those that other devices upload, and computes as
-    `hardware` says. Its memory is limited, by default to nine tenths of what is free now, or what a graphics card has
-    free, since otherwise other devices would decide how much it takes.
+    """Start a worker. It has all layers of `model`, if given, and uploaded layers, and computes on `hardware`. Its
+    memory is limited, by default to nine tenths of the free memory, or a graphics card's free memory, since otherwise
+    other devices would decide how much it takes.
 
     Raises EngineFailed where nothing here serves llama.cpp's RPC.
     """
@@ -285,7 +285,7 @@ def _pair_over(model: GatewayModel, verifier: ColocatedVerifier) -> LLM:
 
 
 def hosts_of(server: Listener, interface: Sequence[str]) -> list[str]:
-    """Return the hosts at which others can reach a server: its address, or all those of this machine in the home."""
+    """Return the hosts at which others reach a server: its address, or all addresses of this machine in the home."""
     from ipaddress import ip_address
 
     from edgellm.rpc.discovery.interfaces import chosen_hosts
@@ -354,5 +354,5 @@ def say_how_to_use(server: Listener, link: LinkOptions, models: Sequence[str] = 
 
 
 def print_server_event(event: ServerEvent) -> None:
-    """Print what a server reports, and when."""
+    """Print a server's report with its time."""
     say(f"{time.strftime('%H:%M:%S')}  {event.text}")

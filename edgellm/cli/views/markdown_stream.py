@@ -1,4 +1,4 @@
-"""Markdown on a terminal, rendered while it is written: finished blocks are printed once, the open one is redrawn."""
+"""Markdown on a terminal, rendered while it is written: finished blocks are printed once, the open block is redrawn."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class MarkdownWriter:
         self._source, self._begun = "", False
 
     def draw(self) -> None:
-        """Draw what has been written so far."""
+        """Draw the text so far."""
         self._next_drawing = 0.0
         if self._live is not None:
             self._live.refresh()

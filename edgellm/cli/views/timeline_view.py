@@ -55,7 +55,7 @@ def print_moves(console: Console, found: Measured, plan: PlanOption | None) -> N
 
 
 def figures(way: PlanOption, plan: PlanOption | None) -> Table:
-    """Return a table of the stages, measured beside planned."""
+    """Return a table of the stages with measured and planned figures."""
     times = ("LOADED", "RECEIVED", "COMPUTED FOR", "DONE")
     made = table("DEVICE", "LAYERS", *times, right=times)
     for stage in way.stages:
@@ -125,7 +125,7 @@ class Reports:
         self._replies.on_request()
 
     def reply_finished(self, summary: Summary) -> None:
-        """Print what each device did for the reply that has ended."""
+        """Print each device's work for the reply that has ended."""
         found = self._replies.on_reply(summary)
         if found is None:
             return

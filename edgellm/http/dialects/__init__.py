@@ -1,4 +1,4 @@
-"""The APIs, a module each: what they ask for, and the form of their answers and errors."""
+"""The APIs, a module each: the form of their requests, answers and errors."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class AnthropicMetadata(RequestModel):
 
 
 class AnthropicPrompt(ReplyRequest):
-    """The parameters that say what the model reads."""
+    """The parameters of the model's prompt."""
 
     messages: list[AnthropicTurn] = Field(min_length=1, max_length=4096)
     system: Texts = Field("", description="The system prompt, whole or in blocks of text.")

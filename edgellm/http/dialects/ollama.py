@@ -1,4 +1,4 @@
-"""Ollama's API: `/api/chat`, `/api/generate`, and what its clients ask about models."""
+"""Ollama's API: `/api/chat`, `/api/generate`, and the calls about models."""
 
 from __future__ import annotations
 

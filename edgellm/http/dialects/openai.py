@@ -81,8 +81,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
         return self._chunk(self._chunk_choice(), edgellm={"notice": notice.text, **left_out})
 
     def progress(self, progress: PromptProgress) -> list[bytes]:
-        """Return a chunk with llama.cpp's name for the tokens of the prompt that a model has processed, of those that
-        it had not read before."""
+        """Return a chunk with llama.cpp's names for the prompt's new tokens and the processed ones among them."""
         told = {"model": progress.model, "total": progress.total, "processed": progress.done}
         return self._chunk(self._chunk_choice(), prompt_progress=told)
 
@@ -235,7 +234,7 @@ def _finish_reason(summary: Summary, calls: int) -> FinishReason:
 
 
 def _tokens_with_logprobs(deltas: Sequence[TextDelta]) -> Iterator[tuple[Token, Logprobs, list[tuple[int, float]]]]:
-    """Yield tokens with their log-probabilities and those of the likeliest ones in their places."""
+    """Yield tokens with their log-probabilities, and the log-probabilities of the likeliest tokens in their places."""
     for delta in deltas:
         for token in delta.tokens:
             if (found := token.logprobs) is not None:

@@ -1,4 +1,4 @@
-"""Requests: those of OpenAI's parameters that have an effect here, and a few of our own."""
+"""Requests: OpenAI's parameters that have an effect here, and a few of our own."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class GenerationRequest(ReplyRequest):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def options(self, defaults: ReplyOptions, context_length: int) -> ReplyOptions:
-        """Return `defaults` with what this request asks for.
+        """Return `defaults`, changed by this request's parameters.
 
         Raises:
             ApiError: the parameters contradict each other.

@@ -193,7 +193,7 @@ def _multicast(hosts: Sequence[str]) -> Iterator[Zeroconf | None]:
 
 def parse_announcement(info: ServiceInfo, local: bool) -> Hint | None:
     """Return the content of an announcement, or None if it is not valid. Anyone can send one, so loopback addresses are
-    believed only if the search is on loopback alone (`local`); then no others are."""
+    believed only, and then exclusively, if the search is on loopback alone (`local`)."""
     properties = {
         key: value for key, value in (info.properties or {}).items() if value is not None and len(value) <= 32
     }

@@ -118,7 +118,7 @@ async def upload(
     limiter: RateLimiter,
     notify: Callable[[UploadProgress], None],
 ) -> UploadProgress:
-    """Send a device those of the pieces `wanted` that it lacks; return the final progress. Pieces are given by index.
+    """Send a device the `wanted` pieces that it lacks; return the final progress. Pieces are given by index.
 
     `cut` yields the bytes of a piece, in a thread. `notify` is called with the progress, in the loop.
 
@@ -251,7 +251,7 @@ class _Sender:
 
 
 def _blocks(portions: Iterator[bytes | memoryview], skip: int) -> Iterator[bytes]:
-    """Yield what follows the first `skip` bytes, in blocks of FRAME bytes; the last block may be shorter."""
+    """Yield the bytes after the first `skip`, in blocks of FRAME bytes; the last block may be shorter."""
     buffer = bytearray()
     for portion in portions:
         passed = min(skip, len(portion))

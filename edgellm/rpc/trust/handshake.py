@@ -34,7 +34,7 @@ LABEL = b"edgellm welcome 1\0"
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
     """A model that a device lets others use; `size` in bytes, 0 if it is unknown, `vocabulary` a fingerprint in hex.
-    `behind`: what verifies with it behind the device, and how, for people; empty: the device itself."""
+    `behind` names the verifier behind the device, and how it verifies, for people; empty: the device itself."""
 
     role: str
     model: str

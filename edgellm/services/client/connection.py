@@ -33,8 +33,8 @@ class Timing:
 
     A verifier that owes an answer is lost after `silent_beats` heartbeats without a frame (beats are counted here, so
     that a device that was itself suspended does not blame the verifier), or after `stall` during which it computed
-    nothing. Whatever it says meanwhile, a verdict is given up after `least`, or several times what it takes: see
-    `VerdictDeadline`. Retries start `retry` behind a loss and double up to `retry_most`, shortened at random by up to a
+    nothing. Whatever it says meanwhile, a verdict has a deadline of `least` or several times its usual time: see
+    `VerdictDeadline`. Retries start `retry` after a loss and double up to `retry_most`, shortened at random by up to a
     half.
     """
 
@@ -96,7 +96,7 @@ class Connection:
     ) -> None:
         """Connect; with `trust`, by mutual TLS to a paired device, or to the given `device` only. `model` is the model
         that is wanted there; "" is its only one. A verifier that is not ready yet is waited for: `on_wait` is called,
-        from another thread, with what it does, such as "loading a.gguf".
+        from another thread, with its progress, such as "loading a.gguf".
 
         Raises:
             PairingRequired: the address leaves this machine, and there is no `trust`, or no device is paired.

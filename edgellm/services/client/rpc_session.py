@@ -259,7 +259,7 @@ def _is_of(process: int | None, port: int) -> bool:
 
 
 class RpcWorker:
-    """A worker that serves llama.cpp's RPC; see `edgellm.mesh.ggml_rpc.model.RpcDevice`."""
+    """A worker that serves llama.cpp's RPC, as an `RpcDevice`."""
 
     def __init__(self, endpoint: Endpoint, beat: float = HEARTBEAT_SECONDS) -> None:
         self.endpoint, self._beat = endpoint, beat

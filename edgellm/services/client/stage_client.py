@@ -64,8 +64,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """A device is lost after `silent_beats` heartbeats without a message, or when it has work but makes no progress for
-    `stall` seconds: no byte loaded, no block computed. The beats are those of this process, so that a coordinator that
-    was suspended blames no device."""
+    `stall` seconds: no byte loaded, no block computed. This process counts the beats, so that a suspended coordinator
+    blames no device."""
 
     beat: float = HEARTBEAT_SECONDS
     silent_beats: int = 12
@@ -105,7 +105,7 @@ class Endpoint:
 
 
 OwnPieces = Callable[[Collection[LayerRange]], Sequence[LayerPiece]]
-"""Returns the known pieces of this device's own model file, and those of the layers given."""
+"""Returns the known pieces of this device's own model file, and the pieces of the given layers."""
 
 
 class RemoteDevice:
@@ -248,7 +248,7 @@ class RemoteStageHost:
 
     async def _write(self, call: grpc.aio.StreamStreamCall[bytes, bytes], prepare: bytes) -> None:
         """Send orders until the end; the reader reports a broken stream. They wait for the worker to accept the stage:
-        gRPC hides its reason for a refusal behind an error of its own where an order fails to be sent meanwhile."""
+        gRPC hides the reason of a refusal where an order fails to be sent meanwhile."""
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await call.write(prepare)
             await self._accepted.wait()
@@ -312,9 +312,9 @@ def remote_devices(
     names: Sequence[str], peers: Sequence[str], discovered: Sequence[Worker], known: Mapping[str, Device],
     own: OwnPieces,
 ) -> dict[str, RemoteDevice]:  # fmt: skip
-    """Return workers by name: those that were `discovered`, or else those at the addresses `peers`; and all further
-    `names` but `HERE`, which are addresses or names of paired devices. `known` are those that were measured; `own` is
-    as for `RemoteDevice`.
+    """Return workers by name: the `discovered` ones, or else workers at the addresses `peers`; and all further `names`
+    but `HERE`, which are addresses or names of paired devices. `known` are measured devices; `own` is as for
+    `RemoteDevice`.
 
     Raises:
         InvalidOption, NotPermitted, NotPaired, EdgeError: a device does not answer, has granted this one no right to

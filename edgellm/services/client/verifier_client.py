@@ -294,7 +294,7 @@ class RemoteVerifier(Verifier):
             VerifierUnreachable: there is no answer within two seconds.
             VocabularyMismatch: the two are of different tokenizers; names the first differing token.
             ProtocolError: the other side has another version.
-            ModelNotFound: it has no such model, or several and none is named; names those that it has.
+            ModelNotFound: it has no such model, or several and none is named; names the verifier's models.
         """
         where = address if isinstance(address, ModelAddress) else ModelAddress.parse(str(address))
         self._connection = Connection(
@@ -309,7 +309,7 @@ class RemoteVerifier(Verifier):
 
     @property
     def info(self) -> VerifierInfo:
-        """Return what the verifier says of itself."""
+        """Return the verifier's description."""
         return self._connection.peer
 
     def up(self) -> bool:
@@ -336,7 +336,7 @@ class _Line:
         self._last: SentRequest | None = None
 
     def send(self, request: VerifyRequest) -> Future[Verdict]:
-        """Send what the verifier does not hold of a request; return its verdict."""
+        """Send the part of a request that the verifier lacks; return its verdict."""
         connection, peer = self._connection, self._connection.peer
         if why := peer.capabilities.refusal(request.sampling):  # the verifier may have changed since the reply began
             raise lost(f"The verifier is a gateway to another server now, and {why}.")

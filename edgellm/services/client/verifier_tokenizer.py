@@ -53,7 +53,7 @@ def open_tokenizer(
     only. `progress` is called with the share that has come.
 
     Raises:
-        ProtocolError: what the verifier sends is no such tokenizer; nothing of it is kept.
+        ProtocolError: the verifier sends another tokenizer, which is not kept.
         VerifierUnreachable, NotPermitted: it sends nothing.
         NotPaired, PairingRequired, IdentityClash: it is not a device that trusts this one, and is trusted.
         InvalidOption: there is no room to keep it.
@@ -98,7 +98,7 @@ def _opened(path: Path) -> Model:
 
 
 def unusable(where: ModelAddress, why: str) -> ProtocolError:
-    """Return the error for a tokenizer that is not what its verifier claims; `why` is a clause."""
+    """Return the error for a tokenizer that differs from its verifier's claim; `why` is a clause."""
     return ProtocolError(
         f"The tokenizer that the verifier at {where} sends cannot be used: {why.rstrip('.')}.",
         f"{SAME_VERSION} Or choose a draft model with the verifier's tokenizer.",
@@ -108,7 +108,7 @@ def unusable(where: ModelAddress, why: str) -> ProtocolError:
 async def _fetch(
     where: ModelAddress, trust: Trust | None, device: DeviceID | None, progress: OnProgress | None
 ) -> bytes:
-    """Return what the verifier sends, at most `MAX_TOKENIZER` bytes."""
+    """Return the tokenizer that the verifier sends, at most `MAX_TOKENIZER` bytes."""
     if trust is None:
         channel = open_channel(where.address)
     else:

@@ -1,4 +1,4 @@
-"""The server of a gateway: devices speak our own link, and stock servers verify, each model by those that have it."""
+"""The server of a gateway: devices speak our own protocol, and each model's stock servers verify."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def serve_gateway(
 ) -> GatewayServer:
     """Open the stock servers at `addresses` and serve their models; return the running gateway, which the caller stops.
     Servers that do not answer are used, and their models served, as soon as they do, even if none does at first.
-    `tokenizers` are files with the tokenizers of the models, of which nothing else is read.
+    `tokenizers` are files of which only the models' tokenizers are read.
 
     Raises:
         PairingRequired, TrustUnusable, PortTaken, InvalidOption: it is impossible to listen there; raised before any

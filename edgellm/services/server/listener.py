@@ -214,7 +214,7 @@ class Listener:
 
 
 async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
-    """Run all until one of them ends, and cancel the others. Raise the error of the one that ended."""
+    """Run all `works` until the first ends, and cancel the others. Raise the first one's error."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -169,8 +169,8 @@ class WorkerService(Service):
         guard: AuthInterceptor | None,
         stored: StoredLayers | None = None,
     ) -> None:
-        """With a `guard`, answer only paired devices with the right to compute here. `stored` are those sources of the
-        `cache` that other devices uploaded."""
+        """With a `guard`, answer only paired devices with the right to compute here. `stored` are the `cache`'s layers
+        that other devices uploaded."""
         super().__init__(notify, guard)
         self._cache, self._stored, self._trust = cache, stored, trust
         self._stages: dict[bytes, _ServedStage] = {}

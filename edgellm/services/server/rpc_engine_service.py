@@ -88,7 +88,7 @@ class RpcEngineService(Service):
         return _THIS_MACHINE if self._guard is None else caller_id(context).digest.hex()
 
     async def offer(self, data: bytes, context: Context) -> pb.OfferReply:
-        """Reply with what can serve here."""
+        """Reply with this device's offer."""
         try:
             check_version(parse_message(pb.OfferRequest, data).protocol, RPC_ENGINE, "the other device")
             what, program = await asyncio.to_thread(server_kind)

@@ -67,8 +67,7 @@ class SessionServer(Listener):
         raise NotImplementedError
 
     def prepare(self, doing: str) -> None:
-        """Note what is done before the first model is served, such as "loading a.gguf", for devices that ask
-        meanwhile."""
+        """Note the work before the first model is served, such as "loading a.gguf", for devices that ask meanwhile."""
         self._preparing = doing
 
     def _handlers(self, guard: AuthInterceptor | None) -> Sequence[grpc.GenericRpcHandler[Any, Any]]:
@@ -111,8 +110,8 @@ class SessionServer(Listener):
 @dataclass(frozen=True, slots=True)
 class VerifierOptions:
     """The options of a served verifier. Memory is reserved for `sessions` replies of `context` tokens each; more may be
-    open than that. Beyond `max_waiting` requests at once, further ones are answered *busy*. The rows of a batch are
-    those of the model's hardware, unless there are `limits`."""
+    open than that. Beyond `max_waiting` requests at once, further ones are answered *busy*. The model's hardware sets
+    the rows of a batch, unless there are `limits`."""
 
     sessions: int | None = None
     context: int | None = None
@@ -218,8 +217,8 @@ def serve_verifier(
     measure: Callable[[Model], CostCurve] | None = None,
 ) -> VerifierServer:
     """Listen, load the model file and serve it; return the running server, which the caller stops. Devices that connect
-    meanwhile wait, and are told what is done. Without a number of sessions there is memory for `SESSIONS`, or as many
-    as fit: `VerifierServer.placement` says why. `measure` returns the cost curve of the loaded model, before any
+    meanwhile wait, and are told of the progress. Without a number of sessions there is memory for `SESSIONS`, or as
+    many as fit: `VerifierServer.placement` says why. `measure` returns the cost curve of the loaded model, before any
     request; see `VerifierServer.use`. `eagle3` is an EAGLE-3 head that drafts the extra tokens of verdicts.
 
     Raises:

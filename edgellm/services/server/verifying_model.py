@@ -28,8 +28,8 @@ class VerifyingModel:
 
     Beyond `max_waiting` requests at once, further ones are answered *busy*, first those of the devices with the most
     requests. `grammar` returns the grammar of a JSON schema; without it, replies cannot follow one. `size_bytes` is the
-    size of the model's file, 0 if it is unknown: devices choose the largest one. `tokenizer` is what `tokenizer_file`
-    returns, for devices with another one; b"" if there is none to send.
+    size of the model's file, 0 if it is unknown: devices choose the largest one. `tokenizer` is the result of
+    `tokenizer_file`, for devices with another tokenizer; b"" if there is none to send.
     """
 
     info: VerifierInfo
@@ -53,7 +53,7 @@ class VerifyingModel:
         return self.info.model
 
     def inside(self) -> ColocatedVerifier:
-        """Return this verifier for use in this process; its requests are answered beside those of devices."""
+        """Return this verifier for use in this process; its requests and devices' requests are answered alike."""
         return ColocatedVerifier(self.backend, self.info.capabilities, self.grammar)
 
     def described(self) -> pb.HelloReply:
@@ -90,7 +90,7 @@ def find_model(models: Sequence[VerifyingModel], wanted: str) -> VerifyingModel:
     """Return the model that a device wants; "" is the only one.
 
     Raises:
-        ModelNotFound: there is no such model, or none is named and there are several; names those that there are.
+        ModelNotFound: there is no such model, or none is named and there are several; names the models that there are.
     """
     if not models:
         raise ModelNotFound("None of its servers has answered yet.", "Start one of them.")

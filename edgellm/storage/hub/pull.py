@@ -344,7 +344,7 @@ def _hub(name: HubName, call: Callable[[], _T]) -> _T:
 
 
 def _denied(name: HubName, error: HfHubHTTPError) -> EdgeError:
-    """Return our error for an error status of the hub, with what the hub says about it."""
+    """Return our error for an error status of the hub, with the hub's message."""
     from huggingface_hub import constants, errors
 
     host, status = constants.ENDPOINT, error.response.status_code

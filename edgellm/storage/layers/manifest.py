@@ -231,7 +231,7 @@ def remember_hashes(manifest: Manifest) -> None:
 
 
 def forget_hashes(fingerprint: str) -> None:
-    """Remove the stored hashes of a model file's pieces, one of which has turned out wrong."""
+    """Remove the stored hashes of a model file's pieces after a hash turned out wrong."""
     with suppress(OSError):
         _path(fingerprint).unlink(missing_ok=True)
 

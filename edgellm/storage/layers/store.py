@@ -134,7 +134,7 @@ class LayerStore:
             return None
 
     def complete(self, pieces: Iterable[LayerPiece]) -> list[LayerPiece]:
-        """Return those of these pieces that are complete, the most recently used first."""
+        """Return the complete ones of these pieces, the most recently used first."""
         found = []
         for piece in pieces:
             with suppress(OSError):
@@ -144,7 +144,7 @@ class LayerStore:
         return [piece for _, piece in sorted(found, reverse=True)]
 
     def arrived(self, piece: LayerPiece, owner: str = OWN) -> int:
-        """Return the number of a piece's bytes in the store: all of them, or those that `owner` has sent."""
+        """Return the number of a piece's bytes in the store: all, or the bytes that `owner` has sent."""
         if self.find(piece) is not None:
             return piece.size
         with suppress(OSError):
@@ -198,8 +198,8 @@ class LayerStore:
         No other process can upload for the same owner until the `with` ends.
 
         Pieces that were cut here are evicted first, then the least recently used, but never those in use or requested,
-        nor those that another device uploaded and that were used within UNUSED_SECONDS. If that would not free enough,
-        nothing is removed.
+        nor pieces of another device that were used within UNUSED_SECONDS. If that would not free enough, nothing is
+        removed.
 
         Raises:
             StoreFull: the pieces would not fit the limit.
@@ -276,8 +276,7 @@ class LayerStore:
     def _make_room(self, more: int, disk: int, what: str, owner: str, wanted: Collection[str] = ()) -> None:
         """Remove files until `more` bytes fit under the limit, and `disk` bytes on the disk, for `what` from `owner`.
 
-        Pieces in use or `wanted`, by their hash, stay, and those of other owners that were used lately. The lock is
-        held.
+        Pieces stay that are in use, `wanted` by their hash, or of other owners and used lately. The lock is held.
 
         Raises:
             StoreFull: removing all that may be removed would not be enough for the limit.
