@@ -67,7 +67,7 @@ def lock_exclusive(file: BinaryIO) -> None:
 
 
 def try_lock(file: int) -> bool:
-    """Try to lock an open file until it is closed or this process ends; return whether it is locked, on Windows
+    """Try to lock an open file until it is closed or this process ends; return whether it is locked; on Windows
     never."""
     if sys.platform != "win32":
         try:

@@ -1,9 +1,9 @@
 """The application: a tree of commands, each of which is imported when it is asked for.
 
-`help_pages.txt` lists them, in a section for each. It begins with the command in brackets and the function that runs
-it, of a module in `edgellm.cli.commands`; a group of commands has none. The first paragraph is the summary, a short
-help page leaves out the further ones, and lines that begin with a dollar sign are examples, each with its meaning
-behind ` # `. A line with `==` is a heading of the first page.
+`help_pages.txt` has a section for each. A section begins with the command in brackets and the function that runs it,
+in a module of `edgellm.cli.commands`; a group of commands has no function. The first paragraph is the summary, a short
+help page leaves out further paragraphs, and lines that begin with a dollar sign are examples, each with its meaning
+behind `  # `. A line with `==` is a heading of the first page.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class ChatPairOpener:
 
     def recall(self, pair: LLM) -> Remember | None:
         """Give `pair` the past conversations to draft from, and return a function that adds a question and its reply to
-        the history; None, with a notice if it is unusable, without a history."""
+        the history; None where the history is off, or unusable, which is printed."""
         from edgellm.storage import History
 
         history = History()

@@ -53,7 +53,7 @@ class VerifyingModel:
         return self.info.model
 
     def inside(self) -> ColocatedVerifier:
-        """Return this verifier for use in this process; its requests and devices' requests are answered alike."""
+        """Return this verifier for use in this process; its requests are answered together with devices' requests."""
         return ColocatedVerifier(self.backend, self.info.capabilities, self.grammar)
 
     def described(self) -> pb.HelloReply:

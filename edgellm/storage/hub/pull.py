@@ -149,8 +149,8 @@ def fetch(plan: DownloadPlan, progress: OnTransfer = lambda _: None) -> PulledMo
     Raises:
         PullFailed: the network failed, or the hub denies access; bytes that have arrived are kept.
         DiskFull: there is no space; bytes that have arrived are kept.
-        ModelCorrupt, ModelUnsupported: a downloaded file is not a valid GGUF, or the files are not one model; what is
-            wrong is not kept.
+        ModelCorrupt, ModelUnsupported: a downloaded file is not a valid GGUF, or the files are not one model; they
+            are not kept.
     """
     return PulledModel(plan, *plan.download(progress)) if plan.path is None else PulledModel(plan, plan.path, 0)
 

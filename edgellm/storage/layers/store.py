@@ -134,7 +134,7 @@ class LayerStore:
             return None
 
     def complete(self, pieces: Iterable[LayerPiece]) -> list[LayerPiece]:
-        """Return the complete ones of these pieces, the most recently used first."""
+        """Return the complete pieces among these, the most recently used first."""
         found = []
         for piece in pieces:
             with suppress(OSError):
