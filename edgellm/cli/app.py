@@ -178,9 +178,9 @@ def _bind_variables(command: Any, path: str) -> None:
     own variable takes precedence."""
     for name, option in options_of(command).items():
         variable = f"edgellm {path} {name}".replace(" ", "_").replace("-", "_").upper()
-        option.show_envvar = option.envvar is not None  # shown for all, they would double the help pages
+        option.show_envvar = option.envvar is not None  # all variables would double the help pages
         option.envvar = [variable] if option.envvar is None else [option.envvar, variable]
-        option.split_envvar_value = _split_at_commas  # not at blanks
+        option.split_envvar_value = _split_at_commas  # a value may contain blanks
 
 
 def _split_at_commas(text: str) -> list[str]:

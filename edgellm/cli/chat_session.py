@@ -102,7 +102,7 @@ class ChatTurn:
 
 
 def _compose(prompt: str, **parts: Any) -> list[Message]:
-    from edgellm.llm import compose  # slow to import
+    from edgellm.llm import compose  # the import is slow
 
     return compose(prompt, **parts)
 

@@ -66,7 +66,7 @@ def command() -> Callable[..., object]:
 
 def _wrong_usage(error: typer.TyperException) -> int:
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
-    if message := error.format_message():  # empty where the help was shown instead
+    if message := error.format_message():  # the message is empty after a help page
         command = context.command_path if context is not None else "edgellm"
         source = context.get_parameter_source(parameter.name) if context is not None and parameter is not None else None
         if source is not None and source.name == "ENVIRONMENT":

@@ -58,7 +58,7 @@ class SystemdManager:
         """Write the unit, then enable and start it. Raise ServiceFailed where there is no manager of this user."""
         from edgellm.storage.state import write_state
 
-        self._ask("show-environment")  # before anything is written
+        self._ask("show-environment")  # fails without a manager, before a file is written
         write_state(self.file, unit_text(command, _environment()))
         self._ask("daemon-reload")
         self._ask("enable", UNIT)

@@ -23,7 +23,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL, check_version, program_version
 
 LISTEN_SECONDS = 2.5
-_LONGEST_LISTEN = 10.0  # seconds, for this machine's own announcement
+_LONGEST_LISTEN = 10.0  # longest wait for this machine's own announcement
 _SKEW = 120.0  # seconds by which two clocks may differ
 
 

@@ -17,7 +17,7 @@ from edgellm.llm.mesh_timeline import Measured, Replies, comparison
 from edgellm.spec.types import Summary
 
 _MAX_BYTES = 2**20
-_MAX_SPANS = 200  # drawn per device and kind
+_MAX_SPANS = 200  # spans drawn per device and kind
 
 
 class DeviceLayers(BaseModel):

@@ -177,7 +177,7 @@ class ModelPool:
         self.loading: dict[str, asyncio.Task[None]] = {}
         """The tasks that open models, by name, for which requests wait."""
         self._waiting = 0
-        self._lock = asyncio.Lock()  # held while models are opened and closed
+        self._lock = asyncio.Lock()  # the lock for opening and closing models
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="edgellm-models")
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -185,7 +185,7 @@ class ModelPool:
     def add(self, served: ServedModel, opener: Opener | None = None) -> None:
         """Add an open model, without a keep-alive. With an `opener` the pool owns the model, and closes it when others
         need its memory; without, it is left open."""
-        self.loaded = {**self.loaded, served.name: LoadedModel(served, opener, math.inf)}  # others may be reading it
+        self.loaded = {**self.loaded, served.name: LoadedModel(served, opener, math.inf)}  # others may read the old one
 
     def by_use(self) -> list[LoadedModel]:
         """Return the models in memory, the latest used first."""
@@ -289,7 +289,7 @@ class ModelPool:
             beside = beside_memory([one.served.pair.memory for one in self.loaded.values()], ())
             served = await run(self._thread, self._opened, opener, beside)
             self.loaded[name] = loaded = LoadedModel(served, opener, keep_alive)
-            # requests for it may all have left
+            # all requests for the model may have left
             loaded.expire_after(max(keep_alive, MIN_IDLE_SECONDS), self._expire)
 
     def _opened(self, opener: Opener, beside: Counter[str]) -> ServedModel:

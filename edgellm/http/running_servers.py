@@ -83,7 +83,7 @@ class RunningServer:
                 f"The certificate {self.certificate} of the server cannot be read: {error}.",
                 f"End the server with: edgellm stop {self.port}",
             ) from error
-        context.check_hostname = False  # this very certificate is asked for, whatever names it has
+        context.check_hostname = False  # the server must show this very certificate, whatever its names
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return HTTPSConnection(self.host, self.port, timeout=_ANSWER_SECONDS, context=context)
 

@@ -149,7 +149,7 @@ class ConnectionLimiter:
                 longest = next(iter(self._idle))
                 self._forget(longest)
                 longest.abort()
-            if len(self._connections) >= MAX_CONNECTIONS:  # all of them are being served
+            if len(self._connections) >= MAX_CONNECTIONS:  # all connections are being served
                 sock.close()
                 continue
             connection = self._make_connection(sock, on_closed=self._forget, on_idle=self._set_idle)

@@ -136,7 +136,7 @@ class ReplyTask:
                     reply.close()
                 summary = reply.summary
             event = summary
-        except Stopped:  # before there was a reply
+        except Stopped:  # there is no reply yet
             event = summary = Stats().summary(0)
         except BaseException as error:  # noqa: BLE001  the client and the caller get to know any error
             event = error

@@ -51,7 +51,7 @@ def _start_loop() -> asyncio.AbstractEventLoop:
 PROTOCOL = 3
 DEFAULT_PORT = 50151
 MAX_MESSAGE = 16 * 2**20  # bytes, either way
-MAX_VERDICT = 2**20  # bytes of what a verifier sends in a session: a verdict with all log-probabilities has 0.8 MB
+MAX_VERDICT = 2**20  # bytes of a verifier's message in a session: a verdict with all log-probabilities has 0.8 MB
 MAX_CHUNK = 256  # tokens
 MAX_EXTRA = 4096  # tokens
 HELLO_SECONDS = 2.0  # limit for the verifier's answer to Hello
@@ -79,7 +79,7 @@ _LIMITS: Options = [
 _CHANNEL: Options = [
     *_LIMITS,
     ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.client_idle_timeout_ms", 2**31 - 1),  # keep idle connections, so that losing one means something
+    ("grpc.client_idle_timeout_ms", 2**31 - 1),  # idle connections stay, so that a loss means something
     ("grpc.use_local_subchannel_pool", 1),  # a new channel opens a new connection, not a broken shared one
     ("grpc.enable_http_proxy", 0),  # a home device is never behind the environment's proxy
     ("grpc.enable_retries", 0),  # retrying is the session's decision
@@ -88,7 +88,7 @@ _CHANNEL: Options = [
 _SERVER: Options = [
     *_LIMITS,
     ("grpc.so_reuseport", 0),  # otherwise two verifiers share a port silently
-    ("grpc.keepalive_time_ms", 30_000),  # detects devices that left without closing
+    ("grpc.keepalive_time_ms", 30_000),  # keepalives detect devices that left without closing
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_concurrent_streams", 256),
     ("grpc.server_handshake_timeout_ms", 10_000),

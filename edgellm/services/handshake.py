@@ -112,7 +112,7 @@ async def _compare(
         entries = zip(block.tokens, block.kinds, strict=True)
         if any(ours.conflicts(token, entry) for token, entry in enumerate(entries, start=block.first_token)):
             break
-        # what the verifier has there, so that its next answer is about another block
+        # take the verifier's hash, so that its next answer is about another block
         theirs[at:] = [block_hash(block.tokens, block.kinds), *theirs[at + 1 :]] if n else []
     else:
         raise ProtocolError(f"The verifier at {where} describes no vocabulary.", SAME_VERSION)

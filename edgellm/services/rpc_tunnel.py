@@ -130,7 +130,7 @@ async def carry(
         for task in done:
             task.result()
     finally:
-        socket.abort()  # before anything is awaited, which may be cancelled
+        socket.abort()  # a cancelled await would skip the abort
         for task in (out, back):
             task.cancel()
         await asyncio.gather(out, back, return_exceptions=True)

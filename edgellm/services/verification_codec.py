@@ -99,7 +99,7 @@ def _write_penalties(penalties: Penalties) -> pb.Penalties:
 def _read_penalties(message: pb.Penalties) -> Penalties:
     amounts = {"repeat": message.repeat, "frequency": message.frequency, "presence": message.presence}
     for name, amount in amounts.items():
-        if not -MAX_PENALTY <= amount <= MAX_PENALTY or (name == "repeat" and amount < MIN_REPEAT):  # nor NaN
+        if not -MAX_PENALTY <= amount <= MAX_PENALTY or (name == "repeat" and amount < MIN_REPEAT):  # NaN fails, too
             _refuse(f"The {name} penalty {amount} is invalid.")
     ids, bias = list(message.ids), list(message.bias)
     if len(ids) != len(bias) or len(ids) > MAX_BIASES or any(one >= other for one, other in pairwise(ids)):
@@ -219,7 +219,7 @@ def _logprobs(message: pb.Logprobs, places: int, most: int, vocabulary: int) -> 
             " likeliest tokens."
         )
     own, values = np.fromiter(message.own, np.float64), np.fromiter(message.likeliest, np.float64)
-    if not all(((-np.inf < some) & (some < _ROUNDED)).all() for some in (own, values)):  # nor NaN
+    if not all(((-np.inf < some) & (some < _ROUNDED)).all() for some in (own, values)):  # NaN fails, too
         _refuse("A verdict has an invalid log-probability.")
     ids = read_ids(message.ids, vocabulary).reshape(places, most)
     return tuple(map(Logprobs, own.tolist(), ids, values.reshape(places, most)))

@@ -169,7 +169,7 @@ class PrivateDatabase:
                 if os.path.lexists(path):  # a log without its database would be taken for that of the new one
                     set_aside(path)
             new = PrivateDatabase(self.path.with_name(f"{self.path.name}.new"), self.schema, self.version)
-            for path in new._files():  # left by a crash
+            for path in new._files():  # a crash may have left files
                 path.unlink(missing_ok=True)
             os.close(os.open(new.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS, 0o600))
             with closing(new._connect("rw")) as db:
@@ -222,7 +222,7 @@ class PrivateDatabase:
             f"{self.path.absolute().as_uri()}?mode={mode}", state.LOCK_SECONDS, isolation_level=None,
             factory=DatabaseConnection, uri=True,
         )  # fmt: skip
-        db.text_factory = bytes  # decoded by those who read it: SQLite keeps any bytes as text
+        db.text_factory = bytes  # readers decode: SQLite keeps any bytes as text
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_ROW)
         return db
 

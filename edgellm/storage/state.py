@@ -169,7 +169,7 @@ def hold_lock(path: Path) -> Iterator[None]:
         TimeoutError: another process holds it.
         NotImplementedError: the drive has no file locks.
     """
-    from filelock import FileLock  # its import takes 40 ms
+    from filelock import FileLock  # the import takes 40 ms
 
     with FileLock(path, timeout=LOCK_SECONDS, mode=0o600).acquire(poll_interval=0.01):
         yield

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edgellm.rpc.trust.trust import Trust
 
 
-# what each right allows, and its consequence, which both devices should know
+# the actions that each right allows, and the consequence that both devices should know
 RIGHTS = {
     "verify": (
         "have drafts verified by {host}",

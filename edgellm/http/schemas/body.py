@@ -20,12 +20,12 @@ from starlette.responses import Response
 
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, invalid_request
 
-MAX_VALUES = 2**18  # such as the token ids of texts to embed
+MAX_VALUES = 2**18  # values such as token ids of texts to embed
 MAX_NODES = 2**15  # lists, objects and members of objects, which cost far more than numbers
 MAX_DEPTH = 128  # lists and objects within each other
 _SLICE = 2**16  # bytes that are counted at once: other threads go on in between
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_READERS = ThreadPoolExecutor(2, thread_name_prefix="edgellm-bodies")  # more would keep the event loop from its turn
+_READERS = ThreadPoolExecutor(2, thread_name_prefix="edgellm-bodies")  # more threads would starve the event loop
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -96,7 +96,7 @@ class BodyRoute(APIRoute):
             ) from error
         except (ValueError, RecursionError) as error:
             raise HTTPException(400) from error
-        if self.body_field is None:  # never: `read` has asked
+        if self.body_field is None:  # `read` rules this out
             raise RuntimeError
         value, errors = self.body_field.validate(found, {}, loc=("body",))
         if errors:

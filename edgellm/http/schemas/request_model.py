@@ -140,7 +140,7 @@ class RequestModel(BaseModel):
         if not isinstance(data, dict):
             return data
         given = {name: value for name, value in data.items() if value is not None}
-        if isinstance(role := given.get("role"), str):  # some clients write it in capitals
+        if isinstance(role := given.get("role"), str):  # some clients write roles in capitals
             given["role"] = role.lower()
         return cls._without_other_types(given)
 

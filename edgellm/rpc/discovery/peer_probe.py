@@ -80,7 +80,7 @@ def ask_peers(
         def found_any(found: Sequence[Hint]) -> bool:
             return any(hint.short in missing for hint in found)
 
-        # if some devices answer, the others are probably off
+        # devices are probably off where others answer
         longest = MAX_BROWSE_SECONDS if len(missing) == len(peers) else BROWSE_SECONDS
         hints = browse(ServiceKind.DEVICE, hosts, BROWSE_SECONDS, found_all, minimum=found_any, max_seconds=longest)
     announced = [

@@ -24,7 +24,7 @@ from edgellm.places import data_dir
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.storage.state import lock_folder, read_private, write_private
 
-DAYS = 397  # not all browsers accept longer ones
+DAYS = 397  # days: some browsers refuse longer validity
 _RENEW = timedelta(days=30)
 _PEM = serialization.Encoding.PEM
 

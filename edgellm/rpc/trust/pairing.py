@@ -363,7 +363,7 @@ async def _join(address: Address, code: Code, trust: Trust, introduction: Introd
                 raise ProtocolError("The other device sent a frame after the last one.", SAME_VERSION)
         except grpc.aio.AioRpcError as error:
             raise _why(error, address) from None
-        except asyncio.InvalidStateError:  # ended between two frames
+        except asyncio.InvalidStateError:  # the stream ended between two frames
             raise PairingFailed("The other device disconnected during pairing.", _NEW_CODE) from None
         finally:
             call.cancel()

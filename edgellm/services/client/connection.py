@@ -267,4 +267,4 @@ class Connection:
 
 _log = logging.getLogger(__name__)
 _CLOSE_GRACE_SECONDS = 10.0  # seconds
-_PREPARING_SECONDS = 0.2  # between two questions whether a verifier is ready
+_PREPARING_SECONDS = 0.2  # pause between two looks for a ready verifier

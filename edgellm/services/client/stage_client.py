@@ -128,7 +128,7 @@ class RemoteDevice:
         known = self._own(())
         reply = run_in_network_loop(self._holds(model, known)).result()
         layers = {piece.layers for piece in _read(reply.brought)} - {piece.layers for piece in known}
-        if layers:  # their hashes come from this device's own file: only pieces of that very file are used
+        if layers:  # hashes come from this device's own file: only pieces of that very file are used
             reply = run_in_network_loop(self._holds(model, self._own(layers))).result()
         return self._described(reply)
 

@@ -46,7 +46,7 @@ class SentRequest:
     verdict: Future[Verdict] = field(default_factory=Future)
 
     def __post_init__(self) -> None:
-        self.verdict.set_running_or_notify_cancel()  # not to be cancelled
+        self.verdict.set_running_or_notify_cancel()  # nobody may cancel the verdict
 
     def frame(self, position: int) -> bytes:
         """Return the request's frame for a verifier that already holds `position` tokens.
@@ -111,7 +111,7 @@ class Stream:
         self._waited = 0  # heartbeats since the request
         self._sent = 0.0  # time of the request
         self._beating = False
-        self.over = False  # ended by either side; read by the session's thread too
+        self.over = False  # either side ended the stream; the session's thread reads this, too
 
     def send(self, asked: SentRequest, data: bytes) -> None:
         """Ask for a verdict."""

@@ -25,7 +25,7 @@ from edgellm.upstream.verifier import UpstreamTiming
 
 TIMING = UpstreamTiming(least=1.5)
 """Shorter than a device's least wait, so that another server can be asked in place of one that stalls."""
-_WAITING = 128  # requests for a model that wait, beside those that are in flight
+_WAITING = 128  # waiting requests for a model, besides requests in flight
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from edgellm.services.server.listener import (
 )
 from edgellm.storage.tensor_cache import TensorCache
 
-MAX_SESSIONS = 4  # each has a process
+MAX_SESSIONS = 4  # a process each
 _THIS_MACHINE = "own"
 
 

@@ -78,7 +78,7 @@ class SessionGrammar:
             await self._owner.run(lambda: self._make_masks(request))
         except InvalidOption as error:
             raise ProtocolError(error.what, error.next_step) from None
-        if self._slow:  # their masks would be made by the decoding thread, while other devices wait
+        if self._slow:  # the decoding thread would make masks while other devices wait
             request.extra = 0
         request.grammar = self._grammar
         return True

@@ -158,7 +158,7 @@ class VerificationService(Service):
         try:
             await self._serve(session, stream)
         except EdgeError as error:
-            session.end()  # before the goodbye, which a device that does not read never takes
+            session.end()  # a device that does not read never takes the goodbye
             self._notify(_event_kind(error), f"Session {number} is closed: {error.what}")
             await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.what)
         finally:
@@ -310,6 +310,6 @@ _STATUS = {
     DeviceStuck: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 _log = logging.getLogger(__name__)
-_TOKENIZER_PART = 2**16  # bytes, which a device must read in time
+_TOKENIZER_PART = 2**16  # bytes that a device must read in time
 _SHORTEST_BUSY_MS = 50
 _HELD_SECONDS = 1.0  # longest pause in reading a session that was answered *busy*: the queue may be free sooner

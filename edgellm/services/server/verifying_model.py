@@ -81,7 +81,7 @@ class VerifyingModel:
 
 def tokenizer_to_send(file: ModelFile, name: str) -> bytes:
     """Return the tokenizer of `file`, the model of this `name`, as devices are sent it; b"" where it cannot be sent."""
-    with suppress(ModelUnsupported, OSError):  # too long, or the file has been removed
+    with suppress(ModelUnsupported, OSError):  # the tokenizer is too long, or the file has been removed
         return tokenizer_file(file, name)
     return b""
 

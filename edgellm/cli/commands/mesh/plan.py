@@ -57,7 +57,7 @@ def plan(
         show_stages(asked, file, _fleet(asked.devices, asked.preset), workload, as_json=as_json)
         return
     choice = engine_for(file, home.engine)
-    if choice.over_rpc and asked.plot is not None:  # before anything is measured
+    if choice.over_rpc and asked.plot is not None:  # refused before the measurement
         raise InvalidOption(
             f"--plot draws stages, and this plan is over RPC: {choice.reason.rstrip('.')}.", "Leave it out."
         )
