@@ -95,7 +95,7 @@ class ConversationTooLong(HistoryUnusable):
 
 
 class ConversationChanged(EdgeError):
-    """The conversation was changed or removed since it was read, so that writing it would undo that."""
+    """The conversation was changed or removed since it was read; writing would undo the change."""
 
 
 class PlanImpossible(EdgeError):

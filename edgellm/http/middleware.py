@@ -1,9 +1,9 @@
 """Security of requests: Host, origin, API key and size are checked; without a key, other devices are not named.
 
-A page of another site in the user's browser can reach a port on loopback. It cannot choose the Host header when its
-own name resolves to that address (DNS rebinding), and it cannot hide its origin: both are checked on every request.
-The user may allow hosts and origins besides, one by one. Neither has a wildcard: a server that takes any Host header
-can be read by any page by rebinding, and one that allows every origin without it.
+A page of another site in the user's browser can reach a port on loopback. It cannot choose the Host header when its own
+name resolves to that address (DNS rebinding), and it cannot hide its origin: both are checked on every request. The
+user may allow hosts and origins besides, one by one. Neither has a wildcard: any page could read a server that takes
+any Host header, by rebinding, and a server that allows every origin, directly.
 """
 
 from __future__ import annotations

@@ -362,7 +362,7 @@ def beside_memory(kept: Sequence[PairMemory], closed: Sequence[PairMemory]) -> C
     """Return the bytes by device to add to the memory that the system counts as taken: weights of `kept` models that
     are pages of files, and their unopened contexts, less the counted memory of models that are `closed` first.
 
-    A model's pages are in memory as pages of a file or, where llama.cpp has packed them again, as its own.
+    A model's weights are in memory as pages of a file or, where llama.cpp has repacked them, as memory of its own.
     """
     mapped = sum(one.mapped for one in (*kept, *closed))
     resident = mapped_memory()

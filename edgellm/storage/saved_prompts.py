@@ -115,7 +115,7 @@ class ModelPrompts:
 
 
 def _write(key: str, size: int, limit: int, write: Callable[[Path], bool]) -> bool:
-    """Have `write` write a file of `size` bytes, named by its hash; return whether there was room and it could."""
+    """Have `write` write a file of `size` bytes, named by its hash; return whether there was room and it succeeded."""
     folder = private_folder(prompts_folder())
     if size > min(limit, _SHARE * shutil.disk_usage(folder).free):
         return False

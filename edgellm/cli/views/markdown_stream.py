@@ -206,7 +206,7 @@ class _Cell(TableDataElement):
 
 
 class _Code(CodeBlock):
-    """Code between its fences, as it can be copied. Its long lines are folded by the terminal, within a list here."""
+    """Code between its fences, as it can be copied. The terminal folds long lines; within a list, this class does."""
 
     def __init__(self, lexer_name: str, theme: str, token: MarkdownToken) -> None:
         super().__init__(lexer_name, theme)

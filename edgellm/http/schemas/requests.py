@@ -156,7 +156,7 @@ class GenerationRequest(ReplyRequest):
         return text
 
     def unkept(self) -> list[str]:
-        """Return the keywords of the reply's JSON schema that the reply may break. Raise InvalidOption where it is no
+        """Return the keywords of the reply's JSON schema that the reply may break. Raise InvalidOption for an invalid
         schema."""
         return [] if (schema := self.reply_schema()) is None else unkept(schema)
 

@@ -114,7 +114,7 @@ async def probe_port(address: Address, seconds: float = 1.0) -> PortState:
 
 
 async def call_with_retry(ask: Callable[[float], Awaitable[T]], address: Address, seconds: float) -> T:
-    """Return the result of `ask`, a call with a deadline in seconds. If there is none within `seconds`, but something
+    """Return the result of `ask`, a call with a deadline in seconds. If no result comes within `seconds`, but something
     listens at `address`, as on a busy machine, try a second time with `RETRY_FACTOR` times the deadline.
 
     Raises:

@@ -101,7 +101,7 @@ async def _round_trip(call: Any) -> float:
 
 
 async def _ask(call: Any) -> tuple[int, float]:
-    """Return how many bytes have arrived at the other end, and in how many seconds."""
+    """Return the bytes that have arrived at the other end, and the seconds that they took."""
     await call.write(pb.FlowFrame())
     reply = await _read(call)
     return reply.come, reply.seconds
@@ -160,7 +160,7 @@ async def _read(call: Any) -> pb.FlowFrame:
 async def request_link_measurement(
     channel: grpc.aio.Channel, name: str, device: DeviceID, address: Address | None
 ) -> LinkSpeed:
-    """Have a device measure its connection to another one.
+    """Have a device measure its connection to another device.
 
     Raises:
         MeasureFailed: it cannot; usually because the two are not paired.

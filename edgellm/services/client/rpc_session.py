@@ -118,7 +118,7 @@ class RpcSession:
         """Have the worker start a server; return the port of this machine that leads there.
 
         Raises:
-            DeviceLost: the device is not reached, or refuses; the errors of `connect_authenticated`.
+            DeviceLost: the device is not reached, or refuses.
         """
         serving: Future[int] = Future()
         self._live = run_in_network_loop(self._run(serving))

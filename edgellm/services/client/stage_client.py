@@ -87,8 +87,7 @@ class Endpoint:
         return (await connect_authenticated(self.address, self.trust, self.device, HELLO_SECONDS))[0]
 
     async def ask(self, method: str, request: Message) -> bytes:
-        """Return a worker's answer to one request. Raise DeviceLost if there is none, and the errors of
-        `connect_authenticated`."""
+        """Return a worker's answer to one request. Raise DeviceLost without an answer."""
         channel: grpc.aio.Channel | None = None
         try:
             async with asyncio.timeout(2 * HELLO_SECONDS):
@@ -123,8 +122,7 @@ class RemoteDevice:
         self._known, self._own = known or Device.unmeasured(endpoint.name), own
 
     def describe(self, model: str) -> Device:
-        """Return the worker as it is now. Raise DeviceLost if it does not answer, and the errors of
-        `connect_authenticated`."""
+        """Return the worker as it is now. Raise DeviceLost if it does not answer."""
         known = self._own(())
         reply = run_in_network_loop(self._holds(model, known)).result()
         layers = {piece.layers for piece in _read(reply.brought)} - {piece.layers for piece in known}

@@ -60,7 +60,7 @@ def choose_verifier(
 ) -> Chosen:
     """Choose the largest model in this vocabulary (a fingerprint in hex) that a paired device lets this one use; of
     equals the one with the shortest round trip. A gateway comes before all others: the size of its model is not known.
-    Only where there is none, a model with another tokenizer is chosen, for which drafts are translated. `named` are the
+    Without such a model, a model with another tokenizer is chosen, for which drafts are translated. `named` are the
     devices to choose from: names, IDs, or HOST:PORT, and after a # the wanted model. `fits` returns how a verifier with
     another fingerprint fits: it may differ in unused tokens only. `hosts`: interface addresses to listen on for
     announcements, by default all that lead to other home devices.

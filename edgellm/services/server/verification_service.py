@@ -228,7 +228,7 @@ class VerificationService(Service):
         return False
 
     async def _push_back(self, request: VerifyRequest, seconds: float, stream: Stream) -> None:
-        """Have the device ask again after about `seconds`. What the session holds stays as it was."""
+        """Have the device ask again after about `seconds`. The session's tokens stay."""
         busy = pb.Busy(round=request.round, retry_ms=_milliseconds(seconds))
         _log.info("session %d is asked to retry in %d ms", request.session, busy.retry_ms)
         await write_in_time(stream, pb.VerifierFrame(busy=busy))

@@ -241,7 +241,7 @@ class LayerStore:
     def cut(self, model: ModelFile, layers: LayerRange, size: int) -> LayerPiece:
         """Return a piece of about `size` bytes, cut from a model file of this device. Wait while another process cuts.
 
-        It is evicted before all others, as it can be cut again.
+        Such pieces are evicted first, as they can be cut again.
 
         Raises:
             ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`.
