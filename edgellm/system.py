@@ -58,8 +58,8 @@ def lock_shared(file: BinaryIO) -> None:
 
 
 def lock_exclusive(file: BinaryIO) -> None:
-    """Lock an open file until it is closed; close it on Windows, where it can then be removed unless others have it
-    open. Raise OSError if others have locked it."""
+    """Lock an open file until it is closed. On Windows close it, which allows its removal unless others have it open.
+    Raise OSError if others have locked it."""
     if sys.platform != "win32":
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     else:
@@ -67,8 +67,8 @@ def lock_exclusive(file: BinaryIO) -> None:
 
 
 def try_lock(file: int) -> bool:
-    """Try to lock an open file until it is closed or this process ends; return whether it is locked; on Windows
-    never."""
+    """Try to lock an open file until it is closed or this process ends; return whether it is locked, never on
+    Windows."""
     if sys.platform != "win32":
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -34,8 +34,8 @@ _PAUSE = 600  # seconds after a download that failed, in which the next command 
 
 
 def with_default_pair(draft: str, verifier: str) -> tuple[str, str]:
-    """Return the names of a pair. The default verifier is downloaded if it is wanted and not here; where that fails,
-    the names of the bundled home pair stand for the defaults, and one line says why."""
+    """Return the names of a pair. The default verifier is downloaded if wanted and missing. After a failed download,
+    the names of the bundled home pair stand for the defaults, and a line says why."""
     from edgellm import storage
     from edgellm.storage.default_pair import SMOLLM2, resolve_pair
 

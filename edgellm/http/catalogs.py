@@ -251,8 +251,8 @@ class PairedOpener:
         return self._draft
 
     def _choose_draft(self) -> Path | None:
-        """Return the smallest model here that has the verifier's tokenizer, which is compared across the link, and at
-        most half of its size; None where there is none."""
+        """Return the smallest model here with the verifier's tokenizer, as compared across the link, and at most half
+        its size; None without such a model."""
         from edgellm.rpc.trust.trust import Trust
         from edgellm.services.client.verifier_client import RemoteVerifier
 

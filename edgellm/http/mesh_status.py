@@ -97,7 +97,7 @@ class MeshRecorder:
             self._overlapped = False
 
     def reply_finished(self, summary: Summary | None) -> None:
-        """Note that a reply has finished; `summary` is None where it failed. May wait, as `reply_started` may."""
+        """Note that a reply has finished; `summary` is None where it failed. May wait for the devices' reports."""
         with self._lock:
             self._running -= 1
             found = None if self._overlapped or summary is None else self._replies.on_reply(summary)

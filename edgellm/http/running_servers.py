@@ -28,8 +28,8 @@ _STARTED_WITHIN = 1.0  # seconds by which the system's times of one start may di
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server: its process and when that was started, in seconds since the epoch; the host and port at which it is
-    asked; and the file of its certificate, "" where it speaks HTTP without TLS."""
+    """A server: its process and the process's start in seconds since the epoch; the host and port to ask; and the file
+    of its certificate, "" without TLS."""
 
     process: int
     started: float

@@ -87,8 +87,7 @@ class ServerStatus(BaseModel):
 
 
 def server_health(handler: RequestHandler) -> Health:
-    """Return that requests are accepted, and for which models; no models are named where there are none, and where
-    clients need a key.
+    """Return that requests are accepted, and the models; none are named where clients need a key.
 
     Raises:
         ApiError: the model is being loaded.

@@ -1,5 +1,5 @@
 """The addresses to which this device connects at another device's request: only known addresses of paired devices, so
-that no caller can use it to scan this machine or networks that only this machine reaches."""
+that no caller can scan this machine or its networks through it."""
 
 from __future__ import annotations
 

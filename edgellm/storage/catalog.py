@@ -88,7 +88,7 @@ class Catalog:
     sampling: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def find(self, name: str) -> tuple[CatalogModel, str] | None:
-        """Return the model that a short name means, and the quantisation that it asks for; None if it means none.
+        """Return the model and the quantisation of a short name; None for an unknown name.
 
         `qwen3:8b` is in the quantisation of the catalogue, `qwen3:8b-q8_0` in that one. Case does not matter.
         """
@@ -119,8 +119,8 @@ class Catalog:
         return stems[max(alike, key=len)] if alike else None
 
     def sampling_of(self, *names: str) -> Mapping[str, float]:
-        """Return the sampling that the card of a model recommends that has one of these names, by the options' names;
-        none if the catalogue does not know."""
+        """Return the sampling, by the options' names, that the card of a model with one of these names recommends;
+        empty for an unknown model."""
         for title, sampling in self.sampling.items():
             words = "[ _-]?".join(map(re.escape, re.findall(r"\d[\d.]*|[^\d\s]+", title)))
             family = re.compile(rf"(?<![a-z0-9]){words}(?![.]?\d)", re.IGNORECASE)

@@ -80,7 +80,7 @@ class FileHash:
         return self._found
 
     def quick(self) -> str | None:
-        """Return the fingerprint where it is known or quickly computed; None where the user would have to wait."""
+        """Return the fingerprint if known or quickly computed; None if the user would have to wait."""
         try:
             unknown = sum(part.path.stat().st_size for part in self._files() if not part.known)
             return self.compute() if unknown <= QUICK_BYTES else None

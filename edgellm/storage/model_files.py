@@ -182,7 +182,7 @@ def list_models() -> list[StoredModel]:
 
 
 def packaged(name: str) -> CatalogModel | None:
-    """Return the model of the catalogue that `name` means, if that comes inside a Python package; None otherwise."""
+    """Return the catalogue's model that `name` means, if it comes inside a Python package; None otherwise."""
     found = catalog().find(name)
     return found[0] if found is not None and found[0].wheel is not None and found[1] == found[0].quant else None
 

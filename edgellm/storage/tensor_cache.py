@@ -28,8 +28,8 @@ class TensorCache:
         self._limit = limit
 
     def open(self, owner: str, size: int) -> Path | None:
-        """Return the folder of a device, without files that are not known to be whole, and with room for `size` more
-        bytes; None where there is none."""
+        """Return the folder of a device, with only files that are known to be whole, and room for `size` more bytes;
+        None without room."""
         folder = self._root / owner
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -116,7 +116,7 @@ class ResponseBuilder(ABC):
     media_type: ClassVar[str] = "text/event-stream"
 
     def waiting(self) -> list[bytes]:
-        """Return the pieces that say that a stream has not begun yet; none in an API that has no place for them."""
+        """Return the pieces that say that a stream has not begun yet; none in an API without a place for them."""
         return [b": waiting\n\n"] if self.media_type == "text/event-stream" else []
 
     def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002

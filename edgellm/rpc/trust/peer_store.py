@@ -127,8 +127,8 @@ class Peers:
         return self._edit(device, lambda peer: replace(peer, rights=peer.rights - frozenset(rights)))
 
     def record_seen(self, device: DeviceID, address: Address | None = None, granted: Rights | None = None) -> None:
-        """Record that the device was seen now, the `address` at which it listens, and the rights that it has `granted`.
-        Ignore an unknown device, and errors of the file."""
+        """Record that the device was seen now, its `address` to listen at, and the rights that it has `granted`. Ignore
+        an unknown device, and errors of the file."""
         now = _now()
 
         def updated(peer: Peer) -> Peer:

@@ -114,8 +114,8 @@ def choose_verifier(
 def _classify(
     result: ProbeResult, vocabulary: str, fits: Callable[[ModelAddress, DeviceID], TokenizerFit], wanted: str
 ) -> tuple[Sequence[_Candidate], str]:
-    """Return the models of this device that can verify, or the reason why there is none; where one is `wanted`, that
-    one alone."""
+    """Return the device's models that can verify, or the reason why there is none; only the `wanted` model if one is
+    named."""
     if (info := result.info) is None:
         reason = result.error.what if result.error is not None else "does not answer"
         return (), f"cannot be reached ({reason.rstrip('.')})"
@@ -141,7 +141,7 @@ def _names(offers: Sequence[OfferedModel]) -> str:
 
 
 def _at(info: PeerInfo, offer: OfferedModel) -> ModelAddress:
-    """Return where a model is; it is named only where a device has several."""
+    """Return the address of a model, with its name only if the device has several."""
     several = sum(one.role == "verifier" for one in info.offers) > 1
     return ModelAddress(info.address, offer.model if several else "")
 

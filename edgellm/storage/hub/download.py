@@ -35,7 +35,7 @@ class ListedFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A repository's files by name, its newest commit, and the name that it has now; "" where the hub does not say."""
+    """A repository's files by name, its newest commit, and its present name; "" where the hub does not say."""
 
     commit: str
     repo_id: str
