@@ -1,19 +1,29 @@
 """Calls whose values stand between tags as they are, so that they may hold these very tags.
 
-Where the tags of a text are pairs, those within a pair are a part of its value. Otherwise a call or a value ends at the
-last closing tag before the next one begins: behind an end, or, where that was forgotten, as a parameter that the
-function has, on a line of its own.
+No tag is certain: each may end something, or be a part of a value. All readings are followed side by side, tag after
+tag, and the one with the fewest faults counts: tags that lack their other half, calls without an end, names that the
+function does not have. Of readings with as many faults it is the one in which values hold the fewest tags.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from edgellm.llm.tools.json_calls import Parsed, made
 from edgellm.llm.tools.loose import typed
-from edgellm.llm.tools.schema import Schema, Tool
+from edgellm.llm.tools.schema import ANYTHING, Schema, Tool
+
+_MOST_READINGS = 24  # that are followed side by side
+
+# Faults of a reading, and their weights.
+_UNPAIRED = 1  # a tag in a value, without its other half
+_NO_END = 1  # a value without its closing tag
+_NO_CLOSE = 2  # a call without its closing tag
+_UNKNOWN = 2  # a parameter that the function has not, or has already
+_STRAY = 3  # a tag, or a text, where none can be
+_NOT_ON_ITS_LINE = 3  # a value without its closing tag, and the next parameter in the middle of a line
 
 _XML = re.compile(
     r"(?P<open>(?:<tool_call>\s*)?<function=(?P<name>[^<>\n]+)>)|(?P<key><parameter=(?P<parameter>[^<>\n]+)>)"
@@ -23,9 +33,6 @@ _PAIRS = re.compile(
     r"(?P<open><tool_call>\s*(?P<name>[^\s<>][^<>\n]*))|(?P<key><arg_key>(?P<parameter>.*?)</arg_key>\s*<arg_value>)"
     r"|(?P<end></arg_value>)|(?P<close></tool_call>)"
 )
-_Tags = Sequence[re.Match[str]]
-_Piece = tuple[_Tags, int | None]
-"""The tags of a call or a value from its beginning on, and the number of the one that ends it; None: nothing does."""
 
 
 def xml(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
@@ -40,96 +47,106 @@ def pairs(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
 
 def _read(tags: re.Pattern[str], text: str, tools: Mapping[str, Tool], ended: bool, *, broken: bool) -> Parsed:
     """Return the calls of a text. `broken`: a line break before a value, and one behind it, belong to its tags."""
-    found = list(tags.finditer(text))
-    calls, beside, at = [], "", 0
-    pieces = _paired(found, "open", "close")
-    if pieces is None:
-        starts = [n for n, tag in enumerate(found) if tag.lastgroup == "open" and _is_free(found, n)]
-        pieces = _by_last(found, starts, "close")
-    for number, (inside, closing) in enumerate(pieces):
-        is_last = number == len(pieces) - 1
-        end = len(text) if is_last else pieces[number + 1][0][0].start()
-        body = end if closing is None else inside[closing].start()
-        name = inside[0]["name"].strip()
-        schema = Schema.of(tools.get(name))
-        values = dict(_values(inside[:closing], text[:body], schema))
-        complete = (values or not schema.names()) and schema.required() <= values.keys()
-        if closing is None and is_last and not (ended and complete):
-            continue
-        written = {
-            key: typed(value.removeprefix("\n").removesuffix("\n") if broken else value, schema.property(key))
-            for key, value in values.items()
-        }
-        if (call := made(name, written)) is not None:
-            calls.append(call)
-            beside += text[at : inside[0].start()]
-            at = end if closing is None else inside[closing].end()
-    return (calls, beside + text[at:]) if calls else ([], text)
+    schemas = {name: Schema.of(tool) for name, tool in tools.items()}
+    readings = [_Reading()]
+    for tag in tags.finditer(text):
+        best: dict[object, _Reading] = {}
+        for one in (one for reading in readings for one in _followed(reading, tag, text, schemas)):
+            if one.rank < best.setdefault(one.state, one).rank:
+                best[one.state] = one
+        readings = sorted(best.values(), key=lambda one: (one.name is not None, one.rank))[:_MOST_READINGS]
+    found = min((one for reading in readings for one in _finished(reading, text, schemas, ended)),
+                key=lambda one: one.rank, default=_Reading())  # fmt: skip
+    calls = []
+    for name, written in found.calls:
+        schema = schemas.get(name, ANYTHING)
+        values = {key: typed(value.removeprefix("\n").removesuffix("\n") if broken else value, schema.property(key))
+                  for key, value in written}  # fmt: skip
+        calls.append(made(name, values))
+    read = [call for call in calls if call is not None]
+    return (read, found.text) if read else ([], text)
 
 
-def _values(tags: _Tags, text: str, schema: Schema) -> Iterator[tuple[str, str]]:
-    """Yield the parameters of a call, whose `tags` begin with its own and lie in `text`, and their values."""
-    pieces = _paired(tags, "key", "end")
-    if pieces is None or not _follow_each_other(tags[0], pieces, text):
-        starts: list[int] = []
-        for number, tag in enumerate(tags):
-            if tag.lastgroup == "key" and _key(tag) not in [_key(tags[one]) for one in starts]:
-                between = text[tags[number - 1].end() : tag.start()]
-                forgotten = _key(tag) in schema.names() and between.strip() and re.search(r"\n[ \t]*$", between)
-                begins = not between.strip() and (number == 1 or _is_free(tags, number))
-                starts += [number] if begins or (tags[number - 1].lastgroup == "key" and forgotten) else []
-        pieces = _by_last(tags, starts, "end")
-    for number, (inside, closing) in enumerate(pieces):
-        end = len(text) if number == len(pieces) - 1 else pieces[number + 1][0][0].start()
-        begin = inside[0].end()
-        if closing is not None and not text[inside[closing].end() : end].strip():
-            yield _key(inside[0]), text[begin : inside[closing].start()]
-        else:
-            yield _key(inside[0]), text[begin:end].rstrip("\n")
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What a text may mean, up to a tag. It is in the call of `name`, and in the value of `key`, which holds `depth`
+    tags without their other half; `at` is where the value begins, or where the last tag ends."""
+
+    faults: int = 0
+    held: int = 0  # tags in values
+    calls: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
+    text: str = ""  # beside the calls
+    at: int = 0
+    name: str | None = None
+    values: tuple[tuple[str, str], ...] = ()
+    key: str | None = None
+    depth: int = 0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.faults, self.held
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """Return what later faults depend on."""
+        return self.name, self.key, self.depth, frozenset(key for key, _ in self.values)
+
+    def value(self, end: int, text: str, *, tag: bool) -> _Reading:
+        """Return the reading with the value ended at `end`, by its `tag` or without one."""
+        value = text[self.at : end] if tag else text[self.at : end].rstrip("\n")
+        faults = self.faults + self.depth * _UNPAIRED + (0 if tag else _NO_END if value.strip() else _STRAY)
+        return replace(self, faults=faults, values=(*self.values, (self.key or "", value)), key=None, depth=0, at=end)
+
+    def call(self, *, tag: bool) -> _Reading:
+        """Return the reading with the call ended, by its `tag` or without one."""
+        faults = self.faults + (0 if tag else _NO_CLOSE)
+        return replace(self, faults=faults, calls=(*self.calls, (self.name or "", self.values)), name=None, values=())
 
 
-def _paired(tags: _Tags, begin: str, end: str) -> list[_Piece] | None:
-    """Return the outermost pairs of tags; None where one of these lacks its other half."""
-    found: list[_Piece] = []
-    depth = start = 0
-    for number, tag in enumerate(tags):
-        if tag.lastgroup == begin:
-            start = start if depth else number
-            depth += 1
-        elif tag.lastgroup == end:
-            depth -= 1
-            if not depth:
-                found.append((tags[start:], number - start))
-            elif depth < 0:
-                return None
-    return None if depth else found
+def _followed(reading: _Reading, tag: re.Match[str], text: str, schemas: Mapping[str, Schema]) -> Iterator[_Reading]:
+    """Yield what a reading may be after the next tag."""
+    kind, between = tag.lastgroup, text[reading.at : tag.start()]
+    if reading.name is None:
+        reading = replace(reading, text=reading.text + between, at=tag.end())
+        yield replace(reading, faults=reading.faults + _STRAY, text=reading.text + tag[0])
+        if kind == "open":
+            yield replace(reading, name=tag["name"].strip())
+        return
+    if reading.key is not None:
+        begins = kind in ("open", "key")
+        depth = reading.depth + (1 if begins else -1)
+        yield replace(
+            reading, held=reading.held + 1, depth=max(0, depth), faults=reading.faults + (_UNPAIRED if depth < 0 else 0)
+        )
+        split = kind == "key" and not re.search(r"\n[ \t]*$", between)
+        reading = reading.value(tag.start(), text, tag=kind == "end")
+        reading = replace(reading, at=tag.end(), faults=reading.faults + (_NOT_ON_ITS_LINE if split else 0))
+        if kind == "end":
+            yield reading
+            return
+    else:
+        stray = reading.faults + (_STRAY if between.strip() else 0)
+        reading = replace(reading, at=tag.end(), faults=stray)
+        yield replace(reading, faults=stray + _STRAY)
+    if kind == "close":
+        yield reading.call(tag=True)
+    elif kind == "open":
+        yield replace(reading.call(tag=False), name=tag["name"].strip())
+    elif kind == "key":
+        key = tag["parameter"].strip()
+        known = schemas.get(reading.name or "", ANYTHING).names()
+        new = (not known or key in known) and all(key != one for one, _ in reading.values)
+        yield replace(reading, key=key, faults=reading.faults + (0 if new else _UNKNOWN))
 
 
-def _by_last(tags: _Tags, starts: Sequence[int], end: str) -> list[_Piece]:
-    """Return the pieces that begin at `starts`, each up to its last tag of the kind `end`."""
-    found: list[_Piece] = []
-    for start, behind in pairwise([*starts, len(tags)]):
-        inside = tags[start:behind]
-        ends = [number for number, tag in enumerate(inside) if tag.lastgroup == end]
-        found.append((inside, ends[-1] if ends else None))
-    return found
-
-
-def _is_free(tags: _Tags, number: int) -> bool:
-    """Return whether a tag lies in no value, as the one before it ends something."""
-    return number == 0 or tags[number - 1].lastgroup in ("end", "close")
-
-
-def _follow_each_other(opening: re.Match[str], pieces: Sequence[_Piece], text: str) -> bool:
-    """Return whether parameters, each of another name, have nothing between them and behind them."""
-    at, names = opening.end(), set()
-    for inside, closing in pieces:
-        if text[at : inside[0].start()].strip() or _key(inside[0]) in names:
-            return False
-        names.add(_key(inside[0]))
-        at = inside[closing or 0].end()
-    return not text[at:].strip()
-
-
-def _key(tag: re.Match[str]) -> str:
-    return tag["parameter"].strip()
+def _finished(reading: _Reading, text: str, schemas: Mapping[str, Schema], ended: bool) -> Iterator[_Reading]:
+    """Yield what a reading is at the end of the text; nothing where a call is not complete."""
+    if reading.name is None:
+        yield replace(reading, text=reading.text + text[reading.at :])
+    elif ended:
+        schema = schemas.get(reading.name, ANYTHING)
+        between = text[reading.at :].strip() if reading.key is None else ""
+        reading = reading if reading.key is None else reading.value(len(text), text, tag=False)
+        keys = {key for key, _ in reading.values}
+        if not between and (keys or not schema.names()) and schema.required() <= keys:
+            yield reading.call(tag=False)
