@@ -60,7 +60,7 @@ class CoreTable:
         _check_private(self._folder)
         size = 8 * _COLUMNS * SLOTS
         file = self._open(f"table-{size}")
-        system.reserve(file, size)  # where memory is short, this fails rather than a later write
+        system.reserve(file, size)  # short memory fails here rather than at a later write
         words = memoryview(mmap.mmap(file, size)).cast("q")
         os.close(file)
         self._since, self._wanted, self._cpus, self._process = (
@@ -144,9 +144,9 @@ def fair_share(cores: int, mine: tuple[int, int], others: Sequence[tuple[int, in
 class Computation:
     """A computation of the calling thread: `with computation.of(threads) as share:` it computes with `share` threads.
 
-    It holds a slot as long as the thread lives. Others count that compute when it begins, or did so when the last one
-    ended a moment ago: they are between two decodes. A thread that waits for what is computed here, as a verifier waits
-    for a draft, did not.
+    It holds a slot as long as the thread lives. Other computations count if they run when it begins, or ran when the
+    last one ended a moment ago (they are between two decodes). A thread that waited for this one, as a verifier waits
+    for a draft, does not count.
     """
 
     __slots__ = ("__weakref__", "_began", "_crowding", "_ended", "_others", "_share", "_slot", "_table", "_threads")
@@ -158,7 +158,7 @@ class Computation:
         self._crowding = crowding or Crowding()
         self._threads = self._share = 1
         self._began = self._ended = 0
-        self._others: dict[int, int] = {}  # when the last one ended
+        self._others: dict[int, int] = {}  # computing slots when the last computation ended
 
     def of(self, threads: int) -> Self:
         """Set how many threads the next computation would use alone, and return self."""
@@ -226,7 +226,7 @@ MIN_CPU_SHARE = 0.85
 MIN_DELAY_SHARE = 0.1
 """Share of the wanted time that threads waited for a core, above which other programs are assumed."""
 _WINDOW = 20_000_000  # nanoseconds of a window: reading the processor time takes some microseconds
-_MOSTLY = 0.5  # share of a window that must be spent computing for it to be judged
+_MOSTLY = 0.5  # least share of a window spent computing, to judge it
 _RECHECK = 100_000_000  # nanoseconds after which a lower number of threads is reconsidered
 _FIRST_RETRY, _MAX_RETRY = 1_000_000_000, 60_000_000_000
 """Nanoseconds until all threads are tried again if the system is crowded."""
@@ -261,7 +261,7 @@ class Crowding:
 
     def __init__(self, gauges: Gauges | None = None) -> None:
         self._gauges = gauges or Gauges()
-        self._limit = 0  # 0: none
+        self._limit = 0  # threads; 0: no limit
         self._update_at, self._measure_at, self._retry_at, self._backoff = 0, 0, 0, _FIRST_RETRY
         self._threads = self._began = self._wall = self._cpu = 0
         self._before: int | None = None  # `run_delay` when the window began, if it was asked for
@@ -290,7 +290,7 @@ class Crowding:
         elif self._limit and not has_room and now < self._retry_at:
             self._update_at = now + _RECHECK
         elif self._limit or not self._threads:
-            self._limit = 0  # try them all, for a window
+            self._limit = 0  # try all threads for a window
             self._begin(threads, now, self._gauges.run_delay())
 
     def _judge(self, threads: int, elapsed: int, now: int) -> int | None:
@@ -306,7 +306,7 @@ class Crowding:
         after = self._gauges.run_delay()
         if before is None:
             return after
-        if after - before <= MIN_DELAY_SHARE * threads * elapsed:  # they sleep: no other program takes their cores
+        if after - before <= MIN_DELAY_SHARE * threads * elapsed:  # threads sleep: no other program takes their cores
             self._measure_at = now + _FIRST_RETRY
             return None
         self._limit = max(1, min(threads - 1, int(got * threads + 0.1)))

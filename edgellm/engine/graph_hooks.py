@@ -85,15 +85,14 @@ def attention_bytes(header: GgufHeader, cells: int, n_batch: int) -> int:
 
 
 class NodeCallback(dict[int, bool]):
-    """What llama.cpp asks about every node of every graph: whether it is wanted, and, once shown, whether to go on.
+    """A callback for every node of every graph: whether llama.cpp shows the node, and whether it then goes on.
 
-    It holds the addresses of nodes that are not wanted. For these, hundreds in a pass, the lookup in the dictionary
-    itself answers, without a Python function. Graphs of one kind have the same nodes at the same addresses.
+    The dictionary holds the addresses of unwanted nodes, hundreds in a pass: its own lookup answers for these, without
+    a Python function. Graphs of one kind have the same nodes at the same addresses.
     """
 
     def __init__(self, wants: Callable[[int], bool], show: Callable[[int], bool]) -> None:
-        """Ask `wants` about a node that is not known, and pass a wanted one to `show`, which returns whether to go
-        on."""
+        """Ask `wants` about an unknown node, and pass a wanted node to `show`, which returns whether to go on."""
         super().__init__()
         self._wants, self._show = wants, show
         self._wanted = 0  # the node that is shown next
@@ -119,7 +118,7 @@ class NodeCallback(dict[int, bool]):
         return False
 
     def begin(self, kind: Hashable) -> None:
-        """Begin a graph. Graphs of one `kind` have the same nodes, of which the same are wanted; None: not known."""
+        """Begin a graph. Graphs of one `kind` have the same nodes and wanted nodes; None: unknown kind."""
         self._wanted, self._error = 0, None
         if kind is None or kind != self._kind:
             if self._kind is not None:
@@ -134,12 +133,12 @@ class NodeCallback(dict[int, bool]):
             raise self._error
 
     def forget(self) -> None:
-        """Forget all nodes: others are at their addresses now."""
+        """Forget all nodes: their addresses are used again."""
         self._kinds.clear()
         self.clear()
 
     def close(self) -> None:
-        """Let go of the functions that were given."""
+        """Release the given functions."""
         self._function = self.callback = None
         self._wants = self._show = bool
 
@@ -154,14 +153,14 @@ class Recorder:
     """
 
     def __init__(self, capture: Capture, n_seq: int, unified: bool) -> None:
-        """Set up for a context of `n_seq` sequences. `shared`: they share cells, so that cells are not positions."""
+        """Set up for a context of `n_seq` sequences; if `shared`, sequences share cells, so cells are not positions."""
         self.capture = capture
         self.shared = unified and n_seq > 1
-        self._one_graph = unified or n_seq == 1  # for each of its batches; streams may need several
+        self._one_graph = unified or n_seq == 1  # a batch of several streams may need several graphs
         self._visible = np.empty(0, dtype=np.bool_)
         self._stops = capture.stop_after is not None
-        self._rows = 0  # of the next batch
-        self._copies = 0  # rows at its end that are not shown
+        self._rows = 0  # rows of the next batch
+        self._copies = 0  # rows at the batch's end that are not shown
         self._to_come = 0
         self._parts: dict[bytes, list[Floats]] = {}
         self._buffers = _BufferPool()
@@ -174,7 +173,7 @@ class Recorder:
 
     @property
     def stops(self) -> bool:
-        """Whether the graph stops after `Capture.stop_after`, or goes on to the logits."""
+        """Return whether the graph stops after `Capture.stop_after`."""
         return self._stops
 
     def stop(self, early: bool) -> None:
@@ -226,9 +225,9 @@ class Recorder:
         return np.concatenate([np.pad(p, ((0, 0), (0, 0), (0, keys - p.shape[2]))) for p in parts], axis=1)
 
     def visible(self) -> Flags:
-        """Return which cells the last token of the last decode could look at, its own included, shape (keys,).
+        """Return which cells the last token of the last decode could attend to, its own included, shape (keys,).
 
-        Known where cells are `shared` and attention was captured, whichever keys: a token's cell is the one that its
+        Known where cells are `shared` and attention was captured, of any keys: a token's own cell is the cell that its
         predecessor did not see.
         """
         return self._visible

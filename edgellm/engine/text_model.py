@@ -29,7 +29,7 @@ from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
 # the bits of llama.cpp's token attributes for a token's kind; the others tell how its text is stripped
 _KINDS = 0x3F
 _ROLE = re.compile(rb"user|assistant|system|tool|model")  # templates put names such as <|user|> together
-_LONGEST_PIECE = 256  # longer ones take a second call
+_LONGEST_PIECE = 256  # bytes; a longer piece takes a second call
 _piece = native.bind_nonblocking(
     lib.llama_token_to_piece,
     ctypes.c_int32,
@@ -52,10 +52,10 @@ class TextModel:
         self._vocab = lib.llama_model_get_vocab(owned.pointer)
         self.n_vocab: int = lib.llama_vocab_n_tokens(self._vocab)
         self.has_vocabulary = bool(lib.llama_vocab_type(self._vocab) != lib.LLAMA_VOCAB_TYPE_NONE)
-        """Whether the file carries a tokenizer; a shard of later layers does not."""
+        """The file carries a tokenizer; a shard of later layers does not."""
         self.metadata = _metadata(file)
         self._pieces: list[bytes | None] = [None] * self.n_vocab
-        self._ends: dict[int, bool] = {}  # of the tokens asked for: whether they end a reply
+        self._ends: dict[int, bool] = {}  # known answers of `is_eog`
         self._tokenizer = VocabTokenizer(
             self._vocab, self.path, self.name, self.metadata.get("tokenizer.ggml.model", ""),
             self.metadata.get("tokenizer.ggml.pre", "default"), lambda: self.vocabulary.pieces,
@@ -115,8 +115,8 @@ class TextModel:
         return Vocabulary.of(pieces, kinds, self._required(pieces, kinds))
 
     def share_vocabulary(self, other: TextModel) -> None:
-        """Have the vocabulary of `other` in place of an equal one of this model's own, where both files describe the
-        same tokenizer: an array of 150,000 texts is read and kept once. Raises ModelUnsupported without a tokenizer."""
+        """Use the vocabulary of `other` if both files describe the same tokenizer: an array of 150,000 texts is read
+        and kept once. Raises ModelUnsupported without a tokenizer."""
         self._check_vocabulary()
         if self.n_vocab == other.n_vocab and tokenizer_hash(self.file) == tokenizer_hash(other.file):
             self.vocabulary = other.vocabulary
@@ -220,7 +220,7 @@ class TextModel:
         return "" if self._template is None else self._template.source
 
     def use_chat_template(self, source: str, model: str) -> None:
-        """Render conversations by `source` from now on, the chat template of `model`, for which this one drafts."""
+        """Render conversations by `source` from now on: the chat template of `model`, the verifier."""
         if source == self.chat_template_source:
             return
         if self._template is not None:
@@ -241,7 +241,7 @@ class TextModel:
         self._chat_template.check(arguments)
 
     def fitting_arguments(self, arguments: Mapping[str, object]) -> tuple[dict[str, object], bool | None, list[str]]:
-        """Return what `effort.fitting` does for this model's chat template. Raises what `chat_prompt` raises."""
+        """Return the arguments as `thinking.fitting` fits them to this model's chat template."""
         if not arguments:
             return {}, None, []
         self._check_vocabulary()
@@ -249,7 +249,7 @@ class TextModel:
 
     @property
     def describes_tools(self) -> bool:
-        """Whether the chat template describes tools to the model; False without a template."""
+        """Return whether the chat template describes tools to the model; False without a template."""
         return self._template is not None and self._chat_template.describes_tools
 
     @cached_property
@@ -270,7 +270,7 @@ class TextModel:
         return ids
 
     def close(self) -> None:
-        """Let go of the native model; contexts that are still open keep it alive until they are closed."""
+        """Release the native model; open contexts keep it alive until they are closed."""
         self._owned = None
         self._tokenizer.close()
         if self._template is not None:

@@ -1,4 +1,4 @@
-"""Which models can be cut into layers, where, and what llama.cpp has to be told of a part.
+"""Rules of cutting a model into layers: which models, where, and what llama.cpp has to be told of a part.
 
 A part's layers are counted from 0 again, and some of llama.cpp's graphs ask which number a layer has, or how many there
 are. Each architecture that can be cut has a line in `RULES` with what its graph asks for (read from the source of
@@ -34,7 +34,7 @@ _BESIDE_LAYERS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class CutRule:
-    """What llama.cpp's graph of an architecture asks of a layer's number, and of the number of layers.
+    """The dependence of llama.cpp's graph of an architecture on a layer's number and on the number of layers.
 
     `window`: some layers attend to a window only; without a pattern in the file, all but every `window`-th. With
     `optional` that is so only where the file has a window. `least`: the fewest layers with which llama.cpp opens a
@@ -221,7 +221,7 @@ def wants_head(header: GgufHeader) -> bool:
 
 
 def query_factor(header: GgufHeader, count: int) -> float:
-    """Return by what the norm of queries is multiplied in a part of `count` layers."""
+    """Return the factor for the norm of queries in a part of `count` layers."""
     rule, layers = RULES[header.architecture], check_cuttable(header)
     heads, length = header.number("attention.head_count"), header.number("attention.key_length")
     width = header.number("embedding_length") // max(1, heads)
@@ -232,7 +232,7 @@ def query_factor(header: GgufHeader, count: int) -> float:
 
 
 def row_factor(header: GgufHeader) -> float:
-    """Return by what rows that enter a part's first layer are multiplied, as llama.cpp scales them like embeddings."""
+    """Return the factor for rows that enter a part's first layer: it undoes llama.cpp's scaling of embeddings."""
     arch = header.architecture
     rule = RULES.get(arch, _PLAIN)
     if not rule.scaled:
@@ -261,10 +261,10 @@ class PartMetadata:
 
 
 def part_metadata(header: GgufHeader, first: int, last: int) -> PartMetadata:
-    """Return what is not the whole model's in the part from layer `first` to `last`, both included.
+    """Return the hyperparameters that the part from layer `first` to `last`, both included, has of its own.
 
-    llama.cpp ends the process for a model with a window of which no layer has one. So such a part says that it has one
-    more layer, with a window.
+    llama.cpp ends the process for a model with a window if no layer has one. So such a part claims one more layer,
+    with a window.
     """
     rule, layers = RULES[header.architecture], tuple(range(first, last + 1))
     windows = window_pattern(header)
@@ -283,8 +283,8 @@ def part_metadata(header: GgufHeader, first: int, last: int) -> PartMetadata:
 
 
 def _sections(header: GgufHeader) -> tuple[int, ...] | None:
-    """Return which pairs of rotated dimensions take their position from which plane. A row's positions are the same in
-    all planes, so that it does not matter which."""
+    """Return how many pairs of rotated dimensions take their position from each plane. A row's positions are the same
+    in all planes, so any division is right."""
     arch, given = header.architecture, header.metadata.get(f"{header.architecture}.{SECTIONS}")
     if not RULES[arch].planes or (isinstance(given, tuple) and all(size > 0 for size in given[:2])):
         return None

@@ -48,8 +48,8 @@ def sliding_window(header: GgufHeader) -> int:
 
 
 def _recurrent_layers(header: GgufHeader) -> int:
-    """Return the number of layers with a recurrent state, if any have one: those without attention, or all of those
-    that have both; layers of a feed-forward part alone are left out."""
+    """Return the number of layers with a recurrent state: the layers without attention, or all layers where each has
+    both; layers of a feed-forward part alone do not count."""
     count, with_attention = text_layers(header), attention_layers(header)
     if len(with_attention) in (0, count):
         return count
@@ -59,17 +59,17 @@ def _recurrent_layers(header: GgufHeader) -> int:
 
 
 PREDICTED_ROWS = 32
-"""Rows of logits in one batch, where a model's predictions of a text are wanted: 19 MB at 152,000 tokens."""
-_CHECKED_ROWS = 9  # of logits in one batch for each sequence, where drafts are verified
+"""Rows of logits in a batch that predicts a text's tokens: 19 MB at 152,000 tokens."""
+_CHECKED_ROWS = 9  # rows of logits for each sequence in a batch that verifies drafts
 _MODEL = 1_500_000  # bytes of a model's own records
-_TOKEN, _MERGE = 180, 112  # bytes of a token with its text and its places in two tables, and of a merge in a table
+_TOKEN, _MERGE = 180, 112  # bytes of a token in llama.cpp's tables, and of a merge
 _NODE = 870  # bytes of a node of a graph: two graphs of a context, and the scheduler's tables
 _UNCHANGED = ("F32",)  # types of weights whose products take rows as they are
 _HALF = ("F16", "BF16")
 
 
 def output_rows(n_seq: int, n_batch: int) -> int:
-    """Return how many rows of logits a batch of `n_batch` rows has at most, of `n_seq` sequences."""
+    """Return the most rows of logits in a batch of `n_batch` rows of `n_seq` sequences."""
     return min(n_batch, max(PREDICTED_ROWS, _CHECKED_ROWS * n_seq))
 
 
@@ -84,8 +84,8 @@ def graph_bytes(nodes: int) -> int:
 
 
 def converted_bytes(header: GgufHeader, n_batch: int) -> int:
-    """Return the bytes of the `n_batch` rows that a processor converts before it multiplies them with weights of 16
-    bits or fewer: those of the widest product."""
+    """Return the bytes of the widest product's `n_batch` input rows, which a processor converts before it multiplies
+    them with weights of 16 bits or fewer."""
     return int(n_batch * max(_converted_widths(header), default=0))
 
 
@@ -97,7 +97,7 @@ def _converted_widths(header: GgufHeader) -> Iterator[float]:
         if name in _UNCHANGED or len(tensor.shape) < 2 or not tensor.name.startswith("blk."):
             continue
         rows = used if "_down_exps" in tensor.name and isinstance(used, int) else 1
-        kind = 2.0 if name in _HALF else 292 / 256 if values == 256 else 34 / 32  # as F16, Q8_K or Q8_0
+        kind = 2.0 if name in _HALF else 292 / 256 if values == 256 else 34 / 32  # bytes of an F16, Q8_K or Q8_0 value
         yield rows * tensor.shape[0] * kind
 
 
@@ -114,7 +114,7 @@ _OUTPUT, _FLASH, _PLAIN = 2, 5, 9  # rows of the embedding's width that live bes
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """The sizes of one model's graph, from which its memory follows; `params` is the number of weights of one layer.
+    """The sizes of a model's graph that decide its memory; `params` is the number of weights of one layer.
 
     `kv`: bytes of keys and values of one layer for one position. `exact`: computed without flash attention, in f32.
     """
@@ -136,9 +136,8 @@ class MemoryEstimate:
 
         `ends`: the block has the embedding, or the head.
 
-        Within some percent of what llama.cpp reserves on a processor (`test_memory.py`): the largest
-        tensors that live at once are those of the feed-forward part, the attention's scores, which flash attention
-        does without, or a vocabulary's logits.
+        Within some percent of llama.cpp's buffers on a processor (`test_memory.py`): the largest tensors that live at
+        once are the feed-forward part's, the attention's scores (none with flash attention), or the logits.
         """
         params = self.params * layers + (self.vocabulary * self.width if ends else 0)
         flash = not self.exact and native.flash_pays(params, rows)

@@ -101,8 +101,7 @@ class GgufHeader:
         return str(self.metadata.get("general.architecture", ""))
 
     def number(self, key: str, default: int = 0) -> int:
-        """Return a hyperparameter of the architecture, of those of several layers the largest; `default` where the
-        header does not say."""
+        """Return a hyperparameter of the architecture, the largest value if layers differ; `default` without one."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         value = max(value, default=0) if isinstance(value, tuple) else value
         return value if isinstance(value, int) else default
@@ -118,8 +117,7 @@ class GgufHeader:
 
     @property
     def quantisation(self) -> str | None:
-        """Return the name of the file's type, such as Q4_K_M, or of its main type if it says none; None without
-        tensors."""
+        """Return the file's type, such as Q4_K_M, or else its main tensor type; None without tensors."""
         from gguf import LlamaFileType  # takes a while to import
 
         kinds = {int(kind): kind.name.partition("_")[2] for kind in LlamaFileType}  # MOSTLY_Q4_K_M, ALL_F32
@@ -189,7 +187,7 @@ class ModelFile:
 
     @property
     def path(self) -> Path:
-        """The file, or the first part: the one to name."""
+        """The file, or the first part."""
         return self.paths[0]
 
     @property
@@ -400,7 +398,7 @@ def check_gguf(path: Path) -> GgufHeader:
     try:
         found = path.stat()
     except OSError:
-        return _read(path)  # which says what is wrong
+        return _read(path)  # raises the error that says what is wrong
     if time.time() - max(found.st_mtime, found.st_ctime) < _SETTLED:
         return _read(path)
     return _known(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
@@ -488,7 +486,7 @@ class _Parser:
         if n > self.size - at:
             raise _corrupt(self.path, f"ends within {what}: {n} bytes are announced at {at}, {self.size - at} are left")
         self.at = at + n
-        if n <= MAX_STRING:  # of longer values only the length is used
+        if n <= MAX_STRING:  # longer values are skipped
             self.fetch(at, self.at)
         return at
 
@@ -593,7 +591,7 @@ class _Parser:
         return value
 
     def tensor_info(self) -> TensorInfo:
-        """Read a tensor's info as written: the offset still counts from the start of the tensor data."""
+        """Read a tensor's info; the offset still counts from the start of the tensor data."""
         name = self.text(MAX_NAME, "a tensor name")
         n_dims = self.number("I")
         if n_dims > 4:

@@ -148,7 +148,7 @@ def _tensors(header: GgufHeader, first: int, last: int, head: bool) -> list[_Par
         elif t.name == HEAD and first > 0 and not both:
             continue
         elif t.name == _FREQUENCIES and windows is not None and all(windows[first : last + 1]):
-            continue  # those of layers without a window: llama.cpp refuses tensors that it does not use
+            continue  # only layers without a window use it, and llama.cpp refuses unused tensors
         elif t.name == EMBEDDING and first > 0 and not head:
             part = _sliver(t)
         elif t.name == EMBEDDING and first > 0:
@@ -159,8 +159,8 @@ def _tensors(header: GgufHeader, first: int, last: int, head: bool) -> list[_Par
 
 @dataclass(frozen=True, slots=True)
 class _PartTensor:
-    """A tensor of a shard: the beginning of `source` under a new name; zeros where it is `blank`. `factor`: by what a
-    tensor in float32 is multiplied."""
+    """A tensor of a shard: the beginning of `source` under a new name, in float32 multiplied by `factor`; zeros if
+    `blank`."""
 
     name: str
     source: TensorInfo
@@ -183,8 +183,8 @@ def _sliver(t: TensorInfo) -> _PartTensor:
 
 
 def _blank(t: TensorInfo) -> _PartTensor:
-    """Return zeros in place of a tensor that is not used, in the smallest of some types, unless it is in float32: by
-    their types a model is known to be one in float32."""
+    """Return zeros for an unused tensor, in the smallest fitting type; float32 stays, as a model counts as float32
+    only if all its tensors are."""
     columns, kind = t.shape[0], t.kind
     if len(t.shape) > 1 and TENSOR_TYPES[kind][0] != "F32":
         fitting = [one for one in (kind, *_SMALL) if columns % TENSOR_TYPES[one][1] == 0]

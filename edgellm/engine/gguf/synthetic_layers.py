@@ -33,8 +33,8 @@ ENOUGH = 192 * 2**20  # bytes of weights: more than a processor's caches hold
 HEADER_MOST = 2**20  # bytes
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _PASS_MOST, _ROUND_MOST = 1.5, 10.0  # seconds
-_REPEATS, _SPELL = 4, 0.25  # passes, and seconds of them, at the least
-_ROUNDS = 4  # apart in time, as other load on the device comes and goes; fewer where two of them agree
+_REPEATS, _SPELL = 4, 0.25  # fewest passes of a measurement, and least seconds
+_ROUNDS = 4  # most measurements, apart in time because other load comes and goes; two that agree are enough
 _SIGMA = 0.02
 
 # ggml type -> offsets of 16-bit scales in a block (IQ1_M has none of its own, and is filled with small numbers)
@@ -78,7 +78,7 @@ def blocks_of(model: ModelFile) -> Blocks:
     n_layer, points = check_cuttable(header), cut_points(header)
     if len(points) < 2:
         raise ModelUnsupported(f"{model.path.name} cannot be cut into two parts.", "There is nothing to share out.")
-    lead = header.metadata.get(f"{header.architecture}.{DENSE_LEAD}")  # layers of another kind than the others
+    lead = header.metadata.get(f"{header.architecture}.{DENSE_LEAD}")  # dense layers before the others
     first = next((point for point in points[1:] if point >= (lead if isinstance(lead, int) else 0)), points[-1])
     weights = sum(t.nbytes for t in header.tensors if t.name.startswith(f"blk.{first}."))
     wanted = first + min(largest_part(header), max(1, math.ceil(ENOUGH / max(1, weights))))
@@ -158,8 +158,8 @@ def time_passes(
 
 
 def _pass(chain: Sequence[Block], rows: Floats) -> float:
-    """Return the mean seconds of a pass, of several without a pause: what counts is the speed in the long run, also of
-    a device that may use its processor only part of the time, or grows hot."""
+    """Return the mean seconds of several passes without a pause: the speed in the long run counts, also of a device
+    that grows hot or may use its processor only part of the time."""
     count, taken, began = 0, 0.0, time.perf_counter()
     while count < 2 or (taken < _PASS_MOST and (count < _REPEATS or taken < _SPELL)):
         _through(chain, rows)
@@ -209,12 +209,12 @@ def _blocks(kind: int, count: int, block: int, size: int, rng: np.random.Generat
 
 _SLIVER = 32  # rows of an embedding that is never read
 _HEAD = 64  # columns of an attention's head
-_EXPANSION = 4  # of the feed-forward part
+_EXPANSION = 4  # feed-forward width / row width
 _F32, _F16 = 0, 1
 
 
 def stand_in(model: ModelFile) -> tuple[Blocks, Dimensions]:
-    """Return layers with the width and the most frequent quantisation of a model's, and what they look like.
+    """Return layers with a model's width and most frequent quantisation, and their dimensions.
 
     Raises:
         ModelUnsupported: the file does not say how wide its rows are, or has no layers.

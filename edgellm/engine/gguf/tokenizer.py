@@ -14,7 +14,7 @@ from edgellm.errors import ModelUnsupported
 
 TOKENS = "tokenizer.ggml.tokens"
 PADDING = 256
-"""Entries that one vocabulary may have more than another, or name in another way: they mean nothing."""
+"""Greatest number of padding entries by which two vocabularies of one tokenizer may differ."""
 _PORTION = 1 << 20
 
 
@@ -29,7 +29,7 @@ def tokenizer_hash(file: ModelFile) -> bytes:
     header, found = file.parts[0], hashlib.sha256()
     places = [*sorted((at, key) for key, at in header.value_offsets.items()), (header.infos_offset + 12, "")]
     spans = {
-        key: (at - 4, following - 12 - len(name.encode()))  # with its type; before each value are a name and a type
+        key: (at - 4, following - 12 - len(name.encode()))  # each value follows its name and type
         for (at, key), (following, name) in pairwise(places)
     }
     with file.path.open("rb") as source:
@@ -61,10 +61,10 @@ def token_texts(file: ModelFile) -> Sequence[bytes]:
 
 
 MAX_TOKENIZER = 64 * 2**20
-"""Bytes of such a file, at most: that of 262,144 tokens of Gemma 4 has 16 MB."""
+"""Most bytes of a tokenizer's file: Gemma 4, with 262,144 tokens, has 16 MB."""
 _ARCHITECTURE, _NAME, _PREFIX = "general.architecture", "general.name", "tokenizer."
-_UNREAD = "tokenizer.huggingface.json"  # the same once more, which llama.cpp does not read
-_ALIGNMENT = 32  # where no entry says otherwise
+_UNREAD = "tokenizer.huggingface.json"  # a copy that llama.cpp does not read
+_ALIGNMENT = 32  # bytes; GGUF's default
 
 
 def tokenizer_file(file: ModelFile, name: str = "") -> bytes:

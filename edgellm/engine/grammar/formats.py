@@ -1,7 +1,7 @@
-"""What a string of a `format` is, as a pattern.
+"""Patterns of the formats of strings.
 
-Where a format allows more than clients read, the pattern is narrower: addresses have names of limited length, times an
-offset, as RFC 3339 has them, and URIs are those of HTTP, which most clients that ask for one take only.
+Where a format allows more than clients read, the pattern is narrower: names in addresses have a limited length, times
+have an offset (RFC 3339), and URIs are HTTP's.
 """
 
 from __future__ import annotations

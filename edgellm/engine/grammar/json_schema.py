@@ -1,4 +1,4 @@
-"""JSON schemas as llguidance takes them: what it lacks is said in other words, and what would cost much is refused.
+"""JSON schemas rewritten for llguidance: what it lacks is expressed otherwise, and what would cost much is refused.
 
 Schemas come from strangers. llguidance bounds its own work but for three things, which are bounded here: intersections
 of patterns, comparisons of names, and the remainders of a division. It fetches nothing, and refuses by name the
@@ -24,16 +24,16 @@ Schema: TypeAlias = Mapping[str, Any]
 
 MAX_SCHEMA = 2**15  # characters of a schema as JSON
 _MAX_DEPTH = 64  # levels of a schema: llguidance reads it by recursion
-_MAX_PATTERNS, _MAX_MERGED_PATTERNS = 128, 8  # different ones; an intersection of n takes a time of about 2 ** n
-_MAX_REMAINDERS = 2000  # of multipleOf: a mask costs a step for each
-_MAX_UNIQUE, _MAX_LISTED = 6, 500  # values that an array may have once each, and their characters
-_MAX_FORMS = 2000  # of such arrays, of which six values make 1,957
-_MAX_AHEAD = 1000  # characters of a pattern in which look-aheads are looked for
-_MAX_OPTIONAL = 900  # properties of an object that need not come: the next name costs four steps for each
+_MAX_PATTERNS, _MAX_MERGED_PATTERNS = 128, 8  # different patterns; intersecting n takes a time of about 2 ** n
+_MAX_REMAINDERS = 2000  # remainders of multipleOf: a mask costs a step for each
+_MAX_UNIQUE, _MAX_LISTED = 6, 500  # values of an array of unique items, and their characters
+_MAX_FORMS = 2000  # arrays of unique items; six values make 1,957
+_MAX_AHEAD = 1000  # characters of a pattern that may have look-aheads
+_MAX_OPTIONAL = 900  # optional properties of an object: the next name costs four steps for each
 _MAX_COMPARED = 64  # alternatives of a oneOf, each compared with all others
 _MOST = {"minLength": 100_000, "minItems": 1000}  # more fit no context
 _NEAR = 10**6  # whole bounds below it are narrowed by a millionth instead of being open
-_DIGITS, _DECIMALS = 10**15, 9  # numbers stay below it, and have so many decimals: small models go on with digits
+_DIGITS, _DECIMALS = 10**15, 9  # bound of numbers, and most decimals: small models may write digits endlessly
 
 _NOTES = frozenset(
     ("$schema", "$id", "$comment", "title", "description", "default", "examples", "example", "deprecated", "readOnly",
@@ -59,10 +59,10 @@ def refused(why: str, what_next: str) -> InvalidOption:
 
 
 def prepared(schema: str) -> dict[str, Any]:
-    """Return a JSON `schema` in the words of llguidance.
+    """Return a JSON `schema` in llguidance's dialect.
 
-    Objects have their properties in the schema's order, and no others unless `properties` is left out or schemas are
-    merged; those with a constant, and those that a discriminator names, are always written.
+    Objects have their properties in the schema's order, and no further ones unless `properties` is left out or schemas
+    are merged; properties with a constant, or named by a discriminator, are always written.
 
     Raises:
         InvalidOption: it is no JSON schema, or too large.
@@ -71,8 +71,8 @@ def prepared(schema: str) -> dict[str, Any]:
 
 
 def unkept(schema: str) -> list[str]:
-    """Return the keywords of a JSON `schema` that a reply may break although it follows the grammar: items that are to
-    be unique where there is no short list of them, and formats that are none of `FORMATS`. Raises as `prepared`."""
+    """Return the keywords of a JSON `schema` that a reply may break although it follows the grammar: uniqueItems
+    without a short list of values, and formats that `FORMATS` lacks. Raises as `prepared`."""
     return _prepared(schema)[1]
 
 
@@ -119,7 +119,7 @@ class _Preparation:
         return found
 
     def _survey(self, schema: Any, depth: int) -> None:
-        """Find out what holds for the whole schema."""
+        """Collect what holds for the whole schema."""
         if depth > _MAX_DEPTH:
             raise refused(f"it is more than {_MAX_DEPTH} levels deep", "Use references, or fewer levels.")
         if not isinstance(schema, dict):
@@ -227,7 +227,7 @@ class _Preparation:
             made["additionalProperties"] = False
 
     def _array(self, made: dict[str, Any]) -> None:
-        if isinstance(made.get("items"), list):  # as drafts before 2020 have it
+        if isinstance(made.get("items"), list):  # the form before draft 2020-12
             made["prefixItems"], more = made.pop("items"), made.pop("additionalItems", None)
             made |= {} if more is None else {"items": more}
         if made.pop("uniqueItems", False) is not True:
@@ -242,7 +242,7 @@ class _Preparation:
         self._forms += len(made["enum"])
 
     def _text(self, made: dict[str, Any]) -> list[Schema]:
-        """Take the pattern and the format out of a schema; return schemas for those that it does not hold itself."""
+        """Take the pattern and the format out of a schema; return schemas for what it cannot hold itself."""
         patterns = []
         local = made.get("format") == "time" and "pattern" in made  # zod has no offset there
         if isinstance(name := made.pop("format", None), str) and name in FORMATS and not local:
@@ -254,7 +254,7 @@ class _Preparation:
             if len(pattern) <= _MAX_AHEAD and (split := _AHEAD.fullmatch(pattern)):
                 patterns += [f"^(?:{ahead})" for ahead in _ONE_AHEAD.findall(split[1])]
                 pattern = f"^{split[2]}"
-            if patterns and _AROUND.search(pattern):  # as zod says a format again
+            if patterns and _AROUND.search(pattern):  # zod repeats a format as a pattern
                 self.unkept.add("pattern")
             else:
                 patterns.append(pattern)
@@ -267,13 +267,13 @@ class _Preparation:
         return [{"pattern": pattern} for pattern in patterns]
 
     def _followed(self, schema: Any) -> Schema:
-        """Return a schema behind its references; an empty one where it says nothing, or they lead nowhere."""
+        """Return the schema that references lead to; an empty one where they lead nowhere."""
         for _ in range(_MAX_DEPTH):
             said = (
                 {key: value for key, value in schema.items() if key not in _NOTES} if isinstance(schema, dict) else {}
             )
             if set(said) == {"allOf"} and isinstance(parts := said["allOf"], list) and len(parts) == 1:
-                schema = parts[0]  # as references with notes beside them are written
+                schema = parts[0]  # an allOf of one is how a reference gets notes
                 continue
             if set(said) != {"$ref"} or not isinstance(said["$ref"], str):
                 break
@@ -288,7 +288,7 @@ class _Preparation:
         return len(options) <= _MAX_COMPARED and all(self._apart(*pair) for pair in combinations(followed, 2))
 
     def _apart(self, one: Schema, other: Schema) -> bool:
-        """Return whether no value is valid by both schemas, as far as it is easily seen."""
+        """Return whether it is easily seen that no value is valid by both schemas."""
         kinds, others = _kinds(one), _kinds(other)
         if kinds and others and not kinds & others:
             return True

@@ -23,11 +23,11 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 """For each token whether it may come next, (n_vocab,)."""
 
 _LIMITS = LLParserLimits(
-    max_items_in_row=4000,  # ways to read the text so far: an optional property has four
+    max_items_in_row=4000,  # parses of the text so far: an optional property has four
     initial_lexer_fuel=500_000,  # 10 ms
     step_lexer_fuel=50_000,  # 4 ms a mask
     step_max_items=20_000,
-    max_lexer_states=10_000,  # of 1 to 2 kB
+    max_lexer_states=10_000,  # each takes 1 to 2 kB
     max_grammar_size=100_000,
     precompute_large_lexemes=False,
     verbose_errors=False,  # a message would hold the schema
@@ -36,7 +36,7 @@ _GRAMMAR = '%llguidance {{"no_forcing": true}}\nstart: %json {}'
 """Without forcing, a mask says what the text may be, and not in which tokens it is written."""
 _COMPACT = {"x-guidance": {"whitespace_flexible": False, "json_allowed_escapes": 'bfnrt"\\'}}
 """No blanks, and no escapes by number: they could be half a character."""
-_MOST_MASKS = 257  # kept of one text, of a bit a token: those of a chunk and of the token behind it
+_MOST_MASKS = 257  # masks kept of a text, a bit a token: a chunk's and the next token's
 
 
 class Grammar:
@@ -54,9 +54,9 @@ class Grammar:
         self._matcher = LLMatcher(_tokenizer(vocabulary, ends), grammar, log_level=0, limits=_LIMITS)
         if self._matcher.is_error():
             raise refused(_said(self._matcher.get_error()), "Leave that out, or say it in another way.")
-        self._ids = np.empty(0, dtype=np.int32)  # a text whose masks are known,
-        self._masks: dict[int, bytes] = {}  # by the number of tokens before them,
-        self._at = 0  # and how many of its tokens the matcher has taken
+        self._ids = np.empty(0, dtype=np.int32)  # the text whose masks are known
+        self._masks: dict[int, bytes] = {}  # keys: the number of tokens before the mask
+        self._at = 0  # tokens of the text that the matcher has taken
         try:
             self.mask(self._ids)
         except InvalidOption as error:
@@ -83,7 +83,7 @@ class Grammar:
         return np.unpackbits(np.frombuffer(bits, np.uint8), count=len(self._end), bitorder="little").view(np.bool_)
 
     def _known(self, text: Ids) -> bytes | None:
-        """Return the mask behind `text` if it is known; otherwise forget those of another text."""
+        """Return the mask behind `text` if it is known; otherwise forget the masks of another text."""
         self._check()
         same = common_prefix(text, self._ids)
         if same < len(text):
@@ -93,7 +93,7 @@ class Grammar:
         return self._masks.get(len(text))
 
     def _advance(self, text: Ids) -> None:
-        """Bring the matcher behind `text`, which begins as the text that it is in."""
+        """Move the matcher to the end of `text`, which begins with the text that the matcher has taken."""
         self._back_to(len(text))
         self._at += self._matcher.try_consume_tokens(text[self._at :].tolist())
         self._check()
@@ -118,7 +118,7 @@ def _broken(token: int) -> EngineFailed:
 
 
 def _said(message: str) -> str:
-    """Return what llguidance says, without what it says of its state, and in words for whoever wrote the schema."""
+    """Return llguidance's message without its state, in words for the author of the schema."""
     text = message.rsplit("failed to compile JSON schema: ", maxsplit=1)[-1]
     if found := re.search(r"regex parse error:.*\nerror: ([^\n]*)", text, re.DOTALL):
         return f"a pattern cannot be read, as {found[1]}"

@@ -24,14 +24,14 @@ from edgellm.system import address_space, limit
 STACK = 256 * 2**20
 """Bytes of stack for one text: enough for a match of 800,000 characters. Memory is taken only as it is used."""
 MEMORY = 2**30  # bytes beyond what the vocabulary needs
-SECONDS = 1.0  # of the processor, whatever the text
-BYTES_A_SECOND = 250_000  # for further seconds: a third of the slowest rate measured with a text that works
+SECONDS = 1.0  # processor time for any text
+BYTES_A_SECOND = 250_000  # text per further second: a third of the slowest rate measured
 _ID = 4  # bytes
 KIND = ChildKind("edgellm.engine.tokenizing.processes", "tokenises long texts", idle=120.0)
 
 
 class TokenizerProcesses:
-    """As many processes as there are texts at the same time; one of them is kept for the next text."""
+    """Processes for texts, one for each at the same time; one process is kept for the next text."""
 
     def __init__(self, path: Path, n_vocab: int) -> None:
         """Start no process yet. `n_vocab` is the size of the vocabulary, which a process must find again."""

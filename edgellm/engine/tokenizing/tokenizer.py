@@ -9,7 +9,7 @@ neither problem, and between slices the tokenising can be stopped.
 
 Two kinds of places are safe. No pre-tokenizer below matches a letter together with the white space after it, or a
 Chinese character together with the comma or full stop after it: a match always ends there, and none looks back. And a
-special token is found wherever it stands, unless it could overlap another one.
+special token is found wherever it stands, unless it could overlap another special token.
 """
 
 from __future__ import annotations
@@ -32,14 +32,12 @@ from edgellm.engine.vocabulary import Ids
 from edgellm.errors import EngineFailed, ModelUnsupported, PromptTooLong, Stopped
 
 DEPTH = 1_000
-"""Characters between safe places where a pre-tokenizer recurses: 316 bytes of stack each, and a thread may have 512 KiB
-in all."""
+"""Characters between safe places for a recursive pre-tokenizer: each takes 316 bytes of a stack of maybe 512 KiB."""
 SLICE = 8_192
-"""Characters of a slice at least, in this process or another: shorter slices would only add calls, which cost some
-milliseconds each."""
+"""Least characters of a slice, in any process: shorter slices only add calls of some milliseconds each."""
 FLAT = 32_768
-"""Characters between safe places where nothing recurses."""
-LONGEST = 256  # characters of a special token: no known vocabulary has longer ones
+"""Characters between safe places for a pre-tokenizer without recursion."""
+LONGEST = 256  # characters of a special token: none is longer in any known vocabulary
 MOST = 20_000  # special tokens: the largest vocabularies have some 6,000
 _SCAN = 65_536  # characters that are searched at once: a search holds Python's lock
 
@@ -129,7 +127,7 @@ class Slicer:
 
 
 def apart(texts: Iterable[str]) -> set[str]:
-    """Return those of `texts` whose occurrences cannot overlap an occurrence of any of `texts`."""
+    """Return the texts whose occurrences cannot overlap an occurrence of any of `texts`."""
     every = set(texts)
     begins: dict[str, set[str]] = {}  # beginning -> texts that have it
     ends: dict[str, set[str]] = {}
