@@ -41,8 +41,8 @@ class Context:
         self, model: Model, spec: ContextSpec, *, capture: Capture | None = None,
         prompt_cache: PromptCache | None = None,
     ) -> None:  # fmt: skip
-        """Reserve the cache. What a `prompt_cache` has of the ids with which the first sequence is synced need not be
-        read again; what the sequence holds when the context is closed is kept there.
+        """Reserve the cache. The first sequence is restored from a `prompt_cache` as far as possible when it is synced,
+        and kept there when the context is closed.
 
         Raises:
             InvalidOption: as for `ContextSpec.resolved`, or a layer to capture that does not exist.
@@ -70,17 +70,17 @@ class Context:
             trunk = Trunk(self.native, spec.n_ctx, asked, model.n_vocab)
             self._speculator = model.speculator.open(trunk)
         self._sequences = Sequences(spec.n_seq, spec.n_ctx)
-        self._lost: dict[int, int] = {}  # sequences whose last positions must be read again, and how many they have
+        self._lost: dict[int, int] = {}  # positions in the cache of sequences whose rest must be read again
         self._progress: Callable[[int, int], None] | None = None
         self._batch = LlamaBatch(asked.rows, spec.n_ctx, planes=model.position_planes)
         outer = None if capture is None else {capture.stop_after, *capture.outputs}
-        # the last layer's output holds only the rows of which logits are wanted
+        # The last layer's output holds only rows with logits.
         self._flag_all = bool(outer and model.n_layer - 1 in outer)
         self._widths: Sequence[int] = ()
         self.fill(())
 
     def _kind(self) -> str:
-        """Return what a sequence's state depends on besides the model."""
+        """Return a name for all that a sequence's state depends on besides the model."""
         asked = self.spec.native
         by_length = any("rope_factors_long" in tensor.name for tensor in self.model.header.tensors)
         return f"{native.commit()} {asked.cache_type} {asked.flash} {self.spec.n_ctx if by_length else ''}"
@@ -116,7 +116,7 @@ class Context:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Return at most how many bytes of this machine's memory the checkpoints to roll back to take."""
+        """Return the most bytes of this machine's memory that rollback checkpoints take."""
         cache = self._cache
         return checkpoint_bytes(
             self.model.header, self.n_ctx, self.n_seq, recurrent=cache.recurrent, window=cache.window
@@ -124,7 +124,7 @@ class Context:
 
     @property
     def speculator(self) -> Speculator | None:
-        """What drafts from this context's states; None without it."""
+        """The speculator that drafts from this context's states; None without one."""
         return self._speculator
 
     def set_cancel(
@@ -189,8 +189,8 @@ class Context:
         return self._sequences.lengths[self._sequences.known(seq)]
 
     def rollback(self, length: int, seq: int = 0) -> None:
-        """Drop all but the first `length` positions of a sequence. What a recurrent state or a sliding window cannot
-        give back is read again before the next decode.
+        """Drop all but the first `length` positions of a sequence. Positions that a recurrent state or a sliding window
+        has lost are read again before the next decode.
 
         Raises:
             InvalidOption: the sequence is shorter than that.
@@ -217,7 +217,7 @@ class Context:
             self._lost[seq] = held
 
     def reread(self, seq: int = 0) -> None:
-        """Read again what a rollback has lost. Decodes do so themselves."""
+        """Read again the positions that a rollback has lost. Decodes do so themselves."""
         lengths = self._sequences.lengths
         held, length = self._lost.pop(seq, None), lengths[seq]
         if held is None:
@@ -287,8 +287,8 @@ class Context:
         return self._cache.layer_rows(seq, positions)
 
     def adopt(self, layers: Sequence[LayerRows], seq: int = 0) -> bool:
-        """Make a sequence one of these keys and values, of all layers; return False, with the sequence empty, if they
-        are those of another kind of context. The ids of its positions stay unknown."""
+        """Fill a sequence with these keys and values, of all layers; return False, with the sequence empty, if they are
+        of another kind of context. The ids of its positions stay unknown."""
         self.clear(seq)
         positions = layers[0].positions
         self._sequences.check_fits(seq, positions)
@@ -304,7 +304,7 @@ class Context:
         return seq not in self._lost and self._cache.save_file(seq, self.cached(seq), path)
 
     def load(self, path: Path, seq: int = 0) -> int:
-        """Make a sequence that of a file from `save`, which must be known to be whole; return its length: 0, with the
+        """Load a sequence from a file of `save`, which must be known to be whole; return its length: 0, with the
         sequence empty, if the file is of another kind of context."""
         self.clear(seq)
         ids = self._cache.load_file(seq, path, self.n_ctx)
@@ -324,8 +324,8 @@ class Context:
         self._cache.clear(seq)
 
     def sync(self, ids: Ids, seq: int = 0) -> int:
-        """Roll back to the common prefix of the cache and `ids`, at most all ids but the last; return its length, or
-        that of a beginning where the rest has to be read again.
+        """Roll back to the common prefix of the cache and `ids`, at most all ids but the last; return its length, or a
+        shorter length where the rest has to be read again.
 
         Decoding `ids[length:]` then completes the cache and gives fresh logits for the last id.
 
@@ -451,7 +451,7 @@ class Context:
     def _may_share(self, rows: Sequence[SeqRows]) -> bool:
         """Return whether these sequences may be decoded in one batch."""
         n = {r.seq: len(r.ids) for r in rows}
-        if len(n) < len(rows):  # which is refused
+        if len(n) < len(rows):  # the batch is refused later
             return True
         if "sequences" in self.model.faults or self._row_by_row:
             return False
@@ -514,7 +514,7 @@ class Context:
         """Decode `ids` in a batch of `rows` rows: those beyond the ids are copies of the last one, and are dropped."""
         n = self._place(0, seq, ids, outputs)
         end = start + n
-        # the head has as many rows as there are outputs: with a large vocabulary it is a good part of the work
+        # The head has a row for each output: with a large vocabulary it is a good part of the work.
         heads = 1 < outputs < len(self._widths) and self.lazy_head is None
         more = self._widths[outputs] - outputs if heads else 0
         try:

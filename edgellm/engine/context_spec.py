@@ -1,5 +1,4 @@
-"""What a context is asked for, and what it gets: sizes, threads and the kind of cache, as a model and its hardware
-allow."""
+"""The options of a context, and the sizes, threads and kind of cache that result for a model and its hardware."""
 
 from __future__ import annotations
 
@@ -73,10 +72,10 @@ class ContextSpec:
             )  # fmt: skip
 
     def resolved(self, model: Model, capture: Capture | None) -> OpenSpec:
-        """Return what a context over `model` gets that captures this.
+        """Return the resolved options of a context over `model` with this `capture`.
 
         Where attention is captured, batches have as many rows as keep its scores within `SCORES` bytes, at least 32:
-        without flash attention each row has one for every head and position.
+        without flash attention each row has a score for every head and position.
 
         Raises:
             InvalidOption: a size that is not positive, too many sequences, fewer rows in a batch than sequences (where
@@ -117,7 +116,7 @@ class ContextSpec:
 
 @dataclass(frozen=True, slots=True)
 class OpenSpec:
-    """What an open context has: `n_ctx` positions of a sequence, `exact` or not, and what llama.cpp was asked for."""
+    """The resolved options of a context: `n_ctx` positions of a sequence, `exact`, and llama.cpp's parameters."""
 
     n_ctx: int
     exact: bool

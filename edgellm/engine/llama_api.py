@@ -67,8 +67,8 @@ class LlamaBatch:
         if not len(self._planes):
             return self._native(None, rows)
         n = len(rows)
-        self._planes[: 3 * n] = np.tile(self._positions[:n], 3)  # a token's time, height and width are one, and the
-        self._planes[3 * n : 4 * n] = 0  # fourth plane is not used
+        self._planes[: 3 * n] = np.tile(self._positions[:n], 3)  # a token's time, height and width are equal,
+        self._planes[3 * n : 4 * n] = 0  # and the fourth plane is unused
         return self._native(None, rows, self._planes)
 
     def with_states(self, rows: Floats) -> Any:
@@ -181,7 +181,7 @@ def open_context(
     params.n_batch = params.n_ubatch = spec.rows
     params.n_threads = params.n_threads_batch = spec.threads
     params.kv_unified = spec.unified
-    # cells outside the window are never freed while branches share them
+    # Cells outside the window are never freed while branches share them.
     params.swa_full = spec.whole_window or (spec.unified and spec.sequences > 1)
     params.n_rs_seq, params.n_outputs_max = spec.snapshots, spec.outputs
     params.no_perf, params.embeddings = True, spec.embeddings
@@ -230,7 +230,7 @@ class NativeContext:
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed."""
+        """Return whether it is closed."""
         return self._owned is None
 
     def set_cancel(self, should_stop: Callable[[], bool] | None) -> None:
@@ -243,12 +243,11 @@ class NativeContext:
             lib.llama_set_abort_callback(self._owned.pointer, *callback)
 
     def decode(self, batch: Any, n: int, observer: AbstractContextManager[object] = NO_OBSERVER) -> None:
-        """Decode the first `n` rows of a batch while the `observer` watches. Raises what `decode` raises."""
+        """Decode the first `n` rows of a batch while the `observer` watches."""
         self._compute(decode, batch, n, observer)
 
     def encode(self, batch: Any, n: int) -> None:
-        """Have the model's encoder compute the first `n` rows of a batch, all of which are flagged. Raises what
-        `decode` raises."""
+        """Have the model's encoder compute the first `n` rows of a batch, all of which are flagged."""
         self._compute(encode, batch, n, NO_OBSERVER)
 
     def _compute(self, function: Any, batch: Any, n: int, observer: AbstractContextManager[object]) -> None:
@@ -290,8 +289,7 @@ def decode(context: native.Owned, batch: Any, n: int) -> None:
 
 
 def encode(context: native.Owned, batch: Any, n: int) -> None:
-    """Have the model's encoder compute the first `n` rows of a batch, all of which are flagged. Raises what `decode`
-    raises."""
+    """Have the model's encoder compute the first `n` rows of a batch, all of which are flagged."""
     _compute(_encode, context, batch, n)
 
 
@@ -320,7 +318,7 @@ class LogitsView:
         self._view = self.none = np.empty((0, n_vocab), dtype=np.float32)
 
     def close(self) -> None:
-        """Let go of the view."""
+        """Release the view."""
         self._view, self._address = self.none, 0
 
     def rows(self, context: native.Owned, n: int) -> Floats:

@@ -128,9 +128,9 @@ _F32 = 0
 
 
 def head_of(model: Model) -> TensorInfo | None:
-    """Return the matrix that alone turns the last norm's output into logits; None where there is more to the head.
+    """Return the matrix that alone turns the last norm's output into logits; None where the head is more than a matrix.
 
-    Some architectures do more without a tensor for it: the first pass finds that out, see `Model.head_is_plain`.
+    Some heads do more without a tensor for it: the first pass finds that out, see `Model.head_is_plain`.
     """
     head = model.header.tensor("output.weight", "token_embd.weight")
     if head is None or model.head_is_plain is False:
@@ -276,9 +276,9 @@ def _aligned(rows: int, width: int) -> Floats:
 
 HEADS = (1, 2, 3, 4, 8, 16, 32, 64)
 """Numbers of rows whose heads are computed together; the last block of a pass may have fewer."""
-_USUAL = (1.0, 1.7, 2.0, 2.9, 4.0, 4.8, 9.0, 18.0)  # relative times of `HEADS`, where they were not measured
+_USUAL = (1.0, 1.7, 2.0, 2.9, 4.0, 4.8, 9.0, 18.0)  # relative times of `HEADS` without a measurement
 _NORM = b"result_norm"
-_SAME = 1e-3  # of the largest logit: products of other shapes are rounded in another order
+_SAME = 1e-3  # share of the largest logit by which the order of rounding may move a logit
 
 
 class LazyHead:
@@ -289,8 +289,8 @@ class LazyHead:
         self._seconds: Sequence[float] = _USUAL
         """Seconds of heads of `HEADS` rows together, or numbers in proportion to them."""
         self.kept = 0
-        """Rows kept of the last pass; 0 where it had another number of rows than expected."""
-        self._expected = 0  # 0: it does not watch
+        """Rows kept of the last pass; 0 if it had an unexpected number of rows."""
+        self._expected = 0  # rows; 0: not watching
         self._stops = True
         self._nodes = NodeCallback(self._wants, self._see)
         self.callback = self._nodes.callback
@@ -305,7 +305,7 @@ class LazyHead:
         self._seconds = seconds
 
     def close(self) -> None:
-        """Let go of the model's file; called when the context is closed."""
+        """Release the model's file; called when the context is closed."""
         self._nodes.close()
         self.callback = None
 
@@ -317,7 +317,7 @@ class LazyHead:
             yield
         finally:
             self._expected = 0
-        if not self.kept:  # addresses are used again: this graph had another tensor there
+        if not self.kept:  # this graph had another tensor at a known address
             self._nodes.forget()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""What a model and its contexts take of each device's memory, and how many of its layers fit on graphics cards.
+"""The memory that a model and its contexts take of each device, and how many layers fit on graphics cards.
 
-llama.cpp reckons for itself: it loads the model without its weights, opens the contexts without their buffers, and logs
-the size of each. So the figures hold for every architecture. What it does not log is estimated: `gguf.memory`.
+llama.cpp computes the sizes: it loads the model without its weights, opens the contexts without their buffers, and logs
+the size of each. So the figures hold for every architecture. `gguf.memory` estimates the rest.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ Contexts = Callable[["Model"], Sequence["Context"]]
 T = TypeVar("T")
 
 _MIB = 2**20
-_MARGIN = 512 * _MIB  # of a card's free memory, for its driver and the screen
-_PLENTY = 0.4  # of the free memory: what is surely smaller needs no reckoning
+_MARGIN = 512 * _MIB  # bytes of a card kept free for its driver and the screen
+_PLENTY = 0.4  # share of the free memory below which a rough estimate is enough
 _CONTEXTS = (32_768, 16_384, 8_192)
 LEAST_CONTEXT = 4_096
-"""Positions of a context by default, at least, unless the model was trained for fewer."""
-_CACHE_SHARE = 1 / 16  # of the free memory, for the keys and values of one context by default
+"""Least positions of a default context, unless the model was trained for fewer."""
+_CACHE_SHARE = 1 / 16  # share of the free memory for keys and values of a default context
 _TRIES = 4
 _ASSIGNED = re.compile(r"layer +(\d+) assigned to device (\S+),")
 _COMPUTE = re.compile(r": +(\S+) +(?:compute|output) buffer size = +([\d.]+) MiB")
@@ -56,9 +56,9 @@ _CACHE = re.compile(r": size = +([\d.]+) MiB \( *\d+ cells")
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of weights, caches and computation by device; "CPU" is the machine's own memory, and there are the
-    `checkpoints` to which a cache is rolled back that cannot be cut, as many bytes as they take at most, and the
-    `overhead`: vocabularies, descriptions of graphs, rows that are converted to be multiplied, and logits."""
+    """Bytes of weights, caches and computation by device; "CPU" is the machine's own memory, which also holds the
+    `checkpoints` of a cache that cannot be cut (most bytes), and the `overhead`: vocabularies, descriptions of graphs,
+    rows converted for products, and logits."""
 
     weights: Counter[str]
     caches: Counter[str]
@@ -140,12 +140,12 @@ def place_model(
     file: ModelFile, hardware: Hardware, taken: Counter[str], *, verifies: bool, sessions: int = 1,
     apart: bool = False, eagle3: ModelFile | None = None,
 ) -> Placed:  # fmt: skip
-    """Return where a model goes beside what is `taken` of each device, to which its own bytes are added. Less than
-    nothing is taken where memory will be given back.
+    """Return where a model goes beside the bytes `taken` of each device, and add its own bytes to `taken`. Negative
+    bytes stand for memory that will be given back.
 
-    `verifies`: it has the context of a verifier, with `sessions` sequences, beside which the head
-    `eagle3` drafts. `apart`: it has that many contexts of one sequence each. Raises what `fit` raises, and
-    ModelUnsupported where the head does not fit the model.
+    `verifies`: it has a verifier's context of `sessions` sequences, beside which the head `eagle3` drafts. `apart`: it
+    has a context for each sequence. Raises MemoryShort, InvalidOption, and ModelUnsupported where the head does not
+    fit the model.
     """
     if eagle3 is not None:
         check_eagle3(eagle3, file)
@@ -179,8 +179,8 @@ def place_sessions(
     file: ModelFile, hardware: Hardware, taken: Counter[str], *, sessions: int, fewer: bool,
     eagle3: ModelFile | None = None,
 ) -> Placed:  # fmt: skip
-    """Return where a verifier of several `sessions` goes, like `place_model`; with `fewer`, and where not all of them
-    fit, one of as many as do. Raises MemoryShort, with the number that fits, where all of them have to."""
+    """Return where a verifier of several `sessions` goes, like `place_model`; with `fewer`, as many sessions as fit.
+    Otherwise raise MemoryShort, with the number that fits, unless all do."""
     hardware, reasons = _with_context(file, hardware, sessions)
 
     def placed(n: int) -> tuple[Placed, Counter[str]]:
@@ -202,8 +202,8 @@ def place_sessions(
 
 
 def most_that_fit(placed: Callable[[int], T], too_many: int) -> tuple[int, T]:
-    """Return the largest number below `too_many` of what can be `placed`, and how. Raises MemoryShort where not even
-    one fits."""
+    """Return the largest number below `too_many` that can be `placed`, and its placement. Raises MemoryShort where 1
+    does not fit."""
     most, found = 1, placed(1)
     while too_many - most > 1:
         tried = (most + too_many) // 2
@@ -286,7 +286,7 @@ def _device(buffer: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Where a model goes: its `hardware` with a number of layers on graphics cards, the reason, and the bytes `taken`
+    """A model's place: its `hardware` with a number of layers on graphics cards, the reason, and the bytes `taken`
     of each device by it and by the models before it."""
 
     hardware: Hardware
@@ -374,7 +374,7 @@ def _on_processor(wanted: Wanted, hardware: Hardware, taken: Counter[str], reaso
 
 
 def _added(taken: Counter[str], more: Counter[str]) -> Counter[str]:
-    """Return the sum, also where it is negative, which the operator leaves out."""
+    """Return the sum with its negative counts, which `+` drops."""
     total = Counter(taken)
     total.update(more)
     return total
@@ -385,7 +385,7 @@ def _check_memory(wanted: Wanted, hardware: Hardware, use: MemoryUse, taken: Cou
     free = free_memory() - taken["CPU"]
     if use.on("CPU") <= free or os.environ.get("EDGELLM_FIT") == "off":
         return
-    grows = max(1, use.caches["CPU"] + use.compute["CPU"])  # with the context
+    grows = max(1, use.caches["CPU"] + use.compute["CPU"])  # bytes that grow with the context
     fixed = use.weights["CPU"] + use.checkpoints + use.overhead
     length = int(0.9 * (hardware.n_ctx or 0) * (free - fixed) / grows) // 256 * 256
     of = "the context" if wanted.sessions == 1 else f"{wanted.sessions} sessions of {hardware.n_ctx} tokens"

@@ -24,7 +24,7 @@ from edgellm.errors import InvalidOption, ModelUnsupported
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
-    """What of a model is loaded, and how. `hardware` also tells contexts over the model what they use by default.
+    """The parts of a model to load, and how. `hardware` also has the defaults of contexts over the model.
 
     `text_only`: no weights are loaded: the model tokenises, but no context can be opened over it. `chat`: the process
     that renders its chat template starts meanwhile, so that the first `chat_prompt` need not wait. `dry`: nothing is
@@ -61,7 +61,7 @@ class Model(TextModel):
         super().__init__(file, owned, template)
         self.spec = spec
         self.faults = frozenset(faults)
-        """Which trials of `engine.trial.self_test` fail: what llama.cpp computes wrongly is avoided."""
+        """Failed trials of `engine.trial.self_test`: what llama.cpp computes wrongly is avoided."""
         self._speculator = speculator
         pointer = owned.pointer
         self.n_layer: int = lib.llama_model_n_layer(pointer)
@@ -76,7 +76,7 @@ class Model(TextModel):
 
     @property
     def hardware(self) -> Hardware:
-        """How it is computed."""
+        """The settings with which it is computed."""
         return self.spec.hardware
 
     @property
@@ -96,7 +96,7 @@ class Model(TextModel):
 
     @cached_property
     def is_f32(self) -> bool:
-        """Whether every weight is float32."""
+        """Return whether every weight is float32."""
         return all(tensor.kind == lib.GGML_TYPE_F32 for tensor in self.header.tensors)
 
     @cached_property
@@ -106,27 +106,27 @@ class Model(TextModel):
 
     @cached_property
     def offloaded(self) -> bool:
-        """Whether some layers are on a graphics card."""
+        """Return whether some layers are on a graphics card."""
         return bool(self.hardware.gpu_layers) and bool(offload_devices(self.hardware.devices))
 
     @property
     def head_offloaded(self) -> bool:
-        """Whether the head is on a graphics card."""
+        """Return whether the head is on a graphics card."""
         return self.offloaded and not 0 < (self.hardware.gpu_layers or 0) <= self.n_layer
 
     @cached_property
     def placement(self) -> str:
-        """Where the model computes, as part of the name of what is measured there; "" for the processor."""
+        """The name of the devices that compute the model, for names of measurements; "" for the processor."""
         return placement(self.hardware)
 
     @property
     def speculator(self) -> SpeculatorModel | None:
-        """What is loaded to draft from the model's states, its MTP layer or an EAGLE-3 head; None without either."""
+        """The MTP layer or EAGLE-3 head that drafts from the model's states; None without either."""
         return self._speculator
 
     @property
     def head_is_plain(self) -> bool | None:
-        """Whether a single product turns the last norm's output into logits; None: not known yet."""
+        """Return whether a single product turns the last norm's output into logits; None: not known yet."""
         return self._head_is_plain
 
     def record_head_is_plain(self, plain: bool) -> None:

@@ -1,7 +1,7 @@
 """Time measurements that hold on a busy machine: the least of interleaved repetitions, and how busy it was.
 
-Other load on a machine makes a measurement longer, never shorter. So the least of several counts, taken in rounds over
-everything that is measured, because load comes and goes; and times that are still impossibly long are cut down.
+Other load on a machine makes a measurement longer, never shorter. So the least of several counts; rounds go over all
+that is measured, because load comes and goes; and times that are still impossibly long are cut down.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import TypeVar
 from edgellm import system
 
 BUSY = 0.1
-"""Share of its time that a process waits for a processor, beyond which its measurements are doubtful."""
+"""Share of a process's time waiting for a processor, beyond which its measurements are doubtful."""
 AGREE = 0.1
-"""Two measurements agree where they differ by no more than this share."""
+"""Largest difference of two measurements that agree, as a share."""
 DIP = 4.0
-"""A decode takes at most this many times as long as a decode of more rows. llama.cpp computes quantised rows in fours,
-and the rest one by one: 3 rows may take 3 times as long as 4."""
+"""Largest factor by which a decode may take longer than a decode of more rows. llama.cpp computes quantised rows in
+fours, and the rest one by one: 3 rows may take 3 times as long as 4."""
 GROWTH = 2.0
-"""A decode takes at most this many times as long as several decodes of fewer rows that add up to it."""
+"""Largest factor by which a decode may take longer than decodes of fewer rows that add up to it."""
 _LEAST_WAIT = 0.02  # share of the wall time: shorter waits disturb nothing
 
 K = TypeVar("K", bound=Hashable)
@@ -46,7 +46,7 @@ def minimum_times(
                 continue
             if len(samples) >= at_least and clock() - began > seconds:
                 return {key: min(taken) for key, taken in samples.items()}
-            taken = measure(key)  # if it is stopped, the key stays without a measurement
+            taken = measure(key)  # a stopped measurement leaves the key without
             samples.setdefault(key, []).append(taken)
         if all(map(_repeated, samples.values())):
             break

@@ -1,11 +1,11 @@
-"""What a context's cache can forget: the end of a sequence is dropped, restored from a checkpoint, or read again.
+"""Rolling back a sequence: cut the cache, restore a checkpoint, or decode again.
 
 llama.cpp answers `llama_memory_seq_rm` truthfully for plain attention only. A sliding window overwrites cells that a
 longer rollback needs, and says that it has none of the window any more only if asked for its least position. A
 recurrent state has no past at all but snapshots after each of the last `snapshots` tokens of a sequence's last batch;
-a rollback to the start of that batch, or one behind another, is accepted and leaves a wrong state. So is one behind a
-batch of other sequences: where several are computed together, their states are moved side by side, and a state that has
-to make room is moved without its snapshots.
+a rollback to the start of that batch, or after another rollback, is accepted and leaves a wrong state. So is a rollback
+after a batch of other sequences: the states of sequences in one batch are moved side by side, and a state that has to
+make room is moved without its snapshots.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from edgellm.engine.native import lib
 from edgellm.engine.vocabulary import Ids
 
 MAX_SNAPSHOTS = 8
-"""Tokens of a batch that can be rolled back at once, at most: as many as a draft model's chunk has."""
+"""Most tokens of a batch that can be rolled back at once: a draft model's chunk."""
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: what cannot be cut, a recurrent state or a window's cells
-_ANCHOR = 32  # tokens read since the last checkpoint that make the next one worth keeping
+_ANCHOR = 32  # least tokens between a kept checkpoint and the next
 _ANCHORS = 2
-_MOST_BYTES = 2**28  # of one checkpoint, and of all of a sequence unless two of them take more
-_HEADING, _OF_A_CELL = 2**14, 16  # bytes of a checkpoint beside its states: of all layers, and of a cell
-_NEVER = 2**31  # a position that no rollback is above
+_MOST_BYTES = 2**28  # limit of a checkpoint, and of a sequence's checkpoints beyond two
+_HEADING, _OF_A_CELL = 2**14, 16  # bytes of a checkpoint beside its states: once, and for each cell
+_NEVER = 2**31  # greater than any position
 _COPIED_LATE = frozenset({"deepseek4"})
-"""Architectures whose compressed states llama.cpp copies with the next batch, from what may be cleared until then."""
+"""Architectures whose compressed states llama.cpp copies only with the next batch, when they may be cleared."""
 
 _SAYS_TURNED = native.llama_version() >= (0, 6)
 _TURNED = (0, 64, 128, 256, 512)
-"""In blocks of how many numbers rows of a cache may be turned; llama.cpp takes a state that says the right one."""
+"""Possible sizes of the blocks, in numbers, in which a cache's rows are turned; llama.cpp takes a state with the right
+size."""
 
 _STATE = (ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32, ctypes.c_uint32)
 _get_state = native.bind(lib.llama_state_seq_get_data_ext, *_STATE)
@@ -50,8 +51,8 @@ _load_file = native.bind(lib.llama_state_seq_load_file, *_FILE, ctypes.POINTER(c
 
 
 def snapshots_that_fit(header: GgufHeader, weights: int, n_seq: int) -> int:
-    """Return how many snapshots of a recurrent state, `MAX_SNAPSHOTS` at most, take no more memory for `n_seq`
-    sequences than an eighth of the model's `weights`, in bytes; 0 for a model that keeps no such state."""
+    """Return how many snapshots of a recurrent state, `MAX_SNAPSHOTS` at most, take for `n_seq` sequences no more than
+    an eighth of the model's `weights`, in bytes; 0 without such a state."""
     state = recurrent_state_bytes(header)
     return min(MAX_SNAPSHOTS, weights // 8 // (state * n_seq)) if state else 0
 
@@ -59,15 +60,15 @@ def snapshots_that_fit(header: GgufHeader, weights: int, n_seq: int) -> int:
 def checkpoint_bytes(
     header: GgufHeader, n_ctx: int, n_seq: int, *, recurrent: bool | None = None, window: int | None = None
 ) -> int:
-    """Return at most how many bytes of this machine's memory the checkpoints of `n_seq` sequences of `n_ctx` positions
-    take; 0 where all can be cut by positions. `recurrent` and `window` are as for `KVCache`, or what the header says.
+    """Return the most bytes of this machine's memory for checkpoints of `n_seq` sequences of `n_ctx` positions; 0 where
+    all can be cut by positions. `recurrent` and `window` as for `KVCache`, by default from the header.
     """
     state = recurrent_state_bytes(header)
     recurrent = state > 0 or header.architecture in _COPIED_LATE if recurrent is None else recurrent
     window = sliding_window(header) if window is None else window
     if recurrent and state > _MOST_BYTES:
         return 0
-    # a state of which the header does not tell is no larger than all keys and values
+    # A state of a size that the header does not tell is no larger than all keys and values.
     cells = n_ctx if recurrent and not state else min(window, n_ctx)
     if not recurrent and not cells:
         return 0
@@ -75,11 +76,11 @@ def checkpoint_bytes(
     one = state * recurrent + cells * (size * cache_bytes_per_token(header) + _OF_A_CELL) + _HEADING
     one = min(one, _MOST_BYTES)
     each = max(2 * one, min((1 + _ANCHORS) * one, _MOST_BYTES))
-    return n_seq * each + one  # which replaces another only once it is saved
+    return n_seq * each + one  # a new checkpoint is saved before its predecessor is dropped
 
 
 def _most_anchors(size: int) -> int:
-    """Return how many anchors of `size` bytes each a sequence has, at most, beside the newest checkpoint."""
+    """Return the most anchors of `size` bytes of a sequence, beside the newest checkpoint."""
     return min(_ANCHORS, max(1, _MOST_BYTES // size - 1))
 
 
@@ -97,8 +98,8 @@ class _Checkpoint:
 
 @dataclass(slots=True)
 class _Sequence:
-    """`batch`: the length before the last batch; below it, and at it, no snapshot reaches. `newest` and `anchors` are
-    checkpoints, the latter of ends of long reads, in ascending order."""
+    """A sequence's checkpoints: `newest`, and `anchors` at ends of long reads, in ascending order. `batch`: the length
+    before the last batch, above which all snapshots lie."""
 
     batch: int = 0
     pending: bool = False
@@ -113,7 +114,7 @@ class _Sequence:
         return max(known, key=lambda one: one.length, default=None)
 
     def forget_after(self, length: int) -> None:
-        """Drop the checkpoints of more than `length` positions: their tokens are others by now."""
+        """Drop the checkpoints of more than `length` positions: their tokens have changed."""
         self.anchors = [one for one in self.anchors if one.length <= length]
         if self.newest is not None and self.newest.length > length:
             self.newest = None
@@ -130,8 +131,8 @@ class KVCache:
         self, model: native.Owned, context: native.Owned, n_seq: int, architecture: str, *,
         trusted: bool = True, whole_window: bool = False,
     ) -> None:  # fmt: skip
-        """Look after the cache of `context`. Unless it is `trusted`, nothing is rolled back, and all is read again.
-        With a `whole_window` the context keeps all positions, whatever a layer attends to."""
+        """Manage the cache of `context`. Unless it is `trusted`, a rollback means to read all again. With a
+        `whole_window` the context keeps all positions, whatever a layer attends to."""
         self._trusted, self._copies = trusted, architecture not in _COPIED_LATE
         self._context: native.Owned | None = context
         self._memory: int = lib.llama_get_memory(context.pointer)
@@ -142,7 +143,7 @@ class KVCache:
         self._sequences = [_Sequence() for _ in range(n_seq)]
 
     def close(self) -> None:
-        """Let go of the context and of all checkpoints."""
+        """Release the context and all checkpoints."""
         self._context, self._sequences = None, []
 
     @property
@@ -161,8 +162,8 @@ class KVCache:
         _seq_rm(self._memory, seq, -1, -1)
 
     def truncate(self, seq: int, length: int, now: int) -> int:
-        """Roll a sequence of `now` positions back to `length`; return how many it has afterwards: `length`, or fewer
-        where the others have to be read again."""
+        """Roll a sequence of `now` positions back to `length`; return its new length: less than `length` if the rest
+        has to be read again."""
         if self.plain:
             return length if _seq_rm(self._memory, seq, length, -1) else self._cleared(seq)
         one = self._sequences[seq]
@@ -174,7 +175,7 @@ class KVCache:
         return self._restored(seq, one, length)
 
     def _cut(self, seq: int, one: _Sequence, length: int, now: int) -> bool:
-        """Drop the positions from `length` on where what is left is then right."""
+        """Drop the positions from `length` on; return whether the rest is right."""
         if self.recurrent:
             if one.pending or length <= one.batch or now - length > self.snapshots:
                 return False
@@ -186,7 +187,7 @@ class KVCache:
         return not self.window or self._least(seq) <= max(0, length - self.window)
 
     def _least(self, seq: int) -> int:
-        """Return the least position from which on a sequence has all its cells; more than any if it has none."""
+        """Return the position from which on a sequence has all its cells; above all positions if it has none."""
         least = int(lib.llama_memory_seq_pos_min(self._memory, seq))
         return least if least >= 0 else _NEVER
 
@@ -222,8 +223,8 @@ class KVCache:
         return take_apart(np.frombuffer(state, dtype=np.uint8), positions, says_turned=_SAYS_TURNED)
 
     def adopt(self, seq: int, layers: Sequence[LayerRows], *, streams: int, transposed: bool) -> bool:
-        """Put these keys and values, of all layers, in the place of a sequence, as `put_together` makes a state of
-        them; return False, with the sequence empty, if they are those of another kind of context."""
+        """Fill a sequence with these keys and values, of all layers, joined by `put_together`; return False, with the
+        sequence empty, if they are of another kind of context."""
         self.clear(seq)
         context = self._context
         if context is None or not self.plain:
@@ -239,8 +240,7 @@ class KVCache:
         return False
 
     def settle(self, seq: int, length: int) -> int:
-        """Return to a checkpoint where a rollback to `length` positions would be done by the next batch only; return
-        how many positions there are now."""
+        """Restore a checkpoint if a rollback to `length` positions waits for the next batch; return the length."""
         one = self._sequences[seq]
         return self._restored(seq, one, length) if one.pending else length
 
@@ -252,14 +252,14 @@ class KVCache:
     def save_file(self, seq: int, ids: Ids, path: Path) -> bool:
         """Write a sequence and its `ids` (n,) to a file; return whether that was possible."""
         context = self._context
-        if context is None or self._sequences[seq].pending:  # it would be the state before the rollback: see `settle`
+        if context is None or self._sequences[seq].pending:  # the state is from before the rollback: see `settle`
             return False
         with context.guard:
             return bool(_save_file(context.pointer, os.fsencode(path), seq, ids.ctypes.data, len(ids)))
 
     def load_file(self, seq: int, path: Path, most: int) -> Ids | None:
-        """Put the sequence of a file, of at most `most` ids, in the place of one; return its ids, or None, with the
-        sequence empty, if the file is of another kind of context."""
+        """Load a sequence of at most `most` ids from a file; return its ids, or None, with the sequence empty, if the
+        file is of another kind of context."""
         self.clear(seq)
         context, ids, count = self._context, np.empty(most, dtype=np.int32), ctypes.c_size_t()
         if context is None:
@@ -281,7 +281,7 @@ class KVCache:
         if not self._copies:
             return False
         lib.llama_memory_seq_cp(self._memory, src, dst, -1, -1)
-        one.batch = _NEVER  # both use one state until their next batches: a rollback of one would move the other
+        one.batch = _NEVER  # both share a state until their next batches: a rollback would move both
         self._sequences[dst] = _Sequence(_NEVER, newest=one.newest, anchors=list(one.anchors))
         return True
 
@@ -297,7 +297,7 @@ class KVCache:
 
     def begin_batch(self, seq: int, start: int, rows: int, outputs: int) -> None:
         """Record that a batch follows with `rows` rows of a recurrent sequence from position `start` on. All but one of
-        the last `outputs` of them may be rolled back: where there are fewer snapshots, save a checkpoint."""
+        its last `outputs` rows may be rolled back: with fewer snapshots, save a checkpoint."""
         one = self._sequences[seq]
         if outputs - 1 > self.snapshots or (rows == 1 and one.due):
             self.save(seq, start)
@@ -308,7 +308,7 @@ class KVCache:
 
     def may_share(self, rows: Mapping[int, int]) -> bool:
         """Return whether sequences with these numbers of rows may be computed in one batch: with snapshots, only if
-        llama.cpp does not divide it. Its second part could move states of the first one, without their snapshots."""
+        llama.cpp does not divide it. The second part could move states of the first, without their snapshots."""
         seqs = list(rows)
         return not self.snapshots or (
             len(set(rows.values())) == 1 and seqs == list(range(seqs[0], seqs[0] + len(seqs)))

@@ -1,12 +1,11 @@
 """The keys and values of a sequence, layer by layer, taken from one context's cache and put into another's.
 
 llama.cpp saves a sequence as one state for all layers of a context. A context on another device may have other layers,
-and its values transposed or not. So a state is taken apart into layers, each with a row of keys and one of values for
-every position; and a new state is put together of them, in which llama.cpp finds no number that came from elsewhere
-except the keys and values themselves.
+and its values transposed or not. So a state is taken apart into layers, each with a row of keys and a row of values for
+every position; and a new state is put together, in which only the keys and values themselves came from elsewhere.
 
-llama.cpp turns rows of a quantised cache, in blocks of so many numbers, before it rounds them. Since 0.6 a state says
-of how many, for keys and for values; 0 if they are as computed.
+llama.cpp turns rows of a quantised cache, in blocks of numbers, before it rounds them. Since 0.6 a state says the size
+of the blocks, for keys and for values; 0 for rows as computed.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 _CELL = np.dtype([("position", "<i4"), ("sequences", "<u4"), ("sequence", "<i4")])
-_ELEMENT = {0: 4, 1: 2, 30: 2}  # bytes of ggml's types F32, F16 and BF16, the only ones of which values are transposed
+_ELEMENT = {0: 4, 1: 2, 30: 2}  # bytes of ggml's F32, F16 and BF16, the only types of transposed values
 _KEYS, _VALUES, _TRANSPOSED = struct.Struct("<iQ"), struct.Struct("<iQ"), struct.Struct("<iII")
 _WORD, _HEAD, _LAYERS, _TURNED = struct.Struct("<I"), struct.Struct("<Ii"), struct.Struct("<II"), struct.Struct("<II")
-_MAGIC = 0xAF143CD8  # with which llama.cpp begins such a state, before the number of its sequence
+_MAGIC = 0xAF143CD8  # llama.cpp's first word of a state, before the number of its sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,9 +67,9 @@ class _Reader:
 
 
 def take_apart(state: Bytes, positions: int, *, says_turned: bool) -> list[LayerRows] | None:
-    """Return the layers of a sequence's state, each for the positions from 0 to before `positions`; None if it lacks
-    one of them, or is not that of a plain cache: with a window or a recurrent state, or with other marks of its cells.
-    `says_turned`: the state has the blocks in which rows are turned.
+    """Return the layers of a sequence's state, each for the first `positions` positions; None if a position is missing,
+    or the cache is not plain: with a window or a recurrent state, or with other marks of its cells. `says_turned`: the
+    state has the blocks in which rows are turned.
     """
     try:
         return _taken_apart(_Reader(state), positions, says_turned)
@@ -118,8 +117,8 @@ def _columns(reader: _Reader, cells: int, order: npt.NDArray[np.int64]) -> tuple
 
 
 def put_together(layers: Sequence[LayerRows], *, streams: int, transposed: bool, turned: int | None) -> Bytes | None:
-    """Return the state of a sequence with these layers, which have equally many positions, for a context with so many
-    `streams`; None if their values cannot be `transposed`. `turned`: in blocks of how many numbers the context turns
+    """Return the state of a sequence with these layers, which have equally many positions, for a context with that many
+    `streams`; None if their values cannot be `transposed`. `turned`: the size of the blocks in which the context turns
     rows; None if its states do not say."""
     positions = layers[0].positions
     marks = np.zeros(positions, dtype=_CELL)

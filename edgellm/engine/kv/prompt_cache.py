@@ -1,4 +1,4 @@
-"""Prompts that were read before: a context restores what an earlier process has kept on disk, and keeps its own."""
+"""A prompt cache on disk: a context restores sequences that an earlier process kept, and keeps its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgellm.engine.kv.sequences import NO_ID
 from edgellm.engine.vocabulary import Ids
 
 LEAST = 256
-"""Tokens that a restored sequence must save reading, and that a kept one must have beyond those on disk."""
+"""Least tokens that a restored sequence saves reading, and that a kept sequence has beyond those on disk."""
 
 
 class PromptCache(Protocol):
@@ -18,15 +18,15 @@ class PromptCache(Protocol):
 
     @property
     def epoch(self) -> int:
-        """Return a number that changes where the user takes back what contexts hold at that time."""
+        """Return a number that changes when the user revokes what contexts hold."""
 
     def find(self, kind: str, ids: Ids, known: int, *, whole: bool) -> Path | None:
-        """Return the file of the sequence that shares the longest beginning with `ids` (n,), if that is longer than
-        `known`, of contexts of this `kind`. `whole`: they cannot be cut, so that all of it must be that beginning."""
+        """Return the file of the sequence with the longest common prefix with `ids` (n,), if longer than `known`, of
+        contexts of this `kind`. `whole`: it cannot be cut, so all of it must be a prefix of `ids`."""
 
     def keep(self, kind: str, ids: Ids, size: int, write: Callable[[Path], bool], *, whole: bool) -> None:
-        """Keep a sequence of `ids` (n,) and `size` bytes, unless one is there that saves reading nearly as much, and in
-        place of those that would. `write` writes it to a file that exists, and returns whether it could."""
+        """Keep a sequence of `ids` (n,) and `size` bytes, unless a kept sequence saves nearly as much reading; replace
+        sequences that it makes needless. `write` writes it to an existing file, and returns whether it could."""
 
 
 class CachedSequence:
@@ -39,7 +39,7 @@ class CachedSequence:
     def restore(self, ids: Ids, common: int, load: Callable[[Path], int], *, whole: bool) -> bool:
         """Have `load` restore a sequence that shares `LEAST` more of `ids` (n,) than the `common` ones; return whether
         it was called, and has replaced what the context held. `whole`: it cannot be cut."""
-        self._epoch = self._cache.epoch  # from here on the context holds what was asked for now
+        self._epoch = self._cache.epoch  # the context holds what was asked for after this
         if len(ids) - common < LEAST:
             return False
         found = self._cache.find(self._kind, ids, common + LEAST - 1, whole=whole)

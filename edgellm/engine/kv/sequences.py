@@ -1,4 +1,4 @@
-"""Which ids the sequences of a context hold, and which are appended to them in one batch."""
+"""The ids of a context's sequences, and the ids that a batch appends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgellm.engine.vocabulary import Ids, common_prefix
 from edgellm.errors import ContextFull, InvalidOption
 
 NO_ID = -1
-"""Stands where an embedding row was decoded instead of a token, or a cache came from elsewhere."""
+"""The id of a position that an embedding row filled instead of a token, or a cache from elsewhere."""
 
 
 class Sequences:

@@ -1,1 +1,1 @@
-"""What drafts from a verifier's own states: its layer that predicts further tokens (MTP), or an EAGLE-3 head."""
+"""Drafting from a verifier's own states: by its layer that predicts further tokens (MTP), or an EAGLE-3 head."""

@@ -26,9 +26,9 @@ VERIFIERS = frozenset((
 ends the process; not tried are bailingmoe3, deepseek4, hunyuan_vl, muse-glimmer, nanbeige, nemotron_h,
 nemotron_h_moe and qwen4exp."""
 LAST_OUTPUT = frozenset(("gpt-oss",))
-"""Those that also hand over what the last layer adds up to, which counts as the input of a layer behind it."""
+"""Architectures of `VERIFIERS` that also hand over the last layer's output, as the input of a further layer."""
 _LAYERS = 3
-_ROWS = 64  # of a batch: llama.cpp reserves logits of each
+_ROWS = 64  # rows of a batch: llama.cpp reserves logits for each
 _D2T = "d2t"
 
 
@@ -39,8 +39,7 @@ def target_layers(header: GgufHeader) -> tuple[int, ...]:
 
 
 def window_bytes(header: GgufHeader) -> int:
-    """Return the most bytes of states that a head keeps of a sequence: four for a number, and room for a quarter more
-    rows than the window has."""
+    """Return the most bytes of states that a head keeps of a sequence: 4 for a number, in 1.25 windows."""
     return 5 * WINDOW * len(target_layers(header)) * header.number("target_hidden_size")
 
 
@@ -89,8 +88,8 @@ class Eagle3Head(Speculator):
     def __init__(
         self, model: native.Owned, trunk: Trunk, layers: tuple[int, ...], *, n_layer: int, width: int, states: int
     ) -> None:
-        """Open a head whose rows have `width` numbers, and which reads the inputs of `layers`, rows of `states`
-        numbers. Layer `n_layer` stands for what the last layer adds up to.
+        """Open a head with rows of `width` numbers that reads the inputs of `layers`, rows of `states` numbers. Layer
+        `n_layer` stands for the last layer's output.
 
         Raises:
             EngineFailed: this llama.cpp exports no functions for it, or cannot reserve the memory.
@@ -99,7 +98,7 @@ class Eagle3Head(Speculator):
         spec = trunk.beside(_ROWS)
         StateFunctions.require()
         owned = llama_api.open_context(model, spec, beside=trunk.context.owned)
-        # llama.cpp computes logits of all rows, and hands over those of the first ones: the last row is computed alone
+        # llama.cpp computes logits of all rows but returns the first rows' results: the last row is computed alone.
         super().__init__(trunk, owned, states=len(layers) * states, inputs=width, rows=spec.rows, every=False)
         for layer in layers:
             if layer < self._n_layer:
@@ -117,7 +116,7 @@ class Eagle3Head(Speculator):
         ]
 
     def _fill(self, seq: int, start: int, n: int) -> None:
-        """Fill the inputs with what the encoder makes of the states; it uses positions for nothing but a check."""
+        """Fill the inputs with the encoded states; the encoder only checks positions."""
         self._batch.put(0, seq, start, self._ids[seq, :n], n, False)
         states = self._windows[seq].of(start - 1, start - 1 + n)
         self._context.encode(self._batch.embeddings(states), n)
@@ -168,7 +167,7 @@ def check_eagle3(file: ModelFile, verifier: ModelFile) -> None:
 
 
 def _other_tokens(file: ModelFile, verifier: ModelFile) -> str:
-    """Return how the two vocabularies differ; "" where they are equal, up to names of tokens without a meaning."""
+    """Return how the two vocabularies differ; "" where they are equal up to padding."""
     pairs = zip(token_texts(file), token_texts(verifier), strict=True)
     different = [number for number, (one, two) in enumerate(pairs) if one != two]
     return (

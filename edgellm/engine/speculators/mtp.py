@@ -12,9 +12,9 @@ from edgellm.engine.speculators.states import StateFunctions, StateWindow
 from edgellm.engine.trial.probe import MTP
 
 STATES_OF_LAST_ROWS = frozenset(("qwen3next", "step35"))
-"""Architectures whose graph of the MTP layer gives the states of rows with logits alone. Of the others llama.cpp can
-hand over the states of all rows; asked for those with logits alone, it would copy the first rows instead."""
-_ROWS = 256  # of a batch
+"""Architectures whose MTP graph gives states of rows with logits alone. Other graphs give states of all rows; asked for
+rows with logits alone, llama.cpp would copy the first rows instead."""
+_ROWS = 256  # rows of a batch
 
 
 class MtpLayer(Speculator):
@@ -37,7 +37,7 @@ class MtpLayer(Speculator):
         return (self._functions.state_address(self._trunk.context.owned),)
 
     def _first(self, window: StateWindow) -> int:
-        """Return the first position: a text's first token has a row, too, with zeros for a state."""
+        """Return the first position: a text's first token also has a row, with zeros as its state."""
         return window.first + 1 if window.first else 0
 
     def _fill(self, seq: int, start: int, n: int) -> None:

@@ -1,4 +1,4 @@
-"""What a drafter needs of anything that predicts tokens from a verifier's own states, and what all of these share.
+"""The base of speculators, which predict tokens from a verifier's own states.
 
 llama.cpp computes a speculator in a context of its own beside the verifier's, the trunk. Its row for position p takes
 the token there and the verifier's state at p - 1, and predicts the token at p + 1. For a second drafted token its own
@@ -47,15 +47,15 @@ class Trunk:
 
 
 class Speculator(ABC):
-    """Predicts tokens from the states of one context. It belongs to that context's thread.
+    """A predictor of tokens from the states of one context, for that context's thread.
 
-    Subclasses say what a state is, and what of it enters a row.
+    Subclasses define a state, and the part of a state that enters a row.
     """
 
     def __init__(self, trunk: Trunk, owned: native.Owned, *, states: int, inputs: int, rows: int, every: bool) -> None:
         """Take over `owned`, the speculator's own context, which decodes up to `rows` rows at once. `states` is the
-        width of a state of the trunk, `inputs` that of a row's input and of the speculator's own states. `every`: it
-        has a state of every row of a batch, and not of those with logits alone.
+        width of a trunk's state, `inputs` the width of a row's input and of the speculator's own states. `every`: all
+        rows of a batch have states, not only rows with logits.
         """
         n_seq = trunk.spec.sequences
         self._trunk = trunk
@@ -74,8 +74,7 @@ class Speculator(ABC):
 
     @abstractmethod
     def _addresses(self) -> Sequence[int]:
-        """Return where the parts of the states of the trunk's last decode are, each of them rows; 0 where it has
-        none."""
+        """Return the addresses of the parts of the states of the trunk's last decode; 0 for a missing part."""
 
     def _first(self, window: StateWindow) -> int:
         """Return the first position for which a row can be computed: behind the first state."""
@@ -94,8 +93,7 @@ class Speculator(ABC):
         self._context.set_cancel(stop)
 
     def place(self, at: int, seq: int, start: int, n: int) -> None:
-        """Note that the context's next decode has, from row `at` on, the `n` positions of a sequence from `start`
-        on."""
+        """Note that the context's next decode has `n` positions of a sequence, from `start` on, from row `at` on."""
         self._placed = [*(self._placed if at else ()), (at, seq, start, n)]
 
     def note(self) -> None:
@@ -106,7 +104,7 @@ class Speculator(ABC):
                 self.clear(seq)
             return
         at, seq, start, n = placed[-1]
-        if at == 0 and n == 1 and self._windows[seq].add_row(start, addresses):  # as most decodes are
+        if at == 0 and n == 1 and self._windows[seq].add_row(start, addresses):  # the fast path of most decodes
             self._held[seq] = min(self._held[seq], start + 1)
             return
         width = self._windows[seq].width // len(addresses)
@@ -144,7 +142,7 @@ class Speculator(ABC):
             at = self._begins[seq] = self._first(window)
         self._held[seq], most = at, len(self._inputs)
         while at <= last:
-            # without the states of all rows, the last row alone: with others llama.cpp would give that of the first
+            # Without states of all rows the last row goes alone: llama.cpp would return the first row's result.
             n = min(most, last + 1 - at) if self._every else min(most, last - at) or 1
             self._fill(seq, at, n)
             end = at + n
@@ -166,7 +164,7 @@ class Speculator(ABC):
         return self._row()
 
     def _common(self, seq: int, ids: Ids, last: int) -> int:
-        """Return up to which position, at most `last`, the speculator's cache holds what it would have for `ids`."""
+        """Return the position, at most `last`, up to which the speculator's cache is right for `ids`."""
         begin, end = self._begins[seq], min(self._held[seq], last)
         return begin + common_prefix(self._ids[seq, begin:end], ids[begin:end]) if end > begin else begin
 
@@ -184,9 +182,9 @@ class SpeculatorModel(ABC):
     """The weights of a speculator, loaded beside a verifier's."""
 
     kind: str
-    """Its kind: the fault of `engine.trial.probe` with which it must not be used."""
+    """The fault of `engine.trial.probe` with which it must not be used."""
     name: str
-    """What it is, in a sentence that tells what drafts."""
+    """The speculator in words, for a sentence that tells what drafts."""
 
     @abstractmethod
     def open(self, trunk: Trunk) -> Speculator:

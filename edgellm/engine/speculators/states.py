@@ -67,7 +67,7 @@ class StateFunctions:
         return rows_at(self.state_address(context), n, width)
 
     def state_address(self, context: native.Owned) -> int:
-        """Return where the last states of the rows of the last computation are; 0 where there are none."""
+        """Return the address of the last states of the rows of the last computation; 0 without states."""
         address: int | None = self._states(context.pointer)
         return address or 0
 
@@ -80,7 +80,7 @@ class StateFunctions:
         return rows_at(self.input_address(context, layer), n, width)
 
     def input_address(self, context: native.Owned, layer: int) -> int:
-        """Return where the rows that entered a layer are, like `state_address`."""
+        """Return the address of the rows that entered a layer, like `state_address`."""
         address: int | None = self._inputs(context.pointer, layer)
         return address or 0
 
@@ -129,8 +129,8 @@ class StateWindow:
         self.end += n
 
     def add_row(self, start: int, addresses: Sequence[int]) -> bool:
-        """Add the state of position `start`, whose parts, of equal width, are at these addresses. Return False where
-        that takes more than to copy it: see `add`. After a decode, numpy would take ten times as long."""
+        """Add the state of position `start`, copied from its parts, of equal width, at these addresses; return False
+        where only `add` can. After a decode, numpy would take ten times as long."""
         row = self._at + start - self.first
         if not (self.first <= start <= self.end and row < len(self._rows)):
             return False

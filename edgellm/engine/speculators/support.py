@@ -1,5 +1,4 @@
-"""Which models can be drafted for by what reads their own states, and which files are nothing but drafters for another
-model; from the header alone."""
+"""Models that a speculator can draft for, and files that only draft for another model; from the header alone."""
 
 from __future__ import annotations
 
@@ -10,10 +9,10 @@ from edgellm.engine.speculators.states import StateFunctions
 from edgellm.engine.trial.probe import EAGLE3
 
 ARCHITECTURES = frozenset(("qwen35", "qwen35moe", "qwen3next", "glm4moe", "step35", "deepseek2", "deepseek32"))
-"""Those whose MTP layer is tried by our tests. llama.cpp has eight others: bailingmoe3, cohere2moe, deepseek4, glm-dsa,
+"""Architectures whose MTP layer our tests try. llama.cpp has eight more: bailingmoe3, cohere2moe, deepseek4, glm-dsa,
 glm5-next, hy-v3, mimo2 and nemotron_h_moe."""
 SEVERAL = frozenset(("step35",))
-"""Those of which llama.cpp takes files that have several such layers; the first one is used."""
+"""Architectures of which llama.cpp takes files with several MTP layers; the first layer is used."""
 _NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")  # llama.cpp ends the process without them
 
 _DRAFTERS = {
@@ -30,8 +29,7 @@ def is_eagle3(header: GgufHeader) -> bool:
 
 
 def drafter_file(header: GgufHeader) -> str:
-    """Return what a file is that drafts for another model and writes no text by itself, such as "an EAGLE-3 head"; ""
-    for a whole model."""
+    """Return the kind of a file that only drafts for another model, such as "an EAGLE-3 head"; "" for a whole model."""
     if (kind := _DRAFTERS.get(header.architecture)) is not None:
         return kind
     trunk = any(tensor.name.startswith("blk.0.") for tensor in header.tensors)
@@ -40,7 +38,7 @@ def drafter_file(header: GgufHeader) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MtpSupport:
-    """Whether a model's MTP layer can be used, and why not, or how."""
+    """The answer whether a model's MTP layer can be used, and why not, or how."""
 
     usable: bool
     reason: str

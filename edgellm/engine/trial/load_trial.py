@@ -1,4 +1,4 @@
-"""What a child process does for `edgellm.engine.trial.probe`: load a model, decode some rows, test its cache.
+"""The child process of `edgellm.engine.trial.probe`: load a model, decode some rows, test its cache.
 
 The process ends earlier if the file crashes it, or it takes more than it is granted.
 """
@@ -27,8 +27,8 @@ from edgellm.system import be_killed_first, limit
 _POSITIONS = 32
 _ROWS = 4
 _GIGABYTE = 10**9
-_SECONDS, _SECONDS_A_GIGABYTE = 60, 60  # of all processors together
-_MEMORY = 4 * _GIGABYTE  # besides twice the file, which llama.cpp may lay out again
+_SECONDS, _SECONDS_A_GIGABYTE = 60, 60  # processor time of all threads
+_MEMORY = 4 * _GIGABYTE  # bytes beside twice the file, which llama.cpp may lay out anew
 
 
 def functions(report: Report) -> Functions:
@@ -45,7 +45,7 @@ def _try_model(
     hardware: dict[str, Any],
     ways: dict[str, bool],
 ) -> list[str]:
-    """Load a model, decode some rows, and return what `self_test` does.
+    """Load a model, decode some rows, and return the failures of `self_test`.
 
     `eagle3` is the path of an EAGLE-3 head or "", `size` the bytes of all files. `ways`: `text_only` for the vocabulary
     alone, `mtp` to try the MTP layer, too, `embeds` for a model that embeds, `tests` for the self-test.
@@ -56,7 +56,7 @@ def _try_model(
     be_killed_first()
     report(0.0)
     lists = {name: tuple(value) for name, value in hardware.items() if isinstance(value, list)}
-    # no choice of its own where the parent has made none
+    # The child chooses no cards where the parent has not.
     chosen = Hardware(**{**hardware, **lists, "gpu_layers": hardware["gpu_layers"] or 0})
     head = ModelFile.open(Path(eagle3)) if eagle3 else None
     try:

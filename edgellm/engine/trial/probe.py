@@ -65,7 +65,7 @@ def _amx_trial() -> LoadTrial | None:
         return None
     try:
         return try_in_child(Probe((model,), (check_gguf(model),)), EDGELLM_AMX="on")
-    except EdgeError:  # it was ended from outside, or there is no memory now
+    except EdgeError:  # the child was ended from outside, or memory is short
         return None
 
 
@@ -81,10 +81,10 @@ def _build() -> str:
 MTP, EAGLE3 = "mtp", "eagle3"
 """Faults of a model from whose states its MTP layer, or an EAGLE-3 head, must not draft."""
 AGAIN = "Try again; if it fails again, install edgellm once more."
-"""What to do where a trial fails that says nothing of the file."""
+"""The next step after a failed trial that says nothing of the file."""
 _FORMAT = 7  # raise this when the child tries more than before, or kept verdicts may be wrong
 TRIED = ("gpu_layers", "devices", "tensor_split", "cache_type", "flash_attn")
-"""What the child is told of the hardware: all that decides what is computed how."""
+"""Fields of the hardware that the child is told: all that decides what is computed how."""
 _MOST_KEPT = 1_000  # verdicts
 _PORTION = 2**20
 _KIND = ChildKind("edgellm.engine.trial.load_trial", "tries a model", keeps_words=True)
@@ -93,9 +93,9 @@ _BUNDLED = ("draft.gguf", "verifier.gguf", "smollm2/draft.gguf")
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A model to try: a file with its other parts, and the `hardware` to load it on; with `mtp` its MTP layer is tried,
-    too, and with `eagle3` this EAGLE-3 head beside it. With `embeds` it embeds a text instead of generating one.
-    `over_rpc`: its layers are on other machines' devices, whatever there is here."""
+    """A model to try: a file with its other parts, and the `hardware` to load it on; also its MTP layer (`mtp`), or the
+    EAGLE-3 head `eagle3` beside it. With `embeds` it embeds a text instead of generating. `over_rpc`: its layers are on
+    other machines' devices, whatever devices are here."""
 
     paths: Sequence[Path]
     headers: Sequence[GgufHeader]
@@ -108,12 +108,12 @@ class Probe:
 
     @property
     def tests(self) -> bool:
-        """Whether the self-test belongs to the trial: not where the record already tells what it would find."""
+        """Return whether the trial has the self-test, which a model on record does not need."""
         return bool(self.speculator) or self.over_rpc or not is_proven(self.headers[0], self.hardware)
 
     @property
     def speculator(self) -> str:
-        """The kind of what is to draft from the model's states; "" without it."""
+        """The kind of the model's speculator; "" without one."""
         return EAGLE3 if self.eagle3 is not None else MTP if self.mtp else ""
 
     def key(self) -> str:
@@ -143,8 +143,8 @@ class Probe:
         return digest.hexdigest()
 
     def _devices(self) -> list[str]:
-        """Return what the layers are on: the kinds and names of graphics cards, but not which one of several alike; how
-        many layers fit on them differs from day to day."""
+        """Return the kinds and names of the graphics cards for layers, but not which card of equal ones: the number of
+        layers that fit differs from day to day."""
         cards = offload_devices(self.hardware.devices) if self.hardware.gpu_layers else []
         found = [f"{card.kind} {card.name.rstrip(string.digits)} {card.description}" for card in cards]
         return ["RPC", *found] if self.over_rpc else found
@@ -172,7 +172,7 @@ def require_loadable(
 ) -> LoadTrial:
     """Make sure that loading the model does not end the process; return the verdict of the trial, now or earlier.
 
-    `progress` is called with shares from 0 to 1, if there is a trial now; `child` is one that runs already.
+    `progress` is called with shares from 0 to 1, if there is a trial now; `child` is a trial that runs already.
 
     Raises:
         ModelUnsupported: loading ends the process, or llama.cpp refuses the file.
@@ -195,8 +195,7 @@ def require_loadable(
 
 
 def start_trial(probe: Probe) -> TrialChild | None:
-    """Return a child that tries the model from now on, for `require_loadable`; None where its verdict is known. Raises
-    what `require_loadable` raises."""
+    """Start a child that tries the model, for `require_loadable`, and return it; None where the verdict is known."""
     if not _is_tried(probe) or read_verdict(_kept(probe)) is not None:
         return None
     return TrialChild(probe)
@@ -207,7 +206,7 @@ def _is_tried(probe: Probe) -> bool:
 
 
 def known_faults(probe: Probe) -> tuple[str, ...] | None:
-    """Return the faults of an earlier trial, none where models are not tried; None where this one has not been.
+    """Return the faults of an earlier trial, none where models are not tried; None for an untried model.
 
     Raises:
         ModelUnsupported: the file cannot be read, or ended the process of an earlier trial.
@@ -261,7 +260,7 @@ def _is_bundled(path: Path) -> bool:
 
 
 def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, **environment: str) -> LoadTrial:
-    """Load and test the model in a child with these variables; return the verdict. Raises as `TrialChild.outcome`."""
+    """Load and test the model in a child with these environment variables; return the verdict."""
     return TrialChild(probe, **environment).outcome(progress)
 
 
@@ -337,9 +336,9 @@ def write_verdict(kept: Path, verdict: LoadTrial) -> None:
 
 
 PROVEN_COMMITS = ("0c1e570", "86a2835")
-"""The commits of llama.cpp for which the record holds: that of the compiled library, with which it was made, and that
-of the prebuilt one, with which each of these architectures passes the self-test (`tests/engine/test_self_test.py`).
-With another one a model is tested before its first reply."""
+"""The commits of llama.cpp for which the record holds: of the compiled library, which made it, and of the prebuilt
+library, with which each of these architectures passes the self-test (`tests/engine/test_self_test.py`). With any other
+commit a model is tested before its first reply."""
 PROVEN = frozenset({
     "afmoe", "bloom", "cohere2", "command-r", "deepseek2", "deepseek32", "deepseek4", "ernie4_5-moe", "exaone4",
     "falcon", "falcon-h1", "gemma2", "gemma3", "gemma3n", "gemma4", "glm4", "glm4moe", "gpt-oss", "gpt2", "gptneox",
@@ -353,7 +352,7 @@ has recorded it."""
 
 def is_proven(header: GgufHeader, hardware: Hardware) -> bool:
     """Return whether models of this architecture are on record as they are computed here: with this llama.cpp, on a
-    processor, beside which there is no graphics card for long batches, and with a cache as by default."""
+    processor, without a graphics card for long batches, and with the default cache."""
     known = commit() in PROVEN_COMMITS and header.architecture in PROVEN
     default = hardware.cache_type in (None, DEFAULT_CACHE) and hardware.flash_attn is None
     return known and default and not hardware.gpu_layers and not offload_devices()

@@ -1,7 +1,7 @@
-"""Whether a model's cache gives back what was rolled back and branched: some twenty tokens, against fresh contexts.
+"""A test of a model's cache after rollbacks and branches: some twenty tokens, against fresh contexts.
 
-A sliding window loses what is behind it, for which the text must be longer than the window and than the least that
-llama.cpp keeps of one. So a rollback behind it is tried with small models alone.
+A sliding window loses what is behind it only in a text longer than the window and than the least that llama.cpp keeps.
+So a rollback behind the window is tried with small models alone.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from edgellm.errors import EngineFailed
 
 ROLLBACK, SEQUENCES, ROWS = "rollback", "sequences", "rows"
 TRIALS = (ROLLBACK, SEQUENCES, ROWS, MTP, EAGLE3)
-"""After a rollback; of several sequences in one batch, branches among them; of several rows of a sequence in one; by an
-MTP layer, or an EAGLE-3 head, after a rejected draft."""
+"""Trials of logits: after a rollback; of several sequences in a batch, also branches; of several rows of a sequence in
+a batch; by an MTP layer, or an EAGLE-3 head, after a rejected draft."""
 _TEXT = 6  # tokens
 _POSITIONS, _ROWS = 64, 16
-_WINDOW_ROWS, _CELLS = 64, 256  # of a batch; to a multiple of the latter llama.cpp rounds a window up
+_WINDOW_ROWS, _CELLS = 64, 256  # rows of a batch; llama.cpp rounds a window up to a multiple of cells
 _MOST_WORK = 2e11  # positions times parameters, about ten seconds of two cores
-_NEAR = 0.02  # of the largest logit: other batch sizes move most logits by a thousandth, wrong states by a tenth
-_SPREAD = 3.0  # times what rounding alone does to a quantised model, where that is more
-_EXACT = 2e-3  # the same for a model in float32, where tables of functions round, at most
+_NEAR = 0.02  # share of the largest logit: other batch sizes move logits by 0.001, wrong states by 0.1
+_SPREAD = 3.0  # limit as a multiple of a quantised model's own rounding, if that is more
+_EXACT = 2e-3  # share of the largest logit for a model in float32, where tables of functions round
 
 
 def self_test(model: Model, seed: int = 0) -> list[str]:
@@ -54,7 +54,7 @@ _Part: TypeAlias = Callable[[Model, Ids], bool]
 def _passes(part: _Part, model: Model, ids: Ids) -> bool:
     try:
         return part(model, ids)
-    except EngineFailed:  # llama.cpp refuses a batch that does not follow what it has
+    except EngineFailed:  # llama.cpp refuses a batch that does not follow its cache
         return False
 
 
@@ -98,7 +98,7 @@ def _behind_the_window(model: Model, ids: Ids) -> bool:
 
 
 def _beside_others(model: Model, ids: Ids) -> bool:
-    """Roll back a sequence after a batch of two others, whose recurrent states its own has to make room for."""
+    """Roll back a sequence after a batch of two others, for whose recurrent states its own has to make room."""
     with Context(
         model, ContextSpec(n_ctx=_POSITIONS, n_seq=3, n_batch=_ROWS, unified=False, rolls_back=True)
     ) as context:
@@ -176,11 +176,11 @@ def _within_rounding(model: Model, context: Context, found: Floats, expected: Fl
 
 
 def _noise(model: Model, text: Ids) -> float:
-    """Return by how much of the largest logit rounding moves the logits behind `text`.
+    """Return the share of the largest logit by which rounding moves the logits behind `text`.
 
-    Token by token in fresh contexts, where nothing is rolled back and no rows share a batch: once with keys and values
-    in float32 and without flash attention. A quantised model may round the other way after the least difference, in one
-    layer after the other. Of a long text the end is enough.
+    Decodes token by token in fresh contexts, without a rollback or a shared batch: once with keys and values in float32
+    and without flash attention. In a quantised model the least difference may change the rounding of one layer after
+    the other. The end of a long text is enough.
     """
     text, rows = text[-_POSITIONS:], []
     for exact in (False, True):
@@ -192,7 +192,7 @@ def _noise(model: Model, text: Ids) -> float:
 
 
 def _close(found: Floats, expected: Floats, share: float) -> bool:
-    known = expected > -np.inf  # a head that knows fewer tokens gives the others none
+    known = expected > -np.inf  # a head that knows fewer tokens gives the rest -inf
     if not np.array_equal(known, found > -np.inf):
         return False
     return _difference(found[known], expected[known]) <= share
