@@ -31,10 +31,10 @@ from edgellm import errors
 from edgellm.errors import EdgeError, EngineFailed, Stopped
 from edgellm.isolation.serving import LENGTH, OUT_OF_MEMORY, READY, pack, unpack
 
-GRACE_SECONDS = 30.0  # limit of an answer by the clock, plus ten times its processor-time limit
+GRACE_SECONDS = 30.0  # wall time of an answer beyond ten times its processor time
 _POLL_SECONDS = 0.02  # between two checks of the child
 _FIRST_POLL_SECONDS = 0.001
-_LATE_SECONDS = 0.25  # of a check: a longer time says nothing, as this process or the machine was suspended
+_LATE_SECONDS = 0.25  # most silence counted between two checks: a longer gap means a suspended process or machine
 _HEAD = 2**16  # bytes of an answer beside those that its caller wants
 _SAID = 4_096  # characters of the child's own error
 _TAIL = 4_096  # bytes of the last output
@@ -77,14 +77,14 @@ class Limits:
 
 
 _STARTING = Limits(seconds=30.0)
-"""While Python starts and the module is imported, a vocabulary loaded."""
+"""Limits while Python starts, imports the module, and loads a vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildKind:
-    """The children that run the functions of a `module`: what they are for, in words, such as "renders templates"; the
-    seconds without a call after which one ends, 0 for never; the seconds that one gets to end by itself; and whether
-    what one prints is kept for messages."""
+    """The children that run the functions of a `module`: their purpose, such as "renders templates"; the idle seconds
+    after which a child ends, 0 for never; the seconds that a child gets to end by itself; and whether its output is
+    kept for messages."""
 
     module: str
     role: str
@@ -98,8 +98,8 @@ Opening: TypeAlias = tuple[str, Limits, bytes]
 
 
 class Child:
-    """A child process, which ends with this object at the latest. It is started when it is first needed, and once more
-    where it has ended. For one call at a time; any thread may kill it."""
+    """A child process, which ends with this object at the latest. It is started when it is needed, also again after it
+    has ended. For one call at a time; any thread may kill it."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Return whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -156,7 +156,7 @@ class Child:
         """Return the answer of the child's function `name`, where needed from a new process. Raises as `Call.result`,
         but for BrokenPipeError, and EngineFailed if the process does not start."""
         for _ in range(2):
-            with suppress(BrokenPipeError):  # it has ended since the last time
+            with suppress(BrokenPipeError):  # the child has ended since the last call
                 self.start()
                 if not self._has_begun:
                     self._await_start(stopped)
@@ -221,7 +221,7 @@ class Call:
         )
         self._thread.start()
         self.began = False
-        """Whether the child has answered anything yet."""
+        """The child has begun to answer."""
 
     def result(
         self,
@@ -281,7 +281,7 @@ class Call:
                 progress(share)
 
     def _ended(self) -> Exception:
-        self._process.kill()  # it has ended, or wants to be heard no more
+        self._process.kill()  # the child has ended, or closed its pipe
         code = self._process.wait()
         if code == 0:
             return BrokenPipeError()
@@ -309,7 +309,7 @@ def cause_of(code: int) -> str:
 
 
 class _Watch:
-    """What a process has taken since a call was sent, and how long there was no sign of life."""
+    """The resources that a process has used since a call, and the time without a sign of life."""
 
     def __init__(self, pid: int, limits: Limits) -> None:
         self._limits = limits

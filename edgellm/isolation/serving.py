@@ -23,11 +23,11 @@ from edgellm.errors import EdgeError
 
 LENGTH = struct.Struct("<Q")
 _HEAD = struct.Struct("<I")
-_ALIGNED = 8  # bytes, to which the head is padded: arrays may follow it
-_STEP = 0.01  # shares between two reports
+_ALIGNED = 8  # bytes to which the head is padded: arrays may follow
+_STEP = 0.01  # least share of a call between two reports
 OUT_OF_MEMORY = 77  # exit code
 READY = ""
-"""The function that every child has: it returns nothing, as soon as the child is ready."""
+"""The name of every child's function that returns once the child is ready."""
 
 Report = Callable[[float], None]
 Functions = Mapping[str, Callable[..., object]]

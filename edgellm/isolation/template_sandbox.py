@@ -25,17 +25,17 @@ from edgellm.errors import ModelUnsupported
 from edgellm.isolation.serving import Functions, Report
 from edgellm.system import address_space, limit
 
-SECONDS = 2.0  # of the processor, for a request; a template takes milliseconds
+SECONDS = 2.0  # processor time of a request; a template takes milliseconds
 MEMORY, MEMORY_PER_BYTE = 2**26, 32  # bytes beyond those of a process that has done nothing, and for each of a request
 Renderer: TypeAlias = Callable[[Mapping[str, object]], str]
 """Returns a conversation as text, followed by the opening of the assistant's turn. The keys of a conversation are
 `messages`, `bos_token`, `eos_token` and any arguments of the template."""
 
-_OWN_NAMES = ("loop", "caller", "varargs", "kwargs", "self", "super")  # of Jinja's own
+_OWN_NAMES = ("loop", "caller", "varargs", "kwargs", "self", "super")  # Jinja's own names
 _FOR_MISSING = ("defined", "undefined", "default", "d")  # tests and filters for arguments that may be missing
 _MAX_MESSAGE = 300  # characters of an error's message
 _EVERYTHING = "{{ '\u00e9' ~ [1]|tojson ~ strftime_now('%c') ~ lipsum(n=1)|wordwrap }}{{ missing.attribute }}"
-"""Has Python load whatever it loads when it is first needed; an error has Jinja load more."""
+"""A template that has Python import all that a template may need; its error has Jinja import more."""
 
 
 class _Generation(Extension):
@@ -49,9 +49,9 @@ class _Generation(Extension):
 
 
 def compile_template(source: str) -> Renderer:
-    """Return the function that renders conversations; what it offers is that of Hugging Face's `apply_chat_template`.
+    """Return the function that renders conversations, with the functions of Hugging Face's `apply_chat_template`.
 
-    Raises what Jinja raises, and the function whatever the template raises.
+    Raises Jinja's errors; the function raises any error of the template.
     """
     render = _environment().from_string(source).render
     defaults: dict[str, object] = {

@@ -1,10 +1,10 @@
-"""The coordinator of a mesh: opens the pipeline, and another one over the remaining devices when a device is lost.
+"""The coordinator of a mesh: opens the pipeline, and a new pipeline over the remaining devices when a device is lost.
 
 A lost stage takes only its part of every session's KV cache with it: the text is here. So a session that waits for a
-verdict requests it again from the beginning, and gets the same one. No token can be lost or duplicated.
+verdict requests it again from the beginning, and gets the same verdict. No token can be lost or duplicated.
 
-Another placement may take over without a loss: its pipeline is opened beside the present one (`NextPipeline`), and is
-that of the next token once it has loaded and has read the texts of the open replies.
+Another placement may take over without a loss: its pipeline is opened beside the present pipeline (`NextPipeline`), and
+computes the next token once it has loaded and has read the texts of the open replies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edgellm.spec.types import NO_IDS
 
 _log = logging.getLogger(__name__)
 _PLANNING = 2.0  # seconds for planning a new split, for which a reply waits
-_REVIVALS = 3  # of a device that comes back and is lost again, and of pipelines lost with no device at fault
+_REVIVALS = 3  # returns of a device that is lost again; also pipelines lost with no device at fault
 
 
 class MeshDevice(Protocol):
@@ -90,15 +90,15 @@ class Mesh:
         self.recoveries = 0
         self._pipeline: Pipeline | None = None
         self._lost: dict[str, EdgeError] = {}
-        self._reopened: Counter[str] = Counter()  # since the last verdict
+        self._reopened: Counter[str] = Counter()  # losses since the last verdict
         self._lock = threading.RLock()
         self._slots = [_Slot() for _ in range(work.sessions)]
         self._closed = False
         self._direct = True
-        self._following: deque[tuple[StageShare, ...]] = deque()  # placements that take over, one after the other
-        self._rest: tuple[StageShare, ...] = ()  # where the model is to lie between replies
+        self._following: deque[tuple[StageShare, ...]] = deque()  # placements that take over in turn
+        self._rest: tuple[StageShare, ...] = ()  # the placement between replies
         self._next: NextPipeline | None = None
-        self._opening = False  # a thread opens it
+        self._opening = False  # a thread opens the next pipeline
         self._sends_caches = False
         self.take_overs: list[TakeOver] = []
         check_shares(self.shares, work.n_layers, self._devices)
@@ -124,9 +124,9 @@ class Mesh:
         self, following: Sequence[Sequence[StageShare]], rest: Sequence[StageShare] = (), *, sends_caches: bool = False
     ) -> None:
         """Let these placements take over behind the replies, one after the other, and `rest`, if given, once no reply
-        is open. The first one begins to load now where only devices without a part in the present one have to, and
-        else after the first verdict. `sends_caches`: behind a reply, keys and values are sent, where that is possible,
-        and not computed again from the text.
+        is open. The first placement begins to load now if only devices without a part in the present pipeline load,
+        else after the first verdict. `sends_caches`: behind a reply, keys and values are sent, if possible, and not
+        computed again from the text.
 
         Raises:
             PlanImpossible: as for the shares of a mesh.
@@ -147,7 +147,7 @@ class Mesh:
         return self._next
 
     def token_ended(self, slot: int, text: Ids, rows: int) -> None:
-        """Let the next placement take over if it is ready; the sequence's `text` has just become what it is."""
+        """Let the next placement take over if it is ready; the sequence has just got this `text`."""
         with self._lock:
             following, pipeline = self._next, self._pipeline
             if following is None or pipeline is None or pipeline.lost is not None:
@@ -174,8 +174,8 @@ class Mesh:
             self._open_next(self._following.popleft())
 
     def _give_up(self, following: NextPipeline) -> None:
-        """Stay with the present pipeline: the next one is lost. Nothing takes over any more if a device is at fault;
-        one that was only idle for long is forgotten."""
+        """Stay with the present pipeline: the next pipeline is lost, and what was to follow is dropped. If a device is
+        at fault, the placement between replies is dropped, too."""
         name, lost = following.pipeline.lost or ("", None)
         following.pipeline.close()
         self._next = None
@@ -186,8 +186,8 @@ class Mesh:
             self.notify(f"{name} cannot take over ({lost.error.what}) The layers stay where they are.")
 
     def _open_next(self, shares: tuple[StageShare, ...], *, read: bool = False) -> None:
-        """Open the next pipeline, in a thread of its own, because memory may have to be waited for. `read`: with the
-        texts that the present one holds, as no reply is open."""
+        """Open the next pipeline, in a thread of its own, because it may wait for memory. `read`: it reads the texts
+        that the present pipeline holds, as no reply is open."""
         self._opening = True
 
         def open_it() -> None:
@@ -315,15 +315,14 @@ class Mesh:
         self._pipeline = Pipeline(stages, direct=self._direct)
 
     def _can_stand_in(self, following: NextPipeline) -> bool:
-        """Return whether the next pipeline is without a loss, needs none of the devices that are lost, and is not given
-        caches, which would not be complete."""
+        """Return whether the next pipeline is without a loss, needs no lost device, and takes no caches, which would
+        be incomplete."""
         if following.takes_caches:
             return False
         return following.pipeline.lost is None and not any(share.name in self._lost for share in following.shares)
 
     def _replanned(self) -> tuple[StageShare, ...]:
-        """Return new shares over the remaining devices; if they cannot hold the model, also over lost ones that are
-        back."""
+        """Return new shares over the remaining devices, and, if need be, over lost devices that are back."""
         remaining: list[Device] = []
         for name, device in self._devices.items():
             if name not in self._lost:

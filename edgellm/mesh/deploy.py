@@ -28,7 +28,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece, forget_hashes
 from edgellm.storage.layers.store import LayerStore, cut_layers
 
-ATTEMPTS = 6  # in a row without a single new byte
+ATTEMPTS = 6  # attempts in a row without a new byte
 FIRST_PAUSE, MAX_PAUSE = 0.2, 8.0  # seconds between two attempts
 
 

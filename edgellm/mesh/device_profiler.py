@@ -1,4 +1,4 @@
-"""Measurement of this device: the speed of layers on it, where they are to be computed, and the memory there.
+"""Measurement of this device: the speed of layers on the unit that computes them, and its memory.
 
 Figures are stored with the time and the reason, and measured again on request, or when something relevant has changed.
 """
@@ -33,7 +33,7 @@ from edgellm.storage.state import from_json, read_json, write_state
 
 MAX_AGE = 30 * 86_400.0  # seconds; older figures are not used unasked
 _AHEAD = 60.0  # seconds by which a clock may have been set back
-_LOADING = 2.0  # seconds, for which layers are loaded
+_LOADING = 2.0  # seconds of loading layers
 _LOADS = 2
 
 
@@ -135,8 +135,8 @@ def _cold_load(file: Path, blocks: Blocks, hardware: Hardware, rate: float, how:
 
 
 def _figures_path(block: str, unit: ComputeUnit) -> Path:
-    """Return the file of the figures; it names the machine, too, because machines may share a home folder, and what
-    computes there, and how."""
+    """Return the file of the figures; its name has the machine, because machines may share a home folder, and the
+    unit and settings."""
     hardware = unit.hardware
     how = [hardware.threads or "all", unit.name, hardware.cache_type, hardware.flash_attn, *hardware.tensor_split]
     parts = (re.sub(r"[^A-Za-z0-9.]+", "_", str(part)) for part in how if part not in (None, ""))

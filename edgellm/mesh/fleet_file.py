@@ -15,7 +15,7 @@ from edgellm.errors import FleetUnreadable, InvalidOption
 
 PRESETS = ("csgo",)
 MAX_BYTES = 2**20
-_MOST = 1e15  # of any number, so that nothing computed from it overflows
+_MOST = 1e15  # limit of numbers, so that nothing computed from it overflows
 MAX_DEVICES = 20
 
 _DEVICE = {"tflops": 1e12, "util_a": 1.0, "util_b": 1.0, "disk_mb_s": 1e6, "memory_gb": 1e9, "uplink_mbps": 1e6,

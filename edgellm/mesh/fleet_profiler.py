@@ -38,11 +38,10 @@ from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE
 from edgellm.storage.state import from_json, read_json, write_state
 
 FAR = 8.0
-"""The factor between measured and planned time from which a figure counts as wrong, and not just the planner's model as
-inexact."""
+"""The factor between measured and planned time from which a figure, and not the planner's model, counts as wrong."""
 _LEAST = 1e-4  # seconds: shorter times say nothing of a line
-MAX_LINK_AGE = 86_400.0  # seconds; a device that has moved to another room since has another line
-_CLOCK_SECONDS = 60.0  # by which a clock may have been set back
+MAX_LINK_AGE = 86_400.0  # seconds; a device moved to another room has another line
+_CLOCK_SECONDS = 60.0  # limit of setting a clock back
 _NO_LIMIT = 1e12  # bits/s of this device's own side: the limits are in the lines
 
 Notify = Callable[[str, str], None]
@@ -50,8 +49,8 @@ Notify = Callable[[str, str], None]
 
 
 def disproved(found: PlannedStage, planned: PlannedStage) -> Iterator[tuple[str, float, float]]:
-    """Yield what a stage did in a time far from what was planned: "computing", "loading" or "network", and the seconds
-    that were measured and planned."""
+    """Yield each activity of a stage that took a time far from the plan ("computing", "loading" or "network"), and the
+    seconds measured and planned."""
     times = {
         "computing": (found.compute_s, planned.compute_s),
         "loading": (found.load_s, planned.load_s),
@@ -66,7 +65,7 @@ def disproved(found: PlannedStage, planned: PlannedStage) -> Iterator[tuple[str,
 @dataclass(frozen=True, slots=True)
 class Doubt:
     """A doubt about the figures measured at `taken` (seconds since 1970, UTC). `again`: they are to be measured again;
-    else they come from such a new measurement, and are not doubted any more."""
+    else they were, and are not doubted any more."""
 
     taken: int
     again: bool
@@ -83,7 +82,7 @@ class TimedModel:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeed:
-    """What a device can do with a model's layers: figures, and the model's name and shape."""
+    """The speed of a device with a model's layers: figures, and the model's name and shape."""
 
     figures: DeviceFigures
     model: str
@@ -97,8 +96,8 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """A line, when it was measured (seconds since 1970, UTC), why then, the share of the time for which this process
-    waited for a processor, and the seconds to connect, where that was measured."""
+    """A line, the time (seconds since 1970, UTC) and the reason of its measurement, the share of the time for which
+    this process waited for a processor, and the seconds to connect, if measured."""
 
     line: LinkSpeed
     taken: int
@@ -108,13 +107,13 @@ class MeasuredLink:
 
     @property
     def doubtful(self) -> bool:
-        """Whether this device was busy while the line was measured."""
+        """Return whether this device was busy while the line was measured."""
         return self.waited > BUSY
 
 
 @dataclass(slots=True)
 class KeptFigures:
-    """What was measured of this home: devices by their keys, lines by those of both ends, and doubts about either."""
+    """The measurements of this home: devices by their keys, lines by the keys of both ends, and doubts about either."""
 
     speeds: dict[str, MeasuredSpeed] = field(default_factory=dict)
     lines: dict[str, MeasuredLink] = field(default_factory=dict)
@@ -122,7 +121,7 @@ class KeptFigures:
 
     @classmethod
     def load(cls) -> Self:
-        """Return what was kept; nothing where the file is damaged, and all of it is measured again then."""
+        """Return the kept figures; none of a damaged file, and then all are measured again."""
         with suppress(StateDamaged):
             return read_json(_path(), partial(from_json, cls)) or cls()
         return cls()
@@ -168,8 +167,8 @@ def stored_link(worker: Worker) -> MeasuredLink | None:
 
 
 def doubt_figures(worker: Worker | None, what: str) -> bool:
-    """Have a device's figures that a reply has disproved, "computing", "loading" or "network", measured again; return
-    whether they will be: not if they come from such a new measurement."""
+    """Have a device's figures that a reply has disproved ("computing", "loading" or "network") measured again; return
+    False if they were measured again before."""
     kept = KeptFigures.load()
     if what == "network":
         key = "" if worker is None else _line_key(None, worker)
@@ -281,8 +280,8 @@ def survey(
     trust: Trust, workers: Sequence[Worker], model: TimedModel, *, remeasure: bool = False,
     notify: Notify = lambda _who, _what: None, unit: ComputeUnit = ComputeUnit(),
 ) -> Survey:  # fmt: skip
-    """Measure what is not known, or too old, of this device, where the `unit` computes, and of the workers that answer;
-    `remeasure`: everything.
+    """Measure the missing and outdated figures of this device, where the `unit` computes, and of the workers that
+    answer; `remeasure`: all figures.
 
     The devices measure themselves at the same time, the lines one after the other. A device that fails does not raise:
     if it cannot be measured, it is left out.
@@ -365,7 +364,7 @@ class _Surveyor:
         return None
 
     def _why(self, key: str) -> str | None:
-        """Return why a line is to be measured; None if what is known of it is good."""
+        """Return why a line is to be measured; None if its figures are good."""
         known = self._kept.lines.get(key)
         if self._remeasure:
             return "asked for"

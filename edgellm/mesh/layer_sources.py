@@ -31,7 +31,7 @@ from edgellm.storage.layers.manifest import (
 )
 from edgellm.storage.layers.store import LayerStore
 
-_READ_MOST = 4  # times that the own file is read because of what another device says
+_READ_MOST = 4  # times that another device may have the own file read
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class ModelLayers(Protocol):
 
     @property
     def pieces(self) -> tuple[LayerRange, ...] | None:
-        """The pieces with which stages begin and end, none of which overlap; None if a stage may hold any layers. Those
-        of a whole model are the layers between two cuts."""
+        """The pieces with which stages begin and end, none of which overlap; None if a stage may hold any layers. A
+        whole model's pieces are the layers between two cuts."""
         ...
 
     @property
@@ -140,12 +140,12 @@ class WholeModel:
         return self._file.header
 
     def own_pieces(self, wanted: Collection[LayerRange] = ()) -> tuple[LayerPiece, ...]:
-        """Return the pieces of this file whose hashes are known, and those of the `wanted` layers, which may be hashed
-        now.
+        """Return the pieces of this file whose hashes are known, and the pieces of the `wanted` layers, which may be
+        hashed now.
 
-        Layers that the file lacks are left out, and those for which it would be read more than _READ_MOST times.
+        Layers are left out that the file lacks, or for which it would be read more than _READ_MOST times.
         """
-        with self._hashing:  # so that several devices with the same pieces have them hashed once
+        with self._hashing:  # several devices with the same pieces have them hashed once
             known, left, missing = known_pieces(self.model), _READ_MOST * self.n_layers, list[LayerRange]()
             for one in sorted(set(wanted) - {piece.layers for piece in known}):
                 if 0 <= one.start < one.stop <= self.n_layers and len(one) <= left:
@@ -183,7 +183,7 @@ class StoredLayers:
 
 
 class StoredModelLayers:
-    """Pieces of one model that are in a store. See `ModelLayers`."""
+    """Pieces of one model that are in a store."""
 
     def __init__(self, store: LayerStore, pieces: Sequence[LayerPiece]) -> None:
         """Plans use pieces that do not overlap: the first ones of `pieces`. A stage may use all of them."""

@@ -13,7 +13,7 @@ from edgellm.spec.verifier import VerifyRequest
 from edgellm.storage.layers.manifest import LayerPiece
 
 MAX_ROWS = 256
-"""The most rows of a micro-batch, which may have one more: longer ones are no faster, and stages wait for them."""
+"""The most rows of a micro-batch, which may have one more: longer micro-batches are no faster, and stages wait."""
 
 MAX_LOGIT_BYTES = 8 * 2**20
 """The most bytes of logits in an answer, half of a message."""
@@ -46,7 +46,7 @@ class StageSpec:
 
     @property
     def ends(self) -> bool:
-        """Whether this is the last stage, which has the head and judges drafts."""
+        """Return whether this is the last stage, which has the head and judges drafts."""
         return self.layers.stop == self.n_layers
 
 
@@ -180,6 +180,6 @@ class StageLost:
 
 
 Order: TypeAlias = MicroBatch | AnswerDue | TraceWanted | CacheWanted | LayerCache
-"""What a stage is asked for. It posts `CacheTaken` after the last of the caches that it is given."""
+"""An order for a stage, which posts `CacheTaken` after the last cache that it is given."""
 
 Event: TypeAlias = Loaded | Forward | StageAnswer | Failed | StageTrace | LayerCache | CacheTaken | StageLost

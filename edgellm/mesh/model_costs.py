@@ -1,4 +1,4 @@
-"""What the layers of a GGUF weigh and cost, read from its header: the planner's records of a model."""
+"""The bytes and FLOPs of a GGUF's layers, read from its header: the planner's records of a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgellm.engine.gguf.reader import GgufHeader, text_layers
 from edgellm.errors import ModelUnsupported
 from edgellm.storage.layers.manifest import grid_lines
 
-_EXPERTS = "_exps."  # in the names of tensors with all experts of a layer
+_EXPERTS = "_exps."  # part of the names of tensors with all experts of a layer
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 

@@ -1,7 +1,7 @@
-"""The pipeline that takes over next: it loads, and reads the texts so far, behind the tokens that another one writes.
+"""The pipeline that takes over next: it loads, and reads the texts so far, while the present pipeline writes tokens.
 
-Stages of one device share their weights, so only layers that the device lacks are loaded. Nothing of the present
-pipeline depends on this one: if it is lost, it is forgotten.
+Stages of one device share their weights, so only layers that the device lacks are loaded. The present pipeline does not
+depend on the next: if that is lost, it is forgotten.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from edgellm.spec.types import GREEDY, NO_IDS, Chunk
 from edgellm.spec.verifier import VerifyRequest
 
 CATCH_UP = 8
-"""Tokens that the next pipeline may have to read more than the present one, and take over at once: a pass of so few
-takes hardly longer than one of a single token."""
+"""Most tokens that the next pipeline may still have to read, beyond the present pipeline, when it takes over: so short
+a pass takes hardly longer than a pass of one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class NextPipeline:
 
     @property
     def takes_caches(self) -> bool:
-        """Return whether caches are on their way to its stages, which would put them in the place of what is there."""
+        """Return whether caches are on their way to its stages, where they would replace the present caches."""
         return not all(self._reading[slot].done() for slot in self._sent)
 
     @property
@@ -91,7 +91,7 @@ class NextPipeline:
         self._reading[slot] = self.pipeline.ask(slot, 0, self._texts[slot], request, rows)
 
     def _bring(self, slot: int, text: Ids, rows: int, present: Pipeline) -> None:
-        """Begin to send what the present pipeline has of a text, which is all but its last token, or to read it."""
+        """Begin to send the present pipeline's cache of a text, all but its last token, or to read the text."""
         if self._sends and len(text) > 1:
             self._texts[slot] = text[:-1].copy()
             self._reading[slot] = CacheTransfer(slot, len(text) - 1, present, self.pipeline).done
@@ -101,8 +101,8 @@ class NextPipeline:
 
     def ready(self, texts: Mapping[int, tuple[Ids, Ids]], rows: int, present: Pipeline) -> bool:
         """Return whether the pipeline may take over: all layers are loaded, and the texts read as far as they were when
-        that began. It begins now for those that were not read yet, unless the present pipeline, too, has nearly all of
-        them to read. `texts`: of every open reply, what it is now, and what the present pipeline holds of it."""
+        reading began. Begin now to read unread texts, unless the present pipeline, too, has nearly all of them to read.
+        `texts`: the text of every open reply, and the part that the present pipeline holds."""
         if not self.loaded:
             return False
         for slot in list(self._sent):
@@ -128,10 +128,9 @@ class NextPipeline:
 
 
 class CacheTransfer:
-    """One session's keys and values for its first `positions`, on their way from the stages of one pipeline to those of
-    another. They pass through this process, which gives on only what was asked for: one cache of every layer, of the
-    right length. `done` fails with EngineFailed if a stage cannot give or take it;
-    the text has to be read then."""
+    """One session's keys and values for its first `positions`, on their way from one pipeline's stages to another's,
+    through this process, which passes on only what was asked for: one cache of every layer, of the right length. `done`
+    fails with EngineFailed if a stage cannot give or take it; then the text has to be read."""
 
     def __init__(self, session: int, positions: int, before: Pipeline, after: Pipeline) -> None:
         """Ask the stages of `before` for it, and give it to those of `after`."""

@@ -75,10 +75,10 @@ class StageClock:
         return max(self._asked, (earliest + latest) / 2)
 
 
-IDLE_SECONDS = 60.0  # a request may be open so long while every device says that it has nothing to do
-ANSWER_SECONDS = 300.0  # for each micro-batch of a request, once all layers are loaded
-LOAD_SECONDS = 1800.0  # until the next piece is loaded
-PAUSE_SECONDS = 5.0  # between two checks, of which several come a second: a longer gap is a pause of this process
+IDLE_SECONDS = 60.0  # deadline of a request while every device says that it has nothing to do
+ANSWER_SECONDS = 300.0  # deadline for each micro-batch of a request, once all layers are loaded
+LOAD_SECONDS = 1800.0  # deadline for the next piece
+PAUSE_SECONDS = 5.0  # gap between two checks, mostly a fraction of a second, that shows a pause of this process
 
 
 class PendingBatches:
@@ -86,7 +86,7 @@ class PendingBatches:
 
     def __init__(self, stages: int) -> None:
         self._last = stages - 1
-        self._known: dict[int, tuple[int, MicroBatch]] = {}  # by number: the furthest stage that it is known to be at
+        self._known: dict[int, tuple[int, MicroBatch]] = {}  # furthest known stage, by number
         self._highest = 0
 
     def add(self, batch: MicroBatch) -> None:
@@ -193,7 +193,7 @@ class LocalStageHost:
     def send(self, order: Order) -> None:
         if (stage := self._stage) is None:
             return
-        if isinstance(order, CacheWanted | LayerCache):  # they may wait for a pass
+        if isinstance(order, CacheWanted | LayerCache):  # these orders may wait for a pass
             threading.Thread(target=self._give, args=(stage, order), name="stage-cache", daemon=True).start()
         else:
             self._give(stage, order)
@@ -217,7 +217,7 @@ class LocalStageHost:
 
 
 class StageRecord:
-    """What one stage has reported: loaded layers, spans, and its clock."""
+    """The reports of one stage: loaded layers, spans, and its clock."""
 
     def __init__(self, host: StageHost, work: StageSpec) -> None:
         """Start the record's clock: the stage is requested now."""
@@ -227,7 +227,7 @@ class StageRecord:
         self.spans: list[TraceSpan] = []
 
     def request_spans(self, session: int) -> None:
-        """Ask the stage for its spans in place of those known."""
+        """Ask the stage for its spans; they replace the known spans."""
         self.spans = []
         self.host.send(TraceWanted(session))
 
@@ -238,7 +238,7 @@ class StageRecord:
 
     @property
     def whole(self) -> bool:
-        """Whether the stage reports that all its layers are loaded."""
+        """Return whether the stage reports that all its layers are loaded."""
         return self.loaded >= len(self.work.layers)
 
 
@@ -253,15 +253,15 @@ class Pipeline:
         self._direct = direct
         self._pending, self._deadline = PendingBatches(len(self.records)), Deadline()
         self._numbers = count(1)
-        # by the number of a request's last micro-batch: the number of the first, and the future
+        # The number of a request's first micro-batch, and the future, by the number of its last micro-batch.
         self._asked: dict[int, tuple[int, Future[StageAnswer]]] = {}
         self._traces: dict[int, tuple[set[int], threading.Event, float]] = {}
         self._lock = threading.Lock()
         self._retired = False
-        # by session: what is done with keys and values that stages give, and with the report that they have taken some
+        # Callbacks by session: for keys and values that a stage gives, and for a stage's report that it has taken some.
         self._given: dict[int, Callable[[LayerCache], None]] = {}
         self._taken: dict[int, Callable[[CacheTaken], None]] = {}
-        for at, record in reversed(list(enumerate(self.records))):  # a stage is there before the one that sends to it
+        for at, record in reversed(list(enumerate(self.records))):  # a stage begins before its predecessor sends
             after = self.records[at + 1].host if direct and at + 1 < len(self.records) else None
             record.host.begin(record.work, partial(self._on_event, at), after, self._waiting)
 
@@ -357,7 +357,7 @@ class Pipeline:
         elif isinstance(event, StageTrace):
             with self._lock:
                 missing, there, sent = self._traces.get(event.session, (set[int](), threading.Event(), 0.0))
-                if at in missing:  # else these times were not asked for
+                if at in missing:  # otherwise nobody asked for these times
                     record.clock.observe(event.at, sent)
                     record.spans.extend(event.spans)
                     missing.discard(at)

@@ -19,7 +19,7 @@ from edgellm.layer_range import LayerRange, StageShare
 if TYPE_CHECKING:
     from edgellm.rpc.discovery.workers import Worker
 
-_MOST_DEVICES = 10  # considered after a loss: the number of their sets doubles with each
+_MOST_DEVICES = 10  # devices planned with after a loss: the number of their sets doubles with each
 
 
 def fail_over(
@@ -61,7 +61,7 @@ class MissingLayers:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """How a reply goes on: another placement takes over behind it, or after it."""
+    """The course of a reply: another placement takes over behind it, or after it."""
 
     problem: PhaseProblem
     plan: PhasePlan
@@ -74,12 +74,12 @@ class Phases:
 
     @property
     def rest(self) -> tuple[StageShare, ...]:
-        """The shares that the model is best left with after the reply; empty if they are those with which it ends."""
+        """The best shares for the model after the reply; empty if the reply ends with them."""
         return () if self.plan.rest is None else _shares(self.problem.home, self.plan.rest)
 
     @property
     def sends_caches(self) -> bool:
-        """Whether keys and values are sent to the devices that take over, and not computed again from the text."""
+        """Return whether keys and values are sent to the devices that take over, and not computed again."""
         return self.plan.reply.move is not None and self.plan.reply.move.cache == "sent"
 
     def predict(self, tokens_in: int, tokens_out: int) -> PhasedReply:
@@ -91,7 +91,7 @@ class Phases:
 
     @property
     def sentence(self) -> str:
-        """What takes over when, and what that saves; empty if nothing takes over behind the reply."""
+        """The layers that take over, when, and the saving; empty if nothing takes over behind the reply."""
         move, problem = self.plan.reply.move, self.problem
         if move is None:
             return ""
@@ -184,8 +184,8 @@ def place(
 
 
 def with_phases(placed: Placement, stop: Stop = never) -> Placement:
-    """Return the placement with how a reply goes on. For a whole reply, it may begin with another placement: the one
-    with the earliest first token."""
+    """Return the placement with the course of a reply. A whole reply may begin with another placement: that of the
+    earliest first token."""
     if len(placed.home.devices) < 2:
         return placed
     problem = PhaseProblem(placed.home, sends_caches=True)
@@ -199,7 +199,7 @@ def with_phases(placed: Placement, stop: Stop = never) -> Placement:
 
 
 def deploy_command(model: str, lacking: Iterable[MissingLayers], workers: Mapping[str, Worker]) -> str:
-    """Return the `edgellm mesh deploy` command for these; it does not send layers again that are there already."""
+    """Return the `edgellm mesh deploy` command for the `lacking` layers; it does not send present layers again."""
     parts = []
     for one in lacking:
         worker = workers.get(one.share.name)

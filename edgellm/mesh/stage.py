@@ -68,14 +68,14 @@ class Stage:
         self._ends: list[int] = []  # the last layer of each block
         self._queue = StageQueue(work)
         self._spans: list[TraceSpan] = []
-        self._taken: dict[int, dict[int, LayerRows]] = {}  # by session: layers whose keys and values have come
+        self._taken: dict[int, dict[int, LayerRows]] = {}  # arrived layers' keys and values, by session
         self._changed = threading.Condition()
         self._passing = threading.Lock()  # held while a block computes, or its cache is read or written
         self._closed = False
         self._steps = 0
         self._share = 0.0
         self._began = perf_counter()
-        self._used = self._began  # when it last had something to do
+        self._used = self._began  # time of the last work
         self._loader = threading.Thread(target=self._run, args=(self._load,), name="stage-load", daemon=True)
         self._computer = threading.Thread(target=self._run, args=(self._compute,), name="stage", daemon=True)
 
@@ -166,8 +166,8 @@ class Stage:
             self._post(LayerCache(session, first, None))
 
     def _take_cache(self, cache: LayerCache) -> None:
-        """Keep the keys and values of a layer; once those of all layers are there, put them in the place of what the
-        session has, and post `CacheTaken`.
+        """Keep the keys and values of a layer; once all layers' are there, replace the session's cache by them, and
+        post `CacheTaken`.
 
         Raises:
             ProtocolError: they are not those of a layer of this stage.
@@ -298,7 +298,7 @@ class Stage:
         last = self._ends[at] == self.work.layers.last
         results: list[Event | None] = []
         for entry, rows in zip(group, found, strict=True):
-            # copied, because the block reuses the memory of the rows before all of them have moved on
+            # The rows are copied, because the block reuses their memory before all of them have moved on.
             entry.advance(None if last else rows.copy())
             if last:
                 results.append(self._result(entry, rows, begin))
@@ -347,7 +347,7 @@ class Stage:
 
 
 def _never_asked(_token: int) -> bool:
-    """Return False: the end of a turn matters only for further tokens, and a stage is asked for each by itself."""
+    """Return False: the end of a turn matters only for further tokens, and a stage gets a request for each."""
     return False
 
 

@@ -59,7 +59,7 @@ class StageQueue:
     def __init__(self, work: StageSpec) -> None:
         self._stages = work.stages
         self._queue: deque[InFlight] = deque()
-        self._after_long = False  # whether the last micro-batch that went through was a long one
+        self._after_long = False  # the last micro-batch that went through was long
         self._recent: deque[int] = deque(maxlen=work.sessions)  # sessions of the latest micro-batches, runs merged
 
     def __len__(self) -> int:

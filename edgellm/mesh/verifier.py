@@ -1,7 +1,7 @@
 """A mesh as a verifier: a draft passes all stages in one micro-batch, so one traversal yields several tokens.
 
-The last stage judges it, so that a verdict travels and no logits. What needs the whole text or the vocabulary's
-texts (penalties, grammars) and log-probabilities are computed here, from logits that the last stage sends.
+The last stage judges it, so that a verdict travels and no logits. Penalties, grammars and log-probabilities are
+computed here, from logits that the last stage sends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgellm.verifier.judgement import NOTHING, Judgement, cut
 
 
 class MeshVerifier(Verifier):
-    """See `Verifier`. `mesh` is closed with it."""
+    """A verifier over `mesh`, which is closed with it."""
 
     def __init__(
         self, mesh: Mesh, is_eog: Callable[[int], bool], rows: int = MAX_ROWS,
@@ -45,7 +45,7 @@ class MeshVerifier(Verifier):
         return self._capabilities
 
     def open(self, state: GenerationState) -> Session:
-        """See `Verifier.open`. The stages begin to load now, if they have not. Raises PlanImpossible."""
+        """Open a session; the stages begin to load now, if they have not. Raises PlanImpossible."""
         self.mesh.pipeline()
         sequence = _Sequence(self)
         return Session(state, sequence.send, grammar=self._grammar, ready=sequence.ready, close=sequence.close)
@@ -91,7 +91,7 @@ class _Sequence:
             self._slot = None
 
     def _sent(self, request: VerifyRequest) -> Chunk:
-        """Return the part of a draft that the stages are sent: all of it, or as much as there is room for logits."""
+        """Return the part of a draft to send to the stages: all of it, or as much as there is room for logits."""
         if not _judged_here(request):
             return request.draft
         return cut(request.draft, max(0, MAX_LOGIT_BYTES // (4 * self._mesh.work.n_vocab) - 1))[0]
@@ -123,11 +123,11 @@ class _Sequence:
                 self._mesh.confirm()
                 return found
             except DeviceLost:
-                pass  # a pipeline over the others, which hold nothing of this session
+                pass  # ask a pipeline over the remaining devices, which hold nothing of this session
             except (Stopped, VerifierBusy, MeshBroken):
                 raise
             except EdgeError:
-                # the stages' caches are unknown now: the next micro-batches start from the beginning
+                # The stages' caches are unknown now: the next micro-batches start from the beginning.
                 self._mesh.record_tokens(self._slot or 0, -1, NO_IDS)
                 refused += 1
                 if refused > 1:
@@ -150,7 +150,7 @@ class _Sequence:
             pipeline, generation = mesh.pipeline()
         except (PlanImpossible, DeviceLost) as error:
             raise MeshBroken(error.what, error.next_step) from None
-        # a session's micro-batches stay in order: the stages will have earlier ones, even without their verdicts
+        # A session's micro-batches stay in order: the stages have the earlier ones, even without their verdicts.
         start = common_prefix(mesh.held(self._slot, generation), prefix[:-1])
         ids = np.concatenate((prefix, draft.ids)).astype(np.int32)
         mesh.record_tokens(self._slot, generation, ids)

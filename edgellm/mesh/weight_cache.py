@@ -22,7 +22,7 @@ from edgellm.mesh.messages import MAX_ROWS, StageSpec
 
 KEEP_SECONDS = 300.0
 _WAIT_SECONDS = 2.0  # seconds: the stage that this one replaces may be about to release its memory
-_SPARE = 0.1  # of what is free is left to others
+_SPARE = 0.1  # share of the free memory left to other programs
 
 
 def free_memory() -> tuple[int, str]:
@@ -33,8 +33,8 @@ def free_memory() -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class ComputeUnit:
-    """What computes layers on a device: the graphics cards called `name`, such as CUDA0 or CUDA0/CUDA1, or without a
-    name the processor; and the `reason`. Models are loaded there as `hardware` says."""
+    """A device's unit for layers: the graphics cards `name`, such as CUDA0 or CUDA0/CUDA1, or without a name the
+    processor; and the `reason`. Models are loaded there as `hardware` says."""
 
     hardware: Hardware = ON_PROCESSOR
     name: str = ""
@@ -42,7 +42,7 @@ class ComputeUnit:
 
     @classmethod
     def choose(cls, hardware: Hardware) -> Self:
-        """Return what computes layers as `hardware` asks: by default the graphics cards, if there are any.
+        """Return the unit that `hardware` asks for: by default the graphics cards, if there are any.
 
         Raises:
             InvalidOption: there is no such card; or some layers would be on cards and others not, while a plan knows

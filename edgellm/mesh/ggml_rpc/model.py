@@ -1,7 +1,7 @@
-"""A model over the RPC servers of several devices, which is loaded again over the others when one is lost.
+"""A model over the RPC servers of several devices; when a device is lost, it is loaded again over the rest.
 
 The context lives in a child process, with the text's cache. A loss ends that process: the text itself is with the
-sessions, which are told that the verifier is busy until the model is there again, and then send it once more.
+sessions, which are told that the verifier is busy until the model is loaded again, and then send it once more.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from edgellm.spec.lost_verifier import VerdictDeadline, VerdictWork
 from edgellm.spec.types import NO_IDS
 
 _log = logging.getLogger(__name__)
-_BLAME_SECONDS = 1.0  # within which a session says that it is lost, after llama.cpp has ended the process over it
-_CRASHES = 3  # of the process in a row, with no device at fault
+_BLAME_SECONDS = 1.0  # wait for a session to report its loss, once llama.cpp has ended the process over it
+_CRASHES = 3  # crashes of the process in a row with no device at fault
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0  # seconds before all devices are tried again
-_LEAST_SECONDS = 10.0  # announced for loading again
+_LEAST_SECONDS = 10.0  # least announced time of loading again
 LOAD_SILENCE = 120.0
 """Seconds of silence while a model is loaded: a server may read a large tensor from its disk meanwhile."""
 LEAST_SILENCE = 10.0
@@ -45,7 +45,7 @@ class Traffic(Protocol):
 
     @property
     def moved(self) -> int:
-        """How many bytes have gone through, both ways."""
+        """The bytes sent, both ways."""
         ...
 
     @property
@@ -134,8 +134,8 @@ class _Opened:
 
     @contextmanager
     def order(self, rows: int = 0) -> Iterator[ModelProcess]:
-        """Yield the process for an order that computes so many rows, or none. How long there may be no sign of life
-        follows from the fastest pass that was seen, and from the rows: reading a prompt may take long."""
+        """Yield the process for an order that computes `rows` rows. The longest silence follows from the fastest pass
+        seen, and from the rows: reading a prompt may take long."""
         work, began = VerdictWork(rows, 1), time.perf_counter()
         self.process.expect(self.deadline.limit(work))
         yield self.process
@@ -157,9 +157,9 @@ class _DeviceFailed(Exception):
 
 
 class RpcModel:
-    """A model as the verifier's engine decodes with it (`edgellm.verifier.engine.ModelRunner`). One thread decodes.
+    """A `ModelRunner` for the verifier's engine. One thread decodes.
 
-    While the model is being loaded again, decodes raise VerifierBusy, and MeshBroken while it cannot be: then all
+    Decodes raise VerifierBusy while the model is being loaded again, and MeshBroken while it cannot be loaded: then all
     devices are tried again from time to time.
     """
 
@@ -181,13 +181,13 @@ class RpcModel:
         self._reopening: threading.Thread | None = None
         self._lost: dict[str, EdgeError] = {}
         self._broken: EdgeError | None = None
-        self._stale: set[int] = set()  # sequences of a process that has ended, which nobody has synced since
+        self._stale: set[int] = set()  # sequences of an ended process, not synced since
         self._crashes = 0
         self._load_seconds = 0.0
         self.shares: tuple[StageShare, ...] = ()
-        """Which device holds which layers now, or held last."""
+        """The layers of each device now, or last."""
         self.recoveries = 0
-        """How often the model was loaded again."""
+        """Times that the model was loaded again."""
 
     def open(self, progress: Callable[[float], None] | None = None) -> None:
         """Load the model. `progress` is called with the share that is loaded, in 0..1.
@@ -209,7 +209,7 @@ class RpcModel:
         return self._opened is not None
 
     def decode_rows(self, rows: list[SeqRows]) -> list[Floats]:
-        """See `ModelRunner`. Raise VerifierBusy for a sequence that was lost, and MeshBroken."""
+        """Decode rows. Raise VerifierBusy for a sequence that was lost, and MeshBroken."""
         opened = self._required()
         if any(one.seq in self._stale for one in rows):
             raise self._away()
@@ -225,7 +225,7 @@ class RpcModel:
     def decode_lazy(
         self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = (),  # noqa: ARG002
     ) -> Floats:  # fmt: skip
-        """See `ModelRunner`; all logits are computed."""
+        """Decode, and compute all logits at once."""
         return self.decode_rows([SeqRows(seq, ids, outputs)])[0]
 
     def cached(self, seq: int = 0) -> Ids:
@@ -233,7 +233,7 @@ class RpcModel:
         return NO_IDS if opened is None or seq in self._stale else opened.process.cached(seq)
 
     def sync(self, ids: Ids, seq: int = 0) -> int:
-        """See `ModelRunner`. Raise VerifierBusy and MeshBroken."""
+        """Sync a sequence. Raise VerifierBusy and MeshBroken."""
         opened = self._required()
         self._stale.discard(seq)
         try:
@@ -244,11 +244,11 @@ class RpcModel:
             raise self._away() from None
 
     def rollback(self, length: int, seq: int = 0) -> None:
-        """See `ModelRunner`. If the process has ended, the next decode says so."""
+        """Roll back. If the process has ended, the next decode says so."""
         self._quietly(lambda process: process.rollback(length, seq), seq)
 
     def copy_prefix(self, src: int, dst: int, length: int) -> None:
-        """See `ModelRunner`. If the process has ended, the next decode says so."""
+        """Copy a prefix. If the process has ended, the next decode says so."""
         self._quietly(lambda process: process.copy_prefix(src, dst, length), src)
 
     def clear(self, seq: int = 0) -> None:
@@ -256,7 +256,7 @@ class RpcModel:
         self._stale.discard(seq)
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
-        """See `ModelRunner`; nothing is padded."""
+        """Do nothing: no decode is padded."""
 
     def stop(self) -> None:
         """Have decodes end at once; the model is not loaded again."""
@@ -442,8 +442,8 @@ class RpcModel:
 
 
 def _blame_silent(hosts: Sequence[RpcHost], seconds: float) -> None:
-    """Blame the server that was asked last and has not answered, as llama.cpp waits for one at a time; the process
-    itself where none owes an answer."""
+    """Blame the server that was asked last and has not answered, as llama.cpp waits for one server at a time; blame no
+    server if none owes an answer."""
     asked = [(at, number) for number, host in enumerate(hosts) if (at := host.traffic.asked_at) is not None]
     if not asked:
         _log.warning("the process that holds the model has done nothing for %.0f seconds, and is ended", seconds)

@@ -1,4 +1,4 @@
-"""Which device holds which layers of a model over llama.cpp's RPC, and what it takes beside its weights."""
+"""The layers of each device for a model over llama.cpp's RPC, and the memory beside its weights."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from edgellm.rpc.discovery.workers import Worker
 
 MARGIN = 64 * 2**20
-"""Bytes on each other device beside weights, caches and what it computes in."""
+"""Spare bytes on each other device beside weights, caches and buffers."""
 
 
 def beside_weights(file: ModelFile, sizes: ContextSizes, hardware: Hardware) -> tuple[int, int]:
-    """Return the bytes of the model's caches, and those in which it computes; llama.cpp reckons them, which takes a
-    second or two.
+    """Return the bytes of the model's caches, and of its buffers; llama.cpp computes them in a second or two.
 
     Raises as `ModelProcess.beside_weights`.
     """
@@ -69,7 +68,7 @@ class RpcPlacement:
 
 
 def by_memory(model: RpcModelCosts, memory: Mapping[str, int]) -> tuple[StageShare, ...]:
-    """Return shares of a model on this device and others of which nothing but their free `memory` is known.
+    """Return shares of a model on this device and others, by nothing but their free `memory`.
 
     Raises:
         PlanImpossible: it is too little for all.

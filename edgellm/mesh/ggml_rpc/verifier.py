@@ -17,7 +17,7 @@ class _Worker(VerifierWorker):
 
     def __init__(self, model: RpcModel, is_eog: Callable[[int], bool]) -> None:
         sizes, default = model.work.sizes, SchedulerLimits()
-        # each batch crosses the network, so a prompt goes in as few as possible
+        # Each batch crosses the network, so a prompt goes in few batches.
         limits = replace(default, rows=sizes.n_batch, chunk=min(default.chunk, sizes.n_batch), solo_chunk=sizes.n_batch)
         super().__init__(model, sizes.n_seq, is_eog, limits)
         self._model = model
@@ -27,7 +27,7 @@ class _Worker(VerifierWorker):
 
 
 class RpcVerifier(ColocatedVerifier):
-    """See `Verifier`. The model is closed with it."""
+    """A verifier over `model`, which is closed with it."""
 
     def __init__(
         self, model: RpcModel, is_eog: Callable[[int], bool], grammar: Callable[[str], GrammarState] | None
@@ -42,6 +42,6 @@ class RpcVerifier(ColocatedVerifier):
         self._worker.start()
 
     def close(self) -> None:
-        """See `Verifier.close`. What is being decoded is given up."""
+        """Close it, and give up a decode."""
         self.model.stop()
         self._worker.close()
