@@ -39,13 +39,13 @@ def algorithm1(task: Task) -> tuple[float, Cut] | None:
             before = s ^ (1 << d)
             if not s >> d & 1 or not before:
                 continue
-            start = dp[before][:, None, :]  # by i and d'; infinite for a d' that is not in S'
+            start = dp[before][:, None, :]  # indices i, d'; infinite for d' outside S'
             send = task.send[:, d]
             if task.overlap == "paper":  # eq. 29: max(load, previous finish) + comm + comp
                 finish = np.maximum(own[d][:, :, None], start + comp[d][:, :, None]) + send
             else:
                 finish = np.maximum(own[d][:, :, None], start + send + comp[d][:, :, None])
-            choices = finish.transpose(1, 0, 2).reshape(n + 1, -1)  # by j, then (i, d')
+            choices = finish.transpose(1, 0, 2).reshape(n + 1, -1)  # indices j, (i, d')
             best = choices.argmin(1)
             dp[s, :, d] = choices[np.arange(n + 1), best]
             path[s, :, d, 0], path[s, :, d, 1] = np.divmod(best, k)

@@ -1,4 +1,4 @@
-"""What a stage takes, in tables; and an upper bound on the layers that can still be placed: prices on time, from a
+"""Tables of the times of stages, and an upper bound on the layers that can still be placed: prices on time, from a
 small linear program."""
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import numpy as np
 from edgellm.coldstart.problem import Floats, Ints, Task, last_of_file
 
 MOMENTS = 40
-"""Moments that may get a price at first; the grid is refined around those that do, `REFINED` times."""
+"""Moments that may get a price at first; the grid is refined around priced moments, `REFINED` times."""
 REFINED = 2
 PIVOTS = 600
-"""Steps of the simplex method at the most; it is hardly ever cut short, and nothing depends on its end."""
+"""Most steps of the simplex method; it hardly ever needs more, and nothing depends on its end."""
 BINS = 16
-"""Ranges of time with a table of their own for what a device adds."""
+"""Ranges of time with a table of what a device adds."""
 CELLS = 32
-"""Pieces of the line that a range's worth of time is kept as."""
-SLACK = 1e-12  # a share: rounding of sums must not make a stage too big for a memory that it just fits
+"""Linear pieces of the worth of time in a range."""
+SLACK = 1e-12  # share: rounding of sums must not make a stage too big for memory that it just fits
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +113,8 @@ class Columns:
     """The choices "device m takes n layers", each at its cheapest position in the model.
 
     `head` is the moment before which its work cannot begin, and `work` the seconds of work and of a part of the sending
-    before and after it, (K, n); infinite for impossible choices. `before`, (K,), is the former part, which the first
-    stage saves; the last one saves the latter, at most `behind`.
+    before and after it, (K, n); infinite for impossible choices. The first stage saves the part of the sending before
+    it, `before`, (K,); the last stage saves the part after it, at most `behind`.
     """
 
     head: Floats
@@ -134,7 +134,7 @@ class Columns:
 
     @property
     def spared(self) -> float:
-        """The most seconds of sending that a whole plan is charged and does not spend."""
+        """The most seconds of sending that a whole plan is charged but does not spend."""
         return self.behind + float(self.before.max())
 
 

@@ -59,8 +59,8 @@ class ModelCosts:
     is added to the first layer and `head` to the last, in bytes; a `tied` head is the embedding again, so a device that
     holds all layers needs it once. `head_flops`: for the one row from which a token is chosen.
 
-    `begins`: the layers with which a stage may begin, and before which, or at the end, one may end; None: any.
-    `files`: those with which a file begins, which is loaded as a whole; None: all.
+    `begins`: layers with which a stage may begin, and before which, or at the end, a stage may end; None: any.
+    `files`: layers with which a file begins, which is loaded as a whole; None: all.
 
     Raises `InvalidOption` if the lengths differ.
     """

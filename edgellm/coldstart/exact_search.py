@@ -1,9 +1,8 @@
 """The exact planner: the least time to the first token, and the proof that no plan is faster.
 
-Is there a plan that is done by a given time? That is answered by a search from the last stage to the first, level by
-level, in numpy. A label is the end of a plan. Each level puts one more stage before every label, of each device and
-each size that its time allows; labels that cannot become a whole plan (`Bound`), and labels dominated by another, are
-dropped.
+A search from the last stage to the first, level by level, in numpy, finds whether a plan is done by a given time. A
+label is the end of a plan. Each level puts one more stage before every label, of each device and each size that its
+time allows; labels that cannot become a whole plan (`Bound`), and dominated labels, are dropped.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from edgellm.coldstart.problem import MARGIN, Cut, Floats, Ints, Solution, Stop,
 WIDTHS = (100, 1000, None)
 """Labels that a pass follows: narrow passes find good plans, the last one looks everywhere."""
 NEAR = 1e-2
-"""The gap, as a share of T, to which the first passes bring the best plan found and the limit at which none was."""
-TINY = 1e-11  # of the time limit: by how much a stage may be late, as sums are not exact
-TIE = 1e-10  # of the time limit: labels are as good as each other within it; far below the planner's margin
+"""The gap, as a share of T, that the first passes leave between the best plan and the limit without a plan."""
+TINY = 1e-11  # share of the time limit by which a stage may be late, as sums are not exact
+TIE = 1e-10  # share of the time limit within which labels are equal; far below the planner's margin
 CHUNK = 8_192  # labels expanded at once: the results stay in the processor's cache
 MOST = 2_000_000  # labels kept of a level at the most
 GROWN = 8_000_000  # labels that a level may grow to before the dominated ones are dropped, in half a gigabyte
@@ -30,9 +29,9 @@ def fastest_first_token(task: Task, stop: Stop = never) -> Solution | None:
     """Return the plan of least T (equation 23), with a lower bound; None if the devices together cannot hold the
     layers.
 
-    Each pass searches for a plan slightly better than the best known one, which it replaces. If there is none and the
-    search was exhaustive, the best known plan is optimal. `stop` is polled every few milliseconds: whether to return
-    the best plan so far.
+    Each pass searches for a plan slightly better than the best known plan, which it replaces. If there is none and the
+    search was exhaustive, the best known plan is optimal. When `stop`, polled every few milliseconds, returns True, the
+    best plan so far is returned.
     """
     tables = Tables(task)
     search, columns = Search(tables), Columns.of(tables)
@@ -161,7 +160,7 @@ class Search:
         task = tables.task
         self.tables, self.k, self.n = tables, task.devices, task.layers
         self.paper = task.overlap == "paper"
-        self.send_to = np.zeros((self.k + 1, self.k))  # to the device K, after the last stage, at no cost
+        self.send_to = np.zeros((self.k + 1, self.k))  # seconds; 0 to the device K, after the last stage
         self.send_to[: self.k] = task.send.T
         others = ~np.eye(self.k, dtype=bool)
         self.least_in = np.where(others, task.send, np.inf).min(0)  # seconds to send to each device, at least
@@ -255,7 +254,7 @@ class Search:
         the other devices, largest for n = 1, can be placed before it: convex in n. So if one end of the range of n
         cannot place the layers left, the range is cut from that end to where the bound reaches them.
         """
-        stages = stages.take(np.flatnonzero(stages.most))  # of the devices that can take any
+        stages = stages.take(np.flatnonzero(stages.most))  # only devices that can take layers
         if self.tables.ends > 1:
             return stages
         work = self.compute[stages.device * (self.n + 1) + 1]
@@ -297,8 +296,8 @@ class Search:
         )
 
     def _undominated(self, labels: Labels, limit: float) -> Labels:
-        """Drop labels that are dominated by another with the same devices and the same first one, which leaves no more
-        layers (exactly as many, if the layers differ), and may be done as late or later whichever device precedes it.
+        """Drop labels dominated by a label with the same devices and the same first device that leaves no more layers
+        (exactly as many, if the layers differ) and may be done as late or later whichever device precedes it.
         """
         if len(labels) < 2:
             return labels
@@ -310,12 +309,12 @@ class Search:
         fresh = np.concatenate([[True], np.diff(group[order]) != 0])
         first, part = np.flatnonzero(fresh), np.cumsum(fresh) - 1
         offers, asks = np.maximum(offers[order], 0.0), asks[order]
-        best = np.maximum.reduceat(offers, first)  # of those with as many layers left
+        best = np.maximum.reduceat(offers, first)  # latest offer with as many layers left
         rivals = group[order[first]]
         if self.tables.ends == 1:  # all layers are alike: labels with different numbers of layers left compete, too
             rivals //= self.n + 1
-        base = np.cumsum(np.concatenate([[0], np.diff(rivals) != 0])) * (2.0 * limit)  # keeps apart who do not compete
-        before = np.concatenate([[0.0], np.maximum.accumulate(base + best)[:-1]]) - base  # of those with fewer
+        base = np.cumsum(np.concatenate([[0], np.diff(rivals) != 0])) * (2.0 * limit)  # keeps rivals' groups apart
+        before = np.concatenate([[0.0], np.maximum.accumulate(base + best)[:-1]]) - base  # latest with fewer
         beaten = np.maximum(before, best)[part] >= asks - TIE * limit
         tops = np.flatnonzero(offers == best[part])
         tops = tops[np.concatenate([[True], part[tops[1:]] != part[tops[:-1]]])]  # keep one of equal labels ...

@@ -98,7 +98,7 @@ class Timeline:
 
     @property
     def latency(self) -> float:
-        """The objective to minimise: when both the prefill and the last switch are over."""
+        """The objective to minimise: the end of both the prefill and the last switch."""
         return max(self.prefill_end, self.switch_end)
 
 
@@ -118,7 +118,7 @@ def simulate(instance: Instance, plan: Plan) -> Timeline:
             f"{plan} is no plan for {instance.blocks} blocks.",
             f"Switch each block once, at ascending steps from 0 to {instance.steps}.",
         )
-    computed, loaded = 0.0, 0.0  # until when each of the two lines is taken
+    computed, loaded = 0.0, 0.0  # end of the last computation and of the last load
     ready: dict[int, float] = {}
     computes: list[Compute] = []
     loads: list[Load] = []
@@ -189,9 +189,9 @@ def progressive(instance: Instance, first: int = 0) -> Plan:
 
 
 WIDTH = 16
-"""Beginnings that `beam` follows for each number of switches: enough to miss the optimum seldom, and then by little."""
+"""Partial plans that `beam` follows for each number of switches: it seldom misses the optimum, and then by little."""
 MARGIN = 1e-9
-"""A plan is better where it is so by more than this share; rounding makes smaller differences."""
+"""Least share by which a plan is better; rounding makes smaller differences."""
 
 Mask = int  # bit b is set where block b is switched
 Trail = tuple["Trail", Switch] | None  # the switches so far, the last one first
@@ -263,7 +263,7 @@ def _promising(
 
 
 class LowerBounds:
-    """Lower bounds on the time that is left after a beginning."""
+    """Lower bounds on the time that is left after a partial plan."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -284,8 +284,8 @@ class LowerBounds:
         return [block for block in range(self.m) if not mask >> block & 1]
 
     def bound(self, step: int, node: SwitchState) -> tuple[float, float]:
-        """Return a partial plan's lower bound, as if its loads made no graph slower; and to break ties, when its loads
-        end if made one by one from now on."""
+        """Return a partial plan's lower bound, as if its loads made no graph slower; and to break ties, the end of its
+        loads if made one by one from now on."""
         mask = node.mask
         if mask not in self._loads:
             self._loads[mask] = math.fsum(self.instance.load[block] for block in self.unswitched(mask))
@@ -309,7 +309,7 @@ def _after_compute(costs: LowerBounds, step: int, node: SwitchState) -> SwitchSt
 
 
 def _after_load(costs: LowerBounds, step: int, node: SwitchState) -> Iterator[SwitchState]:
-    """Yield the beginnings with one more load that begins before the step is over."""
+    """Yield the partial plans with one more load that begins before the step is over."""
     begin = max(node.start, node.loaded)
     if begin >= node.computed or node.last < node.inner:
         return
@@ -326,7 +326,7 @@ def _after_load(costs: LowerBounds, step: int, node: SwitchState) -> Iterator[Sw
 
 
 def _after_step(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState:
-    """Return the beginning before the next step; a block that is sure to be loaded in time is no longer pending."""
+    """Return the partial plan before the next step; a block surely loaded in time is no longer pending."""
     wait = node.loaded - node.computed
     pending = node.pending
     if wait <= 0.0 or (pending >= 0 and wait <= costs.until(step, pending, node.mask)):
@@ -335,7 +335,7 @@ def _after_step(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState
 
 
 def _add_state(nodes: list[SwitchState], new: SwitchState) -> None:
-    """Add a beginning to those with the same steps done and blocks switched, and keep only the undominated ones."""
+    """Add a partial plan to those with the same steps and switched blocks, and drop dominated plans."""
     if not any(_dominates(node, new) for node in nodes):
         nodes[:] = [node for node in nodes if not _dominates(new, node)]
         nodes.append(new)

@@ -15,7 +15,7 @@ from edgellm.errors import InvalidOption
 from edgellm.layer_range import LayerRange
 
 _GRID = 400
-_LEAST, _MOST = 1e-4, 5.0  # b: from a device that is at its best at some 10,000 tokens to one that is at 1 already
+_LEAST, _MOST = 1e-4, 5.0  # range of b: a device's best speed needs from some 10,000 tokens down to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Utilisation:
 
 
 def fit_utilisation(tokens: Sequence[int], speeds: Sequence[float]) -> Utilisation:
-    """Return the curve with the least sum of squared relative errors. For each b of a fine grid the best peak is known:
-    with g = 1 - e^(-bt), it is sum(g/c) / sum(g²/c²).
+    """Return the curve with the least sum of squared relative errors. For each b of a fine grid, with g = 1 - e^(-bt),
+    the best peak is sum(g/c) / sum(g²/c²).
 
     Raises:
         InvalidOption: there are no speeds, or some are not positive numbers.
@@ -115,7 +115,7 @@ class Device:
         return cls(name, 1e11, 1.0, 0.1, 5e8, 1e15, 1e8, 1e8, 5e-3, 1e10, layers)
 
     def updated(self, layers: LayersOnDevice, memory: float, unit: str) -> Device:
-        """Return the device as it is now. What was measured of another `unit` than computes there now is left out."""
+        """Return the device as it is now, without measurements of another `unit` than computes there now."""
         known = self if self.unit in (None, unit) else self.unmeasured(self.name)
         return replace(known, layers=layers, memory=memory or known.memory, unit=unit)
 
@@ -190,12 +190,12 @@ def _ratio(decibels: float) -> float:
 
 
 Links = Mapping[tuple[str, str], Link]
-"""Measured links by the names of sender and receiver; they take the place of what the two devices' own rates say."""
+"""Measured links by the names of sender and receiver; they replace the two devices' own rates."""
 
 
 def sending(devices: Sequence[Device], size: float, links: Links | None = None) -> Floats:
     """Return the seconds to send `size` bytes from the row's device to the column's, (K, K): over a measured link, or
-    else through the access point."""
+    through the access point."""
     found = np.zeros((len(devices), len(devices)))
     for i, one in enumerate(devices):
         for j, other in enumerate(devices):

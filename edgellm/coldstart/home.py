@@ -1,4 +1,4 @@
-"""A home that is planned for, as a planning problem; and the paper's baselines (CSGO, section 5.2)."""
+"""A home as a planning problem, and the paper's baselines (CSGO, section 5.2)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 @dataclass(frozen=True, slots=True)
 class MemoryOverhead:
-    """Bytes beside weights: at least for each `layer`, mostly its cache, however short a text is; and for a `stage`."""
+    """Bytes beside weights: least bytes of each `layer`, mostly its cache, however short a text; and of a `stage`."""
 
     layer: float = 0.0
     stage: float = 0.0
@@ -70,7 +70,7 @@ class Home:
 
     @property
     def anywhere(self) -> bool:
-        """Whether every device may load any layer."""
+        """Return whether every device may load any layer."""
         return all(device.layers == ANY_LAYERS for device in self.devices)
 
     def task(self) -> Task:

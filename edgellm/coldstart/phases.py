@@ -36,23 +36,23 @@ from edgellm.errors import InvalidOption
 from edgellm.layer_range import HERE
 
 CacheSource = Literal["recomputed", "sent"]
-"""How a block's cache gets to its new device: computed again from the text, or sent over the line."""
+"""The way of a block's cache to its new device: computed again from the text, or sent over the line."""
 WRITING = 1024
 """Tokens after which only the time per token counts."""
 OPENING = 0.25
-"""Seconds to open a pipeline beside another one, before it loads: a guess, too, not yet measured by itself."""
+"""Seconds to open a pipeline beside another, before it loads: a guess, not yet measured by itself."""
 BETTER = 0.1
 """The share of the time up to the move that moving must save: predictions are off by about as much."""
 FASTER = 0.05
 """The share of a token's time that another placement must save to be where the model lies between replies."""
 _NO_TIME = 1e-12  # seconds: less than anything takes
-_TOKEN_END = 1e-9  # a share of a token that rounding may leave of it
+_TOKEN_END = 1e-9  # share of a token that rounding may leave
 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """How many times as long work takes that shares its device with other work: `passes` while the device loads,
-    `loads` while it computes, and `reading`, both of two computations. The defaults were measured once.
+    """Slow-down factors of work that shares its device: of `passes` while it loads, of `loads` while it computes, and
+    of two computations at once (`reading`). The defaults were measured once.
     """
 
     passes: float = 2.2
@@ -85,7 +85,7 @@ class PhaseProblem:
 
     @property
     def beyond(self) -> float:
-        """The seconds from which on a plan loads layers that are not on their device."""
+        """The least seconds of a plan that loads layers that are not on their device."""
         return self._restricted[1]
 
     @cached_property
@@ -112,7 +112,7 @@ class PhaseProblem:
 class Move:
     """Layers that change their devices at a token's end, after which the model lies as in `cut`.
 
-    What is lacking is loaded at `loaded`, and the caches are there at `ready`. The placement takes over after `token`
+    Lacking layers are loaded at `loaded`, and caches are there at `ready`. The placement takes over after `token`
     tokens, at `seconds`.
     """
 
@@ -199,8 +199,8 @@ def moving(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply | None
     """Return the times of a reply that `start` begins, and `target` takes over; None if it ends before that.
 
     The loads begin with the request if only devices without a part in `start` load, else after the first token. From
-    the next token's end on, the caches come, also behind the tokens that are written; and at the next token's end after
-    that the placement takes over.
+    the next token's end on, the caches come, while tokens are written; and at the next token's end after that the
+    placement takes over.
     """
     task, contention, last = problem.task, problem.contention, problem.home.tokens_out
     token = max(per_token(task, start), _NO_TIME)
@@ -247,14 +247,14 @@ def moving(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply | None
 
 
 def _token_end(clock: float, written: float, token: float) -> tuple[float, float]:
-    """Return when the token under way ends, and the tokens that are written then."""
+    """Return the end of the token under way, and the tokens written by then."""
     whole = math.ceil(written - _TOKEN_END)
     return clock + max(0.0, whole - written) * token, float(whole)
 
 
 def _beside(task: Task, cut: Cut, slowed: Mapping[int, float]) -> tuple[float, dict[int, float]]:
-    """Return the seconds of a token whose part on some devices takes so many times as long, and of each device the
-    share of them in which it computes."""
+    """Return the seconds of a token with some devices `slowed` by these factors, and the share of that time in which
+    each device computes."""
     ends = np.cumsum([count for _, count in cut]).tolist()
     parts = {
         device: float(task.step[device, end - count : end].sum()) * slowed.get(device, 1.0)

@@ -113,12 +113,12 @@ class Plan:
 
     @property
     def optimal(self) -> bool:
-        """Whether it is proved that no plan is faster."""
+        """Return whether it is proved that no plan is faster."""
         return self.gap == 0.0
 
     @property
     def reason(self) -> str:
-        """How good the plan is."""
+        """The plan's quality."""
         if self.optimal:
             return "proved optimal"
         return f"the search ran out of time: a plan up to {self.gap:.1%} faster may exist"
@@ -161,7 +161,7 @@ class Plan:
         return text + self._reply_hint()
 
     def _later_hint(self, alone: PlanOption) -> str:
-        """Return when the device `alone` is better than the split: once it has loaded, or for further tokens."""
+        """Return when the device `alone` beats the split: once it has loaded, or for further tokens."""
         loaded = self.warm_single
         if loaded is not None and self.seconds(loaded) < self.seconds(self.option):
             return (
@@ -189,8 +189,8 @@ class Plan:
 
 
 def plan(home: Home, stop: Stop = never) -> Plan:
-    """Return the best plan. A device takes only layers that it has stored, if it says which (`Device.layers`). `stop`
-    is polled: whether to return the best plan so far.
+    """Return the best plan, or once `stop`, which is polled, returns True, the best plan so far. A device takes only
+    layers that it has stored, if it says which (`Device.layers`).
 
     Raises:
         PlanImpossible: the devices together cannot hold the model, or do not have its layers where they fit.

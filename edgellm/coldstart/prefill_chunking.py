@@ -1,5 +1,5 @@
-"""Pipelined prefill: a prompt is split into parts, and while a stage computes one, the next stage computes the previous
-one. Smaller parts fill the pipeline sooner but use each device less efficiently (equation 8).
+"""Pipelined prefill: a prompt is split into parts, and while a stage computes a part, the next stage computes the part
+before. Smaller parts fill the pipeline sooner but use each device less efficiently (equation 8).
 
 The simulated stages take parts through their layers one at a time, always the oldest ready part; a layer can be
 computed once it is loaded.
@@ -17,7 +17,7 @@ from edgellm.coldstart.problem import Cut
 
 SIZES = (256, 128, 64, 32)
 """Tokens per part that are tried. A layer would not compute longer parts any faster."""
-_EQUAL = 1.01  # seconds, as a share of the least: sizes within it count as equally good
+_EQUAL = 1.01  # factor of the least seconds within which sizes are equally good
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def first_token(home: Home, cut: Cut, size: int) -> float:
 
 
 def _stage(arrive: Sequence[float], loaded: Sequence[float], work: Sequence[float]) -> list[float]:
-    """Return when each part leaves a stage whose layers are loaded at `loaded`; `work`: seconds per layer, by part."""
+    """Return when each part leaves a stage with layers loaded at `loaded`; `work`: seconds per layer, by part."""
     at, since, now = [0] * len(arrive), list(arrive), 0.0
     left = set(range(len(arrive)))
     while left:

@@ -15,8 +15,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Overlap = Literal["paper", "receiving", "streamed"]
-"""Work that a device can do while it is loading: nothing (equation 18); receive; receive, and compute with the layers
-loaded so far."""
+"""Work that a device can do while it loads: nothing (equation 18); receive; receive, and compute with the layers loaded
+so far."""
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 
 
@@ -188,7 +188,7 @@ def per_token(task: Task, cut: Cut) -> float:
     for at, (device, count) in enumerate(cut):
         total += float(task.step[device, first : first + count].sum())
         if len(cut) > 1:
-            total += float(task.hop[cut[at - 1][0], device])  # at 0: from the last stage back to the first
+            total += float(task.hop[cut[at - 1][0], device])  # at 0, the hop back to the first stage
         first += count
     return total
 
@@ -230,7 +230,7 @@ class Solution:
 
 
 Stop = Callable[[], bool]
-"""Polled every few milliseconds: whether to return the best plan so far."""
+"""Polled every few milliseconds; returns whether to return the best plan so far."""
 
 
 def never() -> bool:

@@ -101,12 +101,12 @@ class _Forward:
         self.send, self.hops = (np.vstack([cost, np.zeros(self.k)]) for cost in (task.send, task.hop))
         others = ~np.eye(self.k, dtype=bool)
         self.hop = float(task.hop[others].min()) if self.k > 1 else 0.0
-        self._known = np.full(1 << self.k, -1)  # where the bounds of a mask of placed devices are
+        self._known = np.full(1 << self.k, -1)  # index of the bounds for each mask; -1: none
         self._bounds = np.zeros((0, self.n + 1))
 
     def remaining(self, placed: Ints, done: Ints) -> Floats:
-        """Return the least time to compute the layers after the first `done`, and to decode n times with them, on the
-        devices that are not `placed`."""
+        """Bound the time to compute the layers after the first `done`, and to decode n times with them, on devices that
+        are not `placed`, from below."""
         masks = np.unique(placed)
         masks = masks[self._known[masks] < 0]
         if masks.size:
@@ -206,7 +206,7 @@ class _Forward:
         group, value = group[order], value[order]
         fresh = np.concatenate([[0], group[1:] != group[:-1]])
         base = np.cumsum(fresh) * (-2.0 * float(value.max() + 1.0))
-        best = np.minimum.accumulate(base + value)  # among those that take no more per token
+        best = np.minimum.accumulate(base + value)  # least among labels that take no more per token
         beaten = best[:-1] <= (base + value)[1:]
         return labels.take(order[np.concatenate([[True], ~beaten])])
 

@@ -1,9 +1,9 @@
-"""Which layers of a model go to which device over llama.cpp's RPC, and what a reply then takes.
+"""The layers of each device over llama.cpp's RPC, and the times of a reply.
 
-The asking device reads the model, sends each other device its layers, and computes what is left. Rows go from it to one
-device after the other and back each time, so the order of the devices does not matter, and times add up: a layer costs
-each device a number of seconds, and each device that takes part costs some more. The least sum is found by trying all
-sets of devices, and filling the cheapest of each first.
+The asking device reads the model, sends each other device its layers, and computes the rest. Rows go from it to each
+device in turn and back, so the order of the devices does not matter, and times add up: a layer costs each device a
+number of seconds, and each device that takes part costs some more. The least sum is found by trying all sets of
+devices, and filling the cheapest device of each set first.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from edgellm.errors import PlanImpossible
 from edgellm.layer_range import HERE, LayerRange, StageShare
 
 START_SECONDS = 1.5
-"""For the processes that load and serve, before anything is read."""
+"""Seconds to start the processes that load and serve, before anything is read."""
 _BATCH = 512  # rows that cross the network at once
 _MOST = 8  # devices whose sets are tried; their number doubles with each
 
 
 @dataclass(frozen=True, slots=True)
 class RpcModelCosts:
-    """A model of any architecture: of each layer the bytes, those that one token reads, and the weights that one token
-    is multiplied by; of the head its bytes and weights; the `embedding`, which stays on the asking device.
+    """A model of any architecture: each layer's bytes, bytes that a token reads, and weights that a token is multiplied
+    by; the head's bytes and weights; the `embedding`, which stays on the asking device.
 
     `cache` bytes of a layer's keys, values or states; `compute` bytes on each device to compute in. A row between
     layers has `width` numbers of 32 bits, one of logits `vocabulary`.
@@ -52,7 +52,7 @@ class RpcModelCosts:
 
     @property
     def mean_layer(self) -> tuple[float, float, float]:
-        """The bytes of a layer, those that one token reads, and its weights, on average."""
+        """The bytes of a layer, the bytes that a token reads, and its weights, on average."""
         parts = (self.layer_bytes, self.token_bytes, self.products)
         size, read, products = (sum(part) / self.layers for part in parts)
         return size, read, products
@@ -153,8 +153,8 @@ class RpcHome:
             yield self._timed((StageShare(site.device.name, LayerRange(0, model.layers)),), part)
 
     def _option(self, chosen: Sequence[RpcSite], head: RpcSite | None) -> RpcOption | None:
-        """Return the best way with these devices, each with a layer at least, and this one; `head` is on one of them,
-        or here. None if they cannot hold the model."""
+        """Return the best way with these devices, each with at least a layer, and this device; `head` has the head,
+        None for this device. Return None if they cannot hold the model."""
         model = self.model
         each = {site.device.name: self._a_layer(site) for site in chosen}
         each[HERE] = self._a_layer(None)
@@ -235,8 +235,8 @@ class RpcHome:
 
 @dataclass(frozen=True, slots=True)
 class RpcPlan:
-    """The best way over RPC for a `home`; this device `alone`, None if it has no memory for that; and the best single
-    other device that can hold the model whole and verify there, if any: `elsewhere`, whose one share names it."""
+    """The best way over RPC for a `home`; this device `alone`, None without the memory; and `elsewhere`, the best other
+    device that can hold the whole model and verify there, if any: its one share names it."""
 
     home: RpcHome
     option: RpcOption
@@ -245,7 +245,7 @@ class RpcPlan:
 
     @property
     def advice(self) -> str:
-        """Return what is best, and why, in a sentence or two."""
+        """Return the best way and its reason, in a sentence or two."""
         best, goal = self.option, self.home.objective
         taken = format_seconds(best.seconds(goal))
         names = [share.name for share in best.shares]
