@@ -140,7 +140,7 @@ class Stages:
 
 
 def twins(task: Task) -> list[tuple[int, int]]:
-    """Return pairs of identical devices: each device with the previous one that has the same numbers."""
+    """Return pairs of identical devices: each device with its previous twin."""
     pairs, send = [], task.send
     for device in range(task.devices):
         for other in reversed(range(device)):

@@ -86,7 +86,7 @@ class Home:
         work[-1] += model.head_flops
         step = np.full(n, float(shape.flops(1, tokens_in + self.tokens_out / 2)))
         step[-1] += model.head_flops
-        read = weights + np.array(model.cache_bytes) * (tokens_in + self.tokens_out / 2)  # for each further token
+        read = weights + np.array(model.cache_bytes) * (tokens_in + self.tokens_out / 2)  # bytes per further token
         step_s = [read / device.bandwidth if device.bandwidth else step / device.speed(1) for device in devices]
         disk = np.array([device.disk for device in devices])
         load = weights / disk[:, None]  # eq. 19
@@ -146,7 +146,7 @@ def restrict_to_stored(task: Task, devices: Sequence[Device], further: int) -> t
 
 
 def even(peak: npt.ArrayLike, task: Task) -> Cut | None:
-    """Return equal parts for all devices, those of the highest `peak` (K,) first; None if a part does not fit."""
+    """Return equal parts for all devices, by falling `peak` (K,); None if a part does not fit."""
     count = min(task.devices, task.layers)
     order = np.argsort(-np.asarray(peak), kind="stable")[:count].tolist()
     least, more = divmod(task.layers, count)

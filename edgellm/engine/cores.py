@@ -145,8 +145,8 @@ class Computation:
     """A computation of the calling thread: `with computation.of(threads) as share:` it computes with `share` threads.
 
     It holds a slot as long as the thread lives. Other computations count if they run when it begins, or ran when the
-    last one ended a moment ago (they are between two decodes). A thread that waited for this one, as a verifier waits
-    for a draft, does not count.
+    last one ended a moment ago, between two decodes. A thread that waited for this one, as a verifier waits for a draft,
+    does not count.
     """
 
     __slots__ = ("__weakref__", "_began", "_crowding", "_ended", "_others", "_share", "_slot", "_table", "_threads")
@@ -252,7 +252,7 @@ class Gauges:
 
 
 class Crowding:
-    """Limits a computation's threads to those that get a core. For one thread at a time; times in nanoseconds."""
+    """A limit of a computation's threads to the threads that get a core. For one thread at a time; in nanoseconds."""
 
     __slots__ = (
         "_backoff", "_before", "_began", "_cpu", "_gauges", "_limit", "_measure_at",

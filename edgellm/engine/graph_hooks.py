@@ -210,7 +210,7 @@ class Recorder:
         self._nodes.end()
 
     def attention(self, layer: int) -> Floats:
-        """Return the attention of the last decode, shape (heads, tokens, keys), where `keys` are those of `attend`.
+        """Return the attention of the last decode, shape (heads, tokens, keys), for the keys set by `attend`.
 
         Keys are cells of the cache, padded with zeros up to llama.cpp's next block; cell `i` holds position `i`, unless
         the cells are `shared`: then see `visible`. Over all keys every row sums to 1.
@@ -249,7 +249,7 @@ class Recorder:
         return self._parts[name]
 
     def _wants(self, tensor: int) -> bool:
-        # a name takes longer to look up than the question: none is once all wanted nodes have been shown
+        # A name takes longer to look up than the question, so no name is looked up once all wanted nodes were shown.
         return bool(self._to_come) and ggml.ggml_get_name(tensor) in self._asked
 
     def _see(self, tensor: int) -> bool:
@@ -278,7 +278,7 @@ class Recorder:
             )
         if self._copies:
             return data[:, : rows - self._copies]
-        # several streams hold one sequence each: their rows follow each other
+        # Several streams hold a sequence each: their rows follow each other.
         return np.concatenate(np.split(data, streams), axis=1) if streams > 1 else data
 
     def _mask(self, address: int, cols: int, row: int) -> Flags:

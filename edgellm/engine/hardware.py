@@ -108,7 +108,7 @@ def compute_devices() -> list[ComputeDevice]:
 
 
 def offload_devices(names: Sequence[str] = ()) -> list[ComputeDevice]:
-    """Return the devices that layers can be put on; those of these names if there are any.
+    """Return the devices that layers can be put on, if `names` are given only these.
 
     Raises:
         InvalidOption: there is no such device.

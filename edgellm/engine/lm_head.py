@@ -27,7 +27,7 @@ from edgellm.engine.native import ggml
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import EngineFailed
 
-# exponentials are computed in slices that stay in the processor's cache and in the allocator's small bins
+# Elements of a slice of exponentials, which stays in the processor's cache and in the allocator's small bins.
 _SLICE = 16_384
 _GROUPS = 1_024
 
@@ -54,13 +54,13 @@ def top2(logits: Floats) -> Top2:
     peak = row[first]
     total = _normaliser(row, peak)
     below, above = row[:first], row[first + 1 :]
-    # the bare reductions: the arrays' methods would double the cost on a small vocabulary
+    # The arrays' methods instead of the bare reductions would double the cost on a small vocabulary.
     second = max(np.maximum.reduce(below, initial=-np.inf), np.maximum.reduce(above, initial=-np.inf))
     return Top2(first, 1.0 / total, math.exp(second - peak) / total)
 
 
 def top2_of_rows(rows: Sequence[Floats]) -> list[Top2]:
-    """Return `top2` of several rows (n_vocab,) of one model; those of a small vocabulary are computed together.
+    """Return `top2` of several rows (n_vocab,) of one model; rows of a small vocabulary are computed together.
 
     Raises:
         EngineFailed: the largest logit of a row is not a number or not finite.
@@ -93,7 +93,7 @@ def top_k(logits: Floats, k: int) -> Ids:
     k = max(0, min(k, n))
     floor = np.float32(-np.inf)
     if 0 < k <= _GROUPS <= n:
-        # k groups have a maximum of at least the k-th largest maximum, so nothing below it is among the k largest
+        # k groups have a maximum of at least the k-th largest maximum, so nothing below it is among the k largest.
         maxima = row[: n - n % _GROUPS].reshape(-1, _GROUPS).max(axis=0)
         floor = np.partition(maxima, _GROUPS - k)[_GROUPS - k]
     candidates = np.flatnonzero(row >= floor)
@@ -120,7 +120,7 @@ def _check(peak: float | np.float32) -> None:
 ROWS = 64
 """The most rows whose heads can be computed without a decode of their own."""
 _BESIDE = ("output.bias", "output.scale")  # tensors that a head may have besides its matrix
-_AT_ONCE = 8  # from this number of rows on, one product takes less time than a product for each row
+_AT_ONCE = 8  # least rows for which one product takes less time than a product for each row
 _BLOCK = 4 << 20  # bytes of weights that stay in the processor's cache for one row after another
 _WORTH = 0.05  # share of a model's bytes
 _ALIGNED = 64  # bytes
@@ -167,7 +167,7 @@ class LMHead:
         """Set up the head. Raises EngineFailed where this llama.cpp lacks a function for it, or memory is short."""
         try:
             _ = [getattr(ggml, name) for name in library.QUICK]
-            # llama.cpp's own pages, which take no more memory
+            # The map shares llama.cpp's own pages, and takes no more memory.
             file = np.memmap(model.file.paths[head.part], dtype=np.uint8, mode="r")
         except (AttributeError, OSError) as error:
             raise EngineFailed(

@@ -225,11 +225,11 @@ def _with_context(file: ModelFile, hardware: Hardware, sessions: int) -> tuple[H
 def reckon(
     file: ModelFile, hardware: Hardware, contexts: Contexts, eagle3: ModelFile | None = None, *, reserved: bool = False
 ) -> MemoryUse:
-    """Return what llama.cpp would take for a model with these contexts, and for the EAGLE-3 head `eagle3` beside them;
-    nothing is loaded.
+    """Return the memory that llama.cpp would take for a model with these contexts, and for the EAGLE-3 head `eagle3`
+    beside them; nothing is loaded.
 
-    llama.cpp reserves logits of all rows of a batch, and few of them are ever asked for. The others count where some
-    layers are on a graphics card, or with `reserved`: a processor's memory is taken as it is written to.
+    llama.cpp reserves logits of all rows of a batch, but few are used. Unused rows count if some layers are on a
+    graphics card, or with `reserved`: a processor's memory is taken as it is written to.
 
     Raises:
         ModelUnsupported: llama.cpp cannot use the file.
@@ -250,7 +250,7 @@ def reckon(
     overhead += sum(graph_bytes(int(found[1])) for line in lines if (found := _NODES.search(line)))
     for context in opened:
         overhead += converted_bytes(file.header, context.n_batch)
-        # llama.cpp begins with room for the logits of a row for each sequence
+        # llama.cpp begins with room for a row of logits for each sequence.
         overhead += 4 * n_vocab * (output_rows(context.n_seq, context.n_batch) - context.n_seq)
     device_of: dict[int, str] = {}
     device_of_eagle3 = "CPU"
@@ -304,7 +304,7 @@ class Wanted:
     sessions: int = 1
 
     def use(self, hardware: Hardware) -> MemoryUse:
-        """Return what llama.cpp would take. Raises as `reckon`."""
+        """Return the memory that llama.cpp would take."""
         return reckon(self.file, hardware, self.contexts, self.eagle3)
 
     def estimate(self, hardware: Hardware) -> int:

@@ -3,12 +3,11 @@
 GNU's OpenMP keeps a team of threads for every thread that has decoded. As soon as all teams together have more threads
 than there are processors, even if only one team has anything to do, it puts a waiting thread to sleep nearly at once;
 llama.cpp has the threads wait for each other after every operation, and five rows of a small model took five times as
-long as they need. With an active waiting policy they wait ten times as long before
-they sleep, which is enough. How long they spin where nothing is crowded is set to GNU's own default, which that policy
-would raise to minutes.
+long as they need. With an active waiting policy they wait ten times as long before they sleep, which is enough. That
+policy would raise the time of spinning where nothing is crowded to minutes, so it is set to GNU's own default.
 
-All that is about the threads of one process. GNU's OpenMP knows nothing of other processes, whose threads take cores
-away from threads that are waited for: `edgellm/engine/cores.py` handles that.
+GNU's OpenMP knows nothing of other processes, whose threads take cores away from threads that are waited for:
+`edgellm/engine/cores.py` handles that.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ VERSION = version(library.BINDING)
 
 
 ShouldStop: TypeAlias = Callable[[], bool]
-"""Returns whether to cancel; polled between steps."""
+"""A function, polled between steps, that returns whether to cancel."""
 
 _HEARD = b"\1"
 
@@ -92,7 +91,7 @@ class Stop:
         return ctypes.addressof(self._flag)
 
 
-# the 1 that strlen returns is also a true bool: the lowest byte of the same register
+# The 1 that strlen returns is also a true bool: the lowest byte of the same register.
 abort_if_set: Any = ctypes.cast(ctypes.CDLL("msvcrt" if os.name == "nt" else None).strlen, lib.ggml_abort_callback)
 no_abort: Any = lib.ggml_abort_callback()
 
@@ -113,7 +112,7 @@ class Features:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Return the backends that somebody may look for in vain."""
+        """Return the missing backends that a user may look for."""
         return tuple(name for name in _SOUGHT if name not in self.backends)
 
     @property
@@ -141,8 +140,8 @@ def llama_version() -> tuple[int, ...]:
 
 @functools.cache
 def commit() -> str:
-    """Return the abbreviated commit of llama.cpp that the library was built from: what one has found out or written
-    may not hold for another."""
+    """Return the abbreviated commit of llama.cpp that the library was built from: findings and files of one commit may
+    not hold for another."""
     return str(ggml.ggml_commit().decode("utf-8", "replace").partition("-")[0])
 
 
@@ -246,13 +245,13 @@ def start() -> None:
     atexit.register(_detach_log)
     weakref.finalize(
         process_exit, process_exit.begin
-    ).detach()  # the first finalizer registers the one that frees all at exit,
-    atexit.register(process_exit.begin)  # and this function runs before it: the last registered runs first
+    ).detach()  # the first finalizer registers the function that frees all at exit
+    atexit.register(process_exit.begin)  # the last registered function runs first
 
 
 def _load_backends() -> None:
-    """Load the backends where the library has each in a file of its own; those for cards only where one may be, as they
-    start drivers that compute on the processor, too."""
+    """Load the backends where the library has each in a file of its own; backends of cards only where a card may be,
+    as they start drivers that compute on the processor, too."""
     if ggml.ggml_backend_reg_count():
         return
     cpu = LIBRARY.find("ggml-cpu")
@@ -265,7 +264,7 @@ def _load_backends() -> None:
 
 def _detach_log() -> None:
     # Backends may still log while the process unloads, when no Python is left to answer; and no callback at all would
-    # mean stderr. So the last callback is a function of theirs that ignores its arguments.
+    # mean stderr. So the last callback is a function of llama.cpp's that ignores its arguments.
     lib.llama_log_set(ctypes.cast(lib.llama_time_us, lib.llama_log_callback), ctypes.c_void_p(0))
 
 
@@ -384,9 +383,9 @@ def llama() -> ctypes.CDLL:
 class _Ggml:
     """The functions of `library.QUICK` and `library.SLOW` by name, bound when they are first used.
 
-    A library that is opened by its name again, where an installer has made copies of links, is another one with a list
-    of devices of its own. So functions are looked up behind llama.cpp, which finds those that it uses, and elsewhere
-    only where it does not: Windows looks into one library alone, and has no copies.
+    Where an installer has made copies of links, a library opened by its name again is a second library with a list of
+    devices of its own. So functions are looked up behind llama.cpp, and elsewhere only if that fails: Windows looks
+    into one library alone, and has no copies.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -417,10 +416,9 @@ def flash_pays(n_params: int, rows: int, offloaded: bool = False) -> bool:
     """Return whether flash attention is faster for a model of that size, decoding up to `rows` rows at once.
     `offloaded`: some of its layers are on a graphics card.
 
-    On a processor llama.cpp's flash attention takes the rows of a batch of fewer than 64 one by one: a
-    pass that verifies then takes several times as long in a small model, where
-    attention is most of the work, and a tenth longer in a model of 0.5 billion parameters. For the latter a prefill in
-    long batches counts for more, which flash attention does a tenth faster.
+    On a processor llama.cpp's flash attention takes the rows of a batch of fewer than 64 one by one: verification then
+    takes several times as long in a small model, where attention is most of the work, and a tenth longer in a model of
+    0.5 billion parameters. There a prefill in long batches counts for more: flash attention makes it a tenth faster.
     """
     return offloaded or (rows >= _TILE and not is_small(n_params))
 

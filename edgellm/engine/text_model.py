@@ -26,7 +26,7 @@ from edgellm.engine.tokenizing.tokenizer import CONTROL, VocabTokenizer, attribu
 from edgellm.engine.vocabulary import Ids, Vocabulary
 from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
 
-# the bits of llama.cpp's token attributes for a token's kind; the others tell how its text is stripped
+# Bits of llama.cpp's token attributes for a token's kind; the other bits tell how its text is stripped.
 _KINDS = 0x3F
 _ROLE = re.compile(rb"user|assistant|system|tool|model")  # templates put names such as <|user|> together
 _LONGEST_PIECE = 256  # bytes; a longer piece takes a second call
@@ -259,7 +259,7 @@ class TextModel:
 
     def plain_prompt(self, text: str, *, most: int | None = None, should_stop: ShouldStop = never) -> Ids:
         """Return the ids of `text`, shape (n,), with BOS before it, if the model wants one. Names of control tokens
-        mean those tokens. Raises as `tokenize`."""
+        mean those tokens."""
         return self._begun(self.tokenize(text, special=True, most=most, should_stop=should_stop))
 
     def _begun(self, ids: Ids) -> Ids:

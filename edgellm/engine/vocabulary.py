@@ -92,8 +92,8 @@ class Vocabulary:
         return VocabularyMatch(shared)
 
     def written(self) -> dict[bytes, int]:
-        """Return the texts that stand for themselves in ordinary texts, each with its token: of several, the lowest
-        that is not a single byte's."""
+        """Return the texts that stand for themselves in ordinary texts, each with its lowest token, if possible not a
+        single byte's."""
         found: dict[bytes, int] = {}
         for single in (False, True):
             for token, (piece, kind) in enumerate(zip(self.pieces, self.kinds, strict=True)):
@@ -102,7 +102,7 @@ class Vocabulary:
         return found
 
     def markup(self) -> list[int]:
-        """Return the ids that no value in a reply holds: control tokens, unused ones, and marks of its parts."""
+        """Return the ids that no value in a reply holds: control tokens, unused tokens, and marks of its parts."""
         return [
             token for token, (piece, kind) in enumerate(zip(self.pieces, self.kinds, strict=True))
             if kind & (_UNUSED | _CONTROL) or (kind & _DEFINED and piece[:1] == b"<" and piece[-1:] == b">")
@@ -114,7 +114,7 @@ class Vocabulary:
 
     def conflicts(self, token: int, theirs: Entry | None) -> bool:
         """Return whether `token`, which is `theirs` in another vocabulary (None: missing there), shows that the two are
-        of different tokenizers: its texts differ, and it is required, or one of them is written in ordinary texts."""
+        of different tokenizers: its texts differ, and it is required, or either is written in ordinary texts."""
         ours = self.entry(token)
         if ours is not None and theirs is not None and ours[0] == theirs[0]:
             return False

@@ -153,8 +153,8 @@ class Child:
     def call(
         self, name: str, limits: Limits, data: bytes = b"", stopped: Callable[[], bool] | None = None, **fields: object
     ) -> Answer:
-        """Return the answer of the child's function `name`, where needed from a new process. Raises as `Call.result`,
-        but for BrokenPipeError, and EngineFailed if the process does not start."""
+        """Return the answer of the child's function `name`, where needed from a new process. Raises as `Call.result`
+        does; a process that does not start, or has gone, is an EngineFailed."""
         for _ in range(2):
             with suppress(BrokenPipeError):  # the child has ended since the last call
                 self.start()
@@ -369,7 +369,7 @@ def _talk(calls: IO[bytes], answers: IO[bytes], message: bytes, most: int, heard
             heard.put(found)
             if "progress" not in found[0]:
                 return
-    except (OSError, ValueError, EOFError):  # or the pipes are closed
+    except (OSError, ValueError, EOFError):  # ValueError: the pipes are closed
         heard.put(EOFError())
     except BaseException as error:  # noqa: BLE001  raised where it is waited for
         heard.put(error)

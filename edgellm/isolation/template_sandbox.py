@@ -64,7 +64,7 @@ def compile_template(source: str) -> Renderer:
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         loader=BaseLoader(), trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols],
-        optimized=False,  # it evaluates each expression once for every level of it
+        optimized=False,  # optimising evaluates an expression once for each of its levels
     )  # fmt: skip
     environment.filters["tojson"] = _tojson
     return environment
@@ -72,7 +72,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def arguments(source: str) -> list[str]:
     """Return the names of the arguments that a template reads, sorted: variables that it does not set, or that it sets
-    only where they are missing. Raises what Jinja raises."""
+    only where they are missing. Raises Jinja's errors."""
     environment = _environment()
     read, written, optional, own = set[str](), set[str](), set[str](), {*environment.globals, *_OWN_NAMES}
     rest: list[Node] = [environment.parse(source)]

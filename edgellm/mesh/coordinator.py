@@ -163,7 +163,7 @@ class Mesh:
                 self._take_over(following, len(text))
 
     def _take_over(self, following: NextPipeline, tokens: int) -> None:
-        """Make a pipeline the present one, and open the one after it."""
+        """Make `following` the present pipeline, and open the pipeline after it."""
         self.generation += 1
         for at, slot in enumerate(self._slots):
             slot.held, slot.generation = following.held(at), self.generation
@@ -283,7 +283,7 @@ class Mesh:
         self._pipeline = None
         if lost is None:
             return
-        if pipeline.silent:  # if all rows pass through this process, it can see which device does not return them
+        if pipeline.silent:  # rows that pass through this process show which device does not return them
             self._direct = False
         self._reopened[""] += 1
         if lost.blamed or (self._reopened[""] > _REVIVALS and not pipeline.silent):

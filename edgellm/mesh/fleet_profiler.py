@@ -238,7 +238,7 @@ def parse_peer(text: str) -> tuple[str, Address]:
 
 
 def discover_workers(hosts: Sequence[str], addresses: Sequence[tuple[str, Address]] = ()) -> list[Worker]:
-    """Return the workers of the home; those that cannot be used have the reason as `error`.
+    """Return the workers of the home; a worker that cannot be used has the reason as `error`.
 
     `hosts` are this device's addresses at which to listen for announcements. `addresses` are addresses of further
     workers, or of paired ones that do not announce themselves, each with a name or an empty one.
@@ -263,9 +263,7 @@ def measure_workers(
     *, by_stand_in: bool = False,
 ) -> Survey:  # fmt: skip
     """Return measurements of this device, where `hardware` has it compute, and these workers for a model; `remeasure`:
-    ignore stored ones. `by_stand_in`: layers are timed that stand in for those of a model that cannot be cut.
-
-    Raises the errors of `ComputeUnit.choose`, `blocks_of` and `model_costs`, or `stand_in`.
+    ignore stored ones. `by_stand_in`: synthetic layers are timed, for a model that cannot be cut.
     """
     unit = ComputeUnit.choose(hardware)
     if by_stand_in:

@@ -133,7 +133,7 @@ class CacheTransfer:
     fails with EngineFailed if a stage cannot give or take it; then the text has to be read."""
 
     def __init__(self, session: int, positions: int, before: Pipeline, after: Pipeline) -> None:
-        """Ask the stages of `before` for it, and give it to those of `after`."""
+        """Ask the stages of `before` for the caches, and give them to the stages of `after`."""
         self.done: Future[None] = Future()
         self._positions, self._after = positions, after
         self._missing = {layer for record in after.records for layer in record.work.layers}

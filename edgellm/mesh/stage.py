@@ -282,7 +282,7 @@ class Stage:
             return []
 
     def _step(self, group: list[InFlight]) -> None:
-        """Take micro-batches through one block. If the pass fails, try each alone to find the one at fault."""
+        """Take micro-batches through one block. If the pass fails, try each alone to find the micro-batch at fault."""
         begin, at = self.clock, group[0].at
         try:
             with self._passing:

@@ -1,7 +1,7 @@
 """The forms in which a conversation is given to a chat template: as it is, and else changed as little as needed.
 
-Templates differ in what they allow, and many raise an error, or leave a message out without a word, where a client's
-conversation is another one than they expect. No word of a message is lost by a form.
+Templates differ in what they allow, and many raise an error, or leave a message out without a word, where a
+conversation is not as they expect. No word of a message is lost by a form.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TemplateInput:
         return [message.fields(parsed=self.parsed) for message in self.messages]
 
     def changed(self, change: Callable[[str], str], value: Callable[[str], str] | None = None) -> TemplateInput:
-        """Return the conversation with the texts of all messages and tools changed; see `Message.changed`."""
+        """Return the conversation with the texts of all messages and tools changed as by `Message.changed`."""
         messages = tuple(message.changed(change, value) for message in self.messages)
         return replace(self, messages=messages, tools=change_texts(self.tools, change))
 
@@ -84,7 +84,7 @@ def _with_system_in_first_question(messages: Sequence[Message]) -> Iterator[Mess
 
 
 def _alternating(messages: Sequence[Message]) -> Iterator[Message]:
-    """Yield the messages with the turns of user and assistant in turn: two that follow each other are one."""
+    """Yield the messages with user and assistant in turn: consecutive turns of one role are joined."""
     last: Message | None = None
     for message in messages:
         if message.role == "system":
@@ -114,7 +114,7 @@ Change: TypeAlias = Callable[[TemplateInput], TemplateInput]
 
 
 def _with_whole_tools(conversation: TemplateInput) -> TemplateInput:
-    """Return the conversation with a list of tools that have all fields which OpenAI's API lets callers leave out."""
+    """Return the conversation with all fields of its tools that OpenAI's API lets callers leave out."""
 
     def whole(function: Mapping[str, Any]) -> dict[str, Any]:
         schema = {"type": "object", **(function.get("parameters") or {})}
@@ -144,4 +144,4 @@ FORMS: tuple[tuple[str, Change], ...] = (
     ("Turns of the user and of the assistant alternate.", _on_messages(_alternating)),
     ("Calls and their results are texts.", _on_messages(_without_calls)),
 )
-"""Changes to a conversation, and what to tell of each: those that a model notices least come first."""
+"""Changes to a conversation, each with its message: the change that a model notices least comes first."""

@@ -19,17 +19,17 @@ class ToolCall:
     id: str = ""
 
     def values(self) -> dict[str, Any]:
-        """Return the arguments by name; what is no JSON object, as of a call that broke off, is the only one."""
+        """Return the arguments by name; text that is no JSON object, as of a call that broke off, is the only value."""
         found = self._object()
         return {"arguments": self.arguments} if found is None else found[1]
 
     def text(self) -> str:
-        """Return `values` as JSON: as it was written, where it is an object."""
+        """Return `values` as JSON: a JSON object as it was written."""
         found = self._object()
         return json.dumps({"arguments": self.arguments}, ensure_ascii=False) if found is None else found[0]
 
     def _object(self) -> tuple[str, dict[str, Any]] | None:
-        """Return the JSON object that was written, and what it says; None where it is none."""
+        """Return the written JSON object, as a text and as values; None if it is none."""
         text = self.arguments or "{}"
         for _ in range(2):  # some clients send the JSON of a text that is the JSON of an object
             try:
@@ -103,8 +103,8 @@ def change_texts(data: Any, change: Callable[[str], str], key: Callable[[str], s
 
 
 def with_calls(messages: Sequence[Message]) -> Iterator[Message]:
-    """Yield the messages, each result with the id and the name of its call: of the call with its id, else of the next
-    that has no result yet, one of its name first."""
+    """Yield the messages, each result with the id and the name of its call: the call with its id, else the next call
+    without a result, first by its name."""
     waiting: list[ToolCall] = []
     done: dict[str, ToolCall] = {}
     for message in messages:

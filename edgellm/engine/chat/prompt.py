@@ -1,4 +1,4 @@
-"""A conversation as token ids in which only the chat template can write control tokens.
+"""A conversation as token ids, with control tokens from the chat template alone.
 
 A conversation is rendered a second time, with placeholders for its messages and for the arguments of calls: that shows
 which control tokens are the template's own, and whether everything is in its text. What spells out a control token,
@@ -58,8 +58,8 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Rendered:
-    """A conversation in one of its forms, its text, the text as `shown` with placeholders, and how many of them are
-    missing there."""
+    """A conversation in one of its forms, its text, the text as `shown` with placeholders, and the number of missing
+    placeholders."""
 
     conversation: TemplateInput
     text: str
@@ -99,7 +99,7 @@ class ChatTemplate:
         return any(quote + value + quote in self._template.source for quote in "'\"")
 
     def takes(self, arguments: Mapping[str, object]) -> bool:
-        """Return whether the template writes a question with these `arguments`, some of whose values it may refuse."""
+        """Return whether the template accepts the values of these `arguments`, with a question."""
 
         def writes(arguments: Mapping[str, object]) -> bool:
             try:
@@ -121,7 +121,7 @@ class ChatTemplate:
         """Return the ids of the rendered conversation, shape (n,), with the opening of the assistant's turn at the end.
 
         `arguments` are given to the template; those that it does not read have no effect. Where it fails on the
-        conversation, or leaves a message out, it gets another one of `FORMS`; `tell` is called with what was changed.
+        conversation, or leaves a message out, it gets another form of `FORMS`; `tell` is called with the change.
 
         Raises:
             InvalidOption: an unknown role, no message, or an argument that cannot be written as JSON.
@@ -148,8 +148,8 @@ class ChatTemplate:
     def _in_fitting_form(
         self, conversation: TemplateInput, arguments: Mapping[str, object], tell: Callable[[str], None]
     ) -> _Rendered:
-        """Return the conversation in the first form of which everything is in the text, with no change that is not
-        needed for that; where there is none, in the one of which most is."""
+        """Return the conversation in the first form that loses nothing in the text, without needless changes; if every
+        form loses something, in the form that loses least."""
         failed: list[TemplateRaised] = []
         best: tuple[_Rendered, list[tuple[str, Change]]] | None = None
 
@@ -189,7 +189,7 @@ class ChatTemplate:
         text = self._render(conversation, arguments)
         numbers, (mark, _) = count(), _unused(text)
 
-        def held(value: str) -> str:  # what is empty stays so: templates write less then
+        def held(value: str) -> str:  # an empty value stays empty: templates write less then
             return f"{_OPEN}{next(numbers)}{_CLOSE}" if value.strip() else value
 
         shown = self._render(conversation.changed(lambda value: _marked(value, mark), held), arguments)
@@ -198,7 +198,7 @@ class ChatTemplate:
     def _tokenise(
         self, rendered: _Rendered, arguments: Mapping[str, object], most: int | None, should_stop: ShouldStop
     ) -> Ids:
-        """Return the ids of a conversation, in which control tokens that it spells out are plain text."""
+        """Return the ids of a conversation; control tokens that it spells out are plain text."""
 
         def encode(text: str, special: bool = True, most: int | None = most) -> Ids:
             return self._tokenizer.encode(text, special, most, should_stop)
@@ -215,7 +215,7 @@ class ChatTemplate:
         names, (begin, end) = {*found}, _unused(rendered.text)
         marked = render(lambda text: _marked(text, begin, names))
         expected = controls(marked, encode(marked, most=None))
-        if found == expected:  # the template goes another way with placeholders than with texts
+        if found == expected:  # the template only branches otherwise for placeholders
             return ids
         within = render(lambda text: _within(text, begin, end) if any(name in text for name in names) else text)
         parts = re.split(f"{begin}([^{begin}{end}]*){end}", within)
@@ -232,8 +232,8 @@ class ChatTemplate:
 
     @cached_property
     def describes_tools(self) -> bool:
-        """Whether the template describes the tools that it is given: it is tried, as names that a template reads may
-        also be those of its macros' arguments."""
+        """Try whether the template describes the tools that it is given: a name that it reads may also be an argument
+        of its macros."""
         name = "name_of_a_tool"
         schema = {"type": "object", "properties": {}}
         tool = {"type": "function", "function": {"name": name, "description": "", "parameters": schema}}
@@ -244,7 +244,7 @@ class ChatTemplate:
 
 
 def _unused(text: str) -> tuple[str, str]:
-    """Return two characters that `text` does not have, not as JSON in ASCII either, and that stand for nothing."""
+    """Return two characters without a meaning that `text` does not have, not as JSON in ASCII either."""
     used = set(text)
     candidates = map(chr, chain(range(0xF8FF, 0xE001, -1), range(0xF0000, 0xFFFFE)))
     unused = (one for one in candidates if one not in used and _in_ascii(one) not in text)
@@ -262,8 +262,8 @@ def _within(text: str, begin: str, end: str) -> str:
 
 
 def _marked(text: str, mark: str, names: Iterable[str] = ()) -> str:
-    """Return the text with a `mark` inside each of the `names` of control tokens, and behind every character that such
-    names are made of."""
+    """Return the text with a `mark` inside each of the `names` of control tokens, and behind every character of control
+    tokens' markup."""
     for name in names:
         text = text.replace(name, name[:1] + mark + name[1:])
     return _MARKUP.sub(rf"\g<0>{mark}", _OURS.sub("", text))

@@ -3,8 +3,8 @@
 It is a stranger's program. A child process (`edgellm.isolation.template_sandbox`) runs Jinja's own sandbox within
 the system's limits, and is kept for the next conversation. A template in KNOWN is rendered in this process by the same
 function: we have written it, and it takes time and memory in proportion to the conversation. So the bundled pair waits
-for no second Python, which takes 80 ms of a core to start. Another model's child starts while the model loads. A
-rendering in the child takes about 0.4 ms more than one here, however long the conversation.
+for no second Python, which takes 80 ms of a core to start. Another model's child starts while the model loads. The
+child adds about 0.4 ms to a rendering, however long the conversation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from edgellm.isolation.template_sandbox import (
 )
 
 KNOWN = frozenset({"6b336c08d92c5d40ca5f840ba10c40952a20d3b9c58bf8de920ed04fd703cc9b"})
-"""SHA-256 of templates that are harmless: the bundled pair's."""
+"""SHA-256 of harmless templates: the bundled pair's."""
 MOST_SOURCE = 2**16  # characters of a template; known ones have 20,000 at most
 _ANSWER, _ANSWER_PER_BYTE = 2**20, 16  # bytes of a rendered text, and for each byte of the conversation
 _SAID = 400  # characters of what the child says about an error
@@ -57,8 +57,7 @@ class Template:
         self._data = source.encode("utf-8", "surrogatepass")
 
     def start(self) -> None:
-        """Start the child process where one is needed, without waiting for it, so that the first rendering need not.
-        Where none can be started, the first rendering says why."""
+        """Start the child process, if needed, without waiting for it. If that fails, the first rendering says why."""
         if not self._is_known:
             with self._lock, suppress(EngineFailed):
                 self._child.start()
@@ -82,7 +81,7 @@ class Template:
         return self._do(lambda: self._renderer(conversation), lambda: self._rendered(conversation))
 
     def arguments(self) -> Sequence[str]:
-        """Return the names of the arguments that the template reads, sorted. Raises what `render` raises."""
+        """Return the names of the arguments that the template reads, sorted."""
         if self._known_arguments is None:
             self._known_arguments = self._do(lambda: arguments(self.source), self._named)
         return self._known_arguments

@@ -1,5 +1,5 @@
-"""A model's thoughts: their markup, found from its chat template and its vocabulary, and how much it shall think, which
-clients ask of every model, as a chat template knows it."""
+"""A model's thoughts: their markup, found from its chat template and its vocabulary, and the level of effort that
+clients ask for, in the chat template's own arguments."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _KNOWN: tuple[tuple[tuple[str, ...], ThinkingMarkup], ...] = (
         ThinkingMarkup("to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>", ("to=user<|message|>",)),
     ),
 )  # fmt: skip
-"""Texts in a chat template, and the markup that they show. The first match counts."""
+"""Texts in a chat template, and the markup that they show; the first match counts."""
 
 
 def find_markup(template: str, is_token: Callable[[str], bool]) -> ThinkingMarkup | None:
@@ -91,7 +91,7 @@ def find_markup(template: str, is_token: Callable[[str], bool]) -> ThinkingMarku
 
 EFFORT = "reasoning_effort"
 _LEVELS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_USUAL = ("low", "medium", "high")  # templates that write the level out do not name those that they know
+_USUAL = ("low", "medium", "high")  # levels of templates that write any level out, without naming them
 _OFF = ("none", "minimal")
 _SWITCHES = ("enable_thinking", "thinking")
 
@@ -99,9 +99,9 @@ _SWITCHES = ("enable_thinking", "thinking")
 def fitting(
     arguments: Mapping[str, object], template: ChatTemplate, thinks: bool
 ) -> tuple[dict[str, object], bool | None, list[str]]:
-    """Return which of the `arguments` a template reads, with the nearest level of effort that it takes; whether the
-    model, which `thinks` at all, shall think by the others, None where they do not say; and the names of those that
-    have no effect, or another one than they ask for."""
+    """Return the `arguments` that a template reads, with the nearest level of effort that it takes; whether the model,
+    if it `thinks` at all, shall think by the other arguments, None if they do not say; and the names of arguments
+    without their full effect."""
     known = template.arguments()
     kept, think, left_out = dict[str, object](), None, list[str]()
     for name, value in arguments.items():
@@ -125,8 +125,8 @@ def fitting(
 
 
 def _nearest(asked: str, template: ChatTemplate) -> str | None:
-    """Return the level next to the one `asked` for, the lower of two, that the template takes; None where no thought is
-    asked for, and it has no such level, or takes none."""
+    """Return the level nearest to `asked`, the lower of two, that the template takes; None if it takes none, or if no
+    thought is asked for and the template has no such level."""
     named = [level for level in _LEVELS if level in _USUAL or template.names(level)]
     if asked == "none" and asked not in named:
         return None

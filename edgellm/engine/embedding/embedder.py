@@ -1,7 +1,7 @@
 """Vectors of texts, by a model that pools the states of its tokens: an encoder such as BERT, or a decoder.
 
-How states are pooled is the model's own choice, which its file names. A model that names none generates text, and the
-mean of its states would be no embedding that anybody has measured: it is refused.
+The model's file names the pooling. A model without one generates text, and is refused: nobody has measured the mean of
+its states as an embedding.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import EngineFailed, ModelUnsupported, PromptTooLong
 
 POSITIONS = 2048
-"""Tokens of the longest text, where the model was trained for as many: all of them are in one batch."""
+"""Tokens of the longest text, if the model was trained for as many: all are in one batch."""
 _POOLED = (lib.LLAMA_POOLING_TYPE_MEAN, lib.LLAMA_POOLING_TYPE_CLS, lib.LLAMA_POOLING_TYPE_LAST)
 
 
 class Embedder:
     """A context in which `model` embeds one text at a time. For one thread at a time.
 
-    `positions` are the tokens of the longest text with those that the model wants around it, `width` the numbers of a
-    vector.
+    `positions` are the tokens of the longest text with the model's tokens around it, `width` the numbers of a vector.
     """
 
     def __init__(self, model: Model, *, positions: int = POSITIONS) -> None:

@@ -1,7 +1,7 @@
 """llama.cpp's RPC: devices of other processes, and the server of this one's in a child process.
 
-It has no security of its own: a server does what whoever reaches its port asks for. And llama.cpp ends the process
-whose server goes away. So edgellm serves on loopback only, and never in the process that answers users.
+It has no security of its own: a server obeys whoever reaches its port. And llama.cpp ends the process whose server goes
+away. So edgellm serves on loopback only, and never in the process that answers users.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from edgellm.system import be_killed_first, limit
 
 HOST = "127.0.0.1"
 PROGRAMS = ("rpc-server", "ggml-rpc-server")
-"""Names of llama.cpp's own server, which does for a library without the backend."""
+"""Names of llama.cpp's own server, which serves where the library lacks the backend."""
 
 
 def how_to_compile() -> str:
@@ -100,13 +100,12 @@ STARTING_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _BESIDE = 2**30  # bytes of a server's own memory beside what its client asks for
 _HASHED = "rpc"  # folder in which llama.cpp's own program keeps weights
-# a program of llama.cpp's is ended by the child, which gets some time for that
+# The child ends a program of llama.cpp's, and gets some time for that.
 _KIND = ChildKind("edgellm.engine.ggml_rpc.backend", "serves layers over RPC", grace=0.5, keeps_words=True)
 
 
 def server_kind() -> tuple[str, Path | None]:
-    """Return what would serve on this machine, in words, and the program if it is one of llama.cpp's own; "" where
-    nothing can."""
+    """Return the server of this machine, in words ("" without one), and the program if it is llama.cpp's own."""
     if is_compiled_in():
         return "llama.cpp's RPC backend, which is compiled in", None
     program = find_program()
@@ -189,7 +188,7 @@ class RpcServer:
 
 
 def _listening(process: int) -> set[int]:
-    """Return the ports at which a process or one that it started listens."""
+    """Return the ports at which a process or its children listen."""
     found: set[int] = set()
     with suppress(psutil.Error):
         parent = psutil.Process(process)

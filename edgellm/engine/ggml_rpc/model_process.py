@@ -30,7 +30,7 @@ from edgellm.system import be_killed_first, limit
 
 _KIND = ChildKind("edgellm.engine.ggml_rpc.model_process", "holds the model over RPC", keeps_words=True)
 _NO_REUSE = "LLAMA_GRAPH_REUSE_DISABLE"
-"""llama.cpp's variable: with several contexts, a server may have dropped the graph that it is asked to use again."""
+"""llama.cpp's variable against reuse of graphs: with several contexts, a server may have dropped the graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ServedLayers:
 
 
 class ProcessSilent(DeviceLost):
-    """A process was ended because there was no sign of life for so many `seconds`."""
+    """A process was ended after `seconds` without a sign of life."""
 
     def __init__(self, what: str, next_step: str, seconds: float = 0.0) -> None:
         super().__init__(what, next_step)
@@ -61,8 +61,8 @@ class ProcessSilent(DeviceLost):
 class ModelProcess:
     """A process that loads one model and decodes. For one thread at a time, but any thread may `kill` it.
 
-    Its context has what a verifier's engine asks of one (see `edgellm.engine.Context`, whose documentation holds). When
-    the process has ended, whatever is asked of it raises DeviceLost.
+    Its context has the methods of `edgellm.engine.Context` that a verifier's engine needs. When the process has ended,
+    all methods raise DeviceLost.
     """
 
     def __init__(self, model: Path, n_vocab: int, sizes: ContextSizes, hardware: Hardware) -> None:
@@ -86,12 +86,12 @@ class ModelProcess:
         return self._child.pid
 
     def expect(self, silence: float, signs: Callable[[], object] | None = None) -> None:
-        """End the process over an order, which then raises ProcessSilent, if it shows no sign of life for so many
-        seconds: no report, and no change of what `signs` returns, from now on."""
+        """From now on, end the process during an order, which then raises ProcessSilent, after `silence` seconds
+        without a report or a change of `signs`' result."""
         self._silence, self._signs = silence, signs or self._signs
 
     def beside_weights(self) -> tuple[int, int]:
-        """Return the bytes of the whole model's caches, and those in which it computes; nothing is loaded.
+        """Return the bytes of the whole model's caches, and of its buffers; nothing is loaded.
 
         Raises:
             ModelUnsupported, EngineFailed: llama.cpp cannot use it.
@@ -104,9 +104,9 @@ class ModelProcess:
         self, served: Sequence[ServedLayers], cards: Sequence[str] = (), on_cards: int = 0,
         faults: Sequence[str] | None = None, progress: Callable[[float], None] | None = None,
     ) -> tuple[str, ...]:  # fmt: skip
-        """Load the model: its last layers on `cards` of this machine, those before on RPC servers, in order, and what
-        is left on the processor. Return what llama.cpp gets wrong of it (see `Model.faults`), which is tried if
-        `faults` are not given. `progress` is called with the share of the weights that is loaded, in 0..1.
+        """Load the model: its last layers on `cards` of this machine, the layers before on RPC servers, in order, and
+        the rest on the processor. Return its `Model.faults`, which are tried unless `faults` are given. `progress` is
+        called with the share of the weights that is loaded, in 0..1.
 
         Raises:
             ModelUnsupported, EngineFailed: llama.cpp cannot use it.
@@ -119,7 +119,7 @@ class ModelProcess:
         return tuple(map(str, found.value))
 
     def decode_rows(self, rows: list[SeqRows]) -> list[Floats]:
-        """See `Context.decode_rows`; the logits are copies."""
+        """Decode as `Context.decode_rows` does; the logits are copies."""
         for one in rows:
             self._sequences.check_fits(one.seq, len(one.ids))
         listed = [(one.seq, len(one.ids), one.outputs) for one in rows]
@@ -168,8 +168,8 @@ class ModelProcess:
         self, name: str, data: bytes = b"", size: int = 0, progress: Callable[[float], None] | None = None,
         **fields: object,
     ) -> Answer:  # fmt: skip
-        """Return the answer to an order, with `size` bytes. Raise the error that it tells of, or DeviceLost if the
-        process has ended, or does not answer as it should: what servers send may have taken it over."""
+        """Return the answer to an order, with `size` bytes. Raise the error that the child reports, or DeviceLost if
+        the process has ended or answers wrongly: a server's data may have taken it over."""
         try:
             call = self._child.submit(name, Limits(size, silence=self._silence), data, **fields)
             found = call.result(progress=progress, signs=self._signs)

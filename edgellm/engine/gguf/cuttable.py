@@ -185,8 +185,8 @@ def _obstacles(header: GgufHeader, rule: CutRule, layers: int) -> Iterator[str]:
 
 
 def cut_points(header: GgufHeader) -> tuple[int, ...]:
-    """Return the layers with which a part of a model may begin, from 0; a part may end before one of them, or with the
-    last layer. Raises as `check_cuttable`."""
+    """Return the layers with which a part of a model may begin, from 0; a part may end before such a layer, or with the
+    last layer."""
     layers, windows = check_cuttable(header), window_pattern(header)
     if not RULES[header.architecture].by_window or windows is None:
         return tuple(range(0, layers, RULES[header.architecture].period))
@@ -197,7 +197,7 @@ def exit_cuts(header: GgufHeader) -> tuple[int, ...]:
     """Return the layers behind which a model can be cut in two parts with a head each, for an early exit.
 
     There may be fewer than for stages: a stage may lie in several files of a few layers, while either part of an exit
-    is one, with a number of layers that llama.cpp may take for another model's. Raises as `check_cuttable`.
+    is a single file, with a number of layers that llama.cpp may take for another model's.
     """
     layers = check_cuttable(header)
     return tuple(
@@ -227,7 +227,7 @@ def query_factor(header: GgufHeader, count: int) -> float:
     width = header.number("embedding_length") // max(1, heads)
     if not (rule.normed and layers in rule.counts and count != layers and length > 0 and width > 0):
         return 1.0
-    # llama.cpp divides by the root of the width per head in the whole model, and of a key's length in a part
+    # llama.cpp divides by the root of the width per head in the whole model, and of a key's length in a part.
     return math.sqrt(length / width)
 
 

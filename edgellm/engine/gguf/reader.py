@@ -151,7 +151,7 @@ class ModelFile:
 
     @classmethod
     def open(cls, path: Path) -> ModelFile:
-        """Return the model at `path`; of a split model, that is its first part, and the others lie beside it.
+        """Return the model at `path`; for a split model, `path` is its first part, and the other parts lie beside it.
 
         Raises:
             ModelNotFound, ModelCorrupt, ModelUnsupported: as for `check_gguf`, for each file.
@@ -164,7 +164,7 @@ class ModelFile:
 
     @classmethod
     def of(cls, paths: Sequence[Path]) -> ModelFile:
-        """Return the model that consists of these files, whatever their names. Raises as `open`."""
+        """Return the model that consists of these files, whatever their names."""
         return cls._joined(tuple(paths), tuple(map(check_gguf, paths)))
 
     @classmethod
@@ -306,7 +306,7 @@ _ELEMENTWISE = re.compile(
 
 
 def is_index(name: str) -> bool:
-    """Return whether a tensor holds indices into others, which decide which memory is read."""
+    """Return whether a tensor holds indices into other tensors, which decide which memory is read."""
     return bool(_INDICES.fullmatch(name))
 
 

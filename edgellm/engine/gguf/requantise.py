@@ -33,7 +33,7 @@ def requantise(
     native.start()
     params = lib.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread = FILE_TYPES[kind], True, native.available_threads()
-    # the last of each is empty, which ends them
+    # Each array ends with an empty element.
     types = (lib.llama_model_tensor_override * (len(others) + 1))(
         *(lib.llama_model_tensor_override(pattern.encode(), _TENSOR_TYPES[other]) for pattern, other in others.items())
     )

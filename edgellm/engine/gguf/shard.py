@@ -70,7 +70,7 @@ def cut(src: Path, dst: Path, first: int, last: int, *, head: bool) -> None:
 def cut_bytes(src: ModelFile, first: int, last: int, *, head: bool) -> Iterator[bytes | memoryview]:
     """Yield the bytes that `cut` writes, in portions of a mebibyte at most, each valid until the next is asked for.
 
-    Raises as `cut`, at the first portion.
+    Errors are raised at the first portion.
     """
     header = src.header
     n_layer = check_cuttable(header)

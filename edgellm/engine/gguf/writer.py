@@ -95,7 +95,7 @@ def copied(source: BufferedReader, tensor: TensorInfo) -> Iterator[memoryview]:
 
 
 def multiplied(source: BufferedReader, tensor: TensorInfo, factor: float) -> Iterator[bytes]:
-    """Yield the bytes of a tensor in float32, with every number multiplied. Raises as `copied`."""
+    """Yield the bytes of a tensor in float32, with every number multiplied."""
     data = b"".join(bytes(portion) for portion in copied(source, tensor))
     yield (np.frombuffer(data, dtype="<f4") * np.float32(factor)).tobytes()
 

@@ -72,7 +72,7 @@ def prepared(schema: str) -> dict[str, Any]:
 
 def unkept(schema: str) -> list[str]:
     """Return the keywords of a JSON `schema` that a reply may break although it follows the grammar: uniqueItems
-    without a short list of values, and formats that `FORMATS` lacks. Raises as `prepared`."""
+    without a short list of values, and formats that `FORMATS` lacks."""
     return _prepared(schema)[1]
 
 

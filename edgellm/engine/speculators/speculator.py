@@ -69,7 +69,7 @@ class Speculator(ABC):
         self._windows = [StateWindow(states) for _ in range(n_seq)]
         self._placed: list[tuple[int, int, int, int]] = []
         self._ids = np.zeros((n_seq, trunk.n_ctx), dtype=np.int32)
-        # per sequence: the speculator's cache is right for the positions from `begins` to `held`
+        # The speculator's cache is right for each sequence's positions from `begins` to `held`.
         self._begins, self._held, self._next = [0] * n_seq, [0] * n_seq, [0] * n_seq
 
     @abstractmethod

@@ -108,7 +108,7 @@ class RpcDevice(Protocol):
 
 
 Planner = Callable[[Collection[str]], Sequence[StageShare]]
-"""Returns the layers of each device, in order, over those of these names and this one. Raises PlanImpossible."""
+"""Returns each device's layers, in order, over the devices of these names and this device. Raises PlanImpossible."""
 
 
 @dataclass(frozen=True, slots=True)
