@@ -21,8 +21,8 @@ NEAR = 1e-2
 TINY = 1e-11  # share of the time limit by which a stage may be late, as sums are not exact
 TIE = 1e-10  # share of the time limit within which labels are equal; far below the planner's margin
 CHUNK = 8_192  # labels expanded at once: the results stay in the processor's cache
-MOST = 2_000_000  # labels kept of a level at the most
-GROWN = 8_000_000  # labels that a level may grow to before the dominated ones are dropped, in half a gigabyte
+MOST = 2_000_000  # most labels kept of a level
+GROWN = 8_000_000  # most labels of a level before dominated labels are dropped: half a gigabyte
 
 
 def fastest_first_token(task: Task, stop: Stop = never) -> Solution | None:

@@ -115,7 +115,7 @@ class Home:
 
 
 def _with(layers: frozenset[int] | None, n: int) -> Bools:
-    """Return for each of n layers whether it is one of these, (n,); None: all."""
+    """Return whether each of n layers is one of `layers`, (n,); None: all."""
     return np.isin(np.arange(n), sorted(range(n) if layers is None else layers))
 
 

@@ -1,4 +1,4 @@
-"""A reply in phases, by the planner's model: one placement writes, and another is loaded behind it and takes over.
+"""A reply in phases, by the planner's model: one placement writes while another is loaded, which then takes over.
 
 Beyond the papers: CSGO plans one placement for the first token (2.3), and CoordGen switches graphs of one device while
 it reads a prompt (3.2). Here the computations that hide a load are tokens. With t seconds per token, the k tokens
@@ -44,7 +44,7 @@ OPENING = 0.25
 BETTER = 0.1
 """The share of the time up to the move that moving must save: predictions are off by about as much."""
 FASTER = 0.05
-"""The share of a token's time that another placement must save to be where the model lies between replies."""
+"""The share of a token's time that another placement must save to hold the model between replies."""
 _NO_TIME = 1e-12  # seconds: less than anything takes
 _TOKEN_END = 1e-9  # share of a token that rounding may leave
 
@@ -62,7 +62,7 @@ class Contention:
 
 @dataclass(frozen=True, eq=False)
 class PhaseProblem:
-    """A reply in a home, and what moving between placements takes.
+    """A reply in a home, and the costs of moving between placements.
 
     `sends_caches`: whether keys and values can be sent, by way of this device if it is one of the home's. `opening`:
     seconds before the loads of a move begin.
@@ -267,9 +267,9 @@ def _beside(task: Task, cut: Cut, slowed: Mapping[int, float]) -> tuple[float, d
 
 @dataclass(frozen=True, slots=True)
 class PhasePlan:
-    """The `reply` that is planned, beside the one that stays where it begins: `unmoved`.
+    """The planned `reply`, and the reply that stays where it begins: `unmoved`.
 
-    `rest`: where the model is best after the reply, for the next; None if it is best where the reply ends.
+    `rest`: the best placement after the reply, for the next; None if it is the placement where the reply ends.
     """
 
     reply: PhasedReply
@@ -280,7 +280,7 @@ class PhasePlan:
 def plan_phases(problem: PhaseProblem, starts: Sequence[Cut], stop: Stop = never) -> PhasePlan:
     """Return the plan of a reply that stays with the first of the placements `starts`, or begins with any of them and
     moves once: to the placement with the least time per token, if that saves `BETTER` of the time up to the move. After
-    it, predictions are as wrong for a reply that began with its last placement."""
+    the move, predictions are as wrong for a reply that began with its last placement."""
     task, unmoved = problem.task, steady(problem, starts[0])
     found = fastest_reply(task, WRITING, stop)
     if found is None or found.seconds >= problem.beyond:

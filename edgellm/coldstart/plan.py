@@ -1,4 +1,4 @@
-"""Planning: which device holds which layers, with times, reasons, alternatives and advice."""
+"""Planning: the layers of each device, with times, reasons, alternatives and advice."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Plan:
 
     @property
     def advised(self) -> PlanOption:
-        """The option that the advice recommends: the best one, or a single device if a split saves next to nothing."""
+        """The recommended option: the best option, or a single device if a split saves next to nothing."""
         alone = self.best_single
         if self.option.alone or alone is None or self.seconds(self.option) < (1.0 - MIN_SAVING) * self.seconds(alone):
             return self.option
@@ -176,7 +176,7 @@ class Plan:
         return ""
 
     def _reply_hint(self) -> str:
-        """Return a hint if another option completes the whole reply sooner than the advised one; else ""."""
+        """Return a hint if another option completes the whole reply sooner than the advised option; else ""."""
         others = [option for option in (self.even, self.heuristic, self.best_single) if option is not None]
         fastest = min((self.option, *others), key=lambda option: option.reply_s)
         if self.home.tokens_out < 2 or fastest.reply_s >= (1.0 - MIN_SAVING) * self.advised.reply_s:

@@ -230,7 +230,7 @@ class Solution:
 
 
 Stop = Callable[[], bool]
-"""Polled every few milliseconds; returns whether to return the best plan so far."""
+"""A function, polled every few milliseconds, that asks for the best plan so far."""
 
 
 def never() -> bool:

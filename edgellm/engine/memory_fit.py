@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from edgellm.engine.model import Model
 
 Contexts = Callable[["Model"], Sequence["Context"]]
-"""Opens the contexts that a model is to have."""
+"""A function that opens a model's contexts."""
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Everything that touches llama.cpp's memory: its import, its log, its pointers' lifetime, its functions' addresses.
+"""Access to llama.cpp's memory: its import, its log, its pointers' lifetime, its functions' addresses.
 
 GNU's OpenMP keeps a team of threads for every thread that has decoded. As soon as all teams together have more threads
 than there are processors, even if only one team has anything to do, it puts a waiting thread to sleep nearly at once;
@@ -98,8 +98,8 @@ no_abort: Any = lib.ggml_abort_callback()
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """A library's features: `instructions` are names such as AVX2 or NEON, `backends` those such as CPU and CUDA;
-    `mmap`: a model's file need not be read whole before it starts."""
+    """A library's features: `instructions` such as AVX2 or NEON, `backends` such as CPU and CUDA; `mmap`: a model's
+    file need not be read whole before it starts."""
 
     instructions: tuple[str, ...]
     backends: tuple[str, ...]
@@ -153,7 +153,7 @@ def features() -> Features:
 
 
 def description() -> str:
-    """Return which llama.cpp this process computes with, what it can do, and why it was chosen."""
+    """Return the llama.cpp of this process, its features, and the reason for it, in words."""
     found = features()
     parts = f"{LIBRARY.source}, commit {commit()}, {found.strongest}, backends: {', '.join(found.backends)}"
     lacking = "".join(f", no {name}" for name in found.lacking)
@@ -170,7 +170,7 @@ _Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
 class NativeLog:
-    """Swallows llama.cpp's log and keeps its last warnings and errors, so that our messages can quote them."""
+    """A sink for llama.cpp's log that keeps the last warnings and errors, so that our messages can quote them."""
 
     def __init__(self, keep: int = 32) -> None:
         self._lines: deque[tuple[int, str]] = deque(maxlen=keep)
@@ -186,7 +186,7 @@ class NativeLog:
 
     @contextmanager
     def listen(self) -> Iterator[list[str]]:
-        """Yield a list that gets every line of this thread, also what is no warning, while the `with` lasts."""
+        """Yield a list that gets every line of this thread, also below warnings, while the `with` lasts."""
         lines: list[str] = []
         self._listeners[threading.get_ident()] = lines
         try:
@@ -281,7 +281,7 @@ def bind_nonblocking(function: Any, result: Any, *arguments: Any) -> Any:
 
 
 class ProcessExit:
-    """Coordinates the end of the process with threads that are still running.
+    """The end of the process, coordinated with threads that are still running.
 
     A daemon thread may be anywhere when the process ends. If it is inside llama.cpp, its buffers would be freed and the
     library's own state taken down. So the exiting thread waits until no thread computes, and blocks any that comes
@@ -434,7 +434,7 @@ def has_small_layers(n_params: int, n_layer: int) -> bool:
 
 
 def rows_that_pay(n_params: int, n_layer: int, offloaded: bool = False) -> int:
-    """Return from how many rows on one pass through these layers takes less time than a pass for each row.
+    """Return the least number of rows for which one pass through these layers takes less time than a pass for each.
     `offloaded`: they are on a graphics card.
 
     On a processor fewer rows than that go through large layers one by one, and the pass costs a tenth more
@@ -444,7 +444,7 @@ def rows_that_pay(n_params: int, n_layer: int, offloaded: bool = False) -> int:
 
 
 def available_threads() -> int:
-    """Return on how many physical cores a computation of this process runs best.
+    """Return the number of physical cores on which a computation of this process runs best.
 
     Counts the performance cores among the processors of the affinity mask, at most the cgroup's processor quota:
     threads beyond that wait for each other in every layer, and so they do for a core that saves power.

@@ -32,13 +32,13 @@ from edgellm.errors import EdgeError, EngineFailed, Stopped
 from edgellm.isolation.serving import LENGTH, OUT_OF_MEMORY, READY, pack, unpack
 
 GRACE_SECONDS = 30.0  # wall time of an answer beyond ten times its processor time
-_POLL_SECONDS = 0.02  # between two checks of the child
+_POLL_SECONDS = 0.02  # time between two checks of the child
 _FIRST_POLL_SECONDS = 0.001
 _LATE_SECONDS = 0.25  # most silence counted between two checks: a longer gap means a suspended process or machine
-_HEAD = 2**16  # bytes of an answer beside those that its caller wants
+_HEAD = 2**16  # most bytes of an answer's head
 _SAID = 4_096  # characters of the child's own error
 _TAIL = 4_096  # bytes of the last output
-_FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"})  # sent by the system or a user
+_FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"})  # signals of the system or a user
 
 
 class ChildFailed(Exception):

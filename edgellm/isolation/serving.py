@@ -83,7 +83,7 @@ def serve(prepare: Callable[[Report], Functions], idle: float = 0.0) -> None:
 
 
 class _Reporter:
-    """Tells the parent how much of a call is done."""
+    """Reports to the parent of a call's progress."""
 
     def __init__(self, answers: IO[bytes]) -> None:
         self._answers = answers

@@ -26,7 +26,7 @@ from edgellm.isolation.serving import Functions, Report
 from edgellm.system import address_space, limit
 
 SECONDS = 2.0  # processor time of a request; a template takes milliseconds
-MEMORY, MEMORY_PER_BYTE = 2**26, 32  # bytes beyond those of a process that has done nothing, and for each of a request
+MEMORY, MEMORY_PER_BYTE = 2**26, 32  # bytes beyond an idle process's: once, and for each byte of a request
 Renderer: TypeAlias = Callable[[Mapping[str, object]], str]
 """Returns a conversation as text, followed by the opening of the assistant's turn. The keys of a conversation are
 `messages`, `bos_token`, `eos_token` and any arguments of the template."""

@@ -45,7 +45,7 @@ _CLOCK_SECONDS = 60.0  # limit of setting a clock back
 _NO_LIMIT = 1e12  # bits/s of this device's own side: the limits are in the lines
 
 Notify = Callable[[str, str], None]
-"""Called with the device and what is being measured of it."""
+"""A function that is called with a device and the figure being measured."""
 
 
 def disproved(found: PlannedStage, planned: PlannedStage) -> Iterator[tuple[str, float, float]]:
@@ -185,7 +185,7 @@ def doubt_figures(worker: Worker | None, what: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Each device's speed by name, this one's as `HERE`; lines by the names of both ends; devices left out, and why."""
+    """Speeds by device's name, `HERE` for this device; lines by the names of both ends; devices left out, and why."""
 
     speeds: Mapping[str, MeasuredSpeed]
     lines: Mapping[tuple[str, str], MeasuredLink]

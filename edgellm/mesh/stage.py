@@ -46,11 +46,11 @@ from edgellm.verifier.judgement import Judgement
 _log = logging.getLogger(__name__)
 _MERGED = 2e-3  # seconds: spans with a shorter gap between them are reported as one
 _MAX_SPANS = 2048
-MAX_QUEUED_ROWS = 4  # rows that may wait per position of every session: abandoned micro-batches still pass through
+MAX_QUEUED_ROWS = 4  # waiting rows per position of every session: abandoned micro-batches still pass through
 
 
 class Stage:
-    """Loads and computes the layers of one `StageSpec`. It calls `post` with every event, from its threads."""
+    """The layers of one `StageSpec`, loaded and computed. It calls `post` with every event, from its threads."""
 
     def __init__(self, work: StageSpec, cache: WeightCache, post: Callable[[Event], None]) -> None:
         """Reserve the memory that the stage needs until `close`. This may wait a moment for a stage that is closing.

@@ -1,5 +1,5 @@
-"""Layers in memory: shared by all pipelines that use them, kept warm for a while after, evicted to make room; and what
-computes them, the processor or graphics cards."""
+"""Layers in memory: shared by all pipelines that use them, kept warm for a while after, evicted to make room; and the
+processor or graphics cards that compute them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
 
 KEEP_SECONDS = 300.0
-_WAIT_SECONDS = 2.0  # seconds: the stage that this one replaces may be about to release its memory
+_WAIT_SECONDS = 2.0  # wait for memory: a replaced stage may be about to release it
 _SPARE = 0.1  # share of the free memory left to other programs
 
 
@@ -63,7 +63,7 @@ class ComputeUnit:
                     "Leave it out; edgellm doctor tells how llama.cpp is compiled for a graphics card.",
                 )
             return cls(replace(hardware, gpu_layers=0), "", "llama.cpp finds no graphics card that it can use")
-        if not hardware.devices:  # llama.cpp leaves out integrated ones where there are others
+        if not hardware.devices:  # llama.cpp leaves out integrated cards beside others
             cards = [card for card in cards if card.kind == "gpu"] or cards[:1]
         reason = "--device names it" if hardware.devices else "graphics cards compute unless --gpu-layers is 0"
         names = tuple(card.name for card in cards)
@@ -76,17 +76,17 @@ class ComputeUnit:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The names by which llama.cpp knows what computes."""
+        """The names of the computing devices in llama.cpp."""
         return self.hardware.devices if self.name else ("CPU",)
 
     def available(self) -> tuple[int, str]:
         """Return the bytes that are free for layers, and what bounds them."""
         free, reason = free_memory()
         cards = self._cards()
-        if not cards or not all(card.total for card in cards):  # the latter do not say
+        if not cards or not all(card.total for card in cards):  # cards without a size do not report memory
             return free, reason
         spare = sum(map(spare_memory, cards))
-        if any(card.kind == "igpu" for card in cards) and free < spare:  # it shares the machine's memory
+        if any(card.kind == "igpu" for card in cards) and free < spare:  # an igpu shares the machine's memory
             return free, reason
         return spare, f"the free memory of {self.name}, less what its driver needs"
 
@@ -166,7 +166,7 @@ class WeightCache:
         return frozenset(layer for file in loaded if file.key in model.keys for layer in file.layers)
 
     def available(self) -> tuple[int, str]:
-        """Return the bytes for weights, with those that are loaded, and for further caches; and what bounds them."""
+        """Return the bytes for weights, loaded weights included, and further caches; and what bounds them."""
         free, reason = self.unit.available()
         free += self.size
         if self.memory is not None and self.memory - self._reserved <= free:
@@ -200,7 +200,7 @@ class WeightCache:
         return MemoryReservation(self, size)
 
     def reserve_bytes(self, size: int, what: str) -> MemoryReservation:
-        """Reserve memory for what is no stage, named `what`; unused weights are unloaded for it. Wait a moment if it is
+        """Reserve memory for `what`, which is no stage; unused weights are unloaded for it. Wait a moment if memory is
         in use.
 
         Raises:

@@ -33,12 +33,12 @@ from edgellm.isolation.template_sandbox import (
 
 KNOWN = frozenset({"6b336c08d92c5d40ca5f840ba10c40952a20d3b9c58bf8de920ed04fd703cc9b"})
 """SHA-256 of harmless templates: the bundled pair's."""
-MOST_SOURCE = 2**16  # characters of a template; known ones have 20,000 at most
-_ANSWER, _ANSWER_PER_BYTE = 2**20, 16  # bytes of a rendered text, and for each byte of the conversation
-_SAID = 400  # characters of what the child says about an error
+MOST_SOURCE = 2**16  # characters of a template; known templates have 20,000 at most
+_ANSWER, _ANSWER_PER_BYTE = 2**20, 16  # bytes of a rendered text: once, and for each byte of the conversation
+_SAID = 400  # characters of the child's error message
 KIND = ChildKind("edgellm.isolation.template_sandbox", "renders chat templates")
 T = TypeVar("T")
-_KEPT = ("LD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")  # variables that Python may need to start, or the date
+_KEPT = ("LD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")  # variables for Python's start, and the date
 
 
 class TemplateRaised(ModelUnsupported):

@@ -98,7 +98,7 @@ def function(name: str, result: Any, *arguments: Any) -> Any:
 
 STARTING_SECONDS = 60.0
 _POLL_SECONDS = 0.02
-_BESIDE = 2**30  # bytes of a server's own memory beside what its client asks for
+_BESIDE = 2**30  # bytes of a server's own memory beside its client's
 _HASHED = "rpc"  # folder in which llama.cpp's own program keeps weights
 # The child ends a program of llama.cpp's, and gets some time for that.
 _KIND = ChildKind("edgellm.engine.ggml_rpc.backend", "serves layers over RPC", grace=0.5, keeps_words=True)
@@ -161,7 +161,7 @@ class RpcServer:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """Return whether the process runs."""
         return self._child.alive
 
     def last_words(self) -> str:

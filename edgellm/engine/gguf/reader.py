@@ -1,4 +1,4 @@
-"""Checks a GGUF header in Python before llama.cpp's loader sees the file, and refuses what would end the process.
+"""A check of a GGUF header in Python before llama.cpp's loader sees the file; files that end the process are refused.
 
 The native loader trusts much of what a file says of itself, and answers some lies by aborting the process. So every
 count, length and offset is checked against the real length of the file here, and reading stays within small limits.
@@ -130,7 +130,7 @@ class GgufHeader:
         return next((by_name[name] for name in names if name in by_name), None)
 
 
-SPLIT_KEYS = "split."  # keys with this prefix say which part of a split model a file is
+SPLIT_KEYS = "split."  # prefix of the keys of a split model's parts
 _MAX_PARTS = 1_000
 _PART_NAME = re.compile(r"-\d{5}-of-\d{5}$")
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
@@ -375,7 +375,7 @@ MAX_KEY = 65_535
 MAX_STRING = 16 * 2**20
 MAX_STRINGS = 4_000_000
 MAX_KEPT = 32 * 2**20  # bytes of texts and numbers that are kept in the header, all together
-KEPT_ELEMENTS = 1_024  # numeric arrays up to this length are kept in the header, longer ones only described
+KEPT_ELEMENTS = 1_024  # length of the longest numeric arrays kept in the header; longer arrays are only described
 
 _SETTLED = 2.0  # seconds: a file written just now may be written again within one tick of the file system's clock
 

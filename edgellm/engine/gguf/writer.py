@@ -1,4 +1,4 @@
-"""Writes a GGUF from the parts of another: entries and tensors are copied byte for byte unless told otherwise."""
+"""Writing a GGUF from the parts of another GGUF: entries and tensors are copied byte for byte by default."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _MAX_FORMS = 2000  # arrays of unique items; six values make 1,957
 _MAX_AHEAD = 1000  # characters of a pattern that may have look-aheads
 _MAX_OPTIONAL = 900  # optional properties of an object: the next name costs four steps for each
 _MAX_COMPARED = 64  # alternatives of a oneOf, each compared with all others
-_MOST = {"minLength": 100_000, "minItems": 1000}  # more fit no context
+_MOST = {"minLength": 100_000, "minItems": 1000}  # limits: more fits no context
 _NEAR = 10**6  # whole bounds below it are narrowed by a millionth instead of being open
 _DIGITS, _DECIMALS = 10**15, 9  # bound of numbers, and most decimals: small models may write digits endlessly
 
@@ -41,13 +41,13 @@ _NOTES = frozenset(
 )  # fmt: skip
 """Keywords that say nothing about what is valid."""
 _TYPES = {"string": str, "integer": int, "boolean": bool}
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # have schemas by name
-_LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")  # have lists of schemas
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # keywords with schemas by name
+_LISTED = ("allOf", "anyOf", "oneOf", "prefixItems")  # keywords with lists of schemas
 _SINGLE = ("items", "additionalProperties", "additionalItems", "propertyNames")
-_OF_REFERENCE = "#/%~!$&'()*+,;=:@?"  # what a URI may have; names of types have brackets, too
+_OF_REFERENCE = "#/%~!$&'()*+,;=:@?"  # characters of a URI; names of types also have brackets
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _OPEN_BOUNDS = (("exclusiveMinimum", "minimum", 1e-6, max), ("exclusiveMaximum", "maximum", -1e-6, min))
-_MERGED = {"allOf", "anyOf", "oneOf", "$ref"}  # beside other keywords, these are merged with them
+_MERGED = {"allOf", "anyOf", "oneOf", "$ref"}  # keywords that are merged with those beside them
 _AHEAD = re.compile(r"\^((?:\(\?=(?:[^()\\\[]|\\.|\[[^]]*\])*\))+)([^|]*)", re.DOTALL)
 _ONE_AHEAD = re.compile(r"\(\?=((?:[^()\\\[]|\\.|\[[^]]*\])*)\)", re.DOTALL)
 _AROUND = re.compile(r"\(\?<?[=!]")

@@ -20,7 +20,7 @@ from edgellm.engine.vocabulary import Ids, Vocabulary, common_prefix
 from edgellm.errors import EngineFailed, InvalidOption
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
-"""For each token whether it may come next, (n_vocab,)."""
+"""True for each token that may come next, (n_vocab,)."""
 
 _LIMITS = LLParserLimits(
     max_items_in_row=4000,  # parses of the text so far: an optional property has four
@@ -33,9 +33,9 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,  # a message would hold the schema
 )
 _GRAMMAR = '%llguidance {{"no_forcing": true}}\nstart: %json {}'
-"""Without forcing, a mask says what the text may be, and not in which tokens it is written."""
+"""A grammar without forcing: a mask restricts the text, and not its division into tokens."""
 _COMPACT = {"x-guidance": {"whitespace_flexible": False, "json_allowed_escapes": 'bfnrt"\\'}}
-"""No blanks, and no escapes by number: they could be half a character."""
+"""Options against blanks, and against escapes by number, which could be half a character."""
 _MOST_MASKS = 257  # masks kept of a text, a bit a token: a chunk's and the next token's
 
 

@@ -46,7 +46,7 @@ class LayerRows:
 
 
 class _Reader:
-    """Reads a state from its beginning. Raises ValueError beyond its end."""
+    """A reader of a state from its beginning. Raises ValueError beyond its end."""
 
     def __init__(self, state: Bytes) -> None:
         self._state, self._at = state, 0

@@ -1,4 +1,4 @@
-"""Tokenises in a separate process texts that could crash this one, or keep it busy for long.
+"""Tokenising in a separate process texts that could crash this process, or keep it busy for long.
 
 llama.cpp's tokenizer cannot be interrupted, and overflows its stack on a long enough stretch of text with many
 pre-tokenizers. A process can be killed. It loads only the vocabulary; it is started for the first such text and kept

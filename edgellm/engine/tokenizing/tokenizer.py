@@ -39,7 +39,7 @@ FLAT = 32_768
 """Characters between safe places for a pre-tokenizer without recursion."""
 LONGEST = 256  # characters of a special token: none is longer in any known vocabulary
 MOST = 20_000  # special tokens: the largest vocabularies have some 6,000
-_SCAN = 65_536  # characters that are searched at once: a search holds Python's lock
+_SCAN = 65_536  # characters searched at once: a search holds Python's lock
 
 # Pre-tokenizers (`tokenizer.ggml.pre`) whose expressions llama.cpp implements by hand, or whose matches are short.
 _LIST = """
@@ -75,7 +75,7 @@ class TextSlice:
 
 
 class Slicer:
-    """Cuts texts for one vocabulary."""
+    """A cutter of texts for one vocabulary."""
 
     def __init__(self, model: str, pre: str, specials: Callable[[], Sequence[Special] | None]) -> None:
         """Set up; `model` and `pre` are the file's `tokenizer.ggml.model` and `.pre`. `specials` is called when a text
@@ -169,7 +169,7 @@ def _find(pattern: re.Pattern[str] | None, text: str, start: int, end: int) -> i
     return None
 
 
-_LIKELY = 4  # characters per token in ordinary text: a text with more of them per allowed token may be too long
+_LIKELY = 4  # characters per token in ordinary text: a text with more per allowed token may be too long
 _UNKNOWN = 4  # bytes at most of an unknown character, which is one token
 _TAKES_SPACE = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP
 CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
