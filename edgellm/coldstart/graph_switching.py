@@ -200,10 +200,10 @@ Trail = tuple["Trail", Switch] | None  # the switches so far, the last one first
 class SwitchState(NamedTuple):
     """A partial schedule: the blocks switched, when computing and loading are free again, and the switches made.
 
-    `pending` is the block whose next computation may have to wait for its load, -1 for none: it can only be the one
-    loaded last. The other fields are for loads within one step, which `start`s when the previous step is over. Those
-    followed by another load can be permuted, so only one order is explored, in which all but the `last` ascend; `inner`
-    is the highest of these.
+    `pending` is the block whose next computation may have to wait for its load, -1 for none: only the block loaded last
+    can be pending. The other fields are for loads within one step, which `start`s when the previous step is over. Loads
+    followed by another load can be permuted, so only one order is explored, in which all loads but the `last` ascend;
+    `inner` is the highest of the ascending blocks.
     """
 
     mask: Mask
@@ -220,11 +220,10 @@ def beam(instance: Instance, width: int = WIDTH) -> Plan:
     """Return a plan near the optimum in polynomial time, never worse than the schedules above: at most about m^4 n
     `width` partial plans, for m blocks and n chunks.
 
-    Dynamic programming over (computations done, set of blocks switched). A partial plan matters only by when computing
-    and loading are free again and whether a block is still waited for, so most are dominated; others cannot beat the
-    best plan known (`LowerBounds`). Of the rest, the `width` most promising with the same number of computations and
-    switches are followed. With a width beyond all of them, the plan is the optimum; the problem is NP-hard (Appendix
-    A).
+    Dynamic programming over (computations done, set of blocks switched). Partial plans differ only in when computing
+    and loading are free again and in a pending block, so most are dominated; others cannot beat the best known plan
+    (`LowerBounds`). Of the rest, the `width` most promising plans with the same number of computations and switches are
+    followed. With an unlimited width the plan is the optimum; the problem is NP-hard (Appendix A).
     """
     schedules = (synchronous(instance), naive(instance), progressive(instance))
     best = min(schedules, key=lambda plan: latency(instance, plan))

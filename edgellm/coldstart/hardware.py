@@ -65,8 +65,8 @@ def _errors(grid: Floats, t: Floats, c: Floats) -> Floats:
 class LayersOnDevice:
     """The layers of a model that a device has, counted from 0: `stored` on its disk (None: any), and `loaded`.
 
-    A device cannot load layers that are not on its disk, and need not load those that are loaded. `begins` and `ends`
-    are the layers at which its stage may begin and end, given the pieces on its disk; None: any.
+    A device cannot load layers that are not on its disk, and need not load loaded layers. `begins` and `ends` are the
+    layers at which its stage may begin and end, given the pieces on its disk; None: any.
     """
 
     stored: frozenset[int] | None = None
@@ -75,7 +75,7 @@ class LayersOnDevice:
     ends: frozenset[int] | None = None
 
     def takes(self, layers: LayerRange) -> bool:
-        """Return whether these layers are there, and can be loaded without those around them."""
+        """Return whether these layers are there, and can be loaded without their neighbours."""
         begins = self.begins is None or layers.start in self.begins
         ends = self.ends is None or layers.last in self.ends
         return begins and ends and (self.stored is None or self.stored.issuperset(layers))
@@ -86,11 +86,11 @@ ANY_LAYERS = LayersOnDevice()
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device in a plan (psi_k): peak FLOP/s and the two constants of its utilisation, bytes/s of disk, bytes of
-    memory for the model with what is loaded of it, bits/s to and from the access point, seconds of latency that each
-    transfer has on its side, bytes/s at which weights are read while it decodes (if that is 0, a token's time follows
-    from U(1)), the layers that it has, the unit that these speeds are of (graphics cards such as CUDA0, "" for the
-    processor, None if that is unknown), and seconds to connect to it, before which it cannot begin to load.
+    """One device in a plan (psi_k): peak FLOP/s and the two constants of its utilisation, bytes/s of `disk`, bytes of
+    `memory` for the model, its loaded layers included, bits/s to and from the access point, seconds of `latency` that
+    each transfer has on its side, bytes/s of `bandwidth` for weights in a decode (0: a token's time follows from U(1)),
+    its layers, the `unit` of these speeds (graphics cards such as CUDA0, "" for the processor, None if unknown), and
+    `opening`, the seconds to connect to it before it can begin to load.
 
     Raises `InvalidOption` for a number that is not above 0, or a utilisation above 1.
     """
@@ -111,7 +111,7 @@ class Device:
 
     @classmethod
     def unmeasured(cls, name: str, layers: LayersOnDevice = ANY_LAYERS) -> Self:
-        """Return a device that nobody has measured: it has the speeds of an average laptop, and memory without end."""
+        """Return an unmeasured device, with the speeds of an average laptop, and endless memory."""
         return cls(name, 1e11, 1.0, 0.1, 5e8, 1e15, 1e8, 1e8, 5e-3, 1e10, layers)
 
     def updated(self, layers: LayersOnDevice, memory: float, unit: str) -> Device:

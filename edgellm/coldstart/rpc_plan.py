@@ -213,7 +213,7 @@ class RpcHome:
 
     def _load(self, site: RpcSite | None, size: float) -> _Part:
         read = size / self.here.disk
-        if site is not None:  # one tensor after the other is read, and then sent, or read there by its hash
+        if site is not None:  # each tensor in turn is read, and then sent, or read there by its hash
             sent = 8.0 * size / site.up.rate
             read += site.kept * size / site.device.disk + (1.0 - site.kept) * sent
         return _Part(read, 0.0, 0.0)

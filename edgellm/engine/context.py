@@ -578,6 +578,6 @@ class Context:
             now, self._sequences.lengths[seq] = self._sequences.lengths[seq], start
             if self._speculator is not None:
                 self._speculator.truncate(seq, start)
-            if not self.native.closed:  # it may have been closed from elsewhere
+            if not self.native.closed:  # another thread may have closed the context
                 self._lost.pop(seq, None)
                 self._lose(seq, self._cache.distrust(seq, start, now), start)

@@ -138,7 +138,7 @@ def load_model(
             f"llama.cpp cannot load {path}: {native.log.since(mark) or 'it gives no reason'}.",
             "Use another file of this model, or update llama-cpp-python.",
         )
-    if not (dry or text_only):  # what was laid out anew is not read in the file again
+    if not (dry or text_only):  # weights laid out anew are not read in the file again
         system.release_mapped(path)
     return owned
 
@@ -148,9 +148,9 @@ class NativeSpec:
     """A native context of `positions` in all `sequences` together that decodes up to `rows` rows at once.
 
     `snapshots` of a recurrent state are kept of a sequence. `whole_window`: cells outside a sliding window are kept.
-    `outputs`: the rows of logits of one batch, at most, over which llama.cpp ends the process; 0 for all of them.
-    `mtp`: of the model's MTP layer, which must have been loaded: llama.cpp ends the process without it. `embeddings`:
-    states are pooled as the model says.
+    `outputs`: the most rows of logits of a batch, beyond which llama.cpp ends the process; 0: all rows. `mtp`: a
+    context of the model's MTP layer, without which llama.cpp ends the process. `embeddings`: states are pooled as the
+    model says.
     """
 
     positions: int
@@ -170,8 +170,8 @@ class NativeSpec:
 def open_context(
     model: native.Owned, spec: NativeSpec, *, callback: Any = None, beside: native.Owned | None = None
 ) -> native.Owned:
-    """Return a native context. llama.cpp shows it nodes of graphs by a `callback`. It uses weights of the model of the
-    context `beside`, which must outlive its last computation.
+    """Return a native context, whose graphs' nodes are shown to `callback`. It uses weights of the model of the context
+    `beside`, which must outlive its last computation.
 
     Raises:
         EngineFailed: llama.cpp cannot reserve it, for want of memory above all.

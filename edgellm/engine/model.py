@@ -28,10 +28,10 @@ class LoadSpec:
 
     `text_only`: no weights are loaded: the model tokenises, but no context can be opened over it. `chat`: the process
     that renders its chat template starts meanwhile, so that the first `chat_prompt` need not wait. `dry`: nothing is
-    allocated, neither here nor by contexts, and llama.cpp only logs what it would take; with `few_outputs` for as many
-    rows of logits as are asked for, and not for all rows of a batch. `speculates`: what drafts from the model's states
-    is loaded, too, the EAGLE-3 head `eagle3`, if it is given, or else the layer that predicts further tokens (MTP), if
-    it can be used; see `engine.speculators`. `embeds`: a trial embeds a text instead of generating one.
+    allocated, neither here nor by contexts, and llama.cpp only logs the memory that it would take; with `few_outputs`
+    for the requested rows of logits, and not for all rows of a batch. `speculates`: a speculator is loaded, too: the
+    EAGLE-3 head `eagle3`, if given, else the layer that predicts further tokens (MTP), if it can be used; see
+    `engine.speculators`. `embeds`: a trial embeds a text instead of generating.
     """
 
     hardware: Hardware = ON_PROCESSOR
@@ -139,11 +139,11 @@ class Model(TextModel):
         progress: Callable[[float], None] | None = None, faults: Sequence[str] | None = None,
         trial: TrialChild | None = None,
     ) -> Model:  # fmt: skip
-        """Load a model, whose header is checked first if only its path is given; of a split one, its first part's.
+        """Load a model; a path (of a split model, its first part's) has its header checked first.
 
         `progress` is called with shares from 0 to 1; an exception that it raises stops the loading. A model whose
-        header is new on this machine is loaded in a child process first, see `engine.trial.probe`: in the child
-        `trial`, if `start_trial` has started one already, and not where its `faults` are given: what fails of it.
+        header is new on this machine is loaded in a child process first (`engine.trial.probe`), in `trial` if
+        `start_trial` has started that child already. If its `faults`, the failed trials, are given, there is no trial.
 
         Raises:
             ModelNotFound, ModelCorrupt, ModelUnsupported: as for `ModelFile.open`.
@@ -205,7 +205,7 @@ class Model(TextModel):
 
 
 def probe_of(file: ModelFile, spec: LoadSpec) -> Probe:
-    """Return what a trial of a model in a child process has to try."""
+    """Return the trial of a model for a child process."""
     mtp = not spec.text_only and spec.eagle3 is None and mtp_support(file.header).usable
     return Probe(file.paths, file.parts, spec.hardware, spec.text_only, mtp, spec.embeds, spec.eagle3)
 

@@ -43,7 +43,7 @@ class VocabularyMatch:
     """The outcome of comparing two vocabularies.
 
     `different` is the lowest id that means different things; None where both are of one tokenizer. Then both have the
-    ids below `shared`, and those beyond stand for nothing.
+    ids below `shared`, and ids beyond are padding.
     """
 
     shared: int
@@ -54,8 +54,8 @@ class VocabularyMatch:
 class Vocabulary:
     """The bytes and the kind of every token id.
 
-    `fingerprint` is the SHA-256 over all of them in hexadecimal. `block_hashes` holds 8 bytes per 256 tokens: two sides
-    whose fingerprints differ exchange these, and then the tokens of the first differing block. `pieces` shows control
+    `fingerprint` is the SHA-256 over all tokens in hexadecimal. `block_hashes` holds 8 bytes per 256 tokens: two sides
+    with different fingerprints exchange these, and then the tokens of the first differing block. `pieces` shows control
     tokens as text (`<|im_end|>`); a kind is the bit that llama.cpp gives to normal, control, byte tokens and so on.
     `required` are the ids that a conversation needs: those that end a generation, and the control tokens that the chat
     template writes.

@@ -54,7 +54,7 @@ class LimitExceeded(ChildFailed):
 
 
 class ChildSilent(LimitExceeded):
-    """The child was ended because there was no sign of life for so many `seconds`."""
+    """The child was ended after `seconds` without a sign of life."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"there is no sign of life for {seconds:.0f} s")
@@ -357,7 +357,7 @@ _Heard: TypeAlias = "_Message | BaseException"
 
 
 def _talk(calls: IO[bytes], answers: IO[bytes], message: bytes, most: int, heard: queue.SimpleQueue[_Heard]) -> None:
-    """Send the call, and put what the child says into the queue, or EOFError if the process has ended."""
+    """Send the call, and put the child's messages into the queue, or EOFError if the process has ended."""
     try:
         calls.write(message)
         calls.flush()

@@ -39,7 +39,7 @@ _EVERYTHING = "{{ '\u00e9' ~ [1]|tojson ~ strftime_now('%c') ~ lipsum(n=1)|wordw
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what a model is trained on; its contents are rendered as they are."""
+    """The tag `{% generation %}`, which marks a model's training text; its contents are rendered as they are."""
 
     tags = {"generation"}  # noqa: RUF012  as Jinja declares it
 

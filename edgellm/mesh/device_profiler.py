@@ -49,7 +49,7 @@ def measure_device(
     """Return this device's figures for such layers, measured within `max_age` seconds or now. Memory is always current.
 
     `folder` is where layers lie: the disk that is read. `memory` returns the bytes for layers, and what bounds them: by
-    default those that are free for the `unit`, which computes the layers.
+    default the free bytes of the `unit`, which computes the layers.
 
     Raises:
         MeasureFailed: the device cannot be measured.
@@ -60,7 +60,7 @@ def measure_device(
         root = folder or cache_dir() / "layers"
         try:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with FileLock(root / "measuring.lock", mode=0o600):  # others may have asked for the same
+            with FileLock(root / "measuring.lock", mode=0o600):  # another process may measure the same
                 stored, reason = _stored_figures(blocks, max_age, unit)
                 if stored is None:
                     file = root / f"measuring-{blocks.key[:16]}.gguf"
@@ -116,7 +116,7 @@ def _as_pieces(file: Path, blocks: Blocks) -> Iterator[list[Path]]:
 
 def _cold_load(file: Path, blocks: Blocks, hardware: Hardware, rate: float, how: str) -> tuple[float, str]:
     """Return the bytes/s at which layers load from the disk, ready to compute, if a file is read at `rate`: llama.cpp
-    may repack weights for the processor, or copy them to a card, and what is slower then sets the limit."""
+    may repack weights for the processor, or copy them to a card, and the slower step sets the limit."""
     sample = file.with_name(f"{file.stem}-some.gguf")
     count = max(1, min(blocks.layers, int(_LOADING * rate / blocks.layer)))
     try:

@@ -128,7 +128,7 @@ class PendingBatches:
 
 
 class Deadline:
-    """A deadline for the oldest open request, which devices cannot put off by what they report."""
+    """A deadline for the oldest open request, which reports of devices cannot put off."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
@@ -212,7 +212,7 @@ class LocalStageHost:
 
     def close(self) -> None:
         stage, self._stage = self._stage, None
-        if stage is not None:  # it may be loading, which is not worth waiting for
+        if stage is not None:  # a load under way is not worth waiting for
             threading.Thread(target=stage.close, daemon=True).start()
 
 

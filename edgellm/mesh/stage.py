@@ -107,7 +107,7 @@ class Stage:
         self._computer.start()
 
     def take(self, order: Order) -> None:
-        """Do what is ordered. Raises ProtocolError for an order that cannot be meant."""
+        """Carry out an order. Raises ProtocolError for an invalid order."""
         if isinstance(order, MicroBatch):
             self.put(order)
         elif isinstance(order, TraceWanted):

@@ -1,4 +1,4 @@
-"""The forms in which a conversation is given to a chat template: as it is, and else changed as little as needed.
+"""The forms of a conversation for a chat template: unchanged, or else changed as little as needed.
 
 Templates differ in what they allow, and many raise an error, or leave a message out without a word, where a
 conversation is not as they expect. No word of a message is lost by a form.

@@ -53,8 +53,8 @@ class ToolCall:
 class Message:
     """One turn of a conversation; `role` is `system`, `user`, `assistant` or `tool`. `thinking` is the thought before
     an assistant's `content`; most templates leave it out of earlier turns. `tool_calls` are an assistant's; the result
-    of one of them is the content of a turn of `tool`, with the call's `call_id` and the function's `name`. `context`
-    are texts that a user's question is about, which `whole` puts before it."""
+    of a call is the content of a turn of `tool`, with the call's `call_id` and the function's `name`. `context` are
+    texts that a user's question is about, which `whole` puts before it."""
 
     role: str
     content: str
@@ -81,8 +81,8 @@ class Message:
         return found | ({"tool_call_id": self.call_id, "name": self.name} if self.role == "tool" else {})
 
     def changed(self, change: Callable[[str], str], value: Callable[[str], str] | None = None) -> Message:
-        """Return the message with `change` made to all its texts but the role; `value` is made to the content and to
-        the texts within the arguments of calls instead."""
+        """Return the message with `change` applied to all its texts but the role; `value`, if given, is applied to the
+        content and to the texts within the arguments of calls instead."""
         value = value or change
         calls = tuple(
             ToolCall(change(call.name), json.dumps(change_texts(call.values(), value, change)), change(call.id))
@@ -94,7 +94,7 @@ class Message:
 
 
 def change_texts(data: Any, change: Callable[[str], str], key: Callable[[str], str] | None = None) -> Any:
-    """Return JSON data with `change` made to each text within, and `key`, by default the same, to the names."""
+    """Return JSON data with `change` applied to each text within, and `key`, by default the same, to the names."""
     if isinstance(data, str):
         return change(data)
     if isinstance(data, Mapping):

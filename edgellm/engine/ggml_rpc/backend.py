@@ -132,8 +132,8 @@ class RpcServer:
         cache: Path | None = None,
     ) -> None:
         """Start the process, and return when it listens. It computes on `devices`: the processor, with the threads of
-        `hardware`, or graphics cards. Beside what it needs itself it gets `memory` bytes at most, where the system can
-        limit that. Large weights are kept in the folder `cache`.
+        `hardware`, or graphics cards. Beside its own memory it gets `memory` bytes at most, where the system can limit
+        that. Large weights are kept in the folder `cache`.
 
         Raises:
             EngineFailed: nothing here can serve, or the server does not start.

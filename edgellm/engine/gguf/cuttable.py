@@ -3,8 +3,8 @@
 A part's layers are counted from 0 again, and some of llama.cpp's graphs ask which number a layer has, or how many there
 are. Each architecture that can be cut has a line in `RULES` with what its graph asks for (read from the source of
 llama.cpp in llama-cpp-python 0.3.36), and a test that a chain of parts computes the logits of the whole model
-(`tests/engine/test_cuttable.py`). What llama.cpp reads from the file is written for the part: the pattern of windows,
-the number of dense layers in front, values per layer. What it counts itself restricts where a part may begin.
+(`tests/engine/test_cuttable.py`). Values that llama.cpp reads from the file are written for the part: the pattern of
+windows, the number of dense layers in front, values per layer. Its own counts restrict where a part may begin.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class CutRule:
     layers with which llama.cpp computes otherwise; `normed`: only the scale of attention, for which the norm of queries
     in a part can make up. `needs`: keys whose default depends on the number of layers. `refused`: keys whose value, if
     not 0, makes layers depend on others. `head`: llama.cpp wants the head in every file. `by_window`: only layers with
-    a window have positions, and llama.cpp ends the process for a part without any. `planes`: it does so for rows whose
-    positions do not lie in several planes, of images and text.
+    a window have positions, and llama.cpp ends the process for a part without such a layer. `planes`: llama.cpp ends
+    the process for rows whose positions do not lie in several planes, of images and text.
     """
 
     window: int = 0
@@ -274,7 +274,7 @@ def part_metadata(header: GgufHeader, first: int, last: int) -> PartMetadata:
         numbers[NEXTN] = int(more)
     if lead := header.number(DENSE_LEAD):
         numbers[DENSE_LEAD] = max(0, lead - first)
-    if header.number(DEEPSTACK):  # its rows would be wider, with those of an image
+    if header.number(DEEPSTACK):  # rows would be wider, with an image's rows
         numbers[DEEPSTACK] = 0
     return PartMetadata(
         (*layers, last) if more else layers, numbers,

@@ -329,7 +329,7 @@ def fatal_claims(metadata: Mapping[str, object]) -> Iterator[str]:
     groups, groups_used = number("expert_group_count"), number("expert_group_used_count")
     if not 0 <= experts <= MAX_EXPERTS:
         yield f"claims {experts} experts; {MAX_EXPERTS} are possible"
-    dense = str(arch).startswith("hunyuan") and experts <= 1  # there one expert means none
+    dense = str(arch).startswith("hunyuan") and experts <= 1  # one expert means none in Hunyuan
     if not dense and not (0 <= used <= experts and (used > 0) == (experts > 0)):
         yield f"claims to use {used} of {experts} experts"
     if groups and not 0 <= groups < max(1, experts):

@@ -1,9 +1,9 @@
 """A range of a model's layers as a model of its own, which stock llama.cpp loads.
 
 A shard that begins at layer 0 takes token ids. Every other shard takes the output rows of the layer before it
-(`Context.decode_embeddings`) and carries no vocabulary. A shard with a head ends in logits, whichever its last layer
-is; a shard without a head is read with `Capture(outputs=..., stop_after=...)`. A chain of all shards computes what the
-whole model does.
+(`Context.decode_embeddings`) and carries no vocabulary. A shard with a head ends in logits, whatever its last layer;
+a shard without a head is read with `Capture(outputs=..., stop_after=...)`. A chain of all shards computes the same as
+the whole model.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ def _no_vocabulary(header: GgufHeader, rows: int) -> dict[str, bytes]:
 def _tensors(header: GgufHeader, first: int, last: int, head: bool) -> list[_PartTensor]:
     """Return each tensor of the shard under its new name, in the file's order.
 
-    llama.cpp wants an embedding in every file, and mostly takes it as the head where there is no other. So a shard that
-    is fed rows holds the head under the embedding's name, or only a sliver of the embedding where it has no head. Where
-    llama.cpp wants both, the one that is not used is a sliver, too, or blank if it must have a row for each token.
+    llama.cpp wants an embedding in every file, and mostly takes it as the head where there is no head. So a shard that
+    is fed rows holds the head under the embedding's name, or, without a head, only a sliver of the embedding. Where
+    llama.cpp wants both, the unused tensor is a sliver, too, or blank if it must have a row for each token.
     """
     found = {t.name: t for t in header.tensors}
     if EMBEDDING not in found or len(found[EMBEDDING].shape) != 2:

@@ -1,1 +1,1 @@
-"""Keys and values of a context: which ids its sequences hold, what can be rolled back, and what is sent elsewhere."""
+"""Keys and values of a context: the ids of its sequences, rollbacks, and caches sent elsewhere."""

@@ -30,16 +30,16 @@ class PromptCache(Protocol):
 
 
 class CachedSequence:
-    """One context's first sequence, as a prompt cache has it. `kind` is what its state depends on besides the model."""
+    """One context's first sequence in a prompt cache. `kind` names all that its state depends on besides the model."""
 
     def __init__(self, cache: PromptCache, kind: str) -> None:
         self._cache, self._kind = cache, kind
         self._epoch = cache.epoch
 
     def restore(self, ids: Ids, common: int, load: Callable[[Path], int], *, whole: bool) -> bool:
-        """Have `load` restore a sequence that shares `LEAST` more of `ids` (n,) than the `common` ones; return whether
-        it was called, and has replaced what the context held. `whole`: it cannot be cut."""
-        self._epoch = self._cache.epoch  # the context holds what was asked for after this
+        """Have `load` restore a sequence that shares at least `LEAST` more of `ids` (n,) than the `common` first ids;
+        return whether `load` was called, and has replaced the context's contents. `whole`: it cannot be cut."""
+        self._epoch = self._cache.epoch  # the context's new contents belong to this epoch
         if len(ids) - common < LEAST:
             return False
         found = self._cache.find(self._kind, ids, common + LEAST - 1, whole=whole)

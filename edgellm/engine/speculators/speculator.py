@@ -1,12 +1,12 @@
 """The base of speculators, which predict tokens from a verifier's own states.
 
 llama.cpp computes a speculator in a context of its own beside the verifier's, the trunk. Its row for position p takes
-the token there and the verifier's state at p - 1, and predicts the token at p + 1. For a second drafted token its own
-state stands in for the verifier's, and so on.
+the token at p and the verifier's state at p - 1, and predicts the token at p + 1. For further drafted tokens its own
+state replaces the verifier's.
 
-A `Context` with a speculator hands over the states of all rows that it decodes. The latest `WINDOW` of each sequence
-are kept, and the speculator reads them when it is first asked for a draft: a reply in which it drafts nothing costs
-nothing but a copy of the states, and behind a long prompt its attention begins `WINDOW` tokens before the reply.
+A `Context` with a speculator hands over the states of all rows that it decodes. The latest `WINDOW` states of each
+sequence are kept, and the speculator reads them when it is first asked for a draft: a reply without drafts costs only
+a copy of the states, and behind a long prompt its attention begins `WINDOW` tokens before the reply.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from edgellm.errors import EngineFailed
 
 @dataclass(frozen=True, slots=True)
 class Trunk:
-    """The verifier's context, beside which a speculator is opened, with sequences of `n_ctx` positions, and what
-    llama.cpp was asked for it."""
+    """The verifier's context, beside which a speculator is opened, with sequences of `n_ctx` positions, and its
+    parameters."""
 
     context: NativeContext
     n_ctx: int
@@ -36,7 +36,7 @@ class Trunk:
     n_vocab: int
 
     def beside(self, most_rows: int, *, mtp: bool = False) -> NativeSpec:
-        """Return what llama.cpp is asked for a context beside it, with batches of at most so many rows."""
+        """Return the parameters of a context beside it, with batches of at most `most_rows` rows."""
         spec = self.spec
         positions = self.n_ctx * spec.sequences
         rows = max(spec.sequences, min(most_rows, positions))

@@ -239,7 +239,7 @@ class VocabTokenizer:
     def check_length(self, text: str, most: int | None) -> None:
         """Raise PromptTooLong where `text` certainly has more than `most` tokens, without tokenising it."""
         if most is None or not self._exact or len(text) <= max(_LIKELY * most, self._slicer.whole):
-            return  # it may fit, or tokenising it takes no time
+            return  # the text may fit, or tokenising takes no time
         data = np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8)
         fewest = int(np.bincount(data, minlength=256) @ self._shares)
         if fewest > most:
