@@ -15,7 +15,7 @@ from edgellm.coldstart.bounds import Bound, Columns, Tables, prices, shares
 from edgellm.coldstart.problem import MARGIN, Cut, Floats, Ints, Solution, Stop, Task, fits, makespan, never
 
 WIDTHS = (100, 1000, None)
-"""Labels that a pass follows: narrow passes find good plans, the last one looks everywhere."""
+"""Labels that a pass follows: narrow passes find good plans, the last pass looks everywhere."""
 NEAR = 1e-2
 """The gap, as a share of T, that the first passes leave between the best plan and the limit without a plan."""
 TINY = 1e-11  # share of the time limit by which a stage may be late, as sums are not exact
@@ -318,7 +318,7 @@ class Search:
         beaten = np.maximum(before, best)[part] >= asks - TIE * limit
         tops = np.flatnonzero(offers == best[part])
         tops = tops[np.concatenate([[True], part[tops[1:]] != part[tops[:-1]]])]  # keep one of equal labels ...
-        beaten[tops] = before[part[tops]] >= asks[tops] - TIE * limit  # ... unless one with fewer layers left dominates
+        beaten[tops] = before[part[tops]] >= asks[tops] - TIE * limit  # ... unless fewer layers left dominate
         return labels.take(np.sort(order[~beaten]))
 
     def _plan(self, levels: list[Labels], label: int, device: int, count: int) -> Cut:

@@ -21,7 +21,7 @@ class Instance:
     prefill graph, to compute the same chunk with its decode graph (run once a sub-chunk, so never faster), and to load
     its decode graph. Step s, from 0, is block s % m on chunk s // m.
 
-    Raises `InvalidOption` for other numbers of times, a time below 0, or a decode graph that is the faster one.
+    Raises `InvalidOption` for other numbers of times, a time below 0, or a decode graph that is faster.
     """
 
     prefill: tuple[float, ...]

@@ -170,7 +170,7 @@ def streamed(load: Floats, compute: Floats, whole: float, files: Bools, opening:
 
 
 def last_of_file(files: Bools) -> Ints:
-    """Return for each layer of a stage the stage's last one in the same file, (n,); `files`, (n,), as for `Task`."""
+    """Return for each layer of a stage the stage's last layer in the same file, (n,); `files`, (n,), as for `Task`."""
     begins = files[1:]
     last = np.append(np.flatnonzero(begins), len(files) - 1)
     found: Ints = last[np.concatenate([[0], np.cumsum(begins)])]
@@ -183,7 +183,7 @@ def makespan(task: Task, cut: Cut) -> float:
 
 
 def per_token(task: Task, cut: Cut) -> float:
-    """Return the seconds per decoded token: all stages and hops, including the one back to the first stage."""
+    """Return the seconds per decoded token: all stages and hops, including the hop back to the first stage."""
     first, total = 0, 0.0
     for at, (device, count) in enumerate(cut):
         total += float(task.step[device, first : first + count].sum())

@@ -91,7 +91,7 @@ class RpcOption:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Seconds of something on one device: to load it, for the prompt, and for a further token."""
+    """Seconds of a part of the model on a device: to load it, for the prompt, and for a further token."""
 
     load: float
     prompt: float

@@ -133,7 +133,7 @@ class Context:
         """Have decodes ask `should_stop` before each of llama.cpp's batches, and a `Stop` also during a batch.
 
         A decode that is stopped raises Stopped, and has changed nothing. None: nothing is asked. A decode of several
-        batches calls `progress` before the first and after each one, with the number of rows computed and of all.
+        batches calls `progress` before the first and after each batch, with the number of rows computed and of all.
         """
         self.native.set_cancel(should_stop)
         if self._speculator is not None:
@@ -143,9 +143,9 @@ class Context:
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
         """Pad decodes of n rows of one sequence to `widths[n]` rows, if that is more and there are free cells.
 
-        The additional rows are copies of the last one, and are dropped. Some numbers of rows are faster than smaller
-        ones, because llama.cpp computes quantised rows in fours, and the rest one by one. `heads` are the seconds of
-        `HEADS` head rows, by which lazy heads are planned.
+        The padding copies the last row, and is dropped. Some numbers of rows are faster than smaller numbers,
+        because llama.cpp computes quantised rows in fours, and the rest one by one. `heads` are the seconds of `HEADS`
+        head rows, by which lazy heads are planned.
         """
         if self.lazy_head is not None and heads:
             self.lazy_head.take(heads)
@@ -511,7 +511,7 @@ class Context:
         return np.ascontiguousarray(rows, dtype=np.float32)
 
     def _decode_filled(self, seq: int, ids: Ids, outputs: int, start: int, rows: int) -> Floats:
-        """Decode `ids` in a batch of `rows` rows: those beyond the ids are copies of the last one, and are dropped."""
+        """Decode `ids` in a batch of `rows` rows, padded with copies of the last row, which are dropped."""
         n = self._place(0, seq, ids, outputs)
         end = start + n
         # The head has a row for each output: with a large vocabulary it is a good part of the work.

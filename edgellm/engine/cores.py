@@ -1,10 +1,10 @@
 """Sharing the processor's cores with all threads that compute, in every process of this user and in other programs.
 
-llama.cpp's threads meet after every operation, and the one that arrives first spins until the others are there. With
-more such threads than cores it spins while the one it waits for cannot run: two processes with two threads each on two
-cores decode at a tenth of the speed that one has alone. So a thread that computes says so in memory that all of this
-user's processes share, and uses its fair share of the cores while others compute. It holds a lock, so that the kernel
-itself takes a process that was killed off the list. Where there is no such memory (not Linux, a single core, a folder
+llama.cpp's threads meet after every operation, and the first thread spins until all have arrived. With more threads
+than cores it spins while a thread that it waits for cannot run: two processes with two threads each on two cores decode
+at a tenth of the speed of a process alone. So a thread that computes says so in memory that all of this user's
+processes share, and uses its fair share of the cores while others compute. It holds a lock, so that the kernel itself
+takes a process that was killed off the list. Without shared memory (not Linux, a single core, a folder
 that another user owns) every thread uses as many cores as it would alone.
 
 Threads that meet after every operation lose a time slice at each meeting where one of them has to wait for a core:

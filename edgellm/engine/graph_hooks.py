@@ -1,7 +1,7 @@
 """The door into a running graph: attention rows, layer outputs, and a stop after a chosen layer.
 
-llama.cpp asks about every node of the graph whether it is wanted, and shows the wanted ones once they are computed. A
-context without a capture has no such callback, and pays nothing.
+llama.cpp asks about every node of the graph whether it is wanted, and shows wanted nodes once they are computed. A
+context without a capture has no callback, and pays nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Capture:
     `attention`: layers whose attention rows are kept. They exist only without flash attention, which a context with
     such a capture switches off. `outputs`: layers whose output rows (the residual stream after the block) are kept.
     `stop_after`: the layer after whose output the graph stops, so that norm and head are never computed; decoding then
-    returns no logits. It must be the last one captured, and the deeper layers' cache stays empty for these tokens.
+    returns no logits. It must be the last captured layer, and the deeper layers' cache stays empty for these tokens.
     """
 
     attention: tuple[int, ...] = ()
@@ -205,7 +205,7 @@ class Recorder:
 
     def __exit__(self, *_raised: object) -> None:
         """End the batch; raise any error that occurred while looking at it."""
-        if self._to_come > 0:  # the graph was a different one, or did not run to its end
+        if self._to_come > 0:  # another graph, or a graph that did not run to its end
             self._nodes.forget()
         self._nodes.end()
 
@@ -293,7 +293,7 @@ class Recorder:
 
 
 class _BufferPool:
-    """Memory for the rows that a decode shows, used again by the next one."""
+    """Memory for the rows that a decode shows, used again by the next decode."""
 
     def __init__(self) -> None:
         self._use(np.empty(0, dtype=np.float32))

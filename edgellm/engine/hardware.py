@@ -33,9 +33,9 @@ _KINDS = ("cpu", "gpu", "igpu", "accel")  # ggml_backend_dev_type
 class Hardware:
     """The settings with which a model is loaded and computed; None leaves the choice to edgellm.
 
-    `gpu_layers`: layers on graphics cards, `ALL_LAYERS` for all. `devices`: the names of those to use; all without
-    any. `tensor_split`: shares of the model for each device. `threads`: of a decode on the processor. `n_ctx`:
-    positions of a context. `n_batch`: rows of a batch. `cache_type`: of keys and values, one of `CACHE_TYPES`.
+    `gpu_layers`: layers on graphics cards, `ALL_LAYERS` for all. `devices`: the names of the cards to use; empty for
+    all. `tensor_split`: shares of the model for each device. `threads`: of a decode on the processor. `n_ctx`:
+    positions of a context. `n_batch`: rows of a batch. `cache_type`: of keys and values, a key of `CACHE_TYPES`.
     `flash_attn`: whether flash attention is used. `mlock`: keep the weights in memory.
     """
 

@@ -1,6 +1,6 @@
 """A few layers of a model as a unit of computation: ids or rows in, rows or logits out.
 
-A stage of a mesh is a chain of such blocks, so that its first layers can compute while its last ones still load.
+A stage of a mesh is a chain of blocks, so that its first layers can compute while its last layers still load.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Block:
         return self.forward_together((BlockRows(given, start, seq, outputs),))[0]
 
     def forward_together(self, passages: Sequence[BlockRows]) -> list[Floats]:
-        """Compute like `forward` for several sequences, with equally many ids or rows each; return one view for each.
+        """Compute like `forward` for several sequences, with equally many ids or rows each; return a view for each.
 
-        Sequences with consecutive numbers share a pass; others have their own.
+        Sequences with consecutive numbers share a pass.
 
         Raises:
             InvalidOption: also where a sequence comes twice, shapes differ, or there are more rows than `rows` in all.

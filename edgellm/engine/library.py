@@ -195,7 +195,7 @@ def load(loading: Callable[[], Any]) -> tuple[Library, ModuleType]:
     `loading` makes the context in which the shared libraries are loaded.
 
     Raises:
-        LlamaCppMissing: there is none, or the one that was named or loaded cannot be used.
+        LlamaCppMissing: there is none, or the named or loaded library cannot be used.
     """
     passed: list[str] = []
     for library in candidates():

@@ -27,7 +27,7 @@ NO_OBSERVER: AbstractContextManager[object] = nullcontext()
 class LlamaBatch:
     """Room for `n` rows. `tokens` is its native form; `embeddings` makes a native form with float rows.
 
-    Models of images and text give rows a position in each of several `planes`; llama.cpp knows those of tokens itself.
+    Models of images and text give rows a position in each of several `planes`; llama.cpp sets those of tokens itself.
     """
 
     def __init__(self, n: int, n_ctx: int, planes: int = 1) -> None:

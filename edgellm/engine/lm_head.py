@@ -2,7 +2,7 @@
 
 With a large vocabulary and a small model, the head is a good part of a pass: for Qwen 2.5 with half a billion
 parameters a third for one token, and more than half for four (`python -m bench.engine.lm_head`). llama.cpp computes it
-for every drafted token, in vain for all tokens after a rejected one.
+for every drafted token, in vain after a rejected token.
 
 Here a pass over drafted tokens stops before the head, which is then computed for the first rows, and for further rows
 only while the drafts before them are accepted.

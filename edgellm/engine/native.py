@@ -307,7 +307,7 @@ class ProcessExit:
             threading.Event().wait()
 
     def begin(self, timeout: float = 2.0) -> None:
-        """Block all other threads at their next native call; wait up to `timeout` seconds for those inside one."""
+        """Block all other threads at their next native call; wait up to `timeout` seconds for calls under way."""
         self._by = threading.get_ident()
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline and any(guard.busy for guard in list(self._guards)):

@@ -33,7 +33,7 @@ def minimum_times(
     clock: Callable[[], float] = perf_counter, samples: dict[K, list[float]] | None = None,
 ) -> dict[K, float]:  # fmt: skip
     """Return the minimum measurement of each key, in the order of first measurement. `samples`: earlier measurements by
-    key, to which new ones are added, also if `measure` raises an error; keys with fewer are measured first.
+    key, to which new ones are added, also if `measure` raises an error; keys with fewer measurements come first.
 
     All keys are measured in turn, for `rounds` rounds at most. It ends early once the minimum of every key has been
     measured twice (see `AGREE`), and after `seconds` of `clock` if `at_least` keys were measured.

@@ -20,7 +20,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 def common_prefix(a: Ids, b: Ids) -> int:
     """Return how many tokens `a` (n,) and `b` (m,) share from the start."""
     n = min(len(a), len(b))
-    if not n or a[0] != b[0]:  # the common case among many sessions, and the cheap one
+    if not n or a[0] != b[0]:  # the common and cheap case among many sessions
         return 0
     differ = a[:n] != b[:n]
     return int(differ.argmax()) if differ.any() else n
@@ -121,7 +121,7 @@ class Vocabulary:
         return token in self.required or any(one is not None and _is_written(*one) for one in (ours, theirs))
 
     def first_different_block(self, hashes: Sequence[bytes]) -> int | None:
-        """Return the first block of 256 tokens whose hash differs from the given one; None where all are equal."""
+        """Return the first block of 256 tokens whose hash differs from the given hash; None where all are equal."""
         for i, (mine, theirs) in enumerate(zip(self.block_hashes, hashes, strict=False)):
             if mine != theirs:
                 return i

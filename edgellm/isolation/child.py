@@ -42,7 +42,7 @@ _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"})  # signals
 
 
 class ChildFailed(Exception):
-    """The child ended over a call. The text says how, about the call as "it"; `cause` is such as "SIGSEGV"."""
+    """The child ended over a call. The text says how, about the call as "it"; `cause` is, for example, "SIGSEGV"."""
 
     def __init__(self, how: str, cause: str = "") -> None:
         super().__init__(how)

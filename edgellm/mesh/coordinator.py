@@ -79,7 +79,7 @@ class Mesh:
         width. `notify` is called with every change, in words for people.
 
         Raises:
-            PlanImpossible: the shares are not the layers of the model in order, or one names no member.
+            PlanImpossible: the shares are not the layers of the model in order, or a share names no member.
         """
         self._devices = {device.name: device for device in devices}
         self.shares = tuple(shares)
@@ -370,7 +370,7 @@ class Mesh:
 
 
 def _transformer(work: StageSpec) -> ModelCosts:
-    """Return the costs of a usual transformer of the width of this one, in 16 bits."""
+    """Return the costs of a usual transformer of the same width, in 16 bits."""
     heads = max(1, work.n_embd // 64)
     return ModelCosts.of(TransformerShape(work.n_layers, work.n_embd, heads, heads, 64, 4 * work.n_embd), work.name)
 

@@ -84,8 +84,8 @@ class LayerSource(Protocol):
     def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> ModelLayers | None:
         """Return the layers of a model, or None if none are here.
 
-        `model` is the fingerprint of the whole model, and `pieces` those pieces of that very model that may be used
-        where only pieces are here.
+        `model` is the fingerprint of the whole model, and `pieces` are pieces of that very model that may be used where
+        only pieces are here.
         """
         ...
 
@@ -186,7 +186,7 @@ class StoredModelLayers:
     """Pieces of one model that are in a store."""
 
     def __init__(self, store: LayerStore, pieces: Sequence[LayerPiece]) -> None:
-        """Plans use pieces that do not overlap: the first ones of `pieces`. A stage may use all of them."""
+        """Set up: plans use the first of `pieces` that do not overlap, while a stage may use all."""
         self._store, self._pieces = store, {piece.layers: piece for piece in pieces}
         self.keys = frozenset(piece.sha256 for piece in pieces)
         chosen, held = list[LayerRange](), set[int]()
@@ -202,7 +202,7 @@ class StoredModelLayers:
         return [LayerFile(one.layers, one.size, one.sha256, partial(self._using, one)) for one in found]
 
     def header(self) -> GgufHeader:
-        """Return the header of the last piece: it gives the size of the vocabulary, while the first one's may list
+        """Return the header of the last piece: it gives the size of the vocabulary, while the first piece's may list
         every token."""
         with self._using(max(self._pieces.values(), key=lambda piece: piece.last)) as path:
             return check_gguf(path)

@@ -55,7 +55,7 @@ class MicroBatch:
     """Positions of a session from `start` on, on their way through the stages: as ids (n,), later as rows (n, n_embd).
 
     They replace everything that the session had from `start` on. `number` grows with every micro-batch of a pipeline.
-    If there is a `request`, the last rows are judged: those of its draft, and the row before them.
+    If there is a `request`, the last rows are judged: its draft's rows, and the row before them.
     """
 
     session: int

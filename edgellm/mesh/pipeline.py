@@ -373,7 +373,7 @@ class Pipeline:
             self._record_loss(record.host.name, event)
 
     def _record_loss(self, name: str, lost: StageLost) -> None:
-        """Record that the pipeline has lost a stage, if it is the first one lost, and fail all pending requests."""
+        """Record that the pipeline has lost a stage, if it is the first loss, and fail all pending requests."""
         if self.lost is None:
             self.lost = name, lost
             self._fail(self._device_lost(*self.lost))

@@ -1,7 +1,7 @@
 """A stage: consecutive layers of a model on one device, and the micro-batches for them.
 
 A stage has two threads. One loads block after block. The other takes micro-batches through the blocks that are loaded:
-as a rule the oldest one that can move. So a later part of a prompt goes on in the lower blocks while an earlier part
+as a rule the oldest that can move. So a later part of a prompt goes on in the lower blocks while an earlier part
 waits for a block that is still loading (layer streaming; in CSGO's equation 18 a device computes nothing before all its
 layers are loaded).
 """
@@ -56,7 +56,7 @@ class Stage:
         """Reserve the memory that the stage needs until `close`. This may wait a moment for a stage that is closing.
 
         Raises:
-            LayersMissing: not all of the layers are on this device, or not without others.
+            LayersMissing: not all of the layers are on this device, or not without further layers.
             MemoryShort: there is no room for the weights, the caches and the batches.
         """
         model, self._files = require(cache.layers, work)
@@ -170,7 +170,7 @@ class Stage:
         post `CacheTaken`.
 
         Raises:
-            ProtocolError: they are not those of a layer of this stage.
+            ProtocolError: they are of no layer of this stage.
         """
         if cache.rows is None or cache.layer not in self.work.layers:
             raise ProtocolError(f"Layer {cache.layer} is not one of this stage, or has no cache.", SAME_VERSION)
@@ -338,7 +338,7 @@ class Stage:
         return StageAnswer(batch.session, batch.number, verdict, logits, self.clock)
 
     def _record(self, span: TraceSpan, merge: bool = True) -> None:
-        """Record a span, merged with the last one where possible. The caller holds the lock."""
+        """Record a span, merged with the last span where possible. The caller holds the lock."""
         before = self._spans[-1] if self._spans else None
         if merge and before is not None and before.kind == span.kind and span.begin - before.end < _MERGED:
             self._spans[-1] = replace(before, end=span.end)

@@ -1,11 +1,11 @@
 """The micro-batches that wait in a stage, and which of them go through its blocks together.
 
 One pass over a row of each of several sessions takes less time than a pass for each, because the weights are read once.
-So micro-batches of other sessions that are waiting, too, join the oldest one in its pass; it never waits for them. Four
+So waiting micro-batches of other sessions join the oldest micro-batch in its pass, which never waits for them. Four
 limits keep that from making things slower:
 
-- All micro-batches of a pass have the same number of rows, and belong to adjacent sequences. llama.cpp computes others
-  one after the other even within a batch, and the first would only wait for the last.
+- All micro-batches of a pass have the same number of rows, and belong to adjacent sequences. Otherwise llama.cpp
+  computes them one after the other even within a batch, and the first would only wait for the last.
 - They have enough rows in all for a common pass to take less time: at least `Block.rows_that_pay`.
 - They have at most `SHARED_ROWS` rows in all. In longer passes a row costs the same, so parts of prompts go alone.
 - They are at most the number of active sessions divided by the number of stages. If all sessions were in one pass, one
@@ -105,7 +105,7 @@ class StageQueue:
         return group if len(group) * len(first.data) >= least else [first]
 
     def _ready(self, blocks: int) -> list[InFlight]:
-        """Return the micro-batches, oldest first, whose next block is loaded and free of earlier ones of a session."""
+        """Return the micro-batches, oldest first, whose next block is loaded and free of the session."""
         ready, ahead = [], dict[int, int]()
         for entry in self._queue:
             session = entry.batch.session

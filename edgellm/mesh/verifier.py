@@ -69,11 +69,11 @@ class _Sequence:
         self._thread = ThreadPoolExecutor(1, "mesh-reply")
 
     def ready(self) -> bool:
-        """Return whether there is a sequence, or one is free: each open session needs one in the stages."""
+        """Return whether the session has a sequence in the stages, or a sequence is free for it."""
         return self._slot is not None or self._mesh.free()
 
     def send(self, request: VerifyRequest) -> Future[Verdict]:
-        """Return the verdict: over another pipeline if this one is lost, which fails with MeshBroken where the
+        """Return the verdict: over a new pipeline if the present is lost, which fails with MeshBroken where the
         remaining devices do not hold the model, and with VerifierBusy while as many replies as they hold are open."""
         if self._closed:
             raise MeshBroken("This session is closed.", "Open another session.")

@@ -289,7 +289,7 @@ class WeightCache:
         return len(old)
 
     def _make_room(self, file: LayerFile) -> None:
-        """Unload the least recently used files until one more fits."""
+        """Unload the least recently used files until `file` fits."""
         if self.memory is None:
             return
         used = self._reserved + sum(loaded.size for loaded in self._entries)

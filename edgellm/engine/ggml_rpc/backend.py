@@ -1,4 +1,4 @@
-"""llama.cpp's RPC: devices of other processes, and the server of this one's in a child process.
+"""llama.cpp's RPC: devices of other processes, and the server of this process's devices in a child.
 
 It has no security of its own: a server obeys whoever reaches its port. And llama.cpp ends the process whose server goes
 away. So edgellm serves on loopback only, and never in the process that answers users.

@@ -216,7 +216,7 @@ class _Held:
         self, _data: memoryview, described: dict[str, Any], served: Sequence[tuple[int, int]], cards: Sequence[str],
         on_cards: int, faults: Sequence[str] | None,
     ) -> Sequence[str]:  # fmt: skip
-        """Load the model over the servers at some ports of this machine; return what llama.cpp gets wrong."""
+        """Load the model over the servers at some ports of this machine; return its faults."""
         file = ModelFile.open(Path(described["path"]))
         devices: list[str] = []
         shares: list[float] = []
@@ -248,7 +248,7 @@ class _Held:
 
 
 def functions(report: Report) -> Functions:
-    """Return what the child computes with the model that it holds."""
+    """Return the child's functions over the model that it holds."""
     limit("RLIMIT_CORE", 0)
     be_killed_first()
     held = _Held(report)
@@ -264,7 +264,7 @@ def functions(report: Report) -> Functions:
 
 
 def _tried(model: Model) -> Sequence[str]:
-    """Return what llama.cpp gets wrong of a model."""
+    """Return a model's faults by the self-test."""
     os.environ[_NO_REUSE] = "1"
     try:
         return self_test(model)

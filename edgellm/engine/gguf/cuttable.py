@@ -250,8 +250,8 @@ class PartMetadata:
 
     `sections` of the rotated dimensions are those of each plane of positions.
 
-    `layers`: the layers whose values it has, one more than its own where llama.cpp wants that: the last one again. It
-    stands for a layer that predicts further tokens, which llama.cpp neither loads nor computes.
+    `layers`: the layers whose values it has; where llama.cpp wants one more, the last layer again, which stands for a
+    layer that predicts further tokens, and which llama.cpp neither loads nor computes.
     """
 
     layers: tuple[int, ...]

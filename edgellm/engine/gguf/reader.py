@@ -1,6 +1,6 @@
 """A check of a GGUF header in Python before llama.cpp's loader sees the file; files that end the process are refused.
 
-The native loader trusts much of what a file says of itself, and answers some lies by aborting the process. So every
+The native loader trusts most claims of a file, and answers some lies by aborting the process. So every
 count, length and offset is checked against the real length of the file here, and reading stays within small limits.
 Format: the GGUF specification in the ggml repository, versions 2 and 3, little-endian.
 

@@ -1,7 +1,7 @@
 """A model's file written again with its weights in other types, which this machine computes faster.
 
 llama.cpp rearranges the weights of some types when it loads them, so that a pass over several rows costs little more
-than one over a single row; others, Q4_1 among them, it leaves as they are.
+than over a single row; other types, Q4_1 among them, it leaves as they are.
 """
 
 from __future__ import annotations

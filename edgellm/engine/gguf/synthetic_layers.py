@@ -129,7 +129,7 @@ def time_passes(
     """Return growing numbers of tokens, the least seconds of a pass of each through one layer, and the threads used.
     The layers are computed where `hardware` puts them, file by file of `paths`, as by a stage that has them.
 
-    Once a number takes a device too long, larger ones are not tried.
+    Once a number takes a device too long, larger numbers are not tried.
 
     Raises as `Model.load`.
     """

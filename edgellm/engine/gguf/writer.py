@@ -107,7 +107,7 @@ def zeros(nbytes: int) -> Iterator[bytes]:
 
 
 def portions(like: GgufHeader, entries: Iterable[bytes], tensors: Sequence[NewTensor]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a file with the version and alignment of `like`; a portion is valid until the next one."""
+    """Yield the bytes of a file with the version and alignment of `like`; a portion is valid until the next."""
     values, infos, due = tuple(entries), [], 0
     for t in tensors:
         infos.append(_info(t, due))

@@ -138,7 +138,7 @@ class _Preparation:
             self._survey(part, depth + 1)
 
     def _of(self, schema: Any) -> Any:
-        """Return the schema that stands for another one."""
+        """Return the schema in llguidance's dialect that stands for `schema`."""
         if not isinstance(schema, dict):
             return schema
         made = {key: value for key, value in schema.items() if key not in _NOTES and not key.startswith("x-")}
@@ -303,11 +303,11 @@ class _Preparation:
         if any(left and right and not left & right for left, right in shared):
             return True
         lacking = (set(one.get("required", ())) - set(theirs), set(other.get("required", ())) - set(ours))
-        return all(lacking) and not self._merges  # each has what the other never writes
+        return all(lacking) and not self._merges  # each schema requires a property that the other never writes
 
 
 def _parts(schema: dict[str, Any]) -> list[tuple[Callable[[Any], None], Any]]:
-    """Return the schemas within a schema, each with a function that puts another one in its place."""
+    """Return the schemas within a schema, each with a function that replaces it."""
     found: list[tuple[Callable[[Any], None], Any]] = []
     for key in _NAMED:
         if isinstance(named := schema.get(key), dict):
@@ -334,7 +334,7 @@ def _kinds(schema: Schema) -> set[str]:
 
 
 def _listed(items: Schema) -> list[Any] | None:
-    """Return the values of items that are a few short ones of one type, or of any; otherwise None."""
+    """Return the values of items that are a few short values of one type, or of any; otherwise None."""
     kind, values = items.get("type"), items.get("enum", [False, True])
     alike = kind is None or all(type(value) is _TYPES.get(str(kind)) for value in values)
     listed = "enum" in items or kind == "boolean"

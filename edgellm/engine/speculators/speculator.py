@@ -153,8 +153,7 @@ class Speculator(ABC):
         return self._row()
 
     def follow(self, token: int, seq: int = 0) -> Floats:
-        """Return the logits of the token after `token`, which was drafted behind the tokens of the last call. Raises
-        what `predict` raises."""
+        """Return the logits of the token after `token`, which was drafted behind the tokens of the last call."""
         states = self._functions.states(self._context.owned, self._last_row + 1, self._inputs.shape[1])
         if states is None:
             raise EngineFailed("llama.cpp has no state of the last drafted token.", "Report this.")

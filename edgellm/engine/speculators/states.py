@@ -1,6 +1,6 @@
 """States of a context's rows, which a speculator reads: handed over by llama.cpp, and kept.
 
-The functions are those that llama.cpp exports for its own server, by their C++ names in ELF and Mach-O files. Windows
+llama.cpp exports the functions for its own server, by their C++ names in ELF and Mach-O files. Windows
 builds lack them.
 """
 
@@ -58,12 +58,12 @@ class StateFunctions:
         return found
 
     def keep(self, context: native.Owned, *, every_row: bool) -> None:
-        """Have a context keep its rows' last states: of every row, or of those with logits alone."""
+        """Have a context keep its rows' last states: of every row, or of rows with logits alone."""
         self._keep(context.pointer, True, not every_row)
 
     def states(self, context: native.Owned, n: int, width: int) -> Floats | None:
         """Return the last states of the first `n` rows of the last computation, (n, width), as a view until the next
-        one; None where there are none."""
+        computation; None without states."""
         return rows_at(self.state_address(context), n, width)
 
     def state_address(self, context: native.Owned) -> int:

@@ -20,7 +20,7 @@ _DRAFTERS = {
     "dflash": "a DFlash drafter",
     "gemma4-assistant": "a drafter for Gemma 4 (assistant)",
 }
-"""Files that read the states of another model's layers while that one computes, by architecture."""
+"""Files that read the states of another model's layers while that model computes, by architecture."""
 
 
 def is_eagle3(header: GgufHeader) -> bool:

@@ -1,1 +1,1 @@
-"""Model files that may end the process that loads them: known ones are refused, unknown ones tried in a child."""
+"""Model files that may end the process that loads them: known files are refused, unknown files tried in a child."""

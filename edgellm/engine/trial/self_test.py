@@ -59,7 +59,7 @@ def _passes(part: _Part, model: Model, ids: Ids) -> bool:
 
 
 def _after_a_batch(model: Model, ids: Ids) -> bool:
-    """Roll back a part of a batch, all of one, and more."""
+    """Roll back a part of a batch, a whole batch, and more."""
     with Context(model, ContextSpec(n_ctx=_POSITIONS, n_batch=_ROWS, rolls_back=True)) as context:
         context.decode(ids[:_TEXT])
         for dropped, again in ((3, 2), (5, 3), (9, 2)):

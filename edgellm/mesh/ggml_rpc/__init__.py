@@ -1,1 +1,1 @@
-"""A whole model over several devices by llama.cpp's RPC, for those whose layers cannot be cut."""
+"""A whole model over several devices by llama.cpp's RPC, for models whose layers cannot be cut."""
