@@ -105,7 +105,7 @@ class StageQueue:
         return group if len(group) * len(first.data) >= least else [first]
 
     def _ready(self, blocks: int) -> list[InFlight]:
-        """Return the micro-batches, oldest first, whose next block is loaded and free of earlier ones of the session."""
+        """Return the micro-batches, oldest first, whose next block is loaded and free for the session."""
         ready, ahead = [], dict[int, int]()
         for entry in self._queue:
             session = entry.batch.session

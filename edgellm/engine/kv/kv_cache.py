@@ -28,7 +28,7 @@ from edgellm.engine.vocabulary import Ids
 
 MAX_SNAPSHOTS = 8
 """Most tokens of a batch that can be rolled back at once: a draft model's chunk."""
-_PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: only a recurrent state or a window's cells, which cannot be cut
+_PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: a recurrent state or a window's cells, which cannot be cut
 _ANCHOR = 32  # least tokens between a kept checkpoint and the next
 _ANCHORS = 2
 _MOST_BYTES = 2**28  # limit of a checkpoint, and of a sequence's checkpoints beyond two
