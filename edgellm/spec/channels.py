@@ -49,7 +49,7 @@ class ChannelSplitter:
         """Begin a reply; it has no thoughts if `markup` is None. `opened`: the prompt ends within a thought.
         `control_text` returns the text of a control token."""
         self.reason = "no thoughts are looked for" if markup is None else f"the model thinks: {markup.reason}"
-        """Says if thoughts are looked for, and why."""
+        """The reason why thoughts are looked for, or not."""
         self.thinks = markup is not None
         self._opened, self._control_text = opened, control_text
         self._place = _Place.ANSWER if markup is None else _Place.START
@@ -152,7 +152,7 @@ class ChannelSplitter:
     def _enter(self, place: _Place, marker: bytes) -> None:
         if place is _Place.HEADER:
             self._header = marker
-        elif self._place is _Place.HEADER:  # its end: the channel that is named last counts
+        elif self._place is _Place.HEADER:  # The channel that a header names last counts.
             names = _CHANNEL_NAME.findall(self._header)
             place = _Place.THINKING if names and names[-1] != b"final" else _Place.ANSWER
         self._skips_blanks = place in (_Place.THINKING, _Place.ANSWER) and place is not self._place

@@ -27,12 +27,12 @@ class GrammarState(Protocol):
 
 
 class ReplyGrammar:
-    """The grammar of one reply, for one of those who choose its tokens: it keeps their place in it."""
+    """The grammar of one reply, and the position in it of one drafter or verifier."""
 
     @classmethod
     def of(cls, constraint: Constraint | None, compile_schema: Callable[[str], GrammarState] | None) -> Self | None:
-        """Return the grammar of a reply with `constraint`, by a function that returns that of a JSON schema; None
-        without one of the two."""
+        """Return the grammar of a reply with `constraint`; `compile_schema` compiles its JSON schema. None if either is
+        None."""
         if constraint is None or compile_schema is None:
             return None
         return cls(compile_schema(constraint.schema), constraint)
@@ -42,7 +42,7 @@ class ReplyGrammar:
         self._after = np.array(constraint.after, dtype=np.int32)
 
     def limited(self, distribution: Distribution, logits: Floats, text: Ids) -> Distribution:
-        """Return what is left of a `distribution` made of `logits` (n_vocab,), which follow `text` (n,)."""
+        """Return the allowed part of a `distribution` made of `logits` (n_vocab,), which follow `text` (n,)."""
         left = self.kept(distribution, text)
         if left is not None:
             return left
@@ -50,7 +50,7 @@ class ReplyGrammar:
         return Distribution(np.array([best], dtype=np.int32), np.ones(1, dtype=np.float32))
 
     def kept(self, distribution: Distribution, text: Ids) -> Distribution | None:
-        """Return what is left of a `distribution` behind `text` (n,); None where that is nothing."""
+        """Return the allowed part of a `distribution` behind `text` (n,); None if it is empty."""
         if (mask := self._mask(text)) is None or (kept := mask[distribution.ids]).all():
             return distribution
         if not kept.any():
@@ -80,7 +80,7 @@ class ReplyGrammar:
         return len(drafted)
 
     def prepare(self, text: Ids, drafted: Ids) -> None:
-        """Have the masks ready that a verdict on `drafted` (k,) behind `text` needs, so that it need not wait."""
+        """Compute in advance the masks that a verdict on `drafted` (k,) behind `text` needs."""
         if self.follows(text, drafted) == len(drafted):
             self._mask(np.concatenate((text, drafted)))
 

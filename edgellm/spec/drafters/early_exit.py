@@ -65,7 +65,7 @@ class EarlyExitDrafter(Drafter):
         self._recorder: Recorder = recorder
         self._lower, self._upper, self._threshold, self._shared = lower, upper, threshold, shared
         self._meter = AttentionMeter(lower, layers)
-        # the lower shard's output at each position; those from the upper cache's length on wait
+        # The lower shard's output at each position; rows beyond the upper cache's length wait.
         self._rows = np.empty((lower.n_ctx, below.n_embd), dtype=np.float32)
         self._clear()
 
@@ -107,7 +107,7 @@ class EarlyExitDrafter(Drafter):
             context.set_cancel(None)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
-        """See `Drafter.propose`. The last token of a chunk is decoded in no layer before a later text holds it."""
+        """Draft a chunk. Its last token is decoded in no layer before a later text holds it."""
         prefix = within(state.ids, self._shared)
         chunk = ChunkBuilder(
             state, gamma, penalties=state.sampling.penalties, grammar=state.grammar, cursor=state.lookup(prefix)

@@ -1,4 +1,4 @@
-"""Drafting as the draft policy says: copies, or the draft model's tokens and copies behind them."""
+"""Drafting by the draft policy: copies, or the draft model's tokens and copies behind them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edgellm.spec.types import Chunk, Round, Verdict
 
 _NOTHING = Chunk()
 _REST_STEP, _MOST_REST = 2, 5
-"""Rounds without a lookup, for every two of which one more round is left out, up to five: a round in which nothing is
-considered costs next to nothing beside a decode of a tiny model, too."""
+"""For every two rounds in a row without a lookup, one more round is skipped, up to five: a skipped round costs next to
+nothing even beside a decode of a tiny model."""
 
 
 class HybridDrafter(Drafter):
@@ -26,15 +26,15 @@ class HybridDrafter(Drafter):
         self, policy: DraftPolicy, copies: Retriever, model: Drafter | None = None, gamma: int = 0, *,
         name: str = "model", linked: bool = False,
     ) -> None:  # fmt: skip
-        """Let the `model` draft at most `gamma` tokens; the policy knows it by its `name`. `linked`: the verifier is on
-        another device, which reads the prompt while the model does."""
+        """Let the `model`, known to the policy by its `name`, draft at most `gamma` tokens. `linked`: the verifier is
+        on another device, which reads the prompt while the model does."""
         self._policy, self._copies, self._model, self._gamma = policy, copies, model, gamma
         self._name, self._linked = name if model is not None else "", linked
         self._looking = 0.0  # seconds of this round's lookup
-        self._refused: list[int] = []  # a copy that was not allowed
-        self._right = 0  # tokens of it that were written
-        self._unknown = 0  # rounds in a row in which nothing was looked up
-        self._rest = 0  # rounds to come in which nothing is considered
+        self._refused: list[int] = []  # tokens of a copy that the allowance did not cover
+        self._right = 0  # refused tokens that were written
+        self._unknown = 0  # rounds in a row without a lookup
+        self._rest = 0  # next rounds to skip
 
     @property
     def needs_verdict(self) -> bool:
@@ -89,8 +89,8 @@ class HybridDrafter(Drafter):
         return more.behind(chunk, policy.useful(more.survives, n))
 
     def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
-        """See `Drafter.look_ahead`. Behind a copy there is nothing to guess with; but while the verifier reads the
-        prompt, the draft model does so, too, if it would have drafted otherwise."""
+        """Draft ahead behind the draft model's tokens. Behind a copy, let the draft model only read the prompt while
+        the verifier does, if it would have drafted otherwise."""
         if self._model is None:
             return
         if not chunk.retrieved:
@@ -101,7 +101,7 @@ class HybridDrafter(Drafter):
             self._policy.read_prompt(perf_counter() - began)
 
     def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:
-        """See `Drafter.unverified`: what the draft model drafted, or drafts now."""
+        """Return the draft model's tokens, drafted now if `chunk` is a copy."""
         if self._model is None or self.needs_verdict:
             return _NOTHING
         gamma = min(gamma, self._gamma)
@@ -123,8 +123,8 @@ class HybridDrafter(Drafter):
             self._policy.looked(self._looking + perf_counter() - began)
 
     def _follow_refused(self, chunk: Chunk, verdict: Verdict) -> None:
-        """Compare what was written with the copy that was not allowed, and settle it once it is known that it would
-        have saved time, or how much of it would have been accepted."""
+        """Compare the written tokens with the refused copy, until the copy would have saved time, or is known to be
+        wrong or wholly right; credit a saving."""
         for token in (*chunk.ids[: verdict.accepted].tolist(), *verdict.tokens.tolist()):
             right = token == self._refused[self._right]
             self._right += right

@@ -2,8 +2,8 @@
 
 Attention comes as the engine records it, one array (heads, queries, keys) per layer; a study of several layers stacks
 them to (layers, heads, queries, keys), and chooses layers and heads by indexing. Query `q` of such rows is the token at
-position `first + q`, key `k` the one at position `k`. The rows of a chunk of `n` drafted tokens are those of its first
-`n - 1`: the last one has not been fed to the model when the gate decides.
+position `first + q`, key `k` the token at position `k`. A chunk of `n` tokens has `n - 1` rows: its last token has not
+been fed to the model when the gate decides.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class ColumnSums:
         self._rows.append([rows[:, 0, :seen].copy() for rows in layers])
 
     def importance(self, n: int) -> Floats:
-        """Return for the first `n` tokens, (n,), the mean attention of the tokens from each one on; 0 where none has
-        been fed."""
+        """Return for each of the first `n` tokens the mean attention from itself and later tokens, (n,); 0 where none
+        has been fed."""
         mean: Floats = self.by_layer(n).mean(axis=0)
         return mean
 

@@ -1,4 +1,4 @@
-"""A draft model as the drafter: choosing a chunk's tokens, and measuring the attention that later tokens pay them."""
+"""A draft model as the drafter: choosing a chunk's tokens, and measuring the attention of later tokens to them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ChunkBuilder:
         return token
 
     def _drawn(self, logits: Floats) -> int:
-        """Return the token that is drawn at this place; the verifier would draw it from the same logits."""
+        """Return the token drawn at this place, as the verifier would draw it from the same logits."""
         found = distribution(logits, self._sampling)
         if self._grammar is not None:
             text = np.concatenate((self._text, np.array(self.ids, dtype=np.int32)))
@@ -112,7 +112,7 @@ class ChunkBuilder:
         return at <= len(self._floors) and self._survival < self._floors[at - 1]
 
     def build(self, importance: Floats | None, exits: bool = False) -> Chunk:
-        """Return the finished chunk; `exits`: whether its drafter stops early at all."""
+        """Return the finished chunk; `exits`: its drafter may skip layers."""
         n = len(self.ids)
         return Chunk(
             ids=np.array(self.ids, dtype=np.int32),
@@ -132,7 +132,7 @@ class ChunkBuilder:
 
 
 def within(ids: Ids, shared: int | None) -> Ids:
-    """Return `ids` (n,) for a model that has tokens below `shared` only: others, which stand for nothing, are 0."""
+    """Return `ids` (n,) for a model that has only tokens below `shared`: all others become 0."""
     return ids if shared is None else np.where(ids < shared, ids, 0).astype(np.int32)
 
 
@@ -187,8 +187,7 @@ class AttentionMeter:
         self._sums.add(rows)
 
     def importance(self) -> Floats | None:
-        """Return the importance of the chunk's tokens, (gamma,), including places it turned out not to fill; None if
-        not measured."""
+        """Return the importance of the chunk's tokens, (gamma,), unfilled places included; None if not measured."""
         return None if self._sums is None else self._sums.importance(self._n)
 
     def by_layer(self, n: int) -> Floats | None:
@@ -229,7 +228,7 @@ class ModelDrafter(Drafter):
         self._context.fill(*NOT_FILLED)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
-        """See `Drafter.propose`. The last token of a chunk is decoded only with a later text that contains it."""
+        """Draft a chunk. Its last token is decoded only with a later text that contains it."""
         prefix = within(state.ids, self._shared)
         chunk = ChunkBuilder(
             state, gamma, keeps_logits=self._keeps_logits, penalties=state.sampling.penalties, grammar=state.grammar,
@@ -273,7 +272,7 @@ class ModelDrafter(Drafter):
         whole: Ids,
         tail: int,
     ) -> list[tuple[Ids, Chunk]]:
-        """Draft after several prefixes in one batch per token, until `done` returns True.
+        """Draft after several prefixes in one batch per token, until `until` returns True.
 
         The prefixes are `prefixes`, and `whole` with each of its `tail` likeliest next tokens (fewer if one ends the
         turn, or is in `prefixes` already), at most `max_branches` in all. Return each with up to `gamma` drafted
@@ -282,7 +281,7 @@ class ModelDrafter(Drafter):
         """
         try:
             self._meter.pause()
-            # it may have been drafted ahead, and be verified before anything else is drafted
+            # `whole` may have been drafted ahead, and be verified before anything else is drafted.
             self._take_over(within(whole, self._shared))
             return self._draft_branches(state, prefixes, gamma, until, whole, tail)
         except BaseException:
@@ -311,7 +310,7 @@ class ModelDrafter(Drafter):
                 rows.append(SeqRows(len(branches), own[context.sync(own, len(branches)) :], 1))
 
         taken = {int(prefix[len(whole)]) for prefix in prefixes if len(prefix) > len(whole)}
-        for prefix in prefixes:  # while sequence 0 still has what was drafted behind `whole`
+        for prefix in prefixes:  # Sequence 0 still has the tokens drafted behind `whole`.
             begin(prefix)
         if tail:
             own = within(whole, self._shared)

@@ -64,7 +64,7 @@ class ParallelDrafter(Drafter):
             self._acceptance.observe(turn.chunk, turn.verdict.accepted)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
-        """See `Drafter.propose`. Tokens that were drafted ahead behind exactly this text are taken over."""
+        """Draft a chunk. Tokens that were drafted ahead behind exactly this text are taken over."""
         prefix = state.ids
         ready = next((chunk for known, chunk in self._ahead if len(chunk) and np.array_equal(known, prefix)), None)
         if self._ahead:
@@ -85,7 +85,7 @@ class ParallelDrafter(Drafter):
         return replace(joined(ready, rest), ahead=len(ready))
 
     def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
-        """See `Drafter.look_ahead`: behind the likeliest verdicts, as many as there is room for."""
+        """Draft behind the likeliest verdicts, as many as there is room for."""
         prefix = state.ids
         began = perf_counter()
         whole = np.concatenate((prefix, chunk.ids))
@@ -198,5 +198,5 @@ _BEHIND = (
     np.arange(-ALTERNATIVES, 0, dtype=np.int32),
     np.array([0.80, 0.06, 0.02, 0.01] + [0.005] * (ALTERNATIVES - 4), dtype=np.float32),
 )
-"""Placeholders for the likeliest tokens after a wholly accepted chunk, with their usual probabilities: they are not
+"""Placeholders for the likeliest tokens after a wholly accepted chunk, with usual probabilities: the tokens are not
 computed yet when branches are allotted."""

@@ -12,9 +12,9 @@ from edgellm.spec.sampling import distribution, draw, penalised
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Floats, Ids, Sampling
 
-_WEIGHT = 0.2  # of the last chunk in the seconds of a token
+_WEIGHT = 0.2  # weight of the last chunk in the seconds of a token
 Floor = Callable[[int], float]
-"""Returns, for a number of drafted tokens, the chance to survive below which another one does not pay."""
+"""The break-even chance of a further token, by the number of drafted tokens."""
 
 
 def draft(
@@ -64,16 +64,16 @@ class SpeculatorDrafter(Drafter):
 
     @property
     def needs_verdict(self) -> bool:
-        """See `Drafter.needs_verdict`: the speculator stands still without the verifier."""
+        """Return True: the speculator stands still without the verifier."""
         return True
 
     def begin(self, state: GenerationState) -> None:
-        """See `Drafter.begin`. The session at the verifier is open."""
+        """Take the speculator of the open session at the verifier."""
         self._speculator = self._verifier.speculator(state)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
-        """See `Drafter.propose`; nothing in the first round, before the verifier has read the prompt, and while not
-        even a sure token would pay."""
+        """Draft a chunk; an empty one before the verifier has read the prompt, and while not even a sure token would
+        pay."""
         if self._speculator is None:
             return Chunk()
         floors = state.rules.floors()
@@ -86,5 +86,5 @@ class SpeculatorDrafter(Drafter):
         return draft(self._speculator, state.ids, min(gamma, state.tokens_left), state.sampling, self._is_eog, floor)
 
     def end(self) -> None:
-        """See `Drafter.end`. The speculator goes back with the verifier's context."""
+        """Give the speculator back with the verifier's context."""
         self._speculator = None

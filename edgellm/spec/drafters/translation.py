@@ -83,7 +83,7 @@ class TokenTranslation:
         self.share = len(common) / max(1, len(ours))
         """The share of the draft model's tokens that are tokens of the verifier, too."""
         self.by_text = self.share < LEAST_SHARE
-        """Whether greedy drafts are translated as text."""
+        """True if greedy drafts are translated as text."""
         self.end = verifier.end_of_turn
         """The verifier's token that ends a turn; the draft model's means the same."""
         if self.end is not None and draft.end_of_turn is not None:
@@ -95,7 +95,7 @@ class TokenTranslation:
         self._verifier_tokens = verifier.n_vocab
         self.ours, self.theirs = TextCutter(draft), TextCutter(verifier)
         self.piece = verifier.piece
-        """Return the bytes that a token of the verifier adds to a text."""
+        """The function that returns the bytes of a verifier's token."""
         self.reason = (
             f"{draft.name} and {verifier.name} have different tokenizers; {100 * self.share:.0f}% of the draft model's"
             " tokens are also tokens of the verifier, so drafts are translated "
@@ -141,10 +141,10 @@ class TranslatedDrafter(Drafter):
 
     def _forget(self) -> None:
         self._text = bytearray()  # the reply so far
-        self._read = 0  # its tokens, in the verifier's ids
+        self._read = 0  # the verifier's tokens in `_text`
         self._own: list[_Own] = []  # the reply in own tokens
-        self._drafted: list[_Own] = []  # what was drafted behind it last
-        self._preferred = 0  # how many tokens that is for the verifier, if it is what the draft model prefers, else 0
+        self._drafted: list[_Own] = []  # the last draft
+        self._preferred = 0  # length of the last draft in the verifier's tokens, 0 unless the draft model prefers it
 
     def begin(self, state: GenerationState) -> None:
         self._forget()
@@ -155,7 +155,7 @@ class TranslatedDrafter(Drafter):
         self._context.set_cancel(None)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
-        """See `Drafter.propose`. Without a prompt for the draft model, or without room for it, there is no draft."""
+        """Draft a chunk; an empty one without a prompt for the draft model, or without room for it."""
         prefix = self._prefix(state)
         gamma = self._room(prefix, gamma)
         if prefix is None or gamma < 1:
@@ -166,8 +166,8 @@ class TranslatedDrafter(Drafter):
         return self._by_token(chunk, prefix)
 
     def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:
-        """See `Drafter.unverified`: the draft model's own text. Under a JSON schema, which is about the verifier's
-        tokens, it is written in common tokens."""
+        """Return the draft model's own text; in common tokens under a JSON schema, which is about the verifier's
+        tokens."""
         if 0 < len(chunk) == self._preferred and state.sampling.greedy and not state.sampling.ruled:
             return chunk
         prefix = self._prefix(state)
@@ -216,7 +216,7 @@ class TranslatedDrafter(Drafter):
         ids = theirs.cut(b"".join(own.piece for own in self._drafted))
         written = np.cumsum([len(own.piece) for own in self._drafted], dtype=np.int64)
         ends = np.cumsum([len(self._translation.piece(token)) for token in ids], dtype=np.int64)
-        # a token is as sure as the drafted one that its last byte is of
+        # A token is as sure as the drafted token with its last byte.
         places = np.minimum(np.searchsorted(written, ends), max(0, len(self._drafted) - 1))
         if ended and self._translation.end is not None:
             ids, places = [*ids, self._translation.end], np.append(places, len(drafted) - 1)
@@ -244,7 +244,7 @@ class TranslatedDrafter(Drafter):
         return True
 
     def _follow(self, state: GenerationState) -> None:
-        """Take over what the reply has become, in own tokens: drafted ones as far as they were right."""
+        """Take over the written reply in own tokens: drafted tokens as far as they were right."""
         text = self._text
         at = sum(len(own.piece) for own in self._own)
         new = state.ids[state.prompt_tokens + self._read :].tolist()
@@ -258,7 +258,7 @@ class TranslatedDrafter(Drafter):
         self._drafted = []
         if at == len(text):
             return
-        # a word is cut as a whole: what was written of it may be other tokens together with what follows
+        # A word is cut as a whole: its beginning may be other tokens together with its end.
         if not text.startswith(_SPACES, at):
             words = (n for n, own in enumerate(reversed(self._own[-_BACK:]), start=1) if own.piece.startswith(_SPACES))
             for own in [self._own.pop() for _ in range(next(words, 0))]:
@@ -266,7 +266,7 @@ class TranslatedDrafter(Drafter):
         self._own += self._cut(bytes(text[at:]))
 
     def _cut(self, text: bytes) -> list[_Own]:
-        """Return `text` in own tokens; together they have all of its bytes, whatever the tokenizer made of it."""
+        """Return `text` in own tokens, whose pieces together are all of its bytes."""
         found: list[_Own] = []
         for token in (ids := self._translation.ours.cut(text)):
             piece = self._model.piece(token) if len(found) < len(ids) - 1 else text

@@ -57,7 +57,7 @@ def rejection(confidence: Sequence[float] | Floats, alpha: float) -> Probabiliti
 
 
 BRANCHES = 3
-"""Guesses that are followed at once if nothing was measured."""
+"""Guesses that are followed at once without a measurement."""
 TOPK_HIT_RATE = (0.37, 0.64, 0.78, 0.86, 0.88, 0.91, 0.92, 0.93, 0.94, 0.94, 0.95, 0.95, 0.95, 0.96, 0.96, 0.96)
 """Share of verdicts that are among the 1, 2, ... likeliest guesses, by `bench.synera.verdict_prediction`. It only
 shares out a device's time."""
@@ -114,9 +114,9 @@ def predict_verdicts(
 ) -> list[PredictedVerdict]:
     """Return the `limit` likeliest verdicts, likeliest first.
 
-    `positions` (gamma + 1,) as from `rejection`, for a chunk of `confidence` (gamma,). `candidates[t]` are those
-    for the verifier's token if the first t tokens are accepted, with weights as from `likely_corrections`, both (k,);
-    for t < gamma they exclude the drafted token, and share the probability that it leaves.
+    `positions` (gamma + 1,) as from `rejection`, for a chunk of `confidence` (gamma,). `candidates[t]` are tokens that
+    the verifier may write if the first t are accepted, with weights as from `likely_corrections`, both (k,); for
+    t < gamma they exclude the drafted token, and share the probability that it leaves.
     """
     found = []
     rejected_mass = [*(1.0 - confidence).tolist(), 1.0]

@@ -1,1 +1,1 @@
-"""How much to draft, and from what: a bandit with a cost model."""
+"""The length and the source of drafts: a bandit with a cost model."""

@@ -16,7 +16,7 @@ from edgellm.spec.types import Chunk
 Probabilities = npt.NDArray[np.float64]
 
 _EDGES = (0.0, 0.3, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995, 1.0)
-"""Where the ranges of confidence begin and end."""
+"""Bounds of the ranges of confidence."""
 _PRIOR_TOKENS = 4.0  # tokens that the confidence itself counts for
 _KEPT = 0.995  # weight of a token after each later one of its range
 
@@ -66,14 +66,14 @@ def _range(confidence: float) -> int:
 MAX_MATCH = 8
 """Matches of this many tokens and more are one kind."""
 PRIORS = (0.35, 0.5, 0.5, 0.3, 0.4)
-"""The chance of a token that only this one of `params.SOURCES` offers, before anything was seen."""
+"""The prior chance of a token that only the source at this place of `params.SOURCES` offers."""
 _COARSER_TRIES = 2.0  # tries that the chance of a coarser kind counts for
 HALVED_AT = 400.0
-"""Tries of a kind, from which on old ones count less."""
+"""Tries of a kind at which old tries are halved."""
 _EXPECTED_TOKENS = 16.0  # tokens, all as expected, that the trust in new chances starts with
 _DECAY = 0.98  # weight of a draft after each later one in the trust in chances
 _SHARE_BIT, _MATCH_BIT, _AGREE_BIT, _DIFFER_BIT = 1, 3, 7, 15  # the bit at which each begins; bit 0: within a word
-_MIDDLE = (1 << _DIFFER_BIT) - 1  # all but the sources that differ
+_MIDDLE = (1 << _DIFFER_BIT) - 1  # everything but the differing sources
 _COARSE = _MIDDLE & ~((1 << _AGREE_BIT) - 1) | 1  # the agreeing sources, and whether it is within a word
 
 
@@ -121,8 +121,7 @@ class EvidenceAcceptance:
         return min(1.0, self._accepted / self._expected)
 
     def record_draft(self, expected: float, accepted: int) -> None:
-        """Learn from a draft of which `expected` tokens were expected and `accepted` accepted; without one, distrust
-        fades."""
+        """Learn from a draft: `accepted` of `expected` tokens. Without a draft, distrust fades."""
         if expected:
             self._expected = _DECAY * self._expected + expected
             self._accepted = _DECAY * self._accepted + accepted

@@ -1,5 +1,5 @@
-"""A bandit over two ways to write: the faster one is used, the other is tried within an allowance; and its constants,
-with those of the draft policy, which is a bandit over more of them."""
+"""A two-armed bandit over ways to write: it uses the faster arm, and tries the other within an allowance; and the
+constants of this bandit and of the draft policy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Tuning:
     first_draft: int = 4
     """Tokens of a draft model's first draft: trying a useless model is to cost little."""
     stretch: int = 64
-    """Tokens, or a reply, that are written with the draft model or without, before that is decided again."""
+    """Tokens written with the draft model or without before that is decided again; a reply's end decides earlier."""
     stretch_trials: int = 2
     """Stretches of either kind before the faster kind is chosen: single ones differ by luck."""
     reply_tokens: float = 40.0
-    """Tokens of a reply that are expected before the first one has ended."""
+    """Expected tokens of a reply before the first reply has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +36,32 @@ class Copying:
     """The constants of copies, each with its unit and its reason. "Decodes" are decodes of one row."""
 
     first_credit: float = 0.8
-    """Decodes that may go into copies before any was right, and are saved up again: about four short drafts."""
+    """Decodes that copies may cost before any was right, and are saved up again: about four short drafts."""
     doubt_credit: float = 8.0
-    """The same where the curve is doubtful, and longer decodes have to be tried before anything can be said."""
+    """The same under a doubtful curve, where longer decodes have to be tried first."""
     least_credit: float = 8.0
-    """Decodes that may be spent on copies after one that was right, at least: where one is, more are."""
+    """Least decodes that may be spent on copies after a right copy: right copies come in clusters."""
     most_credit: float = 16.0
-    """Decodes that right copies have saved and may be spent on further ones, at most: about one long wrong draft."""
+    """Most decodes saved by right copies that further copies may cost: about one long wrong draft."""
     debt: float = 0.3
     """Decodes by which a lookup may overdraw the credit where the latest tokens have stood in the text before."""
     free_draft: float = 0.5
-    """Decodes that a copy may always cost if they are there: two or three tokens, which show whether more will pay."""
+    """Decodes that a copy may always cost if they are left: two or three tokens, which show whether more will pay."""
     most_loss: float = 2.0
-    """Decodes of a loss that are believed: it is estimated by a curve, which may be wrong."""
+    """Most decodes that count of a loss: the curve that it is estimated by may be wrong."""
     known_tokens: int = 3
-    """Tokens in a row that are known from before, from which on a lookup is likely to find what follows."""
+    """Repeated tokens in a row from which on a lookup is likely to find the next token."""
     lookup: float = 5e-5
     """Seconds that a lookup takes, until some were timed."""
     interrupted: float = 2.0
-    """Times as long as usual that a lookup or a decode takes at most, unless something interrupted it."""
+    """Longer lookups than this times the usual were interrupted, and count as this."""
 
 
 TUNING, COPYING = Tuning(), Copying()
 
 
 class Arm:
-    """One way to write: the mean tokens and seconds of its latest rounds."""
+    """An arm of a bandit: the mean tokens and seconds of its latest rounds."""
 
     def __init__(self) -> None:
         self.tokens = self.seconds = 0.0
@@ -85,16 +85,16 @@ class Arm:
 
 
 class Bandit:
-    """Chooses between two ways to write, of which the second is the better at first sight. After `trials` of each the
-    faster one is used; the other is tried again once `Tuning.exploration` of the time pays for that."""
+    """A two-armed bandit by seconds per token, whose second arm comes first. After `trials` of each arm it uses the
+    faster one, and tries the other once `Tuning.exploration` of the time pays for that."""
 
     def __init__(self, trials: int) -> None:
         self._trials = trials
         self.arms = Arm(), Arm()
-        self._saved = 0.0  # seconds that may go into a try of the slower way
+        self._saved = 0.0  # seconds that a try of the slower arm may cost
 
     def second(self, cost: float = 0.0) -> bool:
-        """Return whether to use the second way next, where a try of it takes `cost` seconds longer than others did."""
+        """Return whether to use the second arm next, whose try takes `cost` seconds more than its rounds."""
         first, second = self.arms
         if min(first.rounds, second.rounds) < self._trials:
             return second.rounds <= first.rounds
@@ -105,6 +105,6 @@ class Bandit:
         return faster
 
     def record(self, second: bool, tokens: int, seconds: float) -> None:
-        """Record that a way wrote `tokens` in `seconds`."""
+        """Record that an arm wrote `tokens` in `seconds`."""
         self.arms[second].add(tokens, seconds)
         self._saved += TUNING.exploration * seconds

@@ -1,4 +1,4 @@
-"""The cost curve: how long a decode of n rows takes on this device, as it was measured and as decodes then prove it."""
+"""The cost curve: the seconds of a decode by its number of rows, measured on this device and corrected by decodes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from edgellm.engine import HEADS
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 """Rows of a decode that are measured."""
 MAX_DRAFT = KNOTS[-1] - 1
-"""Drafted tokens in a chunk, at most: with the token before them they are one decode."""
+"""Most drafted tokens in a chunk: with the token before them they are one decode."""
 ROW_TILE = 4
-"""Rows that llama.cpp computes together; the remaining ones one by one."""
+"""Rows that llama.cpp computes together; it computes the rest one by one."""
 MIN_SAVING = 0.1
 """Share of the time that padding a decode beyond the next tile, or measured number of rows, has to save."""
 DEPTH_STEP = 256
 """Positions of a context by which curves are told apart."""
 DRIFT = 0.25
-"""A curve that is wrong by more than this share, in the mean, is replaced by what decodes really take."""
+"""A curve with a larger mean error, as a share, is replaced by measured decodes."""
 OUTLIER = 2.0
 """A curve whose times are this many times too long or too short anywhere is replaced at once."""
 WITNESSES = 3
 """Decodes of one number of rows that have to agree before the curve is corrected there."""
 MIN_MOVE = 0.05
-"""The least change of a time's logarithm for which the table is computed again."""
-_RECENT = 15  # decodes of one number of rows whose median is believed
+"""Smaller changes of a time's logarithm do not recompute the table."""
+_RECENT = 15  # latest decodes of one number of rows in the median
 _MIN_ROUNDS = 50  # decodes that are needed to judge a curve by its mean error
-_CURVES = 16  # curves that are in use at once, at most
+_CURVES = 16  # cached widths, least recently used out
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class CostCurve:
     measured number of rows: a number in between can be slower than both (a quantised 0.5B model takes 34 ms for 4 rows,
     66 ms for 7 and 44 ms for 8). `doubtful`: the machine was busy during the measurement, or nothing was measured.
 
-    The times are those at the beginning of a context. Behind each position a decode takes `attention[0]` longer, and
-    each of its rows `attention[1]`: see `behind`.
+    The times hold at the beginning of a context. Each position before the decode adds `attention[0]`, and
+    `attention[1]` for each of its rows.
     """
 
     rows: tuple[int, ...]
@@ -60,7 +60,7 @@ class CostCurve:
     attention: tuple[float, float] = (0.0, 0.0)
 
     def behind(self, positions: int) -> CostCurve:
-        """Return the curve of decodes behind so many positions, in steps of `DEPTH_STEP`."""
+        """Return the curve of decodes behind `positions` positions, in steps of `DEPTH_STEP`."""
         positions -= positions % DEPTH_STEP
         decode, row = (positions * taken for taken in self.attention)
         if not decode + row:
@@ -69,19 +69,19 @@ class CostCurve:
         return replace(self, seconds=seconds)
 
     def head_seconds(self) -> list[float]:
-        """Return the seconds of the heads of 0, 1, 2 … `MAX_DRAFT + 1` rows together; 0 where the decode's time
-        includes them."""
+        """Return the seconds of 0, 1, 2 … `MAX_DRAFT + 1` head rows together; 0 where the decode's time includes
+        heads."""
         if not self.heads:
             return [0.0] * (MAX_DRAFT + 2)
         found: list[float] = np.interp(np.arange(MAX_DRAFT + 2), (0, *HEADS), (0.0, *self.heads)).tolist()
         return found
 
     def filling(self) -> tuple[Sequence[int], Sequence[float]]:
-        """Return the curve's facts for a context; see `Context.fill`."""
+        """Return the padded numbers of rows and the head costs for `Context.fill`."""
         return _kept_widths(self), self.heads
 
     def widths(self) -> list[int]:
-        """Return to how many rows a decode of 0, 1, 2 … `MAX_DRAFT + 1` rows is padded."""
+        """Return the padded number of rows for 0, 1, 2 … `MAX_DRAFT + 1` rows."""
         wanted = list(range(MAX_DRAFT + 2))
         if not self.filled:
             return wanted
@@ -111,10 +111,10 @@ def _kept_widths(curve: CostCurve) -> tuple[int, ...]:
 
 
 class DecodeCost:
-    """What decodes cost: a curve, corrected by what decodes really take.
+    """The cost of decodes: a curve, corrected by measured decodes.
 
-    For each measured number of rows the median of the latest decodes is believed, once `WITNESSES` agree; for others,
-    what their neighbours say. Numbers of rows beyond those that were tried are wrong by as much as the last of them.
+    A measured number of rows takes the median error of its latest decodes, after `WITNESSES` decodes; the others
+    interpolate. Numbers of rows beyond the tried ones have the error of the last tried one.
     """
 
     def __init__(self, curve: CostCurve) -> None:
@@ -122,21 +122,21 @@ class DecodeCost:
         self.decodes = 0
         """Decodes that were learned from."""
         self._log_rows = np.log(curve.rows)
-        # Logarithms of measured over expected seconds; the curve itself has two votes.
+        # Logarithms of measured over expected seconds; the curve itself counts as two decodes.
         self._ratios = [deque([0.0, 0.0], _RECENT) for _ in curve.rows]
         self._tries = [0] * len(curve.rows)
-        self._positions = 0  # before the reply
+        self._positions = 0  # positions before the reply
         self._last = -1  # padded rows of the last decode; -1: unknown
         self._use()
 
     def begin(self, positions: int) -> None:
-        """Begin a reply behind a prompt of so many tokens, which makes decodes longer."""
+        """Begin a reply behind a prompt of `positions` tokens, which prolong decodes."""
         if (positions := positions - positions % DEPTH_STEP) != self._positions:
             self._positions = positions
             self._use()
 
     def _use(self) -> None:
-        """Compute the tables of the curve behind this many positions."""
+        """Compute the tables of the curve behind the prompt."""
         self._curve = self.given.behind(self._positions)
         self._widths = self._curve.widths()
         nearest = np.abs(np.log(self._widths[1:])[:, None] - self._log_rows).argmin(axis=1)
@@ -153,10 +153,10 @@ class DecodeCost:
         """Seconds of a decode of 0, 1, 2 ... rows, without its heads."""
         self._heads = curve.head_seconds()
         self.slopes = _least_slopes(self.table)
-        """The least cost of a row, in the mean of all up to any length, behind the first token and i drafted ones."""
+        """Seconds of a further row behind i drafted tokens, at least: the mean of rows up to the cheapest length."""
 
     def corrected(self) -> CostCurve:
-        """Return the curve that decodes really follow, at the beginning of a context."""
+        """Return the curve of measured decodes, at the beginning of a context."""
         return self._corrected(self.given)
 
     def _corrected(self, curve: CostCurve) -> CostCurve:
@@ -173,29 +173,29 @@ class DecodeCost:
         return self.table[1] + self._heads[1]
 
     def seconds(self, drafted: int, expected: float) -> float:
-        """Return the seconds of a decode with `drafted` tokens, of whose rows `expected` are looked at: heads are
-        computed one by one or all together, whichever is faster."""
+        """Return the seconds of a decode with `drafted` tokens, of which `expected` rows need their heads, computed
+        one by one or all together, whichever is faster."""
         return self.table[drafted + 1] + min(expected * self._heads[1], self._heads[drafted + 1])
 
     def change(self, drafted: int) -> float:
-        """Return the seconds that a decode takes longer because the last one had another number of rows."""
+        """Return the additional seconds of a decode whose number of rows differs from the last decode's."""
         return 0.0 if self._widths[drafted + 1] == self._last else self._curve.change
 
     def loss(self, drafted: int, accepted: int) -> float:
-        """Return what a draft of which so many tokens were accepted has cost more than it saved, in decodes without
-        drafts; two changes of the number of rows are part of it."""
+        """Return the net cost of a draft with `accepted` tokens, in decodes without drafts; two changes of the number
+        of rows are part of it."""
         taken = self.seconds(drafted, accepted + 1.0) + 2.0 * self._curve.change
         return taken / self.single - 1.0 - accepted
 
     def is_untried(self, drafted: int) -> bool:
-        """Return whether the curve is doubtful, and no such decode has shown how long it takes."""
+        """Return whether the curve is doubtful, and too few such decodes were measured."""
         return self.given.doubtful and self._tries[self._nearest[drafted]] < WITNESSES
 
     def observe(self, drafted: int | None, tokens: int, seconds: float) -> None:
-        """Learn from a decode with `drafted` tokens that brought `tokens` in `seconds`. `drafted` is None if the time
-        was not that of one decode."""
+        """Learn from a decode with `drafted` tokens that brought `tokens` in `seconds`. `drafted` is None if
+        `seconds` is not the time of one decode."""
         last, self._last = self._last, -1
-        if drafted is None or tokens > drafted + 1:  # these were several decodes
+        if drafted is None or tokens > drafted + 1:  # more tokens come from several decodes
             return
         self._last = self._widths[drafted + 1]
         expected = self._plain[drafted + 1] + (self._curve.change if self._last != last else 0.0)
@@ -212,12 +212,12 @@ class DecodeCost:
 
     @property
     def factor(self) -> float:
-        """Return how many times as long decodes take as the curve says, where it is farthest off."""
+        """Return measured over expected seconds where the curve is farthest off."""
         return exp(max(self._errors, key=abs))
 
     @property
     def drifted(self) -> bool:
-        """Return whether decodes take another time than the curve says: in the mean, or by far anywhere."""
+        """Return whether the curve is wrong: in the mean, or by far anywhere."""
         if max(self.factor, 1.0 / self.factor) > OUTLIER:
             return True
         if self.decodes < _MIN_ROUNDS:
@@ -226,8 +226,7 @@ class DecodeCost:
 
 
 def _least_slopes(table: Sequence[float]) -> list[float]:
-    """Return in `[i]` the least cost of a row, in the mean of all up to any length, behind the first token and i
-    drafted."""
+    """Return in `[i]` the least seconds of a further row behind i drafted tokens: the mean to the cheapest length."""
     seconds = np.array(table[1:])
     rows = np.arange(len(seconds))
     apart = rows[None, :] - rows[:, None]

@@ -1,10 +1,10 @@
 """The draft policy: how much to draft in a round, and from which source.
 
-A bandit with a cost model. Its arms are a plain round, a copy of so many tokens, and a draft model's draft. A copy is
-judged by the chance of each token and by the cost curve, a draft model by the mean tokens and seconds of its rounds.
-The arm that gains most is used: expected tokens, less its seconds at the recent price of a second (Dinkelbach 1967). A
-source that is not expected to gain is tried within an allowance, which grows with the time and with what right drafts
-have saved; so where nothing is right, replies take as long as without drafts.
+A bandit with a cost model. Its arms are a plain round, a copy of n tokens, and a draft model's draft. A copy is judged
+by the chance of each token and by the cost curve, a draft model by the mean tokens and seconds of its rounds. The arm
+with the highest gain is used: expected tokens, less its seconds at the recent price of a second (Dinkelbach 1967). A
+source without an expected gain is tried within an allowance, which grows with the time and with the savings of right
+drafts; so where nothing is right, replies take as long as without drafts.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from edgellm.spec.types import Round, TryingCost
 
 
 class Allowance:
-    """What may be spent on trying one source, in decodes of one row: a share of the time, up to `full`; and what its
-    right drafts have saved."""
+    """The exploration budget of one source, in decodes of one row: a share of the time, up to `full`, and the savings
+    of right drafts."""
 
     def __init__(self, full: float, first: float = 0.0) -> None:
         self._full, self.left = full, first
 
     def earn(self, decodes: float) -> None:
-        """Add the share of so much time."""
+        """Add the share of this time."""
         if self.left < self._full:
             self.left = min(self._full, self.left + TUNING.exploration * decodes)
 
     def spend(self, decodes: float, debt: float = 0.0) -> None:
-        """Take what was spent. More than the `debt` is forgiven: a disturbance must not end all trying."""
+        """Spend `decodes`, but never below `-debt`: a disturbance must not end exploration."""
         self.left = max(-debt, self.left - min(decodes, COPYING.most_loss))
 
     def credit(self, decodes: float) -> None:
-        """Add what a draft has saved, or would have."""
+        """Add the decodes that a draft has saved, or would have."""
         self.left = max(COPYING.least_credit, min(COPYING.most_credit, self.left + decodes))
 
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """What to draft in a round: `copies` of the offered tokens, or else what the draft model drafts, `asks` tokens at
-    most. `refused` tokens would be copied if the allowance covered them."""
+    """The draft of a round: the first `copies` of the offered tokens, or up to `asks` tokens of the draft model.
+    `refused` tokens would be copied if the allowance covered them."""
 
     copies: int = 0
     asks: int = 0
@@ -52,24 +52,24 @@ class Bid:
 
 
 class ModelArm:
-    """What is known of rounds with a draft model, and of what its drafts and prompts take."""
+    """The means of rounds with a draft model, of its drafts, and of its reading of prompts."""
 
     def __init__(self) -> None:
         self.rounds, self.drafts, self.reading = Arm(), Arm(), Arm()
         self.acceptance = ConfidenceAcceptance()
         self.stretches = Bandit(TUNING.stretch_trials)
         """Stretches of replies without the draft model, and with it."""
-        self._first = 0, 0, 0.0  # tokens of a prompt and of the draft behind it, and seconds of both
+        self._first = 0, 0, 0.0  # tokens of a prompt and of its first draft, and seconds of both together
 
     @property
     def most(self) -> int:
-        """Return how many tokens to draft at most: twice as many as its rounds bring."""
+        """Return the longest draft: twice the mean tokens of a round."""
         return ceil(2.0 * self.rounds.tokens) if self.rounds.rounds else TUNING.first_draft
 
     def drafted(self, tokens: int, seconds: float, prompt: int) -> None:
-        """Record a draft that took `seconds`, and before which the model read `prompt` tokens."""
+        """Record a draft that took `seconds`, reading of `prompt` tokens included."""
         if prompt and not self.drafts.rounds:
-            self._first = prompt, tokens, seconds  # until it is known how much of that is the draft
+            self._first = prompt, tokens, seconds  # The next draft tells the share of the draft.
             return
         if not prompt:
             self.drafts.add(tokens, seconds)
@@ -79,10 +79,10 @@ class ModelArm:
 
 
 class DraftPolicy:
-    """Decides what to draft, in one reply after another. What it learns is kept from reply to reply."""
+    """Decides what to draft, in one reply after another, and keeps what it learns."""
 
     def __init__(self, curve: CostCurve, copies: EvidenceAcceptance | None = None) -> None:
-        """Decide by `curve`. `copies` has the chances of copied tokens, by default new ones."""
+        """Decide by `curve`; `copies` has the chances of copied tokens."""
         self.copies = copies or EvidenceAcceptance()
         self._models: dict[str, ModelArm] = {}
         self._others = Arm()  # rounds without a draft model
@@ -96,7 +96,7 @@ class DraftPolicy:
         self.cost = DecodeCost(curve)
         first = COPYING.doubt_credit if curve.doubtful else COPYING.first_credit
         self._allowance = Allowance(COPYING.first_credit, first)  # for copies
-        self._tokens, self._seconds = 1.0, self.cost.single  # of recent rounds, fading
+        self._tokens, self._seconds = 1.0, self.cost.single  # sums over recent rounds, decaying
 
     def begin(self, prompt: int, model: str = "", *, linked: bool = False) -> None:
         """Begin a reply to `prompt` tokens. `model` names the draft model, "" is none. `linked`: the verifier is on
@@ -105,13 +105,13 @@ class DraftPolicy:
         self._model = self._models.setdefault(model, ModelArm()) if model else None
         self._linked, self._prompt, self._written, self._is_first = linked, prompt, 0, True
         self._knows_prompt = self._reads_prompt = self._asked = False
-        self._asks_next = False  # the draft model would have drafted but for a copy, or for the prompt to read
+        self._asks_next = False  # True if only a copy, or the unread prompt, kept the draft model from drafting
         self._spent: dict[str, float] = defaultdict(float)  # decodes in this reply, by the fields of `TryingCost`
         self._begin_stretch()
 
     def _begin_stretch(self) -> None:
-        """Decide whether the draft model is asked at all in the next stretch: whole stretches are compared, as text
-        that it writes can no longer be copied, which might have been faster."""
+        """Decide whether the draft model is asked in the next stretch. Whole stretches are compared, because the
+        model's text can no longer be copied, which might have been faster."""
         self._stretch_tokens, self._stretch_seconds = 0, 0.0
         self._uses_model = self._explores = False
         if (model := self._model) is not None:
@@ -131,18 +131,17 @@ class DraftPolicy:
 
     @property
     def price(self) -> float:
-        """Return the tokens that a second is worth: the latest tokens per second, or those of plain rounds where these
-        would have been more."""
+        """Return the tokens that a second is worth: the recent tokens per second, at least those of plain rounds."""
         return max(self._tokens / self._seconds, 1.0 / self.cost.single)
 
     def looks(self, known: int) -> bool:
-        """Return whether to look for copies, where the latest `known` tokens have stood in this order before."""
+        """Return whether to look for copies, where the latest `known` tokens have occurred in this order before."""
         debt = COPYING.debt if known >= COPYING.known_tokens else 0.0
         return self._lookup / self.cost.single <= self._allowance.left + debt
 
     def bid(self, survives: Sequence[float], room: int) -> Bid:
-        """Return what to draft, at most `room` tokens, where copies are offered: `survives[i]` is the chance that the
-        first i + 1 are all accepted."""
+        """Return the draft, at most `room` tokens; `survives[i]` is the chance that the first i + 1 offered copies are
+        all accepted."""
         model = self._model if self._uses_model else None
         tries = model is not None and self._tries(model)
         usable = model is not None and (tries or self._repays(model))
@@ -158,8 +157,8 @@ class DraftPolicy:
         return Bid(0, min(room, model.most))
 
     def _copies(self, survives: Sequence[float], other: Arm | None) -> tuple[int, int]:
-        """Return how many offered tokens to copy, where a round without a copy is plain, or `other` if that gains more;
-        and how many to copy if the allowance covered them."""
+        """Return how many offered tokens to copy, and how many if the allowance covered them. A copy has to gain more
+        than a plain round, and than `other`."""
         cost, price, allowance = self.cost, self.price, self._allowance
         plain = 1.0 - price * (cost.single + cost.change(0))
         best, gain, wanted, expected = 0, plain, 0, 1.0
@@ -184,7 +183,7 @@ class DraftPolicy:
         return best, wanted
 
     def _gains(self, rounds: Arm) -> bool:
-        """Return whether such rounds gain more than plain ones, or are not known."""
+        """Return whether `rounds` gain more than plain rounds, or are unknown."""
         price, single = self.price, self.cost.single
         return not rounds.rounds or rounds.tokens - price * rounds.seconds > 1.0 - price * single
 
@@ -206,21 +205,21 @@ class DraftPolicy:
         return left * (self._others.pace - model.rounds.pace) > self._unread(model)
 
     def _delays(self, model: ModelArm) -> bool:
-        """Return whether reading the prompt before the verifier does would delay the first token by more than a round
-        with the draft model takes, which is what that would save."""
+        """Return whether reading the prompt first would delay the first token by more than a round with the draft
+        model, which is the possible saving."""
         return not model.rounds.rounds or self._unread(model) > model.rounds.seconds
 
     def floors(self) -> list[float]:
-        """Return for each place of the draft model's draft the chance to survive below which no token pays."""
+        """Return the break-even chance for each place of the draft model's draft."""
         seconds = 0.0 if self._model is None else self._model.drafts.pace
         return [self.price * (slope + seconds) for slope in self.cost.slopes]
 
     def floor(self, rows: int) -> float:
-        """Return the chance to survive below which no copy pays behind `rows` drafted tokens."""
+        """Return the break-even chance of a copy behind `rows` drafted tokens."""
         return self.price * self.cost.slopes[rows]
 
     def useful(self, survives: Sequence[float], rows: int = 0) -> int:
-        """Return how many further tokens pay behind `rows` that are verified anyway, with these chances to survive."""
+        """Return how many further tokens pay behind `rows` verified ones; `survives` are their chances."""
         cost, price = self.cost, self.price
         best, gain, expected = 0, 0.0, 0.0
         before = cost.seconds(rows, 0.0)
@@ -248,7 +247,7 @@ class DraftPolicy:
         if self._model is not None:
             unread = 0 if self._knows_prompt else self._prompt + self._written
             if self._is_first:
-                self._stretch_seconds += seconds  # the round's own are not counted
+                self._stretch_seconds += seconds  # The first round's own time is not counted.
             self._model.drafted(tokens, seconds, unread)
             self._asked, self._reads_prompt, self._knows_prompt = True, unread > 0, True
 
@@ -289,8 +288,7 @@ class DraftPolicy:
             self._begin_stretch()
 
     def settle(self, loss: float) -> None:
-        """Account for a copy that has cost so many decodes, or saved them; or for one that was refused and would have
-        saved them."""
+        """Account for a copy's `loss` in decodes, negative for a saving; also that of a refused copy."""
         if loss > 0.0:
             self._allowance.spend(loss)
         else:
@@ -314,7 +312,7 @@ class DraftPolicy:
         self._reads_prompt = False
 
     def explain(self, survives: Sequence[float], bid: Bid, *, looked: bool) -> str:
-        """Return why a bid is as it is."""
+        """Return the reason for a bid."""
         if bid.asks:
             return "the draft model gains most" if self._trials else "the draft model is tried"
         if bid.copies:
@@ -332,12 +330,12 @@ class DraftPolicy:
         return f"a draft has a {survives[0]:.0%} chance, and a second row costs {extra:.0%} of the first{paused}"
 
     def account(self) -> TryingCost:
-        """Return what trying has cost and saved in this reply, and what is drafted now."""
+        """Return the cost and savings of exploration in this reply, and the present choice."""
         return TryingCost(**self._spent, reason=self.reason)
 
     @property
     def reason(self) -> str:
-        """Return what is drafted at present, and why, in one sentence."""
+        """Return the present choice and its reason, in one sentence."""
         second = (self.cost.seconds(1, 1.0) - self.cost.single) / self.cost.single
         found = f"a second row costs {second:.0%} of a first; {self.copies.trust:.0%} of the expected copies were right"
         if self._model is None:
