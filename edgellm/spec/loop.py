@@ -35,7 +35,7 @@ class NoDrafter(Drafter):
         return True
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:  # noqa: ARG002
-        """See `Drafter.propose`: nothing."""
+        """Return an empty chunk."""
         return _NOTHING
 
 
@@ -78,7 +78,7 @@ def generate(
                 return
     except Stopped:
         raise
-    except EdgeError:  # keep the tokens held back when the verifier is lost
+    except EdgeError:  # Tokens held back when the verifier is lost are kept.
         yield from _held_back(channels, stats)
         raise
     finally:
@@ -110,7 +110,7 @@ def _rounds(
             gamma = min(limits.gamma, state.tokens_left)
             began = perf_counter()
             chunk = drafter.propose(state, gamma)
-            if state.grammar is not None:  # copies and translated drafts do not know it
+            if state.grammar is not None:  # Copies and translated drafts do not follow the grammar.
                 n = state.grammar.follows(state.ids, chunk.ids)
                 chunk = truncated(chunk, n) if n else _NOTHING
             decision = verification.unavailable() or _decide(state, chunk, drafter, gate)
@@ -149,8 +149,7 @@ def _rounds(
 def open_verification(
     verifier: Verifier | None, state: GenerationState, *, alone: bool, announce: bool
 ) -> Verification:
-    """Return the verdicts of the reply `state`; `alone` and `announce` as for `LossyVerification`. Raises the errors of
-    `Verifier.open`."""
+    """Return the verdicts of the reply `state`; `alone` and `announce` as for `LossyVerification`."""
     session = None if verifier is None else verifier.open(state)
     if verifier is None or session is None or not verifier.capabilities.can_be_lost:
         return Verification(state, session)
@@ -177,7 +176,7 @@ class NewToken(NamedTuple):
 
 
 def merge(chunk: Chunk, verdict: Verdict | None) -> list[NewToken]:
-    """Return what a round adds to the reply. Without a verdict the drafts stay."""
+    """Return the new tokens of a round. Without a verdict the drafts stay."""
     n, nothing = len(chunk), [None] * len(chunk)
     kept = n if verdict is None else verdict.accepted
     source = Source.DRAFT if verdict is None else Source.RETRIEVED if chunk.retrieved else Source.ACCEPTED

@@ -1,5 +1,5 @@
-"""A verifier that can be lost or busy: what the decoding loop tells then, how long to wait for a verdict across a link,
-and when to ask again."""
+"""A verifier that can be lost or busy: the notices of the decoding loop, the deadline of a verdict across a link, and
+the back-off before a retry."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ FREE = Notice("The verifier is no longer busy. Drafts are verified again.")
 
 _AWAY = Decision(False, "the verifier is away")
 _BUSY = Decision(False, "the verifier is busy")
-_BUSY_LIMIT = 300.0  # seconds without a verdict that a reply waits, where nothing else can write
-_RETRY_SECONDS = 10.0  # seconds within which a verifier that was too slow is asked again
-_MAX_SLOW = 3  # of a verifier that is too slow, where nothing else can write,
-_GIVE_UP_SECONDS = 60.0  # and no new try after this many seconds without a verdict
-_BUSY_MARGIN = 1.5  # a busy verifier counts as lost after this factor times its announced seconds, plus one
+_BUSY_LIMIT = 300.0  # seconds that a reply without a draft model waits for a verdict
+_RETRY_SECONDS = 10.0  # seconds that a verifier which was too slow counts as busy
+_MAX_SLOW = 3  # late verdicts in a row before giving up without a draft model
+_GIVE_UP_SECONDS = 60.0  # seconds without a verdict before giving up without a draft model
+_BUSY_MARGIN = 1.5  # A busy verifier is lost after this factor times its announced seconds, plus one.
 
 
 def after(first: Future[Verdict], submit: Callable[[], Future[Verdict]]) -> Future[Verdict]:
-    """Return the verdict that `submit` asks for once the `first` one is there; the bytes of both count."""
+    """Return the verdict of `submit`, called once the `first` verdict is there; the bytes of both count."""
     both: Future[Verdict] = Future()
     both.set_running_or_notify_cancel()
 
@@ -69,7 +69,7 @@ class LossyVerification(Verification):
         super().__init__(state, session)
         self._link, self._alone = session, alone
         self._lost = False
-        self._reason: VerifierLost | None = None  # why the verifier is lost, if more is known than that it is gone
+        self._reason: VerifierLost | None = None  # specific reason for the loss
         self._busy_seconds: float | None = None  # announced by the verifier; None if it is not busy
         self._slow_verdicts = 0  # consecutive verdicts that were too late
         self._last_verdict = monotonic()  # time of the last verdict
@@ -77,11 +77,11 @@ class LossyVerification(Verification):
         self._notices: list[Notice] = []
         self._prefill: Future[Verdict] | None = None
         if announce and session.ready():
-            with suppress(VerifierUnavailable):  # the first verdict will raise it
+            with suppress(VerifierUnavailable):  # The first verdict will raise the error.
                 self._prefill = session.submit(state.ids, Chunk())
 
     def unavailable(self) -> Decision | None:
-        """See `Verification.unavailable`: also while the verifier is away or busy."""
+        """Return why no verdict can be asked for now: the verifier is away or busy."""
         ready = self._link.ready()
         if ready and self._lost:
             self._notify(BACK)
@@ -176,17 +176,17 @@ class LossyVerification(Verification):
         return (yield from super().wait_until_ready(verdict))
 
     def _notify(self, news: Notice) -> None:
-        if not self._alone:  # without a drafter such news end the reply with an error instead
+        if not self._alone:  # Without a drafter, an error ends the reply instead.
             self._notices.append(news)
 
 
-SLACK_FACTOR = 5.0  # a verdict may take this many times its expected time
+SLACK_FACTOR = 5.0  # deadline over expected time of a verdict
 FIRST_SECONDS = 25.0
 MAX_SECONDS = 600.0
-UNKNOWN_PASS = 1.0  # seconds, until one was measured
-SLOWEST_PASS = 6.0  # slower measurements are not believed
-SLOWEST_TOKEN = 0.05  # of a long prompt: no token takes longer than a pass, and none longer than that
-FEW_TOKENS = 32  # up to this number, tokens hardly prolong a pass
+UNKNOWN_PASS = 1.0  # seconds of a pass before a measurement
+SLOWEST_PASS = 6.0  # most seconds of a measured pass
+SLOWEST_TOKEN = 0.05  # most seconds of a prompt token, which is never slower than a pass
+FEW_TOKENS = 32  # tokens that hardly prolong a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class VerdictWork:
 
 
 class VerdictDeadline:
-    """A time limit for one verdict, from the fastest so far. Belongs to a connection and its thread.
+    """The deadline of a verdict, from the fastest verdict so far. Belongs to a connection and its thread.
 
     A limit from typical times would follow a verifier that slows down gradually. After a verdict that missed its limit,
     the next limit is twice as long, up to four times, until one arrives: a verifier that has become slower for good is
@@ -227,14 +227,14 @@ class VerdictDeadline:
         pass_seconds = UNKNOWN_PASS if self._pass is None else self._pass
         expected = work.passes * pass_seconds + max(0, work.unseen - FEW_TOKENS) * min(pass_seconds, SLOWEST_TOKEN)
         seconds = max(self._minimum, SLACK_FACTOR * expected) * (1 << self._missed)
-        if self._pass is None:  # its model may still have to come from its disk
+        if self._pass is None:  # The verifier may still have to load its model.
             seconds += FIRST_SECONDS
         return min(seconds, MAX_SECONDS)
 
 
 class RetryDelay:
-    """The seconds before the next try: `first` behind a loss, doubled up to `most`, shortened at random by up to a
-    half; and until when nothing is to be asked."""
+    """An exponential back-off: `first` seconds, doubled up to `most`, with a random half as jitter; and the time before
+    which nothing is asked."""
 
     def __init__(self, first: float, most: float) -> None:
         self._first, self._most = first, most
@@ -249,17 +249,17 @@ class RetryDelay:
         return longest * self._jitter.uniform(0.5, 1.0)
 
     def pause(self, seconds: float | None = None) -> float:
-        """Ask nothing for the `seconds` that the other side asks for, or for the next delay; return how long. It is a
-        little longer than asked for, at random, so that not all devices come back at once."""
+        """Pause for the requested `seconds`, or for the next delay; return the seconds. Requested pauses are prolonged
+        at random, so that not all devices come back at once."""
         wait = self.next() if seconds is None else seconds * self._jitter.uniform(1.0, 1.25)
-        self._not_before = max(self._not_before, monotonic() + wait)  # several sessions may have received a delay
+        self._not_before = max(self._not_before, monotonic() + wait)  # Several sessions may set a delay.
         return wait
 
     @property
     def left(self) -> float:
-        """Return the seconds of the pause that are left, 0 without one."""
+        """Return the remaining seconds of the pause, 0 without a pause."""
         return max(0.0, self._not_before - monotonic())
 
     def reset(self) -> None:
-        """Begin again with the first delay, as there was an answer."""
+        """Begin again with the first delay, after an answer."""
         self._failures = 0

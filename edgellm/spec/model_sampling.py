@@ -1,4 +1,4 @@
-"""The sampling that a model wants: what its file says, else its card in the catalogue, else the same for all."""
+"""The recommended sampling of a model: from its file, else its card in the catalogue, else a common default."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNSAID: Mapping[str, Any] = MappingProxyType({"temperature": 0.7, "min_p": 0.05
 
 @dataclass(frozen=True, slots=True)
 class ModelSampling:
-    """The sampling of replies that ask for none; `origin` says who wants it so. What the origin leaves out is off, but
+    """The default sampling of a model's replies, and the `origin` of its figures. Figures left out there are off, but
     for `top_k`, as in llama.cpp."""
 
     temperature: float
@@ -38,15 +38,15 @@ class ModelSampling:
         return {name: value for name, value in asdict(self).items() if name != "origin"}
 
     def told_by(self, choice: Choice) -> Self:
-        """Return what of it is possible where a verifier chooses by `choice`: the likeliest tokens that a stock server
-        tells are all there are to draw from, and their logits are unknown, which the repeat penalty divides."""
+        """Return the sampling that a verifier with `choice` can follow: a stock server tells only its likeliest tokens,
+        and no logits, which the repeat penalty divides."""
         if choice.likely is None:
             return self
         return replace(self, top_k=min(self.top_k or choice.likely, choice.likely or self.top_k), repeat_penalty=1.0)
 
 
 def sampling_of(file: ModelFile) -> ModelSampling:
-    """Return what the model in `file` wants. A value of the file that makes no sense counts as left out."""
+    """Return the sampling of the model in `file`. A value of the file out of range counts as left out."""
     metadata = file.header.metadata
     names = [str(metadata.get(f"general.{key}", "")) for key in ("name", "basename")]
     card = catalog().sampling_of(file.path.stem, *names)
@@ -54,13 +54,13 @@ def sampling_of(file: ModelFile) -> ModelSampling:
     for key, (name, least, most) in _KEYS.items():
         value = metadata.get(f"general.sampling.{key}")
         if isinstance(value, (int, float)) and least <= value <= most:
-            said[name] = int(value) if name == "top_k" else round(value, 6)  # the file has 32-bit floats
+            said[name] = int(value) if name == "top_k" else round(value, 6)  # The file has 32-bit floats.
     origins = [*["the model's file"] * bool(said), *["its card"] * bool(card.keys() - said.keys())]
     return _sampling({**card, **said}, " and ".join(origins))
 
 
 def sampling_elsewhere(name: str, text: ModelFile) -> ModelSampling:
-    """Return what a model wants of which only the `name` is known, and `text` as one of its tokenizer."""
+    """Return the sampling of a remote model by its `name`, else that of `text`, a model with its tokenizer."""
     card = catalog().sampling_of(name)
     return _sampling(card, "its card") if card else sampling_of(text)
 

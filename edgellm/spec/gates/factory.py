@@ -33,16 +33,16 @@ DOUBT = 0.5
 """Below this confidence a token is more likely wrong than right, and drafts after it are wasted. A device that waits
 for its verifier should ask at once; otherwise a verdict on a whole chunk is worth more."""
 
-_STEPS = 64  # settings between a share of 0 and of 1 that are worked out
+_STEPS = 64  # settings between the shares 0 and 1 that a gate is built for
 
 
 @dataclass(frozen=True, slots=True)
 class GateChoice:
     """A gate with its settings for a reply.
 
-    `gamma` drafted tokens a chunk; `layers` whose attention the gate needs; `controller` keeps the budget, if there is
-    one. A chunk ends after a token with a confidence below `stop_below`. Below `lookup_below`, the context's token is
-    drafted instead.
+    `gamma` is the length of a chunk; `layers` are those whose attention the gate needs; `controller` keeps a budget. A
+    chunk ends after a token with a confidence below `stop_below`. Below `lookup_below`, the context's token is drafted
+    instead.
     """
 
     gate: Gate

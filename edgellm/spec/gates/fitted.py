@@ -35,7 +35,7 @@ class Threshold:
         target = self.controller.target_share(self._budget)
         n = len(self._sorted)
         below, up_to = (int(self._sorted.searchsorted(score, side)) for side in ("left", "right"))
-        # its rank among the profiled scores and itself, 0 the highest; ties in random order
+        # Rank among the profiled scores and itself, 0 the highest; ties in random order.
         place = (n - up_to + tie * (up_to - below + 1)) / (n + 1)
         offload = place < target
         self.controller.record(offload)
@@ -55,7 +55,7 @@ class LearnedGate(Gate):
         self._threshold = Threshold(self._policy.scores, budget, controller)
         self._seed, self._usual_importance = seed, profile.usual_importance
         self._prompt_difficulty = profile.difficulty
-        self._difficulty: float | None = None  # of this reply's prompt
+        self._difficulty: float | None = None  # difficulty of this reply's prompt
         self._so_far = 0.0
         self._p_correct = 1.0  # probability that the reply so far equals the verifier's
 

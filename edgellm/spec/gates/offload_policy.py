@@ -1,10 +1,9 @@
 """The fitted gate at run time: a chunk's signals, predictors over them, and the value of verifying it.
 
-A reply is correct if each of its wrong chunks was verified. A verdict is therefore worth what it adds to the
-probability of that: `p_correct * p_rejected * continuation`. The reply must still be correct (`p_correct`: unverified
-chunks may have been wrong), this chunk must be wrong, and all later wrong chunks must be verified, too: a budget is
-better spent on replies that need one correction than on the beginning of those that need four. How the two predictors
-are fitted is in `fitting.py`.
+A reply is correct if each of its wrong chunks was verified. The value of a verdict is what it adds to that probability:
+`p_correct * p_rejected * continuation`. The reply must still be correct (`p_correct`: unverified chunks may have been
+wrong), this chunk must be wrong, and all later wrong chunks must be verified, too: a budget is better spent on replies
+that need one correction than on the beginning of those that need four. `fitting.py` fits the two predictors.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Matrix = npt.NDArray[np.float64]
 SHARES = (0.1, 0.2, 0.4)
 """Budgets for which a policy is fitted and evidence is collected."""
 EPSILON = 1e-6
-"""What is added to a probability before its logarithm is taken."""
+"""A constant added to a probability before its logarithm is taken."""
 
 NAMES = (
     "doubt of the mean",  # -log of the mean confidence: the paper's c
@@ -38,15 +37,15 @@ NAMES = (
     "importance of the least sure",
     "tokens",
     "place",  # log of 1 + tokens written before
-    "doubt so far",  # surprise of all chunks before it: a reply that needs many corrections?
+    "doubt so far",  # surprise of all chunks before it
     "agreement",  # log of 1 + matched tokens where the context has the same token, summed over tokens
     "most agreement",
     "dissent",  # the same where the context has a different token
     "most dissent",
-    "doubtful dissent",  # with the doubt of the token
+    "doubtful dissent",  # dissent times the doubt of the token
     "copied",  # tokens that were taken from the context
-    "copied match",  # log of 1 + matched tokens of those
-    "copied doubt",  # of the model at those tokens
+    "copied match",  # log of 1 + matched tokens of copied tokens
+    "copied doubt",  # doubt of the model at copied tokens
     "prompt difficulty",  # wrong chunks in replies to such prompts (`prompt_difficulty.py`)
 )
 JUDGED = tuple(at for at, name in enumerate(NAMES) if "importance" not in name)
@@ -54,7 +53,7 @@ JUDGED = tuple(at for at, name in enumerate(NAMES) if "importance" not in name)
 and measuring it takes time."""
 
 _FLOOR = 1e-4  # clips confidences away from 0
-_OVERFLOW = 700.0  # where exp would overflow
+_OVERFLOW = 700.0  # exponent at which exp would overflow
 
 
 def surprise(chunk: Chunk) -> float:

@@ -33,8 +33,8 @@ _GAMMA_MOST = 1024
 
 @dataclass(frozen=True, slots=True)
 class ExitPoint:
-    """An early exit after `layer`, measured: the share of tokens that `left` there, the share of those on which full
-    depth agrees, and the seconds per drafted token with it and at full depth."""
+    """A measured early exit after `layer`: the share of tokens that `left` there, the share of these with which full
+    depth agrees, and the seconds per drafted token with the exit and at full depth."""
 
     layer: int
     left: float
@@ -47,8 +47,8 @@ class ExitPoint:
         return self.seconds < MAX_TIME_SHARE * self.full_seconds and self.agreement >= MIN_AGREEMENT
 
 
-MAX_TIME_SHARE = 0.9  # an early exit pays where a token takes less than this of the time
-MIN_AGREEMENT = 0.98  # and full depth agrees on at least this share of those that leave
+MAX_TIME_SHARE = 0.9  # share of full depth's time below which an early exit pays
+MIN_AGREEMENT = 0.98  # least share of early tokens on which full depth has to agree
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Profile:
 
     @property
     def has_words(self) -> bool:
-        """Return whether it contains tokens of the prompts that it was made from."""
+        """Return whether the profile contains tokens of its prompts."""
         return bool(self.difficulty.tokens)
 
     def without_words(self) -> Profile:
@@ -106,7 +106,7 @@ class Profile:
 
     @property
     def predictor_summary(self) -> str:
-        """Return which predictor of rejections was chosen, and why."""
+        """Return the chosen predictor of rejections, and why."""
         losses = {kind: self.evidence[f"loss {kind}"] for kind in KINDS if f"loss {kind}" in self.evidence}
         described = ", ".join(f"{KINDS[kind]} {loss:.3f}" for kind, loss in losses.items()) or "not measured"
         kind = TREES if isinstance(self.policies[0].rejected, Trees) else LINEAR

@@ -1,7 +1,7 @@
-"""Observations of a pair, which a profile is fitted from (Synera, section 5).
+"""Observations of a pair, for the fitting of a profile (Synera, section 5).
 
 Offline, prompts are answered with everything verified, and by the draft model alone with every chunk tested
-(`PairProfiler`); what was observed so far is kept, so that it can be continued (`ProfileProgress`). A new pair is
+(`PairProfiler`); observations are kept, so that a run can be continued (`ProfileProgress`). A new pair is
 observed in its first replies, in which every chunk is verified (`OnlineProfiler`).
 """
 
@@ -29,7 +29,7 @@ from edgellm.storage.state import fields_from_json, read_json_lines, write_state
 ENOUGH = 64
 """Verified chunks that make a profile of a new pair."""
 IMPORTANCE = [at for at, name in enumerate(NAMES) if "importance" in name]
-_EVERY = 20.0  # seconds between two writes of what was observed so far
+_EVERY = 20.0  # seconds between two writes of the observations
 _MAX_BYTES = 2**30
 _CHUNKS = ("verified", "alone")  # fields of a record
 _BUSY_MARGIN = 1.3  # wait a little longer than the verifier asks for, as a session does
@@ -91,7 +91,7 @@ class LookupRun:
         return not any(low <= each < high for each in self.conflicts)
 
     def with_importance(self, layer: int | None) -> tuple[ObservedChunk, ...]:
-        """Return the chunks, with the importance of one of the measured layers unless that is None."""
+        """Return the chunks, with the importance of a measured layer unless `layer` is None."""
         return self.chunks if layer is None else _with_importance(self.chunks, self.importance, layer)
 
 
@@ -100,7 +100,7 @@ class PromptRecord:
     """The observations for one prompt before the layers of importance and the threshold of context lookup are known.
 
     `verified_importance` and `alone_importance` hold, for each chunk and each measured layer, the signals of importance
-    (see `features.NAMES`); empty where nothing was measured. `lookup` is the verified reply with the signals of the
+    (`offload_policy.NAMES`); empty where nothing was measured. `lookup` is the verified reply with the signals of the
     context, None without context lookup.
     """
 
@@ -115,8 +115,7 @@ class PromptRecord:
     verify_seconds: tuple[float, ...]
 
     def run(self, layer: int | None, *, with_lookup: bool = False) -> Run:
-        """Return the observations with the importance of one of the measured layers, by its place among them; None:
-        without."""
+        """Return the observations with the importance of the measured layer at place `layer`; None: without."""
         verified, alone = self.verified, self.alone
         looked_up = self.lookup.with_importance(layer) if with_lookup and self.lookup is not None else ()
         if layer is not None:
@@ -287,7 +286,7 @@ def _lookup_run(below: float, seen: Sequence[_Verified]) -> LookupRun:
 
 
 def _conflicts(chunk: Chunk) -> list[float]:
-    """Return the model's confidence at each place for which the context has another token than the model."""
+    """Return the model's confidence at each place where the context has another token than the model."""
     match = chunk.context_match
     if match is None:
         return []
@@ -313,10 +312,10 @@ def chunk_from_json(row: Mapping[str, Any]) -> ObservedChunk:
 
 
 class ProfileProgress:
-    """The records of the first prompts of a run. It holds figures, and no words of prompts or replies."""
+    """The records of the first prompts of a run: figures, and no words of prompts or replies."""
 
     def __init__(self, path: Path | None, terms: Mapping[str, Any]) -> None:
-        """Keep them at `path`, None: only in memory. Records of a run with other `terms` are not used."""
+        """Keep the records at `path`, None: only in memory. Records of a run with other `terms` are ignored."""
         self._path, self._terms = path, dict(terms)
         self.records = self._load()
         self._written, self._written_at = len(self.records), monotonic()
@@ -328,7 +327,7 @@ class ProfileProgress:
             self.save()
 
     def save(self) -> bool:
-        """Write the records to the file, and return whether they are there."""
+        """Write the records to the file, and return whether the file has all of them."""
         if self._path is None or not self.records:
             return False
         if self._written == len(self.records):
@@ -398,14 +397,14 @@ class OnlineProfiler:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """Return the observed replies, of which `fitting.build` makes a profile."""
+        """Return the observed replies for `fitting.build`."""
         return tuple(self._runs)
 
     def save(self, path: Path) -> None:
-        """Keep them for the next process that uses the pair. Raises OSError where that fails."""
+        """Write the replies for the next process that uses the pair. Raises OSError if that fails."""
         rows = []
         for run in self._runs:
-            fields = asdict(run) | {"alone": []}  # here these are the verified chunks
+            fields = asdict(run) | {"alone": []}  # `alone` equals `verified` here
             fields["verified"] = [chunk_to_json(seen) for seen in run.verified]
             rows.append(json.dumps(fields))
         write_state(path, "\n".join(rows))
@@ -424,7 +423,7 @@ class FirstReply(Gate):
     """The gate of a first reply: every chunk is verified, and the verdict recorded."""
 
     def __init__(self, layers: tuple[int, ...] = (), *, improves: bool = False) -> None:
-        """Measure the attention of `layers` as importance. `improves`: also a profile that is there already."""
+        """Measure the attention of `layers` as importance. `improves`: improve an existing profile."""
         self.layers, self.improves = layers, improves
         self._seen: list[ObservedChunk] = []
         self._confidence: list[float] = []

@@ -1,8 +1,8 @@
 """The corrections that a reply will need, estimated from the words of its prompt.
 
 A budget is best spent on replies that need one correction, and on none that needs four. A chunk's own signals say
-little of the chunks after it; the prompt says more. What is fitted recognises words that the profiled prompts share, so
-it helps where the questions resemble them.
+little of the chunks after it; the prompt says more. The fit recognises words that the profiled prompts share, so it
+helps with similar questions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from edgellm.spec.gates.profiler import ObservedChunk, Run
 from edgellm.spec.types import Ids
 
 _PENALTY = 1.0  # weight of squared weights
-_MIN_PROMPTS = 2  # that have a token, before it is weighed
-_MAX_TOKENS = 4096  # that are weighed: those that most prompts have
+_MIN_PROMPTS = 2  # prompts with a token before the token is weighed
+_MAX_TOKENS = 4096  # weighed tokens: the most common ones
 _SIGNAL = NAMES.index("prompt difficulty")
 
 
@@ -50,14 +50,14 @@ class PromptDifficulty:
 
 
 USUAL = PromptDifficulty()
-"""The estimate of a profile without prompts: it is the same for all."""
+"""The estimate of a profile without prompts: the same for all."""
 
 
 def fit_difficulty(prompts: Sequence[Ids | Sequence[int]], wrong: Vector) -> tuple[PromptDifficulty, Vector]:
-    """Fit the numbers of `wrong` chunks (n,) of n replies; return the fit, and for each prompt what the others alone
-    predict, (n,).
+    """Fit the numbers of `wrong` chunks (n,) of n replies; return the fit, and for each prompt the prediction of the
+    others alone, (n,).
 
-    It is a ridge regression on which tokens a prompt has. An empty prompt is as usual.
+    A ridge regression on the tokens of a prompt. An empty prompt is as usual.
     """
     usual = float(wrong.mean())
     words = [np.unique(np.asarray(prompt, dtype=np.int64)) for prompt in prompts]
@@ -78,7 +78,7 @@ def fit_difficulty(prompts: Sequence[Ids | Sequence[int]], wrong: Vector) -> tup
 
 
 def with_difficulty(runs: Sequence[Run], prompts: Sequence[Ids | Sequence[int]]) -> tuple[PromptDifficulty, list[Run]]:
-    """Fit the difficulty of `prompts`, those of `runs`; return it, and the runs with the signal in their training
+    """Fit the difficulty of the `prompts` of `runs`; return the fit, and the runs with the signal in their training
     chunks, each as the other prompts predict it. Without prompts it is the same for all."""
     wrong = np.array([sum(not chunk.whole for chunk in run.training_chunks) for run in runs], dtype=np.float64)
     fitted, unseen = fit_difficulty(prompts or [()] * len(runs), wrong)

@@ -17,8 +17,8 @@ from edgellm.spec.types import Chunk, Decision, Round
 _Numbers = npt.NDArray[np.float64]
 
 HORIZON = 48
-"""Minimum number of decisions over which a deficit is corrected: a few replies. Later an eighth of all decisions so
-far, so that verdicts are not spent or saved only to be even."""
+"""Minimum number of decisions over which a deficit is corrected: a few replies. Later an eighth of all decisions, so
+that verdicts are not spent or saved only to be even."""
 
 VERIFIED_SHARE = 0.8
 """Share of `max_tokens` within which a budgeted gate verifies."""
@@ -49,7 +49,7 @@ class Rule(Gate):
         """Return the decision on `chunk`; its random draw depends on the seed and `place`."""
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
-        """See `Gate.decide`; its place is that in the reply."""
+        """Return the decision on `chunk` at its place in the reply."""
         return self.judge(chunk, state.written)
 
 
@@ -94,7 +94,7 @@ class ImportanceGate(Rule):
     """Synera's fine filter alone (section 4.2): chunks that later tokens attend to go with probability P_imp."""
 
     def __init__(self, i_th: float, seed: int = 0, usual_importance: float = 0.0) -> None:
-        """Always offload a chunk whose mean importance is above `i_th`, and never one of at most half of it.
+        """Always offload a chunk whose mean importance is above `i_th`, and none at or below half of `i_th`.
         `usual_importance` is used for chunks drafted ahead, which have no measured importance."""
         self._i_th, self._seed, self._usual_importance = i_th, seed, usual_importance
 
@@ -172,7 +172,7 @@ class BudgetGate(Gate):
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
         target = self._controller.target_share(self._budget)
         if 0.0 < target < 1.0:
-            # draws are keyed by the pair's decision count, else one seed would draw the same in all replies
+            # Draws are keyed by the pair's decision count, else a seed would draw the same in all replies.
             decision = self._at(target).judge(chunk, self._controller.decided)
         else:
             decision = Decision(target >= 1.0, "the budget is underspent" if target else "the budget is overspent")
