@@ -78,7 +78,7 @@ def generate(
                 return
     except Stopped:
         raise
-    except EdgeError:  # Tokens held back when the verifier is lost are kept.
+    except EdgeError:  # A lost verifier must not lose tokens.
         yield from _held_back(channels, stats)
         raise
     finally:

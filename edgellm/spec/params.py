@@ -26,7 +26,7 @@ GATES = {
     "always": "every chunk",
     "never": "no chunk",
 }
-"""Gates choose the chunks to verify; each with the chunks that it chooses."""
+"""The gates, each with the chunks that it chooses to verify."""
 
 SWITCHES = {"auto": "if it pays by the profile", "on": "always", "off": "never"}
 TRUNCATIONS = ("auto", "disabled")
@@ -42,8 +42,8 @@ _RETRIEVALS = {"auto": "all sources that pay off", "off": "none", **SOURCES}
 DEFAULT_SOURCES = ("context", "history", "analogy")
 """The default sources: calibration and reuse cost as much as they bring."""
 ANY_TOOL = "*"
-"""As `tool_choice`: one of the tools must be called, and the model decides which."""
-_WITHOUT_BUDGET = ("auto", "confidence", "always", "never")  # these mean something without a budget
+"""The `tool_choice` for a call of any tool, which the model decides."""
+_WITHOUT_BUDGET = ("auto", "confidence", "always", "never")  # gates that need no budget
 MAX_STOPS, MAX_STOP_LENGTH, MAX_LOGPROBS = 16, 500, 20
 MIN_REPEAT, MAX_PENALTY, MAX_BIAS, MAX_BIASES = 0.01, 100.0, 100.0, 1024
 CHUNK = 4
@@ -196,9 +196,9 @@ class ReplyOptions:
         return None if self.think is None or self.think is True else int(self.think)
 
     def template_arguments(self) -> dict[str, object]:
-        """Return the arguments of a chat template: those that models with thoughts read, and `template_args`."""
+        """Return the arguments of a chat template: the switches of thoughts, and `template_args`."""
         if self.think is None:
-            asked: dict[str, object] = {"enable_thinking": True}  # as other servers do
+            asked: dict[str, object] = {"enable_thinking": True}  # Other servers do the same.
         else:
             thinks = bool(self.think)
             asked = {"enable_thinking": thinks, "thinking": thinks}
@@ -240,8 +240,8 @@ class ReplyOptions:
             )
 
     def sampling(self, wanted: ModelSampling, prompt_tokens: int = 0) -> Sampling:
-        """Return the rule for a reply to a prompt of `prompt_tokens` by a model that has `wanted` what these options
-        leave open, with a fresh seed if none was given."""
+        """Return the rule for a reply to a prompt of `prompt_tokens`: these options, else the model's `wanted` figures,
+        with a fresh seed if none was given."""
         from edgellm.spec.types import Penalties, Sampling
 
         def chosen(given: float | None, wanted: float) -> float:

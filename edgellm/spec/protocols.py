@@ -23,7 +23,7 @@ class Drafter(ABC):
 
     @property
     def needs_verdict(self) -> bool:
-        """Return whether its drafts must be verified, so that nothing is written without a verifier."""
+        """Return whether drafts must be verified, so that nothing is written without a verifier."""
         return False
 
     def begin(self, state: GenerationState) -> None:
@@ -76,17 +76,17 @@ class Gate(ABC):
         """Return whether `chunk`, which is not empty and follows `state.ids`, goes to the verifier, and why."""
 
     def observe(self, state: GenerationState, turn: Round) -> None:
-        """Observe a finished round; see `Drafter.observe`."""
+        """Observe a finished round, whose tokens are about to be committed."""
         return
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a verifier can do. `context_length` are the positions of a session.
+    """The abilities of a verifier. `context_length` are the positions of a session.
 
     Verdicts can have `logprobs`, follow sampling rules with `penalties`, and with a constraint (`grammars`). `choice`
-    says from what tokens are chosen. `drafts_extra`: extra tokens are drafted, so that several come from one pass.
-    `speculator` names what drafts from the states of sessions in this process; "" where nothing does. A verifier that
+    is the set that tokens are chosen from. `drafts_extra`: extra tokens are drafted, so that a pass writes several.
+    `speculator` names the speculator on the states of sessions in this process, "" without one. A verifier that
     `can_be_lost` may be away or busy for a while.
     """
 
@@ -110,7 +110,7 @@ class Capabilities:
 
 
 class Verdicts(Protocol):
-    """What gives the verdicts of one reply."""
+    """A session of a verifier: the verdicts of one reply."""
 
     def ready(self) -> bool:
         """Return, at no cost, whether a verdict can be asked for now."""
@@ -173,7 +173,7 @@ class BlockingSession(ABC):
 class Verifier(ABC):
     """Judges chunks: in this process, over a link, or as a mesh of layer workers.
 
-    One with a `name` and a `context_length` can do nothing else, and is never away.
+    By default, a verifier has only a `name` and a `context_length`, and is never away.
     """
 
     name: str
@@ -181,22 +181,21 @@ class Verifier(ABC):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return what it can do, which may change when another one has come back in its place."""
+        """Return the abilities, which may change when a verifier is replaced."""
         return Capabilities(self.name, self.context_length, can_be_lost=False)
 
     @property
     def shared(self) -> int:
-        """Return the number of decodes in this process that shared the cores with others, so that their times are not
-        representative."""
+        """Return the number of decodes in this process that shared the cores, and have unrepresentative times."""
         return 0
 
     def speculator(self, state: GenerationState) -> Speculator | None:
-        """Return the speculator of the open session of a reply; None where there is none."""
+        """Return the speculator of the open session of a reply, if any."""
         return None
 
     @abstractmethod
     def open(self, state: GenerationState) -> Verdicts:
-        """Return what gives the verdicts of the reply.
+        """Return a session for the reply.
 
         Raises:
             VerifierUnreachable: there is no answer.

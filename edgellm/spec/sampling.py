@@ -16,11 +16,11 @@ from edgellm.spec.types import Distribution, Expected, Floats, Ids, Logprobs, Pe
 Times: TypeAlias = npt.NDArray[np.float64]
 
 _MASK = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # of SplitMix64 (Steele et al. 2014), as the two factors of its mixing
+_GOLDEN = 0x9E3779B97F4A7C15  # constants of SplitMix64 (Steele et al. 2014): increment and mixing factors
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_COLDEST = 1e-6  # a lower temperature is no less random than this, and its quotients would overflow
-_HOTTEST = 1e30  # a higher temperature leaves all tokens alike already, and would itself overflow
-_LEAST = float(np.finfo(np.float32).tiny)  # a weight that stays above 0 where it is divided by the sum of all weights
+_COLDEST = 1e-6  # least temperature: lower ones change nothing, and their quotients would overflow
+_HOTTEST = 1e30  # highest temperature: all tokens are alike there, and higher ones would overflow
+_LEAST = float(np.finfo(np.float32).tiny)  # least weight that stays above 0 after normalisation
 
 
 def draw(distribution: Distribution, seed: int, position: int) -> int:
@@ -88,14 +88,14 @@ def penalised(logits: Floats, text: Ids, penalties: Penalties) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """From what a verifier chooses tokens: from whole rows of logits, or from the `likely` likeliest tokens of each
-    place, which are all that a stock server tells. `draws_itself`: the server draws sampled tokens by itself."""
+    """The set that a verifier chooses tokens from: whole rows of logits, or the `likely` likeliest tokens of a place,
+    all that a stock server tells. `draws_itself`: the server draws sampled tokens."""
 
     likely: int | None = None
     draws_itself: bool = False
 
     def draws_alike(self, sampling: Sampling) -> bool:
-        """Return whether tokens are drawn as `draw` does, and not by random numbers of a server's own."""
+        """Return whether tokens are drawn by `draw`, and not by a server's own random numbers."""
         if sampling.greedy or self.likely is None:
             return True
         return 0 < sampling.top_k <= self.likely and (sampling.ruled or not self.draws_itself)
@@ -121,7 +121,7 @@ def distribution(logits: Floats, sampling: Sampling) -> Distribution:
     """Return the distribution to draw from, for `logits` of shape (n_vocab,).
 
     Temperature first, then top-k, then top-p over what top-k left, then min-p, then renormalised. Equal logits are kept
-    in order of token id, so that the result does not depend on the machine. Greedy: all mass on the most probable one.
+    in order of token id, so the result does not depend on the machine. Greedy: all mass on the most probable token.
 
     Raises:
         EngineFailed: the logits hold a NaN, or no finite value.

@@ -15,7 +15,7 @@ from edgellm.spec.ngram.sources import NO_CURSOR, ContextLookup, Cursor
 from edgellm.spec.types import GREEDY, NO_IDS, Channel, Expected, Ids, PromptProgress, Sampling
 
 Filling: TypeAlias = tuple[Sequence[int], Sequence[float]]
-"""Number of rows that decodes are filled up to, and cost of heads; see `Context.fill`."""
+"""The padded numbers of rows, and the costs of heads, for `Context.fill`."""
 NOT_FILLED: Filling = (), ()
 
 
@@ -24,8 +24,8 @@ class GenerationLimits:
     """`max_tokens` of an answer; `context` positions for prompt and reply together; `gamma` drafted tokens a chunk.
 
     A thought before the answer has `max_thinking` tokens at most, and with the answer `max_total`; None: no limit.
-    If nothing is drafted, up to `extra` tokens beyond the next one are asked for at once, for fewer round trips on a
-    link; with `GenerationState.tail` where that says so, drafted or not.
+    Without a draft, up to `extra` tokens beyond the next one are asked for at once, for fewer round trips on a link;
+    with `GenerationState.tail` whenever that bandit chooses so.
     """
 
     max_tokens: int = 512
@@ -46,8 +46,8 @@ class DraftRules:
 
     A chunk ends after a token whose confidence is below `stop_below`. Drafts with less confidence than `lookup_below`
     are replaced by the context's token. `greedy`: the most probable tokens are drafted in sampled replies, too, for a
-    verifier that draws by numbers of its own: two independent draws agree less often. `floors` returns for each place
-    of a chunk the chance to survive below which no token pays; places beyond these have none.
+    verifier that draws by numbers of its own: two independent draws agree less often. `floors` returns the break-even
+    chance for each place of a chunk; later places have none.
     """
 
     stop_below: float = 0.0
@@ -59,7 +59,7 @@ class DraftRules:
 class GenerationState:
     """A running reply: its prompt, the committed tokens, how tokens are drawn, and settings for the models.
 
-    Only the decoding loop appends to it, and tells it the channel of what follows; nothing else in it changes.
+    Only the decoding loop appends to it and enters channels; nothing else changes.
     """
 
     def __init__(
@@ -88,9 +88,8 @@ class GenerationState:
         `context` is looked up where the draft model is not confident. `expect` is called with the verifier's
         next-token predictions at positions of the prompt, if they are wanted. Verifiers in this process pad their
         decodes as `filling` says. `draft_prompt` (m,) is the prompt for a draft model with another tokenizer, in its
-        own tokens; None if there is none. Drafts follow the `grammar`. `on_progress` is called while a model reads a
-        long prompt. `tail` chooses whether `limits.extra` tokens are asked for, also behind drafts; None: not behind
-        those.
+        own tokens, if any. Drafts follow the `grammar`. `on_progress` is called while a model reads a long prompt.
+        `tail` chooses whether `limits.extra` tokens are asked for, also behind drafts; None: not behind drafts.
         """
         self.sampling, self.limits = sampling, limits or GenerationLimits()
         self.rules = rules or DraftRules()
@@ -141,12 +140,12 @@ class GenerationState:
 
     @property
     def written(self) -> int:
-        """Return how many tokens of the reply there are so far."""
+        """Return how many tokens the reply has so far."""
         return self._length - self.prompt_tokens
 
     @property
     def answered(self) -> int:
-        """Return how many tokens of the answer there are so far."""
+        """Return how many tokens the answer has so far."""
         return self._length - self._entered if self.channel is Channel.ANSWER else 0
 
     @property
@@ -182,5 +181,5 @@ class GenerationState:
         return other
 
     def lookup(self, prefix: Ids, committed: bool = True) -> Cursor:
-        """Return a cursor into the context after `prefix`; see `ContextLookup.cursor`."""
+        """Return a cursor into the context after `prefix`, if there is a context."""
         return NO_CURSOR if self.context is None else self.context.cursor(prefix, committed)

@@ -19,17 +19,17 @@ class Stats:
 
     def __init__(self, prepared: float = 0.0) -> None:
         self.started = perf_counter() - prepared
-        self.pieces: list[bytes] = []  # of the answer
+        self.pieces: list[bytes] = []  # bytes of the answer
         self.thoughts: list[bytes] = []
         self.ids: list[int] = []  # including the token that ended the turn
-        self.finish_reason = "cancelled"  # until the loop sets it
+        self.finish_reason = "cancelled"  # default, if the loop never finishes
         self.ttft: float | None = None
         self.seconds = 0.0
         self.tokens = self.thinking_tokens = self.first_burst = self.rounds = self.drafted = self.from_verifier = 0
         self.chunks = self.chunks_thinking = self.verified_thinking = self.thinking_from_verifier = 0
         self.verified = self.tested = self.accepted = self.accepted_whole = self.acceptance_length = 0
         self.passes = self.bytes_up = self.bytes_down = self.exits = self.from_context = 0
-        self.waited = self.waited_drafted = 0.0  # for verdicts on all chunks, and on the draft model's
+        self.waited = self.waited_drafted = 0.0  # seconds for verdicts on all chunks, and on the draft model's
         self.verified_drafted = 0
         self.guessed: PredictionStats | None = None
         self.copied: dict[str, int] = {}
@@ -48,13 +48,13 @@ class Stats:
         trying: Callable[[], TryingCost | None] | None = None,
     ) -> None:
         """Also report statistics kept elsewhere: the budget controller, the predicted verdicts, accepted copies by
-        source, and what trying has cost."""
+        source, and the cost of trying."""
         self.controller, self.guessed, self.copied = controller, guessed, copied if copied is not None else {}
         self.trying = trying or _unaccounted
 
     @property
     def verdict_seconds(self) -> float | None:
-        """Return the mean seconds from asking for the verdict on a drafted chunk to having it; None without any."""
+        """Return the mean wait in seconds for the verdict on a drafted chunk; None without verdicts."""
         return self.waited_drafted / self.verified_drafted if self.verified_drafted else None
 
     def observe(self, turn: Round, channel: Channel) -> None:
@@ -115,25 +115,24 @@ class Stats:
         self.ids += ids
 
     def finish(self, reason: str) -> None:
-        """Record the `reason` for which the reply ends; see `Summary.finish_reason`."""
+        """Record the `Summary.finish_reason`."""
         self.finish_reason = reason
 
     def stop(self, token: int, source: Source) -> None:
-        """Record that `token` from `source` ended the turn. An accepted token leaves no place for the bonus behind
-        it."""
+        """Record that `token` from `source` ended the turn. No bonus follows an accepted token then."""
         self.finish_reason = "stop"
         self.ids.append(token)
         self.acceptance_length -= source in _ACCEPTED_SOURCES
 
     def cut(self, count: int, by: str) -> None:
-        """End the reply and drop its last `count` bytes, at whose beginning the stop sequence `by` was found; "" is
-        the head of another turn."""
+        """End the reply and drop its last `count` bytes, which begin with the stop sequence `by`; "" is the head of
+        another turn."""
         text = b"".join(self.pieces)
         self.pieces = [text[: len(text) - count]]
         self.finish_reason, self.stopped_by = "stop", by
 
     def _shares_verified(self) -> tuple[float | None, float | None]:
-        """Return the verified shares of the thought and of the answer; None as in `Summary`."""
+        """Return the verified shares of the thought and of the answer; both None without a thought or a verdict."""
         answered = self.tokens - self.thinking_tokens
         if not (self.thinking_tokens and self.passes):
             return None, None
@@ -141,7 +140,7 @@ class Stats:
         return self.thinking_from_verifier / self.thinking_tokens, in_answer / answered if answered else None
 
     def summary(self, prompt_tokens: int, seed: int = 0) -> Summary:
-        """Return the figures so far; definitions in `Summary`."""
+        """Return the figures so far."""
         n = self.tokens
         guessed = self.guessed or PredictionStats()
         in_thought, in_answer = self._shares_verified()

@@ -33,7 +33,7 @@ class Utf8:
         return bool(self._decoder.getstate()[0])
 
     def end(self) -> str:
-        """Return what is left of a character that never became whole."""
+        """Return the replacement of a character that never became whole."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -65,7 +65,7 @@ def cut_at_stops(
             while held and len(text) - len(held[0].piece) >= _held_bytes(sequences, text):
                 text = text[len(held[0].piece) :]
                 yield held.pop(0)
-    except EdgeError:  # keep the tokens held back when the verifier is lost
+    except EdgeError:  # A lost verifier must not lose tokens.
         yield from held
         raise
     finally:
@@ -74,8 +74,7 @@ def cut_at_stops(
 
 
 def _first(sequences: Sequence[tuple[bytes, str]], text: bytes) -> tuple[int, str] | None:
-    """Return where the sequence that is complete first begins, and which it is; of two that end together the longer
-    one."""
+    """Return the place and the name of the sequence that is complete first; of two that end together the longer."""
     found = [(at + len(data), at, stop) for data, stop in sequences if (at := text.find(data)) >= 0]
     return min(found)[1:] if found else None
 
@@ -95,7 +94,7 @@ def _truncated(tokens: Sequence[Token], end: int) -> Generator[Token, None, None
         end -= len(token.piece)
 
 
-# Called with the statistics to update, whether to explain, the cancellation flag, and the progress callback.
+# Arguments: the statistics to update, whether to explain, the cancellation flag, and the progress callback.
 Writer: TypeAlias = Callable[
     [Stats, bool, Callable[[], bool], Callable[[PromptProgress], None]], Generator[Event, None, None]
 ]
@@ -140,7 +139,7 @@ class Reply(Iterator[Token]):
                     if isinstance(event, Token):
                         return event
                     self._deliver(event)
-            except Stopped:  # as between two tokens
+            except Stopped:  # A stop ends the reply without an error.
                 pass
             except BaseException:
                 self._finish()

@@ -79,8 +79,8 @@ class Penalties:
     """Changes of the logits by the text before them.
 
     `repeat` divides the positive logits of tokens among the last `REPEAT_WINDOW` of the text, and multiplies negative
-    ones; 1 switches it off. `frequency` is subtracted once for each time that the reply has the token, `presence` once
-    if it has it at all. `bias` are ids, ascending, and what is added to their logits. The reply begins at `start`.
+    logits; 1 is off. `frequency` is subtracted once for each time that the reply has the token, `presence` once if the
+    reply has the token. `bias` are ascending ids with additions to their logits. The reply begins at `start`.
     """
 
     repeat: float = 1.0
@@ -92,8 +92,8 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A JSON `schema`, as text, that the reply must be valid by. It counts for the tokens from `start` on, or behind
-    the first tokens there that equal `after`, which end a thought."""
+    """A JSON `schema`, as text, that the reply must be valid by: from token `start` on, or behind the first tokens
+    there that equal `after`, the end of a thought."""
 
     schema: str
     start: int
@@ -119,7 +119,7 @@ class Sampling:
 
     @property
     def ruled(self) -> bool:
-        """Return whether a token depends on more of the text than the model's logits do."""
+        """Return whether penalties or a constraint change the logits by the text."""
         return self.penalties is not None or self.constraint is not None
 
 
@@ -261,8 +261,8 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An event to report to the user once: the verifier is lost or back, or a request was adjusted, of which
-    `turns_left_out` were too many for the context."""
+    """An event to report to the user once: the verifier is lost or back, or a request was adjusted, such as by leaving
+    out `turns_left_out`, too many for the context."""
 
     text: str
     turns_left_out: int = 0
@@ -279,20 +279,20 @@ class Explanation:
 
 @dataclass(slots=True)
 class TryingCost:
-    """What lookups and wrong drafts have cost a reply beside plain decoding, and what right drafts have saved: in the
-    time of decodes of one row, `copies` and what is saved by the cost curve, the others as measured."""
+    """The costs of lookups and wrong drafts over plain decoding in a reply, and the savings of right drafts, in decodes
+    of one row: `copies` and their savings by the cost curve, the rest as measured."""
 
     lookups: float = 0.0
     copies: float = 0.0
     model: float = 0.0
-    """Rounds with a draft model that took longer than plain decoding of what they wrote."""
+    """Cost of rounds with a draft model that were slower than plain decoding."""
     saved: float = 0.0
     reason: str = ""
-    """What is drafted at the end of the reply, and why."""
+    """The choice of drafts at the end of the reply, and why."""
 
     @property
     def total(self) -> float:
-        """Return the cost, without what was saved."""
+        """Return the cost without the savings."""
         return self.lookups + self.copies + self.model
 
 

@@ -27,8 +27,8 @@ def judge(
     A draft is accepted while each token is the verifier's own: its most probable one, or the one that it draws at that
     position after penalties, temperature, truncation and grammar. So the text is what the verifier writes alone,
     whatever is drafted. `rows` (n + 1, n_vocab) are the verifier's logits: row i predicts place i of the draft, the
-    last row the token after it. `position` is the number of tokens before the draft; `text` (position,) are those
-    tokens, which penalties and the `grammar` need; at each place they see the drafted ones before it, too.
+    last row the token after it. `position` is the number of tokens before the draft; `text` (position,) are these
+    tokens, for penalties and the `grammar`, which at each place also see the drafted tokens before it.
     """
     if sampling.greedy and sampling.penalties is None and grammar is None:
         return verify_greedy(draft, rows)
@@ -55,7 +55,7 @@ def verify_greedy(draft_ids: Ids, rows: Rows) -> tuple[int, int]:
 
 
 def accept_by(draft: Ids, target: Callable[[int], Distribution], seed: int, position: int) -> tuple[int, int]:
-    """Judge a draft as `judge` does, by the verifier's distribution `target` of each place."""
+    """Judge a draft by the verifier's distribution `target` of each place."""
     for place, drafted in enumerate(draft.tolist()):
         if (own := draw(target(place), seed, position + place)) != drafted:
             return place, own

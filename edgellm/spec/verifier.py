@@ -1,4 +1,4 @@
-"""The session of one reply with a verifier that is asked by requests, and the verdicts of that reply."""
+"""The session of one reply with a verifier that takes requests, and the verdicts of that reply."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Ids, Notice, Sampling, Verdict
 
 T = TypeVar("T")
-POLL_SECONDS = 0.05  # seconds between two looks whether a reply was stopped, or a verifier is back
-_LONG = 512  # new tokens of a prefix whose reading is reported
+POLL_SECONDS = 0.05  # seconds between two checks for a stopped reply, or a returned verifier
+_LONG = 512  # new tokens of a prefix from which on its reading is reported
 _NO_VERIFIER = Decision(False, "there is no verifier")
 
 
@@ -38,8 +38,8 @@ class VerifyRequest:
 
     Up to `extra` more tokens are written after the verdict's own. With `logprobs`, the verdict includes the log-
     probabilities of its tokens, and of that many others at each place. `round` numbers the requests of a session.
-    `grammar` is the state of the session's, if `sampling` has a constraint. With `logits`, a mesh also answers with the
-    rows that the verdict depends on. Who verifies keeps in `computed` how many tokens of the text have been read.
+    `grammar` is the session's, if `sampling` has a constraint. With `logits`, a mesh also answers with the rows that
+    the verdict depends on. The verifier keeps in `computed` how many tokens of the text it has read.
     """
 
     session: int
@@ -60,17 +60,16 @@ Send: TypeAlias = Callable[[VerifyRequest], Future[Verdict]]
 
 
 class Session:
-    """One reply at a verifier, which is asked by a function of it: a request goes out, and its verdict comes."""
+    """One reply at a verifier that takes requests by a function: a request goes out, and its verdict comes."""
 
     def __init__(
         self, state: GenerationState, send: Send, *, number: int = 0,
         grammar: Callable[[str], GrammarState] | None = None,
         ready: Callable[[], bool] = lambda: True, close: Callable[[], None] = lambda: None, reads: str = "",
     ) -> None:  # fmt: skip
-        """Ask by `send`, which gets requests with the whole text. `ready` returns at no cost whether a request would be
-        worked on now; `close` ends the reply at the other side. `grammar` returns the grammar of a JSON schema, if
-        verdicts are to follow the one of the reply here. `reads` is the name under which the reading of a long
-        prompt is reported."""
+        """Send requests with the whole text by `send`. `ready` returns at no cost whether a request would be worked on
+        now; `close` ends the reply at the other side. `grammar` compiles a JSON schema, if the reply's is applied
+        here. `reads` is the name under which the reading of a long prompt is reported."""
         self.state = state
         self._send, self._number = send, number
         constraint = state.sampling.constraint

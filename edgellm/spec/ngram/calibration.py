@@ -38,8 +38,8 @@ class Calibration(DraftSource):
     """
 
     def __init__(self, context: ContextIndex, owns: bool = False) -> None:
-        """Use `context` to find where the reply's end occurs; it is a source of its own, which comes first, or this
-        source `owns` it."""
+        """Find the reply's end in `context`, which is a source of its own that comes first, unless this source `owns`
+        it."""
         self._context, self._owns = context, owns
         self._ids: list[list[int]] = []
         self._probs: list[list[float]] = []
@@ -58,7 +58,7 @@ class Calibration(DraftSource):
             self._places.setdefault(token, []).append(at)
 
     def expect(self, expected: Expected) -> None:
-        """Record the model's predictions at positions of the prompt; they come in order, and may be repeated."""
+        """Record the model's predictions at positions of the prompt, in order; positions may be repeated."""
         missing = expected.start - len(self._ids)
         if missing < 0:
             del self._ids[expected.start :], self._probs[expected.start :]

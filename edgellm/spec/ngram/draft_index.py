@@ -1,4 +1,4 @@
-"""What drafts are copied from, kept from reply to reply: the context, and past conversations."""
+"""The index that drafts are copied from, kept from reply to reply: the context, and past conversations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgellm.spec.ngram.template_replay import Analogy
 from edgellm.spec.params import SOURCES
 
 MOST_TOKENS = 60_000
-"""Tokens of past conversations that are searched: they take a few tenths of a second to index."""
+"""Indexed tokens of past conversations: they take a few tenths of a second to index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,7 @@ class PastConversation:
 
 
 def recent(conversations: list[PastConversation]) -> list[PastConversation]:
-    """Return all conversations; if they are more than MOST_TOKENS together, only the latest, about half as many
-    tokens."""
+    """Return all conversations; if these have more than MOST_TOKENS, only the latest, with about half of that."""
     if sum(map(len, conversations)) <= MOST_TOKENS:
         return conversations
     kept = 0
@@ -41,11 +40,11 @@ def recent(conversations: list[PastConversation]) -> list[PastConversation]:
 
 
 class DraftIndex:
-    """The texts that one verifier's drafts are copied from, and its draft policy. It serves one reply at a time;
-    concurrent replies do without it."""
+    """The texts that one verifier's drafts are copied from, and its draft policy. An index serves one reply at a time;
+    concurrent replies do without."""
 
     def __init__(self, policy: DraftPolicy, inside: Callable[[int], bool], is_eog: Callable[[int], bool]) -> None:
-        """`inside` says whether a token continues the word before it, `is_eog` whether it ends the turn."""
+        """Start empty. `inside` tells whether a token continues a word, `is_eog` whether it ends the turn."""
         self.policy, self._inside, self._is_eog = policy, inside, is_eog
         self._context, self._history, self._analogy = ContextIndex(), HistoryIndex(), Analogy()
         self._conversations: list[PastConversation] = []
@@ -53,8 +52,8 @@ class DraftIndex:
         self._busy = threading.Lock()
 
     def take(self, names: Collection[str]) -> Retriever | None:
-        """Return what copies for one reply from the sources of these names, some of `SOURCES`, to be given back; None
-        while another reply uses the index."""
+        """Return a retriever from the sources `names` of `SOURCES`, until `give`; None while another reply uses the
+        index."""
         if not self._busy.acquire(blocking=False):
             return None
         self._index()

@@ -1,5 +1,5 @@
-"""Copies that may follow a reply: looked up in the context, past conversations, the model's own predictions, and
-rejected drafts."""
+"""Copies that may follow a reply: from the context, past conversations, the model's own predictions, and rejected
+drafts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from edgellm.spec.ngram.sources import NO_CURSOR, Cursor, DraftSource
 from edgellm.spec.types import NO_FLOATS, Chunk, Expected, Ids, Verdict
 
 HOPELESS = 0.02
-"""The least chance that a copied token is reached and accepted: below it nothing is copied."""
+"""The least chance that a copied token is reached and accepted."""
 Candidates: TypeAlias = list[list[tuple[int, float, int]]]
-"""The candidates for one place after another, the likeliest first: token, chance, and `evidence`."""
+"""The candidates of each place, the likeliest first: token, chance, and `evidence`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Retriever:
 
     @property
     def expect(self) -> Callable[[Expected], None] | None:
-        """Return what is to be called with the verifier's predictions while it reads the prompt; None: nothing."""
+        """Return the callback for the verifier's predictions on the prompt; None if no source wants them."""
         return next((source.expect for _, source in self._sources if source.expect is not None), None)
 
     def begin(self, prompt: Ids) -> None:
@@ -98,8 +98,8 @@ class Retriever:
         self._candidates = []
 
     def follow(self, text: Ids) -> int:
-        """Read the reply's new tokens in `text` (n,); return how many of the latest ones have stood before what a
-        source offers now."""
+        """Read the reply's new tokens in `text` (n,); return the length of the longest match of a source, -1 without
+        sources."""
         if len(text) > self._known:
             new, self._known = text[self._known :].tolist(), len(text)
             for _, source in self._sources:
@@ -110,8 +110,8 @@ class Retriever:
     def offers(
         self, floor: Callable[[int], float], most: int, drafted: Sequence[int] = (), alive: float = 1.0
     ) -> Offer:
-        """Return up to `most` tokens that may follow the reply and what another drafter has `drafted`, which is
-        accepted as a whole with probability `alive`; fewer where a token behind so many rows is below their `floor`."""
+        """Return up to `most` tokens that may follow the reply and the tokens that another drafter has `drafted`, which
+        are all accepted with probability `alive`; fewer where the chance falls below `floor`."""
         if drafted and self._is_eog(drafted[-1]):
             return NO_OFFER
         cursors = [(bit, cursor) for bit, source in self._sources if (cursor := source.cursor()) is not NO_CURSOR]
@@ -163,7 +163,7 @@ class Retriever:
         if not self._candidates:
             return
         accepted = verdict.accepted
-        copied = 0 if chunk.retrieved else len(chunk) - chunk.tail  # the place from which on tokens were copied
+        copied = 0 if chunk.retrieved else len(chunk) - chunk.tail  # first place of a copied token
         truth = [*chunk.ids[:accepted].tolist(), *verdict.tokens[:1].tolist()]
         for at, (answer, options) in enumerate(zip(truth[self._place :], self._candidates, strict=False), self._place):
             for token, _, kind in options:

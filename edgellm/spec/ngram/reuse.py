@@ -8,14 +8,14 @@ from edgellm.spec.ngram.sources import NO_CURSOR, NOTHING, Cursor, DraftSource, 
 from edgellm.spec.types import Chunk, Verdict
 
 LIFETIME = 3
-"""Rounds that a segment is kept, at most, where nothing of it is accepted."""
+"""Rounds that an unused segment is kept."""
 
 
 def plausible_segment(plausible: Sequence[bool], rejected: int) -> tuple[int, int]:
     """Return the longest run of plausible drafted tokens from place `rejected` on, as (begin, end); of equals the
-    first.
+    first, and an empty run without a plausible token.
 
-    Equation 3: every token in it has at least the threshold's probability under the model. Empty: nothing is plausible.
+    Equation 3: every token in it has at least the threshold's probability under the model.
     """
     best = begin = rejected
     length = 0
@@ -31,7 +31,7 @@ def plausible_segment(plausible: Sequence[bool], rejected: int) -> tuple[int, in
 class Reuse(DraftSource):
     """A source: the rest of a rejected draft, offered after the correction.
 
-    It is offered only at the end of a word, because the correction may be the beginning of another name.
+    The offer begins at the end of a word, because the correction may be the beginning of another name.
     """
 
     def __init__(self, inside: Callable[[int], bool]) -> None:
@@ -49,7 +49,7 @@ class Reuse(DraftSource):
         rest = self._rest
         for token in (
             tokens[-1:] if self._fresh else tokens
-        ):  # tokens before the correction do not belong to the segment
+        ):  # Tokens before the correction do not belong to the segment.
             if rest and rest[0] == token:
                 del rest[0]
                 self._rounds = 0
@@ -57,7 +57,7 @@ class Reuse(DraftSource):
 
     @property
     def matched(self) -> int:
-        """See `DraftSource.matched`: a rejected draft stands right behind the text."""
+        """Return the length of the segment, which stands right behind the text."""
         return len(self._rest)
 
     def observe(self, chunk: Chunk, verdict: Verdict) -> None:
@@ -98,7 +98,7 @@ class ReuseCursor:
     def offer(self) -> Offer:
         if self._at >= len(self._rest):
             return NOTHING
-        return self._rest[self._at], self._at + 1, 1.0  # the correction replaces one token
+        return self._rest[self._at], self._at + 1, 1.0  # The correction replaces one token.
 
     def advance(self, token: int) -> None:
         if self._at < len(self._rest) and token == self._rest[self._at]:

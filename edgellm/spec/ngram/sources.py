@@ -17,12 +17,12 @@ from edgellm.spec.ngram.suffix_automaton import ROOT, SuffixAutomaton
 from edgellm.spec.types import NO_IDS, Chunk, Expected, Ids, Verdict
 
 Offer: TypeAlias = tuple[int, int, float]
-"""A token that may come next (-1: none), how many tokens before it were matched, and the share of the places where
-those occur in which it follows (or the probability that the model gave it)."""
+"""A token that may come next (-1: none), the length of the match before it, and the share of the match's places where
+the token follows (or the token's probability by the model)."""
 
 NOTHING: Offer = (-1, 0, 0.0)
 SEPARATOR = -2
-"""Stands between two conversations: no token of a model, so that nothing is matched or drafted across it."""
+"""The separator of two conversations: no token of a model, so that nothing is matched or drafted across it."""
 
 
 class Cursor(Protocol):
@@ -53,11 +53,11 @@ class DraftSource:
     """A source of drafts, for one reply at a time; this base class offers nothing."""
 
     expect: Callable[[Expected], None] | None = None
-    """Called with the verifier's next-token predictions at positions of the prompt, if the source wants them."""
+    """A callback for the verifier's next-token predictions at positions of the prompt, if the source wants them."""
 
     @property
     def matched(self) -> int:
-        """Return how many of the latest tokens have stood before what is offered now."""
+        """Return how many of the latest tokens have occurred before the offered token."""
         return 0
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -83,10 +83,9 @@ class AutomatonCursor:
     __slots__ = ("_automaton", "_matched", "_offered", "_open", "_state", "_to")
 
     def __init__(self, automaton: SuffixAutomaton, state: int, matched: int, open_end: int = 0) -> None:
-        """Start from `state`; `open_end` is 1 if the match is also the end of the indexed text, which nothing
-        follows yet."""
+        """Start from `state`; `open_end` is 1 if the match is also the end of the indexed text."""
         self._automaton, self._state, self._matched, self._open = automaton, state, matched, open_end
-        self._offered, self._to = -1, (0, 0)  # the state after it
+        self._offered, self._to = -1, (0, 0)  # offered token, and the state after it
 
     def offer(self) -> Offer:
         automaton, state, matched = self._automaton, self._state, self._matched
@@ -174,12 +173,12 @@ class HistoryIndex(DraftSource):
 
 MIN_MATCH = 2
 """Minimum length of a context match that counts against the model; a single token is hardly ever right."""
-_MIN_GAIN = 0.1  # of the tokens taken from the context; a smaller gain in right ones is chance
+_MIN_GAIN = 0.1  # share of copied tokens; a smaller gain in right tokens is chance
 
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """A token at which the context differed from the model: the model's confidence, and which of them was right."""
+    """A token at which the context differed from the model: the model's confidence, and which of both was right."""
 
     confidence: float
     draft_right: bool
@@ -198,8 +197,7 @@ class ContextLookup:
     def cursor(self, prefix: Ids, committed: bool = True) -> Cursor:
         """Return a cursor at the end of `prefix` (n,), which begins with the prompt.
 
-        The prefix that it shares with the last `committed` one is indexed; the rest may be speculative and is only
-        read.
+        The part shared with the last `committed` prefix is indexed; the rest may be speculative and is only read.
         """
         context = self._context
         tail = prefix[len(context.text) :]

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 ROOT = 0
 _NONE = -1
 DEEPEST = 24
-"""Suffix links that a token's count is carried along: one that is nested deeper repeats itself so often that the exact
-number no longer matters, and the bound keeps a token's work constant."""
+"""Suffix links that a token's count is carried along: deeper substrings repeat so often that the exact number no longer
+matters, and the bound keeps a token's work constant."""
 
 BYTES_A_TOKEN = 160
-"""Bytes that a text takes for each of its tokens, about: words take 120 to 150, random tokens up to 160."""
+"""Bytes of memory per token of a text: words take 120 to 150, random tokens up to 160."""
 
 
 class SuffixAutomaton:
@@ -35,7 +35,7 @@ class SuffixAutomaton:
         self.count = array("i", [0])
         """Number of places where the substrings of each state occur."""
         self.end = array("i", [_NONE])
-        """For each state where its substrings end first: the place of their last token."""
+        """For each state the place of the last token of its substrings' first occurrence."""
         self._first = array("i", [_NONE])  # the token by which a state was left first (`_to`: its target)
         self._to = array("i", [_NONE])
         self._more: dict[int, dict[int, int]] = {}
@@ -87,8 +87,8 @@ class SuffixAutomaton:
         self._last = last
 
     def _clone(self, state: int, token: int, target: int) -> int:
-        """Split from `target` the part that is reached from `state`, which occurs in more places now than the rest;
-        return it."""
+        """Split from `target` the part that is reached from `state`, which now occurs in more places than the rest;
+        return the new state."""
         length, link, first, to, more = self.length, self.link, self._first, self._to, self._more
         clone = len(length)
         length.append(length[state] + 1)

@@ -15,7 +15,7 @@ from itertools import pairwise
 from edgellm.spec.ngram.sources import NO_CURSOR, NOTHING, Cursor, DraftSource, Offer
 
 MAX_PROMPTS = 16
-"""A pair of tokens that occurs in more past prompts than this says nothing about which of them is similar."""
+"""Past prompts with a pair of tokens, at most: a more common pair does not tell which prompt is similar."""
 MAX_CONTEXT = 4
 """Tokens before a copied run that are compared."""
 _END = -1
@@ -23,8 +23,8 @@ _END = -1
 
 @dataclass(frozen=True, slots=True)
 class PastReply:
-    """A past conversation. `origins[i]` is where in `prompt` the run of token i of `reply` was copied from, and how
-    many tokens of the run remain, including this one; (-1, 1) for a token that was not copied."""
+    """A past conversation. `origins[i]` is the place in `prompt` that token i of `reply` was copied from, and how many
+    tokens of the copied run remain, including this one; (-1, 1) for a token that was not copied."""
 
     prompt: tuple[int, ...]
     reply: tuple[int, ...]
@@ -32,7 +32,7 @@ class PastReply:
 
 
 def origins(prompt: Sequence[int], reply: Sequence[int]) -> list[tuple[int, int]]:
-    """Return which tokens of `reply` were copied from `prompt`, as `PastReply` has them: always the longest run."""
+    """Return the `PastReply.origins` of `reply` in `prompt`, always by the longest run."""
     places: dict[int, list[int]] = {}
     for at, token in enumerate(prompt):
         places.setdefault(token, []).append(at)
@@ -94,7 +94,7 @@ class Analogy(DraftSource):
 
 
 class ReplayCursor:
-    """A position in the past reply that is followed, and in the prompt's run that is being copied."""
+    """A cursor: a position in the past reply, and in the run of the prompt that is being copied."""
 
     __slots__ = ("_at", "_copied", "_counterparts", "_past", "_places", "_prompt", "_resume", "followed")
 
@@ -106,11 +106,11 @@ class ReplayCursor:
         counterparts: dict[int, int] | None = None,
     ) -> None:
         self._past, self._prompt, self._places = past, prompt, places
-        # cache of `_counterpart`, shared by all copies
+        # Cache of `_counterpart`, shared by all copies.
         self._counterparts: dict[int, int] = {} if counterparts is None else counterparts
         self._at = 0  # place in the past reply; -1: it is over
-        self._copied = _END  # the place in the prompt that is copied next
-        self._resume = 0  # where the past reply continues after the run
+        self._copied = _END  # next place in the prompt to copy
+        self._resume = 0  # place in the past reply after the run
         self.followed = 0
 
     def copy(self) -> ReplayCursor:
