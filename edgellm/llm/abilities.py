@@ -1,4 +1,4 @@
-"""What edgellm can do with a model, from its header alone: before anything is loaded."""
+"""The abilities of a model in edgellm, from its header alone: before anything is loaded."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from edgellm.llm.drafter_pool import exit_layers
 from edgellm.spec.ngram.suffix_automaton import BYTES_A_TOKEN
 
 MOST_OF_VERIFIER = 0.5
-"""The share of a verifier's bytes that a draft model may have at most to be of use."""
+"""The largest useful draft model, as a share of the verifier's bytes."""
 _STEP = 1024  # tokens: proposed contexts are a multiple of it
 
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """Whether something works with a model, and why or how."""
+    """Something that works with a model, or does not, and why or how."""
 
     name: str
     able: bool
@@ -37,8 +37,8 @@ class Ability:
 
 @dataclass(frozen=True, slots=True)
 class ContextMemory:
-    """Bytes that a context of so many `tokens` takes beside the weights: `cache`, at most, of keys and values in 16
-    bits; `index`, about, for copies; `attention` while an importance gate or a profile captures it."""
+    """Bytes of a context of `tokens` beside the weights: at most `cache` of keys and values in 16 bits; about `index`
+    for copies; `attention` while an importance gate or a profile captures it."""
 
     tokens: int
     cache: int
@@ -47,8 +47,8 @@ class ContextMemory:
 
 
 def context_memory(header: GgufHeader) -> list[ContextMemory]:
-    """Return what the default context takes, and the longest one that fits; none where the header does not say how long
-    a context may be, or the weights do not fit, and for what only drafts for another model."""
+    """Return the memory of the default context, and of the longest that fits. Nothing without a length in the header,
+    or room for the weights, and for a model that only drafts for another."""
     if drafter_file(header):
         return []
     trained = header.metadata.get(f"{header.architecture}.context_length")
@@ -65,14 +65,13 @@ def context_memory(header: GgufHeader) -> list[ContextMemory]:
 
 
 def _longest(header: GgufHeader, trained: int) -> int:
-    """Return how many tokens of a context fit into the free memory beside the weights, up to `trained`; 0 where not
-    even the weights fit."""
+    """Return how many tokens of a context fit into the free memory beside the weights, up to `trained`."""
     free = free_memory() - sum(tensor.nbytes for tensor in header.tensors)
     return max(0, min(trained, free // (cache_bytes_per_token(header) + BYTES_A_TOKEN)))
 
 
 def abilities(file: ModelFile, others: Mapping[str, ModelFile] = MappingProxyType({})) -> list[Ability]:
-    """Return what works with a model; `others` are the models that it might be paired with, by name."""
+    """Return the abilities of a model; `others` are the models that it might be paired with, by name."""
     header = file.header
     if is_eagle3(header):
         return [_chat(header), _head(file, others)]
@@ -99,8 +98,8 @@ def _chat(header: GgufHeader) -> Ability:
 
 
 def draft_for(file: ModelFile, others: Mapping[str, ModelFile]) -> str | None:
-    """Return the name of the smallest of `others` that can draft for a model: it has the same tokenizer, and at most
-    half of its bytes; None if there is none."""
+    """Return the name of the smallest of `others` that can draft for a model, with the same tokenizer and at most half
+    of its bytes; None without any."""
     drafts = {
         name: other
         for name, other in others.items()
@@ -173,7 +172,7 @@ def _mtp(header: GgufHeader) -> Ability:
 
 
 def _head(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
-    """Return for which of `others` an EAGLE-3 head can draft."""
+    """Return which of `others` an EAGLE-3 head can draft for."""
     name, layers = "EAGLE-3 drafts", ", ".join(map(str, target_layers(file.header)))
     if fitting := sorted(other for other, model in others.items() if _fits(file, model)):
         return Ability(name, True, f"as the draft model of {', '.join(fitting)}, from the inputs of layers {layers}")
@@ -225,8 +224,8 @@ def _context(header: GgufHeader) -> Ability:
 
 
 def longer_context(models: Mapping[str, tuple[GgufHeader, int]], tokens: int) -> str:
-    """Return what to do for a prompt and its reply that take `tokens`, with the numbers. `models` have their headers
-    and the number of tokens that each was trained for, by name."""
+    """Return advice for a prompt and its reply of `tokens`. `models` are headers and the tokens that each model was
+    trained for, by name."""
     name, trained = min(((name, trained) for name, (_, trained) in models.items()), key=lambda known: known[1])
     if tokens > trained:
         return f"Shorten it: {name} was trained for {trained} tokens."

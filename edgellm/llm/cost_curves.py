@@ -1,8 +1,8 @@
 """The cost curve of a model on this device: an estimate at first, then measured while nothing waits for it.
 
-A measurement during which other programs took the processor is not kept: what is measured counts for 30 days, and a
-decode of two rows that once took three times as long as one of a single row would end all drafting. The next reply
-has it measured again.
+A measurement during which other programs took the processor is not kept: a curve counts for 30 days, and a decode of
+two rows that once took three times as long as a single row would end all drafting. The next reply repeats the
+measurement.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ MAX_AGE = 30 * 86_400.0  # seconds
 AGAIN = 60.0
 """Seconds after a measurement on a busy machine before the next one."""
 MAX_CHANGE = 4.0
-"""The most that a change of the number of rows may cost, in decodes of one row: llama.cpp builds its graph again."""
+"""Highest cost of a change of the number of rows, in decodes of one row: llama.cpp rebuilds its graph."""
 _PREFIX = 16  # positions in the context before a measured decode
-_ROUNDS = 12  # fewer if all lengths took the same time twice
+_ROUNDS = 12  # most rounds of measurements: fewer if all lengths took the same time twice
 _MIN_LENGTHS = 3  # minimum number of measured lengths, however slow the device is
-_MIN_SECONDS, _MAX_SECONDS = 0.2, 3.0  # limits of the time, after which longer decodes are extrapolated
-_WORTH = 40  # decodes of one row: the time that a measurement may take, within these limits
-_ORDER = (1, 4, 2, 8, 16, 32, 3, 6, 12, 5, 10, 24, 64, 48)  # of lengths: what they tell comes first
-_QUICK_SECONDS = 0.01  # seconds
-_DEPTH = 1024  # positions behind which decodes are measured once more
-_DEEP_ROWS, _DEEP_ROUNDS = 16, 4  # of these decodes
-_DEEP_MEMORY = 0.05  # that the positions may take, as a share of the weights'
+_MIN_SECONDS, _MAX_SECONDS = 0.2, 3.0  # limits of a measurement, after which longer decodes are extrapolated
+_WORTH = 40  # duration of a measurement in decodes of one row, within these limits
+_ORDER = (1, 4, 2, 8, 16, 32, 3, 6, 12, 5, 10, 24, 64, 48)  # lengths, the most informative first
+_QUICK_SECONDS = 0.01  # a decode below this is repeated
+_DEPTH = 1024  # positions before the deep decodes, which show the cost of attention
+_DEEP_ROWS, _DEEP_ROUNDS = 16, 4  # most rows and rounds of deep decodes
+_DEEP_MEMORY = 0.05  # memory of the deep positions, as a share of the weights'
 SHARED = 0.5
-"""Share of waiting that is assumed for decodes that shared the cores."""
+"""Assumed share of waiting in decodes that shared the cores."""
 BANDWIDTH = 10e9
-"""Bytes of weights that a device is assumed to read in a second."""
+"""Assumed bytes of weights that a device reads in a second."""
 ROW_SHARE = 0.5
-"""The time that a further row is assumed to take, as a share of the first row's."""
+"""Assumed time of a further row, as a share of the first row's."""
 LINK_CURVE = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
 """The cost curve of a verifier across a link: a round trip, beside which further rows are cheap."""
 
@@ -95,7 +95,7 @@ class StoredCurve:
 
     @property
     def plausible(self) -> bool:
-        """Whether a device can have such times."""
+        """Return whether a device can have such times."""
         rows, seconds, heads = self.rows, self.seconds, self.heads
         if not (len(rows) == len(seconds) > 0 and rows[0] == 1 and list(rows) == sorted(set(rows))):
             return False
@@ -103,13 +103,13 @@ class StoredCurve:
             return False
         if not all(0.0 <= taken < inf for taken in (self.change, *self.attention)):
             return False
-        one = seconds[0] + heads[0] if heads else seconds[0]  # a row alone is measured with its head
+        one = seconds[0] + heads[0] if heads else seconds[0]  # A single row is measured with its head.
         return self.change <= MAX_CHANGE * one and is_plausible(rows, (one, *seconds[1:]))
 
 
 def curve_path(model_hash: str, threads: int, placement: str = "") -> Path:
-    """Return the file of a curve for a `placement` of the model (see `Model.placement`); its name has the device in it,
-    because several devices may share a home folder."""
+    """Return the file of a curve for a `Model.placement`; its name includes the device, because several devices may
+    share a home folder."""
     where = f"{platform.node() or 'here'}{placement and '-'}{placement}"
     return cache_dir() / "curves" / f"{model_hash[:16]}-{threads}-{where}.json"
 
@@ -127,8 +127,7 @@ def read_curve(path: Path, device: str) -> StoredCurve | None:
 
 
 def token_seconds(file: ModelFile, hardware: Hardware, threads: int | None) -> float | None:
-    """Return the measured seconds of a token of a model that is loaded as `hardware` says, on this device; None if they
-    were not measured."""
+    """Return the measured seconds of a token of a model on `hardware` of this device; None without a measurement."""
     known = FileHash(file.path).known
     if known is None:
         return None
@@ -161,24 +160,24 @@ class ModelCurve:
         self, model: Model, threads: int | None, file_hash: FileHash, idle: IdleWork | None = None, *,
         history: bool = True, waiting: Callable[[], Waiting] = CpuWait,
     ) -> None:  # fmt: skip
-        """`idle` measures the curve once it was asked for; without it, that is left to the caller. Without `history`,
-        and while the history is off, what replies taught is not saved. `waiting` begins to count how long this process
-        waits for a processor."""
+        """Use the stored curve, or an estimate until `idle` has measured; without `idle`, the caller measures. Without
+        `history`, and while the history is off, corrections from replies are not saved. `waiting` counts how long this
+        process waits for a processor."""
         self._model, self._threads, self._hash, self._idle, self._history = model, threads, file_hash, idle, history
         self._waiting = waiting
         self._curve: CostCurve | None = None
         self._measured = False
-        self._measure_at = 0.0  # by the monotonic clock, before which it is not measured in the background
+        self._measure_at = 0.0  # monotonic time of the next measurement in the background
         self._measurement = CurveMeasurement()
         self._lock, self._measuring = threading.Lock(), threading.Lock()
 
     @property
     def measured(self) -> bool:
-        """Return whether it was measured, now or earlier, and is not an estimate."""
+        """Return whether the curve was measured, now or earlier, and is not an estimate."""
         return self._measured
 
     def current(self) -> CostCurve:
-        """Return the curve as far as it is known, without waiting."""
+        """Return the best known curve, without waiting."""
         with self._lock:
             if self._curve is None and (path := self._path()) is not None:
                 self._use_stored(path)
@@ -189,9 +188,9 @@ class ModelCurve:
             return self._curve
 
     def measure(self, should_stop: ShouldStop = never, progress: Callable[[float], None] | None = None) -> CostCurve:
-        """Return the measured curve. It is measured if that was not done before, and kept, also for later processes,
-        unless other programs took the processor meanwhile: then it is doubtful, and used by the caller at most.
-        `progress` is called with shares of the time that this takes at most.
+        """Return the measured curve, measuring it now unless that was done before. It is kept for later processes,
+        unless other programs took the processor meanwhile: then it is doubtful, and for the caller alone. `progress`
+        is called with shares of the longest time.
 
         Raises:
             Stopped: `should_stop` returned True; the next call continues.
@@ -293,8 +292,8 @@ class CurveMeasurement:
         """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits, and the additional time after
         a decode of another size. With a lazy head, the heads' times are separate.
 
-        What attention adds is measured behind `depth` further positions, for which there is room; with 0, or where the
-        cache cannot be filled without reading, it is left out.
+        The cost of attention is measured behind `depth` further positions, for which there is room; not with 0, or
+        where the cache cannot be filled without decoding.
 
         A slow device measures fewer lengths, the most informative ones first, once each. Raises Stopped.
         """
@@ -321,7 +320,7 @@ class CurveMeasurement:
         limit = min(max(_MIN_SECONDS, _WORTH * min(timed(1), timed(1))), _MAX_SECONDS)
 
         def timed_twice(rows: int) -> float:
-            """Return the seconds of a decode; of a quick one, those after another of the same size."""
+            """Return the seconds of a decode; of a quick decode, those of its repetition."""
             if progress is not None:
                 progress(min(1.0, (perf_counter() - start) / limit))
             fresh = timed(rows)
@@ -356,15 +355,15 @@ class CurveMeasurement:
     def _attention(
         self, timed: Callable[[int], float], found: Mapping[int, float], depth: int, limit: float
     ) -> tuple[float, float]:
-        """Return `CostCurve.attention`, by how much longer decodes take behind `depth` positions than they were
-        `found` to take."""
+        """Return `CostCurve.attention`: the additional time of decodes behind `depth` positions, compared with the
+        times `found` without."""
         many = max(rows for rows in found if rows <= _DEEP_ROWS)
         if many == 1:
             return 0.0, 0.0
 
         def settled(rows: int) -> float:
             fresh = timed(rows)
-            return timed(rows) if rows == 1 or fresh < _QUICK_SECONDS else fresh  # a single row is slower behind many
+            return timed(rows) if rows == 1 or fresh < _QUICK_SECONDS else fresh  # A single row is slow after many.
 
         deep = minimum_times(
             settled, (1, many), rounds=_DEEP_ROUNDS, seconds=limit, at_least=2, clock=perf_counter,
@@ -376,16 +375,16 @@ class CurveMeasurement:
 
 
 def deepest(model: Model) -> int:
-    """Return behind how many positions decodes are measured: as many as take little memory beside the weights; 0 where
-    those are too few to tell anything."""
+    """Return the positions before deep decodes: as many as take little memory beside the weights; 0 where these are too
+    few to show a difference."""
     room = int(_DEEP_MEMORY * model.size_bytes / max(1, cache_bytes_per_token(model.header)))
     depth = min(_DEPTH, room, model.n_ctx_train - _PREFIX - KNOTS[-1])
     return depth if depth >= DEPTH_STEP else 0
 
 
 def _fill(context: Context, positions: int) -> bool:
-    """Fill a context with zeros, without reading anything; return False where that is impossible. What attention
-    computes takes as long with them."""
+    """Fill a context with zeros, without decoding; return False where that is impossible. Attention takes as long with
+    zeros."""
     layers = context.layer_rows(_PREFIX)
     if layers is None:
         return False
@@ -400,8 +399,8 @@ def measure_heads(
     head: LMHead, seconds: float = _MAX_SECONDS / 3.0, should_stop: ShouldStop = never,
     samples: dict[int, list[float]] | None = None,
 ) -> tuple[float, ...]:  # fmt: skip
-    """Return the minimum time of 1, 2, 3 … 64 head rows, measured for so many `seconds`; the others are extrapolated.
-    `samples` as for `minimum_times`. Raise Stopped."""
+    """Return the minimum time of 1, 2, 3 … 64 head rows, measured for `seconds`; the rest is extrapolated. `samples` as
+    for `minimum_times`. Raise Stopped."""
 
     def timed(rows: int) -> float:
         if should_stop():
@@ -411,7 +410,7 @@ def measure_heads(
         head.logits[:rows].argmax(axis=1)
         return perf_counter() - began
 
-    timed(HEADS[0])  # builds the graph
+    timed(HEADS[0])  # The first call builds the graph.
     found = minimum_times(timed, HEADS, rounds=_ROUNDS, seconds=seconds, clock=perf_counter, samples=samples)
     last = max(found)
     taken = [found.get(rows, found[last] * rows / last) for rows in HEADS]

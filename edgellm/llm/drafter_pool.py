@@ -1,4 +1,4 @@
-"""Drafters of a pair: opened when a reply needs one, and used again by the next reply."""
+"""Drafters of a pair: opened when a reply needs a drafter, and used again by the next reply."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from edgellm.storage.state import private_folder
 
 PooledDrafter: TypeAlias = ModelDrafter | EarlyExitDrafter | TranslatedDrafter
 
-SPARE = 16  # cells of the cache for a branch, at least
+SPARE = 16  # least cells of the cache for a branch
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterKind:
     """The abilities of a drafter beside drafting: measure the attention of `layers`, follow `branches` guesses of up to
-    `gamma` tokens each, leave the model after `exit_layer` where that is surer than `threshold`.
+    `gamma` tokens each, leave the model after `exit_layer` for tokens surer than `threshold`.
     """
 
     layers: tuple[int, ...] = ()
@@ -52,16 +52,15 @@ class Drafters:
         fit: PairFit,
         prompt_cache: PromptCache | None = None,
     ) -> None:
-        """`fingerprint` returns that of the model's file; it is called where shards of the file are cut. `fit`
-        compares the model's vocabulary with the verifier's. `prompt_cache` as for `Context`; it is not used with an
-        early exit."""
+        """Open drafters of `model`. `fingerprint` returns that of its file, for the names of shards. `fit` compares its
+        vocabulary with the verifier's. `prompt_cache` as for `Context`; an early exit does not use it."""
         self._prompt_cache = prompt_cache
         self._shared, self.translation = fit.shared_tokens, fit.translation
         self._model, self._n_ctx, self._threads, self._fingerprint = model, n_ctx, threads, fingerprint
         self._idle: list[tuple[DrafterKind, PooledDrafter]] = []
         self._in_use: list[PooledDrafter] = []
         self._shards: dict[int, tuple[Model, Model]] = {}
-        self._lock = threading.Lock()  # replies may be written by several threads
+        self._lock = threading.Lock()  # Several threads may write replies.
 
     def take(self, kind: DrafterKind) -> PooledDrafter:
         """Return the drafter of this kind that was given back last, or a new one.
@@ -93,7 +92,7 @@ class Drafters:
                 self._idle.insert(0, (kind, drafter))
 
     def shard(self, layer: int) -> Model:
-        """Return the model up to `layer`, with a head. Raises what `take` raises for an early exit there."""
+        """Return the model up to `layer`, with a head."""
         return self._cut(layer)[0]
 
     def keep_shards(self, layer: int | None) -> None:
@@ -166,7 +165,7 @@ class Drafters:
 
 
 def exit_layers(header: GgufHeader) -> tuple[int, ...]:
-    """Return the layers after which an early exit is considered: it leaves out at most a quarter of the model.
+    """Return the layers after which an early exit is considered: those of the last quarter of the model.
 
     Raises:
         ModelUnsupported, ModelCorrupt: the model cannot be cut, or not behind any of these layers.
