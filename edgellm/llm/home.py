@@ -1,4 +1,4 @@
-"""The devices of this home for a model: which engine spreads it, what each device has, and the placement on them."""
+"""The devices of a home for a model: the engine that spreads the model, the devices' layers, and the placement."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
     from edgellm.rpc.discovery.workers import Worker
     from edgellm.services.client.rpc_session import RpcOffer
 
-POSITIONS = 4096  # tokens of a prompt and its reply, by default
-PLAN_SECONDS = 5.0  # for the planner; then the best plan so far is taken
-PHASE_SECONDS = 1.0  # for the plan of a reply in phases, for which the devices wait before they load
+POSITIONS = 4096  # default tokens of a prompt and its reply
+PLAN_SECONDS = 5.0  # seconds of planning, after which the best plan so far is taken
+PHASE_SECONDS = 1.0  # seconds of planning a reply in phases: devices wait for it before they load
 
 EngineName = Literal["stages", "rpc"]
 Asked = Sequence[tuple[Device, Device | EdgeError]]
-"""Devices as they were measured, each as it is now, with its layers; or why it cannot be used."""
+"""Devices as measured, each with its present state and layers, or the reason why it cannot be used."""
 
 
 def within(seconds: float) -> Stop:
-    """Return a stop that is true once so many seconds have passed from now on."""
+    """Return a stop that is true after `seconds` from now on."""
     began = time.monotonic()
     return lambda: time.monotonic() - began > seconds
 
 
 class EngineChoice(NamedTuple):
-    """What spreads a model over devices, and why."""
+    """The engine that spreads a model over devices, and why."""
 
     engine: EngineName
     reason: str
@@ -88,9 +88,8 @@ def choose_engine(file: ModelFile, asked: Literal["auto", "stages", "rpc"] = "au
 class Workload:
     """The reply that a plan is for: the tokens of its prompt and its own, and the `objective`, the time to minimise.
 
-    Each device has memory for `sessions` replies at once, of `context` tokens each, by default as many as `hardware`
-    says, which also says where this device computes. `cold`: nothing is loaded yet but what devices say; else
-    everything is.
+    Each device has memory for `sessions` replies at once, of `context` tokens each, by default that of `hardware`,
+    which also tells where this device computes. `cold`: only the layers that devices report are loaded; else all.
     """
 
     tokens_in: int
@@ -103,7 +102,7 @@ class Workload:
 
     @property
     def positions(self) -> int | None:
-        """The tokens of a context, if that was asked for."""
+        """Return the requested tokens of a context, if any."""
         return self.context or self.hardware.n_ctx
 
     def home(self, file: ModelFile, fleet: Fleet) -> Home:
@@ -121,14 +120,14 @@ class Workload:
 
 def positions_of(file: ModelFile, asked: int | None) -> int:
     """Return how many tokens of prompt and reply a session has room for: `asked`, by default `POSITIONS` or as many as
-    the model was trained for. Raises InvalidOption where fewer than `asked` are."""
+    the model was trained for. Raises InvalidOption if `asked` exceeds these."""
     check_context(file.header, file.path.name, asked)
     return min(asked or POSITIONS, trained_positions(file.header) or POSITIONS)
 
 
 def planned_positions(file: ModelFile, asked: int | None, tokens: int) -> int:
-    """Return for how many tokens of prompt and reply a plan counts memory: as many as are `asked` for, by default as
-    `positions_of` says, or the planned `tokens` in all where these are more, as far as the model was trained.
+    """Return how many tokens of prompt and reply a plan counts memory for: `asked`, by default those of `positions_of`,
+    or the planned `tokens` if these are more, as far as the model was trained.
 
     Raises:
         InvalidOption: fewer are asked for than are planned, or more than the model was trained for.
@@ -144,7 +143,7 @@ def planned_positions(file: ModelFile, asked: int | None, tokens: int) -> int:
 
 def overhead_of(header: GgufHeader, context: int, sessions: int, cache_type: str | None) -> MemoryOverhead:
     """Return the memory of a layer and of a stage beside weights, for `sessions` replies of `context` tokens each.
-    `cache_type` is that of this device's keys and values; those of others are as by default, and the larger count."""
+    `cache_type` is that of this device's keys and values; other devices have the default, and the larger one counts."""
     costs = costs_of(header)
     per_block = min(layers_per_piece(header), dimensions(header).layers)  # layers that share one block's batch
     batch = costs.batch(per_block, context, MAX_ROWS + 1, ends=False)
@@ -156,7 +155,7 @@ class LocalDevice:
     """This device as a member of a mesh."""
 
     def __init__(self, whole: WholeModel, unit: ComputeUnit, known: Device) -> None:
-        """`unit` computes its layers. `known`: the device as it was measured."""
+        """Compute layers on `unit`. `known`: the device as measured."""
         self.name = HERE
         self._whole, self._cache, self._known = whole, WeightCache(whole, unit=unit), known
 
@@ -172,10 +171,7 @@ class LocalDevice:
 
 
 def place_described(file: ModelFile, fleet: Fleet, workload: Workload) -> Placement:
-    """Return the best stages of the model in `file` on described devices, each of which has any layer.
-
-    Raises as `place_stages`.
-    """
+    """Return the best stages of the model in `file` on described devices, each of which has any layer."""
     return _with_phases(place(workload.home(file, fleet), stop=within(PLAN_SECONDS)))
 
 
@@ -203,8 +199,8 @@ def _with_phases(placed: Placement) -> Placement:
 
 
 def ask_devices(file: ModelFile, survey: Survey, workload: Workload) -> Asked:
-    """Ask all surveyed devices at once for the layers that they have. If everything is loaded (`Workload.cold`), none
-    is asked: each has whichever it is given."""
+    """Ask all surveyed devices at once for the layers that they have. If everything is loaded (`Workload.cold`), no
+    device is asked: each has all layers."""
     devices = survey.fleet().devices
     if not workload.cold:
         return [(device, device) for device in devices]
@@ -212,8 +208,8 @@ def ask_devices(file: ModelFile, survey: Survey, workload: Workload) -> Asked:
 
 
 def missing_layers(file: ModelFile, shares: Sequence[StageShare], survey: Survey) -> list[tuple[str, int]]:
-    """Return the bytes that each device of a split over the surveyed ones still lacks of its layers, by name. This
-    device has the model; one that no longer answers is taken to lack all of its layers."""
+    """Return the bytes that each device of a split still lacks of its layers, by name. This device has the model; a
+    device that no longer answers is taken to lack all of its layers."""
     names = [share.name for share in shares]
     if names == [HERE]:
         return [(HERE, 0)]
@@ -227,7 +223,7 @@ def missing_layers(file: ModelFile, shares: Sequence[StageShare], survey: Survey
 
 
 def _asked(devices: Sequence[Device], whole: WholeModel, workers: Mapping[str, Worker], unit: ComputeUnit) -> Asked:
-    """Return each of these devices as it is now, or why it cannot be used. All are asked at once."""
+    """Return the present state of each device, or why it cannot be used. All are asked at once."""
     from edgellm.services.client.stage_client import remote_device
 
     def ask(known: Device) -> tuple[Device, Device | EdgeError]:
@@ -243,7 +239,7 @@ def _asked(devices: Sequence[Device], whole: WholeModel, workers: Mapping[str, W
 
 
 def context_sizes(file: ModelFile, context: int | None, sessions: int, hardware: Hardware) -> ContextSizes:
-    """Return the sizes of a context for `sessions` replies of `context` tokens, by default as `positions_of` says."""
+    """Return the sizes of a context for `sessions` replies of `context` tokens, by default those of `positions_of`."""
     return ContextSizes(positions_of(file, context or hardware.n_ctx), sessions, hardware.n_batch or N_BATCH)
 
 
@@ -276,7 +272,7 @@ def place_over_rpc(file: ModelFile, survey: Survey, workload: Workload) -> RpcPl
 
 
 def _ask_offers(workers: Mapping[str, Worker]) -> tuple[dict[str, RpcOffer], list[tuple[str, str]]]:
-    """Ask all workers at once what they offer over llama.cpp's RPC; return the offers, and why others have none."""
+    """Ask all workers at once for offers over llama.cpp's RPC; return the offers, and why other workers have none."""
     if not workers:
         return {}, []
     from edgellm.services.client.rpc_session import ask_offer

@@ -16,11 +16,11 @@ from edgellm.errors import Stopped
 from edgellm.storage.fingerprint import FileHash
 
 Task: TypeAlias = Callable[[Stop], object]
-"""Does its work, or raises Stopped soon after its argument is set; called again, it continues."""
+"""A function that does its work, or raises Stopped soon after its argument is set; called again, it continues."""
 
-PAUSE = 0.5  # seconds after a reply before work goes on: another reply may follow at once
+PAUSE = 0.5  # seconds after a reply before work goes on: the next reply may follow at once
 STOPPING = 0.2
-"""Seconds that a reply waits at most until the work has stopped: both would share the cores, which takes longer."""
+"""Most seconds that a reply waits for the work to stop: sharing the cores would take longer."""
 _log = logging.getLogger(__name__)
 
 
@@ -62,7 +62,7 @@ class IdleWork:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Stop the work before the `with` block, and go on with it some time after it."""
+        """Stop the work before the `with` block, and resume it some time after the block."""
         with self._changed:
             self._replies += 1
             self._stop.set()
@@ -101,7 +101,7 @@ class IdleWork:
                 with self._changed:
                     if not self._closed:
                         self._tasks.appendleft(task)
-            except Exception as error:  # noqa: BLE001  # replies do without it
+            except Exception as error:  # noqa: BLE001  # Replies need no background work.
                 _log.warning("work in the background failed: %s: %s", type(error).__name__, error)
             finally:
                 with self._changed:
@@ -109,7 +109,7 @@ class IdleWork:
                     self._changed.notify_all()
 
     def _next(self) -> Task | None:
-        """Return the next task as soon as no reply is being written; None if there is none left."""
+        """Return the next task as soon as no reply is being written; None after the last task."""
         with self._changed:
             while self._tasks and not self._closed:
                 wait = None if self._replies else self._resume_at - monotonic()

@@ -43,7 +43,7 @@ _AVOIDED = {
 
 
 class LLM:
-    """A draft model and a verifier: opened once, good for many replies, also for several at a time."""
+    """A draft model and a verifier: opened once, for many replies, also several at a time."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class LLM:
         **settings: Any,
     ) -> None:
         """Take over an engine, which is closed with the pair; `open` is the usual way. Loaded models and a verifier of
-        your own stay open when it is closed: the first model is the one whose tokenizer and chat template are used, and
-        `settings` are as for `open`. Raises what `PairEngine.attach` raises."""
+        your own stay open: the tokenizer and chat template of the first model are used, and `settings` are as for
+        `open`."""
         if not isinstance(engine, PairEngine):
             engine = PairEngine.over(engine, draft, verifier, **settings)
         self.engine, self._parts, self._text = engine, engine.parts, engine.parts.text
@@ -75,9 +75,8 @@ class LLM:
     ) -> Self:
         """Load the models and compare their vocabularies.
 
-        `settings` are further fields of `EngineConfig`, which says what they mean; `notices` says where a default was
-        left out or replaced. `progress` is called with a model's name and its loaded share. Raises what
-        `EngineConfig` and `PairEngine.open` raise.
+        `settings` are further fields of `EngineConfig`; `notices` tells where a default was left out or replaced.
+        `progress` is called with a model's name and its loaded share.
         """
         return cls(PairEngine.open(EngineConfig(draft, verifier, **settings), progress))
 
@@ -88,12 +87,12 @@ class LLM:
 
     @property
     def replies(self) -> int:
-        """Return for how many replies at once there is surely memory."""
+        """Return how many replies at once surely fit in memory."""
         return self.engine.placement.replies
 
     @property
     def sampling(self) -> ModelSampling:
-        """Return what the model that decides the text wants where a reply's options say nothing."""
+        """Return the sampling of the model that decides the text, for options that a reply leaves open."""
         return self.engine.sampling
 
     def reply(
@@ -129,7 +128,7 @@ class LLM:
             ids = self.prompts.ids(prompt, options, should_stop, told.append)
         own = self._draft_prompt(ids, prompt, should_stop)
         heads: tuple[str, ...] = ()
-        if self._parts.linked:  # the draft model may have to go on alone
+        if self._parts.linked:  # The draft model may have to go on alone.
             heads = turn_heads(self._text.detokenize(ids).decode("utf-8", "replace"), prompt)
         first: list[Notice | Explanation] = [*notices]
         first += [Explanation(None, one) for one in dict.fromkeys(told)]
@@ -154,7 +153,7 @@ class LLM:
         return self._reply(ids, replace(options or ReplyOptions(), **changes), ChannelSplitter(), began, own)
 
     def _draft_prompt(self, ids: Ids, prompt: str | Sequence[Message] | None, should_stop: ShouldStop) -> Ids | None:
-        """Return the prompt for a draft model with another tokenizer, None without one; see `draft_ids`."""
+        """Return the prompt for a draft model with another tokenizer; None without such a model."""
         if self.engine.fit.translation is None or self._parts.draft is None:
             return None
         text = self._text.detokenize(ids).decode("utf-8", "replace")
@@ -168,7 +167,7 @@ class LLM:
         sampling = replace(sampling, constraint=self.prompts.constraint(ids, options, channels))
         check_sampling(self._parts, sampling)
         if options.logprobs is not None:
-            reporting(self._parts, options)  # raises now if they are not available
+            reporting(self._parts, options)  # An error now is better than during the reply.
         reply = Reply(
             partial(write, self._parts, WantedReply(ids, options, sampling, channels, draft_prompt, heads)),
             prompt_tokens=len(ids),
@@ -185,19 +184,19 @@ class LLM:
         self.engine.retrieval.remember(conversations)
 
     def forget_prompts(self) -> None:
-        """Remove from the disk what models have read, and do not keep what these have read so far: the user took some
-        of it back. What they hold once they have read another prompt is kept again."""
+        """Delete saved prompts, and do not save what models have read so far: the user took some of it back. Prompts
+        read later are saved as usual."""
         self.engine.prompts.forget()
 
     def curve(self) -> CostCurve:
-        """Return the cost curve of the verifier (of the draft model without one): seconds of a decode by its number of
-        rows. It is measured now, within seconds, unless it was before, and kept for later processes."""
+        """Return the cost curve of the verifier, else of the draft model: seconds of a decode by its number of rows.
+        The first call measures it within seconds, also for later processes."""
         self._check_open()
         with self.engine.idle.suspended():
             return self.engine.retrieval.measure()
 
     def wait_until_measured(self) -> None:
-        """Wait for what is measured and hashed in the background between replies."""
+        """Wait for the measuring and hashing in the background."""
         self.engine.idle.wait()
 
     def profile(
@@ -214,9 +213,9 @@ class LLM:
         """Profile the pair on `prompts`, verifying every token, and use the profile from now on, without saving it.
 
         `layers` are those whose attention is importance. `context_lookup`: also find the confidence below which the
-        context's token is the better draft. `early_exit`: also measure where it pays to leave the draft model
-        early, which loads parts of it beside it. `progress` is called with the number of finished prompts and of all.
-        If it is interrupted, a later call with the same prompts and arguments continues. `Profile.save` saves a
+        context's token is the better draft. `early_exit`: also measure where it pays to leave the draft model early,
+        which loads parts of the model twice. `progress` is called with the number of finished prompts and of all.
+        After an interruption, a later call with the same prompts and arguments continues. `Profile.save` saves a
         profile; `keep_profile` saves it where later processes find it.
 
         Raises:
@@ -244,9 +243,8 @@ class LLM:
             )  # fmt: skip
 
     def hash_models(self, progress: Progress | None = None) -> None:
-        """Compute the hashes of the models' files now, which a profile and a budget need; otherwise that is done in the
-        background. `progress` is called with a file's name and the share of it that is read. Raise OSError if a file
-        cannot be read."""
+        """Compute the hashes of the models' files now, which a profile and a budget need, not in the background.
+        `progress` is called with a file's name and its read share. Raise OSError if a file cannot be read."""
         for model in (self._parts.draft, None if self._parts.linked else self._text):
             if model is not None:
                 on_progress = partial(progress, model.path.name) if progress else None
@@ -264,32 +262,29 @@ class LLM:
         return self._parts.knowledge.use(profile)
 
     def prompt_ids(self, prompt: str | Sequence[Message], options: ReplyOptions | None = None) -> Ids:
-        """Return the token ids of the prompt, shape (n,), for a reply with `options`. Raises what `reply` raises for a
-        prompt."""
+        """Return the token ids of the prompt, shape (n,), for a reply with `options`."""
         return self.prompts.ids(prompt, options)
 
     def count_tokens(self, text: str, most: int | None = None) -> int:
-        """Return how many tokens `text` has in the model's tokenizer. Raises PromptTooLong where these are more than
-        `most`, and TextRefused."""
+        """Return how many tokens `text` has. Raises PromptTooLong if these are more than `most`, and TextRefused."""
         return len(self._text.tokenize(text, most=most))
 
     def longer_context(self, tokens: int) -> str:
-        """Return what to do for a prompt and its reply that take `tokens`, more than the context holds."""
+        """Return advice for a prompt and its reply of `tokens`, more than the context holds."""
         if self._parts.linked:
             return "Shorten it, or open the verifier with a longer context."
         return longer_context({model.name: (model.header, model.n_ctx_train) for model in self.engine.models}, tokens)
 
     @property
     def name(self) -> str:
-        """Return the name of the model that decides the text, the verifier or the draft model without one: as `edgellm
-        ls` has it on the machine that computes it."""
+        """Return the name of the model that decides the text, verifier or draft model, as in `edgellm ls` on its
+        machine."""
         verifier = self._parts.verifier
         return verifier.capabilities.name if verifier is not None and self.verifier_at else name_of(self._text.path)
 
     @property
     def text_model(self) -> Model | None:
-        """Return the model that decides the text, whose tokenizer and chat template are used; None where it is in
-        another process."""
+        """Return the model that decides the text, whose tokenizer and chat template are used, if in this process."""
         return None if self._parts.linked else self._text
 
     @property
@@ -302,9 +297,9 @@ class LLM:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What to tell a user about the models, one sentence each: a default that was left out, different tokenizers,
-        a stock server that sees the prompts, fewer replies at once than were asked for, and what was switched off
-        because llama.cpp computes it wrongly."""
+        """Return notices for the user about the models, a sentence each: a default that was left out, different
+        tokenizers, a stock server that sees the prompts, fewer replies at once than requested, and features that were
+        switched off because llama.cpp computes them wrongly."""
         translation = "" if self.engine.fit.translation is None else f"{self.engine.fit.translation.reason}."
         avoided = (
             f"llama.cpp computes {_AVOIDED[fault]} of {model.name} wrongly; that is avoided, which is slower."
@@ -371,7 +366,7 @@ def generate(
     `for token in generate("What is photosynthesis?")`.
 
     `options` are fields of `ReplyOptions`. The models are loaded for this reply and closed after it: open an `LLM` for
-    several. Raises what `LLM.open` and `LLM.reply` raise.
+    several.
     """
     chosen = ReplyOptions(**options)
     pair = LLM.open(draft, verifier, threads=threads)

@@ -45,9 +45,9 @@ class MeshOptions:
     """The settings of a mesh. The layers follow `split`, or else the placement `placed` (`edgellm.llm.home`).
 
     `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices. `wide`: rows are
-    sent as 32-bit floats. With `rests`, the model may move after a reply, so that it lies where the next one is
-    fastest. `following`: splits that take over from `split`, one after the other; with `sends_caches`, keys and values
-    are sent to them.
+    sent as 32-bit floats. With `rests`, the model may move after a reply to where the next reply is fastest.
+    `following`: splits that take over from `split`, one after the other; with `sends_caches`, keys and values are sent
+    to them.
     """
 
     split: str | None = None
@@ -62,14 +62,14 @@ class MeshOptions:
 
     @property
     def asked(self) -> Mapping[str, Worker] | None:
-        """The measured workers, which were asked for their layers; None if none were."""
+        """Return the measured workers, which were asked for their layers, if any."""
         return None if self.placed is None else self.placed.workers
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedMesh:
-    """A pair whose verifier is a mesh, with the placement that it follows, if any, and the reason for the size of the
-    prompt's parts. `began` is the `perf_counter` time when the devices began to load."""
+    """A pair whose verifier is a mesh, with its placement, if any, and the `reason` for the size of the prompt's
+    parts. `began` is the `perf_counter` time when the devices began to load."""
 
     pair: LLM
     verifier: MeshVerifier
@@ -80,17 +80,17 @@ class OpenedMesh:
 
     @property
     def workers(self) -> Mapping[str, Worker] | None:
-        """The devices with measured figures, except this one; None if there are none."""
+        """Return the other devices with measured figures, if any."""
         return None if self.placed is None else self.placed.workers
 
     @property
     def phases(self) -> Phases | None:
-        """How the first reply goes on, and where the model lies then."""
+        """Return the later placements of the first reply, and the final one."""
         return None if self.placed is None else self.placed.phases
 
     def predict(self, tokens_in: int, tokens_out: int, *, cold: bool = True) -> PlanOption | None:
-        """Return the planner's times for a reply with the current layers; `cold`: they must still be loaded. None if
-        their devices are not known."""
+        """Return the planner's times for a reply with the current layers; `cold`: layers must still be loaded. None if
+        a device is not known."""
         shares = self.verifier.mesh.shares
         if self.placed is None or not all(share.name in self.placed.home.names for share in shares):
             return None
@@ -180,7 +180,7 @@ def open_mesh(
 
 
 def _taken(share: StageShare | None, model: ModelCosts, overhead: MemoryOverhead, unit: ComputeUnit) -> Counter[str]:
-    """Return the bytes that this device's own layers take of its memory, or of its cards' in equal parts."""
+    """Return the bytes of this device's own layers in its memory, or in its cards' in equal parts."""
     if share is None:
         return Counter()
     size = sum(model.layer_bytes[share.layers.start : share.layers.stop])
@@ -191,7 +191,7 @@ def _taken(share: StageShare | None, model: ModelCosts, overhead: MemoryOverhead
 
 
 def _devices(options: MeshOptions, names: Sequence[str], whole: WholeModel, unit: ComputeUnit) -> list[MeshDevice]:
-    """Return the named devices, further `peers` and this device: one without layers may replace a lost one."""
+    """Return the named devices, further `peers` and this device: a spare may replace a lost device."""
     known = {} if options.placed is None else {device.name: device for device in options.placed.home.devices}
     here = LocalDevice(whole, unit, known.get(HERE) or Device.unmeasured(HERE))
     if options.asked is None and not options.peers and set(names) == {HERE}:  # gRPC is slow to import
@@ -210,7 +210,7 @@ def _devices(options: MeshOptions, names: Sequence[str], whole: WholeModel, unit
 
 
 def _most_rows(devices: Sequence[MeshDevice], work: StageSpec) -> int:
-    """Return how many rows a micro-batch may have, which has to fit a message unless all layers are here."""
+    """Return the most rows of a micro-batch, which has to fit a message unless all layers are here."""
     if len(devices) == 1:
         return MAX_ROWS
     from edgellm.services.mesh_codec import most_rows
@@ -219,8 +219,8 @@ def _most_rows(devices: Sequence[MeshDevice], work: StageSpec) -> int:
 
 
 def _learn_pieces(model: str, device: MeshDevice) -> None:
-    """Ask a device which pieces of the model were brought to it, so that their hashes are found. If it cannot be asked,
-    the pipeline reports that."""
+    """Ask a device which pieces of the model it was sent, so that their hashes are found. The pipeline reports a device
+    that cannot be asked."""
     with suppress(EdgeError):
         device.describe(model)
 
