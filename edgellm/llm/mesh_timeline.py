@@ -39,7 +39,7 @@ class DeviceTimeline:
 @dataclass(frozen=True, slots=True)
 class MeasuredMove:
     """A placement that took over in a reply: after `token` tokens, `at` seconds from the request, having `loaded` and
-    read the text (`ready`); and the same of the plan, None if it is not a move of the plan."""
+    read the text (`ready`); and the `planned` move, if any."""
 
     shares: tuple[StageShare, ...]
     token: int
@@ -51,10 +51,10 @@ class MeasuredMove:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A reply as measured: until the first token, stage by stage, and the time of each further token. `disproved`: a
-    sentence for each figure that the reply has shown to be wrong, which is measured again before the next plan.
+    """A measured reply: until the first token, stage by stage, and the time of each further token. `disproved`: a
+    sentence for each figure that the reply has disproved, which is measured again before the next plan.
 
-    A reply in phases has `moves`, and neither stages nor timelines: those of the first placement are gone."""
+    A reply in phases has `moves`, and neither stages nor timelines: its first placement is gone."""
 
     option: PlanOption
     timelines: tuple[DeviceTimeline, ...]
@@ -91,7 +91,7 @@ def _device_timelines(record: StageRecord, began: float) -> DeviceTimeline:
 
     def of(kind: str) -> tuple[tuple[float, float], ...]:
         spans = ((span.begin + shift, span.end + shift) for span in record.spans if span.kind == kind)
-        return tuple((max(0.0, begin), end) for begin, end in spans if end >= 0.0)  # it may report earlier work late
+        return tuple((max(0.0, begin), end) for begin, end in spans if end >= 0.0)  # Earlier work may be reported late.
 
     work = record.work
     got = tuple(begin for begin, _ in of("got"))
@@ -99,7 +99,7 @@ def _device_timelines(record: StageRecord, began: float) -> DeviceTimeline:
 
 
 def planned_for(stage: PlannedStage, plan: PlanOption | None) -> PlannedStage | None:
-    """Return the planned times of a stage; None without a plan, or if another device has taken over."""
+    """Return the planned times of a stage, if the plan has that stage."""
     for one in plan.stages if plan is not None else ():
         if (one.device, one.layers) == (stage.device, stage.layers):
             return one
@@ -128,8 +128,8 @@ def disproved_figures(found: PlanOption, plan: PlanOption | None, workers: Mappi
 def comparison(
     found: PlanOption | None, plan: PlanOption | None, disproved: Sequence[str] = (), moves: Sequence[MeasuredMove] = ()
 ) -> dict[str, Any]:
-    """Return measured and planned times as JSON, None for missing ones, layers counted from 1. At least one of the two
-    is given. `disproved` and `moves`: as in `Measured`; of a reply in phases, its moves and its end are there, too."""
+    """Return measured and planned times as JSON, None for missing times, layers counted from 1. At least one of both is
+    given. `disproved` and `moves`: as in `Measured`; a reply in phases also has its moves and its end."""
     shown = found or plan
     in_phases = {} if not moves or found is None else {
         "reply_s": found.reply_s, "planned_reply_s": None if plan is None else plan.reply_s,
@@ -166,7 +166,7 @@ def _numbers(stage: PlannedStage | None) -> dict[str, float] | None:
 class Replies:
     """The measured replies of one mesh, one at a time.
 
-    The first reply counts from when the devices began to load, later ones from their request."""
+    The first reply counts from the beginning of loading, later replies from their request."""
 
     def __init__(self, opened: OpenedMesh) -> None:
         self._opened = opened
@@ -195,7 +195,7 @@ class Replies:
         if summary.first_at is None:
             return None
         rest = (summary.tokens - 1) / summary.tokens_per_second if summary.tokens_per_second else 0.0
-        ttft = summary.first_at - since  # the reply's own clock starts later than either
+        ttft = summary.first_at - since  # The reply's own clock starts later.
         taken = [one for one in self._opened.verifier.mesh.take_overs if one.at > summary.first_at]
         if taken:
             return self._in_phases(taken, since, ttft, ttft + rest, summary, cold=cold)
@@ -208,8 +208,8 @@ class Replies:
     def _in_phases(
         self, taken: Sequence[TakeOver], since: float, ttft: float, seconds: float, summary: Summary, *, cold: bool
     ) -> tuple[Measured, PlanOption | None]:
-        """Return the measured times of a reply in which these placements took over, and the plan of a similar one."""
-        self._opened.verifier.measured()  # for the next reply
+        """Return the measured times of a reply with the take-overs `taken`, and the plan of a similar reply."""
+        self._opened.verifier.measured()  # The next reply starts without records.
         phases, tokens = self._opened.phases, summary.tokens
         plan = None if phases is None or not cold else phases.predict(summary.prompt_tokens, tokens)
         moves = []

@@ -36,13 +36,13 @@ def compose(
 def leave_out_turns(
     turns: Sequence[int], end: int, write: Callable[[int], Written], fits: Callable[[Written], bool], begin: int = 0
 ) -> tuple[Written, int]:
-    """Return what `write` returns for a conversation of which enough of the oldest turns are left out that it `fits`,
-    and the message at which what is left begins.
+    """Return the result of `write` for a conversation without so many of its oldest turns that the result `fits`, and
+    the number of its first message.
 
-    `turns` are the numbers of the messages with which turns before the last one begin, which itself begins at `end`.
-    `write` is given the message to begin at, at first `begin`. Twice as many turns are left out each time, so that
-    the next request leaves out the same ones, and begins with a text that is cached. Where none are left, what does
-    not fit is returned all the same.
+    `turns` are the numbers of the first messages of all turns but the last, which begins at `end`. `write` is given
+    the number of the first message, at first `begin`. Each try leaves out twice as many turns, so that the next
+    request leaves out the same turns, and its prefix is cached. The last turn alone is returned even if it does not
+    fit.
 
     Raises:
         PromptTooLong: `write` raises it for the last turn alone.
@@ -63,19 +63,19 @@ def leave_out_turns(
 
 
 def room_for_reply(most: int, context: int) -> int:
-    """Return how many tokens of a `context` a reply of at most `most` should have beside the conversation."""
+    """Return how many tokens of a `context` are kept for a reply of at most `most`."""
     return min(most, context // 4)
 
 
 def turns_of(messages: Sequence[Message]) -> tuple[list[int], int]:
-    """Return where the turns before the last one begin, and where that does: with a user's message."""
+    """Return the numbers of the user messages that begin turns: all but the last, and the last."""
     starts = [at for at, message in enumerate(messages) if message.role == "user"]
     return starts[:-1], starts[-1] if starts else 0
 
 
 def without_turns(messages: Sequence[Message], begin: int) -> list[Message]:
-    """Return the messages from `begin` on, which is a user's. System messages before it stay, and the context of
-    questions moves to it."""
+    """Return the messages from `begin` on, a user's message. Earlier system messages stay, and the context of earlier
+    questions moves to the user's message."""
     if not begin:
         return list(messages)
     left_out, first = messages[:begin], messages[begin]
@@ -93,14 +93,14 @@ def chat_ids(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Ids:
     """Return the ids of a question or a conversation in the model's chat template, shape (n,), n below `context`.
-    `should_stop` is polled; `arguments` are given to the template, and `tell` is called with what it wants changed.
+    `should_stop` is polled; `arguments` are given to the template, and `tell` is called with changes that it wants.
 
     An assistant's turn that still has the model's markup around its thought is separated into thought and answer.
 
     Raises:
         Stopped: `should_stop` returned True.
-        TextRefused: the model's tokenizer fails on it, or takes too long.
-        InvalidOption: it is empty.
+        TextRefused: the model's tokenizer fails on the prompt, or takes too long.
+        InvalidOption: the prompt is empty.
         InputNotText: it is not valid Unicode.
         PromptTooLong: it does not fit the context; states both lengths.
     """
@@ -124,7 +124,7 @@ def _without_markup(model: Model, message: Message) -> Message:
     return replace(message, content=answer, thinking=message.thinking or thought)
 
 
-_HEAD = 40  # characters of a line with which a turn begins
+_HEAD = 40  # most characters of a turn's first line
 _PROMPT_END = 32  # tokens, enough for the markup that opens a thought
 
 
@@ -141,7 +141,7 @@ def draft_ids(
     draft: Model, text: str, prompt: str | Sequence[Message] | None, context: int, should_stop: ShouldStop = never
 ) -> Ids | None:
     """Return the prompt for a `draft` model with another tokenizer, (n,): a question or a conversation `prompt` in its
-    own chat template; without it or a template, the prompt's `text`. None where it cannot be had: nothing is drafted.
+    own chat template; without `prompt` or a template, the prompt's `text`. None, for no drafts, if neither is usable.
     """
     try:
         if prompt is not None:
@@ -153,8 +153,8 @@ def draft_ids(
 
 
 def turn_heads(text: str, prompt: str | Sequence[Message]) -> tuple[str, ...]:
-    """Return the lines with which turns begin in the `text` of a conversation `prompt` without its control tokens, such
-    as "user". A draft model that is no chat model may go on with them where its turn ends."""
+    """Return the first lines of turns, such as "user", in the `text` of a conversation `prompt` without its control
+    tokens. A draft model that is no chat model may go on with such a line after its turn."""
     question = prompt if isinstance(prompt, str) else prompt[-1].whole().content
     before, found, after = text.rpartition(question.strip() or text)
     lines = (before.rstrip().rpartition("\n")[2], before.endswith("\n")), after.lstrip().partition("\n")[:2]
@@ -163,8 +163,7 @@ def turn_heads(text: str, prompt: str | Sequence[Message]) -> tuple[str, ...]:
 
 
 def plain_ids(model: Model, prompt: str | Sequence[int], context: int, should_stop: ShouldStop) -> Ids:
-    """Return the ids (n,) of a text without template, or of given tokens. Raises what `chat_ids` raises, InvalidOption
-    for an invalid token."""
+    """Return the ids (n,) of a text without template, or of given tokens. Raises InvalidOption for an invalid token."""
     if isinstance(prompt, str):
         _check_text(prompt)
         ids = model.plain_prompt(prompt, most=context - 1, should_stop=should_stop)
@@ -197,7 +196,7 @@ def check_length(ids: Ids, context: int) -> Ids:
 @dataclass(frozen=True, slots=True)
 class PromptWriter:
     """Writes questions and conversations in the form of a `model`, with room for a reply in the `context`, in tokens,
-    and says what the reply must be like. `grammars`: a reply can be made to follow a schema."""
+    and the reply's constraint. `grammars`: replies can follow a schema."""
 
     model: Model
     context: int
@@ -206,8 +205,8 @@ class PromptWriter:
     def fitting_ids(
         self, messages: Sequence[Message], options: ReplyOptions, should_stop: ShouldStop, tell: Callable[[str], None]
     ) -> tuple[Ids, Sequence[Message], list[Notice]]:
-        """Return the ids (n,) of a conversation, and what is sent of it: without its oldest turns where it would leave
-        the reply no room, of which there is a notice then. Raises what `chat_ids` raises."""
+        """Return the ids (n,) of a conversation, the sent messages, and notices: the oldest turns are left out, with a
+        notice, if the reply would have no room."""
         turns, end = turns_of(messages)
         most = self.context - room_for_reply(options.max_tokens, self.context)
         ids, begin = leave_out_turns(
@@ -226,8 +225,8 @@ class PromptWriter:
         self, prompt: str | Sequence[Message], options: ReplyOptions | None = None, should_stop: ShouldStop = never,
         tell: Callable[[str], None] = lambda _: None,
     ) -> Ids:  # fmt: skip
-        """Return the token ids of the prompt, shape (n,), for a reply with `options`; `tell` is called with what the
-        chat template wants changed. Raises what `chat_ids` raises."""
+        """Return the token ids of the prompt, shape (n,), for a reply with `options`; `tell` gets changes that the chat
+        template wants."""
         options = options or ReplyOptions()
         arguments = options.template_arguments()
         used = not isinstance(prompt, str) and any(turn.tool_calls or turn.role == "tool" for turn in prompt)
@@ -246,12 +245,12 @@ class PromptWriter:
                     " thought.",
                     "Leave think out, or leave the choice to the model.",
                 )
-            opening = f"{markup.closing}\n\n{opening}"  # behind an empty thought
+            opening = f"{markup.closing}\n\n{opening}"  # The thought stays empty.
         return check_length(np.concatenate((ids, self.model.tokenize(opening, special=True))), self.context)
 
     def constraint(self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter) -> Constraint | None:
-        """Return the constraint of a reply to `ids` (n,): behind its thought, where there is one; a call that must come
-        follows at once. Raises InvalidOption where the schema cannot be used."""
+        """Return the constraint of a reply to `ids` (n,): behind its thought, if any; a required call follows at once.
+        Raises InvalidOption where the schema cannot be used."""
         toolbox = self.toolbox(options) if options.tools else None
         called = None if toolbox is None else toolbox.schema()
         schema = options.json_schema if called is None else called
@@ -278,8 +277,8 @@ class PromptWriter:
             )
 
     def fitting_options(self, options: ReplyOptions) -> tuple[ReplyOptions, list[str]]:
-        """Return `options` with what the model has of the thoughts that they ask for, or what is nearest to it, and the
-        names of those that it has not, or not so."""
+        """Return `options` with the model's nearest settings of thoughts, and the names of the options that it cannot
+        follow."""
         arguments, thinks, left_out = self.model.fitting_arguments(options.template_args)
         think = thinks if thinks is False or (thinks and not options.think) else options.think
         if think and self.model.thinking is None:
@@ -289,8 +288,8 @@ class PromptWriter:
     def calls(
         self, reply: Iterable[Token], options: ReplyOptions, cut: Callable[[], bool] = lambda: False
     ) -> Iterator[Token | ToolCall]:
-        """Yield the tokens of a `reply` with `options`, and the calls of its tools, whose tokens have no text then.
-        `cut` returns, after the last token, whether the reply broke off there."""
+        """Yield the tokens of a `reply` with `options`, and its tool calls, whose tokens have no text. `cut` returns,
+        after the last token, whether the reply broke off."""
         return split_calls(reply, self.toolbox(options), self.model.control_text, cut)
 
     def toolbox(self, options: ReplyOptions) -> Toolbox:

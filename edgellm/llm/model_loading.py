@@ -54,29 +54,28 @@ def is_address(verifier: Named) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What an engine opens, and how.
+    """The models that an engine opens, and their settings.
 
     A model is a path, an alias or `user/repo:quant`. The default pair is SmolLM2 and its draft model where they are on
     this machine; nothing is downloaded. Else, and with EDGELLM_PAIR=home, it is the bundled home pair. A default that
-    has another tokenizer than the model that is named is left out. None or "none" leaves one of the two out. In place
-    of the draft model, an EAGLE-3 head drafts from the states of a verifier in this process.
+    has another tokenizer than the named model is left out. None or "none" leaves a model out. In place of the draft
+    model, an EAGLE-3 head drafts from the states of a verifier in this process.
 
-    The verifier may also be the `HOST:PORT[#MODEL]` of a served one, or "auto" for the best one of the paired devices
-    (of `peers`, if any, given as names, IDs or `HOST:PORT`, with `#MODEL` behind it where one of several models is
-    wanted). Or it is the URL of a stock server such as vLLM or llama-server, used as `upstream` says. Where the
-    tokenizers differ, drafts are translated, and all of them are verified; a verifier on another device sends its
-    tokenizer once, which is kept. Stock servers need the draft model's tokenizer. `tokenizer` names the model whose
+    The verifier may also be the `HOST:PORT[#MODEL]` of a served verifier, or "auto" for the best of the paired devices
+    (of `peers`, if any, given as names, IDs or `HOST:PORT`, followed by `#MODEL` to choose among several models). Or
+    it is the URL of a stock server such as vLLM or llama-server, with the settings `upstream`. If the tokenizers
+    differ, drafts are translated, and all of them are verified; a verifier on another device sends its tokenizer once,
+    which is kept. Stock servers need the draft model's tokenizer. `tokenizer` names the model whose
     vocabulary and template are used if neither model is in this process.
 
     `profile` is a file from `edgellm profile`; by default the pair's own is found by the hashes of its models. `n_ctx`
-    limits prompt and reply together, in tokens. `hardware` says how the verifier, or the only model, is loaded and
-    computed; `draft_hardware` says it of the draft model, and is the same by default. Where neither says how many
-    layers go on graphics cards, as many do as fit, those of the verifier first. `threads` holds for both. Without
-    `history`, and while `edgellm history` is off, nothing derived from prompts is written to disk. `beside` are bytes
-    by device that other models take though the system counts them as free. There is to be memory for as many `replies`
-    at once; with `fewer_replies` as many as fit. What the models in this process have read is kept on disk when the
-    engine is closed, in at most `prompt_cache` bytes for all models, so that a later process need not read the same
-    beginning of a prompt again; but not without `history`.
+    limits prompt and reply together, in tokens. `hardware` is for the verifier, or the only model; `draft_hardware` for
+    the draft model, by default the same. Unless these give the number of layers on graphics cards, as many layers as
+    fit go there, the verifier's first. `threads` holds for both. Without `history`, and while `edgellm history` is
+    off, nothing derived from prompts is written to disk. `beside` are bytes by device that other models take though
+    the system counts them as free. Memory is reserved for `replies` at once, with `fewer_replies` for as many as fit.
+    When the engine is closed, the models' cached prompts are saved to disk, in at most `prompt_cache` bytes for all
+    models, so that a later process need not read the same prefix again; but not without `history`.
     """
 
     draft: Named | None = DEFAULT
@@ -111,11 +110,11 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class PairFit:
-    """How a draft model's vocabulary fits its verifier's.
+    """A comparison of a draft model's vocabulary with its verifier's.
 
-    `shared_tokens` is the id below which both have tokens, where they have different numbers of unused ones. With a
-    `translation` they have different tokenizers. `left_out`, "draft" or "verifier", is a default that has another
-    tokenizer than the model that was named; `notice` says so.
+    `shared_tokens` is the id below which both have tokens, if their numbers of unused tokens differ. With a
+    `translation` the tokenizers differ. `left_out`, "draft" or "verifier", is a default with another tokenizer than
+    the named model; `notice` says so.
     """
 
     shared_tokens: int | None = None
@@ -142,8 +141,8 @@ _LEFT_OUT = "The default {0} has another tokenizer than {1}, which writes alone.
 
 @dataclass(frozen=True, slots=True)
 class PairMemory:
-    """Bytes that a pair takes by device, and those of its weights that are pages of files, which the system counts as
-    free; as it does the `unopened` ones by device, of contexts for replies at once that were not written yet."""
+    """Bytes that a pair takes by device; of these, `mapped` are weights in pages of files and `unopened`, by device,
+    contexts that no reply has needed yet: the system counts both as free."""
 
     by_device: Counter[str]
     mapped: int
@@ -151,7 +150,7 @@ class PairMemory:
 
     @classmethod
     def of(cls, models: Sequence[Model], taken: Counter[str] | None, n_ctx: int) -> Self:
-        """Return the memory of `models`: what was `taken` for them, or what their headers say for `n_ctx` tokens."""
+        """Return the memory of `models`: the bytes `taken`, or an estimate by their headers for `n_ctx` tokens."""
         weights = sum(tensor.nbytes for model in models for tensor in model.header.tensors)
         if taken is None:
             taken = Counter(CPU=weights + n_ctx * sum(cache_bytes_per_token(model.header) for model in models))
@@ -164,8 +163,8 @@ def named(model: Named | None) -> Named | None:
 
 
 def positions(model: Model, n_ctx: int | None) -> int:
-    """Return the length of a context over `model`: `n_ctx`, or as its hardware says. Raises InvalidOption where it was
-    trained for fewer."""
+    """Return the length of a context over `model`: `n_ctx`, else that of its hardware. Raises InvalidOption beyond the
+    trained length."""
     n_ctx = model.hardware.n_ctx if n_ctx is None else n_ctx
     if n_ctx is None:
         return min(model.n_ctx_train, LEAST_CONTEXT)
@@ -174,7 +173,7 @@ def positions(model: Model, n_ctx: int | None) -> int:
 
 
 def model_file(model: Named | ModelFile) -> ModelFile:
-    """Return the file of a model that is named. Raises what `resolve` and `ModelFile.open` raise."""
+    """Return the file of a named model."""
     from edgellm.storage import resolve
 
     return model if isinstance(model, ModelFile) else ModelFile.open(resolve(str(model)))
@@ -184,16 +183,14 @@ def place_named(
     name: Named | ModelFile, hardware: Hardware, taken: Counter[str], *, verifies: bool,
     eagle3: ModelFile | None = None, replies: int = 1,
 ) -> Placed:  # fmt: skip
-    """Return where a model goes, with a context for each of several `replies`; see `place`. Raises what `model_file`
-    and `place` raise."""
+    """Return the place of a named model, with a context for each of several `replies`."""
     return place_model(
         model_file(name), hardware, taken, verifies=verifies, sessions=replies, apart=True, eagle3=eagle3
     )
 
 
 def eagle3_named(draft: Named | None) -> ModelFile | None:
-    """Return the EAGLE-3 head that is named in place of a draft model; None for a draft model, or none. Raises what
-    `model_file` raises."""
+    """Return the EAGLE-3 head that is named in place of a draft model, if any."""
     file = None if draft is None else model_file(draft)
     return file if file is not None and is_eagle3(file.header) else None
 
@@ -223,7 +220,7 @@ def _pair_files(
 
 
 class DraftPlacement(NamedTuple):
-    """Where a draft model goes, and other places that might suit it better: what a token takes there is not known."""
+    """The place of a draft model, and other places that might be faster but were not measured."""
 
     placed: Placed
     unmeasured: tuple[Hardware, ...] = ()
@@ -232,9 +229,8 @@ class DraftPlacement(NamedTuple):
 def place_draft(
     name: Named | ModelFile, hardware: Hardware, taken: Counter[str], threads: int | None, replies: int = 1
 ) -> DraftPlacement:
-    """Return where a draft model goes beside what is `taken`: where a token was measured to take least, of all graphics
-    cards together, each of them alone, and the processor; where `place` says until then. Raises what `place_named`
-    raises."""
+    """Return the place of a draft model beside what is `taken`: the fastest measured place for a token, among all
+    graphics cards together, each card alone, and the processor; without measurements, that of `place_named`."""
     before = Counter(taken)
     placed = place_named(name, hardware, taken, verifies=False, replies=replies)
     if hardware.gpu_layers is not None or not placed.hardware.gpu_layers:
@@ -264,9 +260,9 @@ def place_draft(
 
 @dataclass(frozen=True, slots=True)
 class PairPlacement:
-    """Where a verifier and a draft model go that are in this process, and the bytes `taken` of each device. There are
-    contexts for as many `replies` at once, of which `each` takes its bytes; `reason` says why they are fewer than were
-    asked for, "" if they are not."""
+    """The places of a verifier and a draft model in this process, and the bytes `taken` of each device, with contexts
+    for `replies` at once. A context takes the bytes `each`; `reason` tells why `replies` are fewer than requested,
+    else ""."""
 
     verifier: Placed | None
     draft: DraftPlacement | None
@@ -277,20 +273,19 @@ class PairPlacement:
 
     @property
     def placed(self) -> tuple[Placed, ...]:
-        """The places of both, the draft model's first."""
+        """Return the places of both, the draft model's first."""
         both = None if self.draft is None else self.draft.placed, self.verifier
         return tuple(one for one in both if one is not None)
 
 
 def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig) -> PairPlacement:
-    """Return where a pair goes beside what `config` says is taken, with contexts for as many replies at once as it
-    says, or as fit if it allows fewer. An EAGLE-3 head in place of the draft model goes with the verifier.
+    """Return the places of a pair beside `config.beside`, with contexts for `config.replies` at once, or for as many as
+    fit if fewer are allowed. An EAGLE-3 head in place of the draft model goes with the verifier.
 
     Raises:
         ModelUnsupported: there is a head, and the verifier is not in this process.
         InvalidOption: a context is to be longer than its model was trained for.
         MemoryShort: not all of them fit, or if fewer are allowed not even one.
-        Also what `model_file` and `place` raise.
     """
     hardware, draft_hardware, replies = config.computing(None), config.computing(config.draft_hardware), config.replies
     big_file, small_file, eagle3 = _pair_files(draft, verifier)
@@ -300,7 +295,7 @@ def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig
 
     def placed(n: int, like: PairPlacement | None = None) -> PairPlacement:
         taken, of, of_draft = Counter(config.beside or {}), hardware, draft_hardware
-        if like is not None:  # a default context depends on the number of replies
+        if like is not None:  # A default context depends on the number of replies.
             of = of if like.verifier is None else replace(of, n_ctx=like.verifier.hardware.n_ctx)
             of_draft = of_draft if like.draft is None else replace(of_draft, n_ctx=like.draft.placed.hardware.n_ctx)
         big = small = None
@@ -335,7 +330,7 @@ def _place(hardware: Hardware) -> str:
 
 
 def measure_elsewhere(placement: DraftPlacement | None, threads: int | None, idle: IdleWork) -> None:
-    """Measure a draft model's cost curve in its unmeasured placements while nothing else is done."""
+    """Measure a draft model's cost curve in its unmeasured placements in idle time."""
     if placement is None:
         return
     file = placement.placed.file
@@ -349,8 +344,8 @@ def measure_elsewhere(placement: DraftPlacement | None, threads: int | None, idl
 
 
 def try_ahead(placed: Placed | None, closing: ExitStack) -> TrialChild | None:
-    """Return a child process that tries a model while another one is loaded, owned by `closing`; None where there is
-    nothing to try. Raises what `start_trial` raises."""
+    """Return a child process that tries a model while the other is loaded, owned by `closing`; None without anything to
+    try."""
     if placed is None:
         return None
     trial = start_trial(probe_of(placed.file, LoadSpec(placed.hardware, eagle3=placed.eagle3)))

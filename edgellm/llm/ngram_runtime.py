@@ -1,4 +1,4 @@
-"""What drafting with one verifier keeps from reply to reply: texts to copy from, the draft policy, its cost curve."""
+"""The state of drafting with one verifier, kept from reply to reply: texts to copy from, draft policy, cost curve."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from edgellm.verifier.in_process import LocalVerifier
 _MAX_LOAD = 16.0
 """Maximum slowdown that other programs can explain."""
 _LEARNED = 8
-"""Decodes after which their times are known better than by an estimate."""
+"""Decodes after which their times replace an estimate."""
 
 
 class NgramRuntime:
-    """The texts that drafts are copied from, and the draft policy, of one verifier. It is opened with the pair; nothing
-    is measured before it is used."""
+    """The texts that drafts are copied from, and the draft policy, of one verifier. Opened with the pair; nothing is
+    measured before the first use."""
 
     def __init__(
         self, model: Model, n_ctx: int, threads: int | None, curve: ModelCurve | None,
         prompt_cache: PromptCache | None = None,
     ) -> None:  # fmt: skip
-        """Use `model`, which verifies in this process and has this `curve`, or provides the vocabulary of a verifier
-        across a link; then there is none. `prompt_cache` as for `Context`."""
+        """Use `model`, which verifies in this process with this `curve`, or provides the vocabulary of a verifier
+        across a link, without a curve. `prompt_cache` as for `Context`."""
         self._prompt_cache = prompt_cache
         self.model, self._n_ctx, self._threads, self._curve = model, n_ctx, threads, curve
         self._self_verifier: LocalVerifier | None = None
-        self._measured = curve is None  # and the policy uses what was measured
+        self._measured = curve is None  # The policy uses a measured curve.
         self._waiting = CpuWait()
-        self._verifier: Verifier | None = None  # of the last reply
-        self._shared = 0  # decodes of it that shared the cores, before the last correction
+        self._verifier: Verifier | None = None  # verifier of the last reply
+        self._shared = 0  # its decodes that shared the cores, at the last correction
         self._texts: list[tuple[str, str]] = []  # not yet tokenised
-        self._lock = threading.RLock()  # replies may be written by several threads
+        self._lock = threading.RLock()  # Several threads may write replies.
         self._opened: DraftIndex | None = None
-        self._replies: list[PastConversation] = []  # that were written before it was opened
+        self._replies: list[PastConversation] = []  # replies before the index was opened
 
     @property
     def index(self) -> DraftIndex:
-        """Return what drafts are copied from, and the draft policy, which are opened when they are first needed."""
+        """Return the draft index with its policy, opened when first needed."""
         with self._lock:
             if self._opened is None:
                 policy = DraftPolicy(self.curve())
@@ -64,7 +64,7 @@ class NgramRuntime:
             texts, self._texts = self._texts, []
             end = [token] if (token := self.model.end_of_turn) is not None else []
             for question, reply in texts:
-                with suppress(EdgeError, UnicodeEncodeError):  # a text that this model cannot read is of no use to it
+                with suppress(EdgeError, UnicodeEncodeError):  # An unreadable text is useless.
                     prompt = self.model.chat_prompt([Message("user", question)])
                     self.add(prompt, [*self.model.tokenize(reply).tolist(), *end])
             return self._opened
@@ -84,8 +84,7 @@ class NgramRuntime:
                 self._opened.index_pending()
 
     def begin(self, sources: Collection[str]) -> Retriever | None:
-        """Return what copies from `sources` for one reply, which `end` must follow; None while another reply uses the
-        index."""
+        """Return a retriever from `sources` for one reply, until `end`; None while another reply uses the index."""
         index = self.index
         copies = index.take(sources)
         if copies is not None and self._curve is not None and self._curve.measured > self._measured:
@@ -94,7 +93,7 @@ class NgramRuntime:
         return copies
 
     def end(self) -> None:
-        """End the reply of `begin`: what its decodes have shown of the cost curve is kept."""
+        """End the reply of `begin`, and correct the cost curve by its decodes."""
         self.correct(self.index.policy.cost)
         self.index.give()
 
@@ -103,7 +102,7 @@ class NgramRuntime:
         return LINK_CURVE if self._curve is None else self._curve.current()
 
     def measure(self, should_stop: ShouldStop = never) -> CostCurve:
-        """Return the measured cost curve, as `ModelCurve.measure` does; across a link an estimate."""
+        """Return the measured cost curve; across a link an estimate."""
         return LINK_CURVE if self._curve is None else self._curve.measure(should_stop)
 
     def track(self, verifier: Verifier) -> None:
@@ -111,11 +110,11 @@ class NgramRuntime:
         self._verifier, self._shared = verifier, verifier.shared
 
     def correct(self, cost: DecodeCost) -> None:
-        """Keep the curve that decodes follow if it differs, unless the machine's load explains the difference."""
+        """Keep the curve that decodes follow if it has moved, unless the machine's load explains that."""
         with self._lock:
             if self._curve is None or not (cost.drifted if self._curve.measured else cost.decodes >= _LEARNED):
                 return
-            if self._curve.measured > self._measured:  # `cost` still follows the estimate
+            if self._curve.measured > self._measured:  # `cost` follows the old estimate.
                 return
             wait_share, shared = self._waiting.share(), self._verifier.shared if self._verifier is not None else 0
             if shared > self._shared:
@@ -125,7 +124,7 @@ class NgramRuntime:
                 return
             curve = replace(cost.corrected(), doubtful=wait_share > BUSY or not self._measured)
             current = self._curve.current()
-            if current.rows != curve.rows:  # it was measured meanwhile, and `cost` still follows the estimate
+            if current.rows != curve.rows:  # The curve was measured meanwhile; `cost` follows the old estimate.
                 return
             moved = np.log(np.array(curve.seconds) / np.array(current.seconds))
             if np.abs(moved).max() > np.log(1.0 + DRIFT):
@@ -133,7 +132,7 @@ class NgramRuntime:
 
     @property
     def head_note(self) -> str:
-        """Return for which rows the verifier's head is computed, and why; "" across a link."""
+        """Return which rows of the verifier's head are computed, and why; "" across a link."""
         return "" if self._curve is None else f"; {why_lazy(self.model)[1]}"
 
     def self_verifier(self) -> LocalVerifier:

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from edgellm.spec.gates.profiler import FirstReply, OnlineProfiler
 
 LOGS_MOST = 20
-"""The number of crash logs that are kept, the newest ones."""
+"""The number of kept crash logs, the newest ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptData:
-    """Counts of what is kept, by kind. Of profiles, those made from replies, and those with tokens of prompts."""
+    """Counts of kept data, by kind. `profiles` are those made from replies, or with tokens of prompts."""
 
     replies: int = 0
     conversations: int = 0
@@ -62,7 +62,7 @@ class KeptData:
 
 
 def kept() -> KeptData:
-    """Count what is kept, whether the history is on or off.
+    """Count kept data, whether the history is on or off.
 
     Raises:
         HistoryUnusable: the history cannot be read.
@@ -75,8 +75,8 @@ def kept() -> KeptData:
 
 
 def forget() -> KeptData:
-    """Remove all that is kept, and return the counts. Of a profile that was made from a file of prompts, the
-    measurements stay, and the tokens of prompts are removed.
+    """Remove all kept data, and return the counts. A profile from a file of prompts keeps its measurements, and loses
+    the tokens of prompts.
 
     Raises:
         HistoryUnusable: something cannot be removed.
@@ -84,7 +84,7 @@ def forget() -> KeptData:
     counts, failed = (0, 0, 0), None
     try:
         counts = _forget_chats()
-    except HistoryUnusable as error:  # remove what can be removed first
+    except HistoryUnusable as error:  # The rest is removed first.
         failed = error
     profiles = sum(1 for path in list(_profiles()) if _forget_profile(path))
     curves, logs, prompts = (
@@ -103,14 +103,14 @@ def _forget_chats() -> tuple[int, int, int]:
     try:
         counts = history.facts().conversations, len(conversations.all()), typed.facts().conversations
         return history.clear(), conversations.clear(), typed.clear()
-    except HistoryUnusable:  # it is damaged, or the disk is full
+    except HistoryUnusable:  # The history is damaged, or the disk is full.
         history.discard()
         return counts
 
 
 def tidy() -> None:
-    """Take away other users' access to all that is kept, and remove what is too old."""
-    close_to_others()  # first: a file in place of a folder hides its contents
+    """Close kept data to other users, and remove expired data."""
+    close_to_others()  # This comes first: a file in place of a folder hides its contents.
     expire()
 
 
@@ -136,12 +136,12 @@ def expire_logs(before: datetime) -> None:
 
 
 def _profiles() -> Iterator[Path]:
-    """Yield profiles, replies that will make one, files of theirs that were set aside, and remains of a crash."""
+    """Yield profiles, first replies, files of both that were set aside, and remains of a crash."""
     return _files(data_dir() / "profiles", "*")
 
 
 def _is_personal(path: Path) -> bool:
-    """Return whether a file among the profiles was made from replies, has tokens of prompts in it, or is damaged."""
+    """Return whether a profile file was made from replies, has tokens of prompts, or is damaged."""
     from edgellm.spec.gates.profile import Profile
 
     try:
@@ -196,7 +196,7 @@ def profile_path(draft_hash: str, verifier_hash: str) -> Path:
 
 
 def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
-    """Return the user's own profile of the pair, or the one shipped with edgellm; None without either.
+    """Return the user's own profile of the pair, else the shipped profile, if any.
 
     Raises:
         ProfileUnusable: the user's own is damaged or of another version.
@@ -207,12 +207,12 @@ def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
     try:
         shipped = bundled(next(iter(ALIASES))).with_name("profile.json")
         return read_profile(shipped, draft_hash, verifier_hash)
-    except (ModelNotFound, ProfileUnusable):  # the profile of another pair, or not installed
+    except (ModelNotFound, ProfileUnusable):  # The shipped profile is of another pair, or not installed.
         return None
 
 
 def keep_profile(profile: Profile, path: Path) -> None:
-    """Save a profile, without tokens of prompts while the history is off. An unusable one at `path` is set aside.
+    """Save a profile, without tokens of prompts while the history is off. An unusable file at `path` is set aside.
 
     Raises:
         OSError: it cannot be written.
@@ -231,7 +231,7 @@ def read_profile(path: Path, draft_hash: str, verifier_hash: str, *, own: bool =
     """Return the profile in a file; `own` as for `Profile.load`.
 
     Raises:
-        ProfileUnusable: there is none, it is of another version, or of other models than these.
+        ProfileUnusable: the profile is missing, of another version, or of other models.
     """
     from edgellm.spec.gates.profile import Profile
 
@@ -253,28 +253,28 @@ Terms: TypeAlias = tuple[str, float | None, int | None]
 
 
 LEARNED = 512
-"""Chunks of replies after which a profile is not improved any more."""
+"""Chunks of replies after which a profile is complete."""
 _LAST = 0.2  # weight of the last verdict's time
 
 
 class PairStats:
-    """The knowledge of a pair, kept for as long as it is open. Each file is read when it is needed, and once."""
+    """The statistics of a pair, kept while the pair is open. Each file is read when needed, and once."""
 
     def __init__(
         self, draft: FileHash, verifier: FileHash | Callable[[], str], given: Path | None = None, *,
         history: bool = True,
     ) -> None:  # fmt: skip
-        """`verifier`: the hash of its model's file, or across a link a function that returns it (empty: unknown).
-        `given` is a profile to use. Without `history`, and while the history is off, what was seen in
-        replies stays in memory.
+        """Use the hashes of both files; across a link, `verifier` is a function that returns the hash (empty: unknown).
+        `given` is a profile to use. Without `history`, and while the history is off, observations stay in
+        memory.
 
         Raises:
             ProfileUnusable: the given profile is of other models, of another version, or no profile.
         """
         self._draft, self._verifier, self._history = draft, verifier, history
         self.verdict_seconds: float | None = None
-        """The recent time from asking for a verdict on a drafted chunk to having it."""
-        self._first: OnlineProfiler | None = None  # made of the first replies, where they are observed
+        """The recent wait for a verdict on a drafted chunk."""
+        self._first: OnlineProfiler | None = None  # observations of the first replies
         self._controllers: dict[Terms, BudgetController] = {}
         self._acceptances: dict[Terms, ConfidenceAcceptance] = {}
         self._hashes: tuple[str, str] | None = None
@@ -284,7 +284,7 @@ class PairStats:
 
     @property
     def first(self) -> OnlineProfiler:
-        """Return what was observed in the first replies."""
+        """Return the observations of the first replies."""
         if self._first is None:
             from edgellm.spec.gates.profiler import OnlineProfiler
 
@@ -312,7 +312,7 @@ class PairStats:
         return self._hashes
 
     def profile(self, needed: bool) -> Profile | None:
-        """Return the pair's profile, if it has one. Not `needed`: None also where finding that out would take long.
+        """Return the pair's profile, if any. Not `needed`: None also where the search would take long.
 
         Raises:
             ProfileUnusable: needed, and the pair's own is damaged or of another version.
@@ -327,9 +327,9 @@ class PairStats:
         return self._profile
 
     def use(self, profile: Profile, save: bool = True) -> Path:
-        """Use `profile` from now on, also in later processes if it is saved, and return its file.
+        """Use `profile` from now on, also in later processes with `save`, and return its file.
 
-        While the history is off, tokens of prompts are left out of what is saved.
+        While the history is off, tokens of prompts are not saved.
         """
         self._profile = profile
         path = profile_path(profile.draft_hash, profile.verifier_hash)
@@ -345,23 +345,22 @@ class PairStats:
         self.verdict_seconds = seconds + (1.0 - _LAST) ** verdicts * (before - seconds)
 
     def controller(self, options: ReplyOptions) -> BudgetController:
-        """Return what this budget was spent on so far, by this gate and with chunks of this length."""
+        """Return the controller of this budget, gate and length of chunks."""
         return self._controllers.setdefault(_terms(options), BudgetController())
 
     def acceptance(self, options: ReplyOptions) -> ConfidenceAcceptance:
-        """Return the acceptance of tokens in chunks that this gate has verified at this budget: it chooses chunks that
-        are often wrong."""
+        """Return the acceptance of tokens under this gate and budget: a gate chooses chunks that are often wrong."""
         return self._acceptances.setdefault(_terms(options), ConfidenceAcceptance())
 
     def learns(self) -> bool:
-        """Return whether the verdicts of replies improve the profile: there is none, or one of too few replies."""
+        """Return whether replies improve the profile: it is missing, or made of too few replies."""
         if not self._hashes_are_cached():
             return False
         return self._profile is None or (self._profile.origin == "first replies" and self._profile.chunks < LEARNED)
 
     def begin_first(self, layers: tuple[int, ...], *, improves: bool) -> tuple[FirstReply, list[Notice]]:
-        """Return the gate of one of the pair's first replies, for which the attention of `layers` is measured; and the
-        notices for the user, which are given once. With `improves` the user has asked for that, and is not told."""
+        """Return the gate of a first reply of the pair, which measures the attention of `layers`; and the notices for
+        the user, given once. With `improves` the user has asked for the profile, and gets none."""
         from edgellm.spec.gates.profiler import ENOUGH, FirstReply
 
         notices = []
@@ -377,10 +376,10 @@ class PairStats:
         return FirstReply(layers, improves=improves), notices
 
     def end_first(self, gate: FirstReply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
-        """Add one of the first replies; return a notice for the user once they make a profile."""
+        """Add a first reply; return a notice for the user once the first replies make a profile."""
         from edgellm.spec.gates.fitting import build
 
-        if self._profile is not None and not (gate.improves and self.learns()):  # a concurrent reply has completed it
+        if self._profile is not None and not (gate.improves and self.learns()):  # A concurrent reply was first.
             return None
         self.first.add(gate)
         draft_hash, verifier_hash = self.hashes()
@@ -407,7 +406,7 @@ class PairStats:
         return Notice(f"The pair has a profile now ({path}). The budget is kept from the next reply on.")
 
     def progress_file(self) -> Path | None:
-        """Return the file of a profile under way, None while nothing derived from prompts may be saved."""
+        """Return the file of an unfinished profile, None while nothing derived from prompts may be saved."""
         path = profile_path(*self.hashes())
         return path.with_name(path.stem + ".progress.jsonl") if self._saves_first() else None
 

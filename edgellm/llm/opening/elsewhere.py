@@ -28,10 +28,10 @@ EXTRA_TOKENS = 7  # extra tokens per request that a verifier across a link write
 @dataclass(frozen=True, slots=True)
 class OpenedVerifier:
     """A verifier in other processes, and a function that returns its model's hash. Across a link, also its `address`, a
-    function that returns whether it is `up`, the reason why "auto" chose it ("" if it was named), the `sampling` that
-    its model wants, and the `extra` tokens per request that it writes without a draft model. Of a stock server, or a
-    gateway to one, also the `finding` how it verifies, and `notices` for its user. `text` is its tokenizer where the
-    draft model has another one, else None."""
+    function that returns whether it is `up`, the reason why "auto" chose it ("" if it was named), the `sampling` of
+    its model, and the `extra` tokens per request that it writes without a draft model. Stock servers and gateways also
+    have a `finding`, how they verify, and `notices` for the user. `text` is the verifier's tokenizer, unless the draft
+    model has the same."""
 
     verifier: Verifier
     model_hash: Callable[[], str]
@@ -49,16 +49,14 @@ class OpenedVerifier:
 def remote_verifier(
     where: str, config: EngineConfig, text: Model, closing: ExitStack, progress: Progress | None
 ) -> OpenedVerifier:
-    """Open the verifier at the address `where`, or the best one of the peers if that is "auto", for drafts in the
-    vocabulary of `text`, which renders conversations by the verifier's chat template from now on; or, where the
-    verifier has another tokenizer, in that one's vocabulary: it is fetched then, as `progress` is told. Off loopback,
-    and for every paired device, the connection uses mutual TLS. A URL is that of a stock server.
-
-    Raises what `RemoteVerifier`, `open_tokenizer`, `choose_verifier` and `open_upstream` raise.
+    """Open the verifier at the address `where`, or for "auto" the best of the peers, for drafts in the vocabulary of
+    `text`, which renders conversations by the verifier's chat template from now on; or else in the vocabulary of the
+    verifier's own tokenizer, which is fetched with `progress`. Off loopback, and for every paired device, the
+    connection uses mutual TLS. A URL is that of a stock server.
     """
     if is_url(where):
         return _stock_server(where, text, config.upstream, closing)
-    # gRPC is slow to import, so only a pair that needs it waits
+    # gRPC is slow to import, so only a pair that needs it waits.
     from edgellm.rpc.address import ModelAddress
     from edgellm.rpc.trust.trust import Trust
     from edgellm.services.client.verifier_client import RemoteVerifier
@@ -98,8 +96,7 @@ def _connected(
     address: ModelAddress, text: Model, trust: Trust | None, device: DeviceID | None, closing: ExitStack,
     progress: Progress | None,
 ) -> tuple[RemoteVerifier, Model | None]:  # fmt: skip
-    """Return the connected verifier, and its tokenizer if that is another one than that of `text`; `closing` owns
-    both."""
+    """Return the connected verifier, and its tokenizer if that differs from `text`'s; `closing` owns both."""
     from edgellm.services.client.verifier_client import RemoteVerifier
     from edgellm.services.client.verifier_tokenizer import forget_tokenizer, open_tokenizer, unusable
 
@@ -128,15 +125,15 @@ def _connected(
 def fit_remote(
     draft: Model | None, text: Model, remote: OpenedVerifier, draft_name: Named | None, verifier_name: Named
 ) -> PairFit:
-    """Compare the vocabularies of a draft model, if there is one, and a verifier across a link, for which `text` was
-    named as the tokenizer."""
+    """Compare the vocabularies of a draft model, if any, and a verifier across a link, whose tokenizer was named as
+    `text`."""
     if remote.text is None:
         return PairFit(remote.shared_tokens if remote.shared_tokens < text.n_vocab else None)
     return PairFit() if draft is None else fit(draft, remote.text, draft_name, verifier_name)
 
 
 def _stock_server(where: str, text: Model, options: UpstreamOptions | None, closing: ExitStack) -> OpenedVerifier:
-    # its HTTP client is slow to import, so only a pair that needs it waits
+    # The HTTP client is slow to import, so only a pair that needs it waits.
     from edgellm.upstream.opening import open_upstream
 
     opened = open_upstream(where, text, options)
@@ -148,5 +145,5 @@ def _stock_server(where: str, text: Model, options: UpstreamOptions | None, clos
 
 
 def sampling_behind(verifier: Verifier, text: Model) -> ModelSampling:
-    """Return what the model of a verifier wants that does not say so, as far as it can be done there."""
+    """Return the sampling for a verifier that reports none, as far as the verifier can follow it."""
     return sampling_elsewhere(verifier.capabilities.name, text.file).told_by(verifier.capabilities.choice)

@@ -1,4 +1,4 @@
-"""The engine of a pair: its models, opened once, and what is known about them; it owns and closes everything."""
+"""The engine of a pair: its models, opened once, and knowledge about them; it owns and closes everything."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ T = TypeVar("T", bound=_Closable)
 
 
 class PairEngine:
-    """The opened models of one pair, and everything that replies of it share.
+    """The opened models of one pair, and everything that its replies share.
 
-    `parts` write replies. `sampling` is what the model that decides the text wants where a reply's options say nothing.
-    `elsewhere` describes a verifier in another process, `fit` compares the vocabularies, and `placement` says where the
-    models of this process are.
+    `parts` write replies. `sampling` is the default of the model that decides the text. `elsewhere` describes a
+    verifier in another process, `fit` compares the vocabularies, and `placement` has the places of the models in this
+    process.
     """
 
     parts: Components
@@ -130,15 +130,14 @@ class PairEngine:
         self.attach(text, small, checks, replace(fits, notice=fits.notice or resolved.notice))
 
     def _load_tokenizer(self, taken: Counter[str], progress: Progress | None) -> Model:
-        """Return the model whose vocabulary and template are used where no other model is in this process."""
+        """Return the model whose vocabulary and template are used without another model in this process."""
         name = resolve_pair(self.config.tokenizer, None).draft or self.config.tokenizer
         return self.load(place_named(name, self.config.computing(None), taken, verifies=False), progress, chat=True)
 
     def load(
         self, placed: Placed, progress: Progress | None = None, trial: TrialChild | None = None, **purpose: bool
     ) -> Model:
-        """Load a model, owned by this engine; `purpose` as for `LoadSpec`. Meanwhile, its file is hashed. Raise what
-        `Model.load` raises."""
+        """Load a model, owned by this engine; `purpose` as for `LoadSpec`. Meanwhile, its file is hashed."""
         self.idle.file_hash(placed.file.path)
         on_progress = partial(progress, placed.file.path.name) if progress else None
         spec = LoadSpec(placed.hardware, eagle3=placed.eagle3, **purpose)
@@ -147,8 +146,8 @@ class PairEngine:
     def load_beside(
         self, text: Model, taken: Counter[str], progress: Progress | None = None
     ) -> tuple[Model | None, PairFit]:
-        """Load the draft model, if one is named, beside what is `taken` for a verifier with the tokenizer of `text`,
-        and compare their vocabularies. A default that has another tokenizer is left out."""
+        """Load the named draft model, if any, beside the bytes `taken` for a verifier with the tokenizer of `text`, and
+        compare their vocabularies. A default with another tokenizer is left out."""
         if (name := named(self.config.draft)) is None:
             return None, PairFit()
         hardware = self.config.computing(self.config.draft_hardware)
@@ -157,7 +156,7 @@ class PairEngine:
         return None if compared.left_out else small, compared
 
     def own(self, part: T) -> T:
-        """Return a part, which is closed with the engine."""
+        """Close a part with the engine, and return it."""
         self.closing.callback(part.close)
         return part
 
@@ -165,7 +164,7 @@ class PairEngine:
     def over(
         cls, text: Model, draft: Model | None, verifier: Verifier | OpenedVerifier | None, **settings: Any
     ) -> Self:
-        """Return an engine of loaded models, which stay open when it is closed. Raises what `attach` raises."""
+        """Return an engine of loaded models, which stay open when the engine is closed."""
         engine = cls(EngineConfig(**settings))
         try:
             return engine.attach(text, draft, verifier)
@@ -180,8 +179,8 @@ class PairEngine:
         verifier: Verifier | OpenedVerifier | None = None,
         fits: PairFit | None = None,
     ) -> Self:
-        """Add loaded models, of which `text` has the tokenizer and chat template that are used, and what replies of
-        them need. The vocabularies are equal if nothing else is said.
+        """Add loaded models, with the tokenizer and chat template of `text`, and what their replies need. Without
+        `fits`, the vocabularies are equal.
 
         Raises:
             InvalidOption: both models are missing, or `n_ctx` is more than the draft model was trained for.
@@ -215,7 +214,7 @@ class PairEngine:
         own_curve = None if far is not None else curve(text)
         prompts = self.prompts.of(text.path)
         self.retrieval = self.own(NgramRuntime(text, min(lengths), config.threads, own_curve, prompts))
-        self.own(idle)  # closed before the models that it uses
+        self.own(idle)  # Idle work must end before the models are closed.
         told = None if far is None else far.sampling
         self.sampling = sampling_of(text.file) if told is None else told
         reasons = [placed.reason for placed in self.placement.placed]
@@ -247,7 +246,7 @@ class PairEngine:
 
     @property
     def _unopened(self) -> int:
-        """Return how many contexts there is memory for that are not open yet."""
+        """Return the number of contexts that have memory but are not open yet."""
         parts = self.parts
         opened = self.placement.replies
         if isinstance(parts.verifier, LocalVerifier):
