@@ -27,14 +27,14 @@ from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationLimits, GenerationState
 
 _REPEATS = 4
-_PROMPTS = 12  # of those given, for the early exit
+_PROMPTS = 12  # prompts for the early exit
 MOST_READ = 4_096
-"""Tokens of a prompt that are read, at most, in contexts besides the pair's own: for times, and for early exits."""
+"""Most tokens of a prompt in contexts besides the pair's own: for times, and for early exits."""
 
 
 def batch_seconds(model: Model, prompt: Ids, threads: int | None) -> tuple[float, ...]:
-    """Return the median seconds of a batch with one token of each of 1, 2, ... branches after `prompt`, of which the
-    first 4,096 tokens are read, with what is computed for each of these tokens."""
+    """Return the median seconds of a batch with one token of each of 1, 2, ... branches after the first `MOST_READ`
+    tokens of `prompt`, with the top two of each token."""
     prompt = prompt[:MOST_READ]
     n_ctx = len(prompt) + 2 * _REPEATS
     seconds = []
@@ -87,7 +87,7 @@ def exit_points(
                 with _taken(drafters, DrafterKind(exit_layer=layer, threshold=threshold)) as early:
                     fast = [_seconds(early, prompt, reply, gamma) for prompt, reply in texts]
                 left, same = _agreement(model, drafters.shard(layer), texts, threshold, threads)
-            except (InvalidOption, ModelUnsupported):  # no room for the shards: the rest of the profile is good
+            except (InvalidOption, ModelUnsupported):  # Without room for shards, the rest of the profile is good.
                 continue
             point = ExitPoint(layer, left, same, float(median(fast)), float(median(full)))
             found.append(point)
@@ -120,7 +120,7 @@ def _seconds(drafter: Drafter, prompt: Ids, reply: Ids, gamma: int) -> float:
 def _agreement(
     model: Model, lower: Model, texts: Sequence[tuple[Ids, Ids]], threshold: float, threads: int | None
 ) -> tuple[float, float]:
-    """Return the share of tokens that leave early, and the share of those for which full depth says the same."""
+    """Return the share of tokens that leave early, and the share of these on which full depth agrees."""
     left = same = total = 0
     longest = max(len(prompt) + len(reply) for prompt, reply in texts)
     with (
@@ -143,7 +143,7 @@ def _agreement(
 
 
 PROMPTS = 80
-"""The most prompts that are read to find the layer: with some four hundred chunks an AUC is known to about 0.03."""
+"""Most prompts to find the layer by: with some four hundred chunks an AUC is known to about 0.03."""
 
 
 def layer_scores(records: Sequence[PromptRecord], n_layers: int, gamma: int) -> tuple[float, ...]:
@@ -178,7 +178,7 @@ def profile_pair(
     early_exit: bool,
     progress: Callable[[int, int], None] | None,
 ) -> Profile:
-    """Return a new profile, which is the pair's from now on. See `LLM.profile`."""
+    """Return a new profile, which is the pair's from now on."""
     known, draft, drafters, verifier = parts.knowledge, parts.draft, parts.drafters, parts.verifier
     if known is None or draft is None or drafters is None or verifier is None:
         raise InvalidOption("A profile needs both a draft model and a verifier, and one is missing.", "Name both.")
@@ -200,7 +200,7 @@ def profile_pair(
             progress(count, len(prompts))
 
     limits = GenerationLimits(most, parts.context, gamma)
-    best: int | None = None  # the place of the most predictive layer among those that are measured
+    best: int | None = None  # place of the most predictive measured layer
     scores: tuple[float, ...] = ()
     try:
         with _taken(drafters, DrafterKind(all_layers)) as drafter:
@@ -211,7 +211,7 @@ def profile_pair(
                 reached(count)
                 record = profiler.record(prompts[count], context_lookup)
                 found += record.disagreements
-                # at once, by the threshold so far: both caches still hold the prompt
+                # The lookup run follows at once, by the threshold so far: both caches hold the prompt.
                 done.add(profiler.with_lookup(prompts[count], record, lookup_threshold(found)))
             below = lookup_threshold(found)
             records = [

@@ -47,7 +47,7 @@ class RpcOptions:
 
 @dataclass(frozen=True, slots=True)
 class OpenedRpc:
-    """A pair whose verifier is a model over RPC. `began` is the `perf_counter` time when it began to load."""
+    """A pair whose verifier is a model over RPC. `began` is the `perf_counter` time when loading began."""
 
     pair: LLM
     verifier: RpcVerifier
@@ -111,7 +111,7 @@ def _shares(options: RpcOptions) -> tuple[StageShare, ...]:
 
 
 def _devices(options: RpcOptions, names: Sequence[str]) -> list[RpcDevice]:
-    """Return the other devices that hold layers, and further ones that may."""
+    """Return the other devices that hold layers, and spares."""
     if options.placed is None and not options.peers and set(names) == {HERE}:  # gRPC is slow to import
         return []
     from edgellm.services.client.rpc_session import RpcWorker
@@ -125,7 +125,7 @@ def _devices(options: RpcOptions, names: Sequence[str]) -> list[RpcDevice]:
 def _planner(
     options: RpcOptions, shares: Sequence[StageShare], devices: Sequence[RpcDevice], file: ModelFile
 ) -> Callable[[Collection[str]], Sequence[StageShare]]:
-    """Return the function that says which device holds what: as asked for, and by figures or memory after a loss."""
+    """Return the function that assigns layers to devices: as requested, and by figures or memory after a loss."""
     wanted = {share.name for share in shares} - {HERE}
 
     def plan(names: Collection[str]) -> Sequence[StageShare]:
@@ -136,7 +136,7 @@ def _planner(
         memory = {HERE: free_memory()}
         for device in devices:
             if device.name in names:
-                with suppress(EdgeError):  # it is lost, too
+                with suppress(EdgeError):  # The device is lost, too.
                     memory[device.name] = max(0, device.free_memory() - MARGIN)
         return by_memory(rpc_costs(file), memory)
 

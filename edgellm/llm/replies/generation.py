@@ -1,4 +1,4 @@
-"""Generation of one reply: opens what its plan names, and runs the decoding loop."""
+"""Generation of one reply: opens the drafter and verifier of its plan, and runs the decoding loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(
     parts: Components, request: WantedReply, stats: Stats, explain: bool, should_stop: ShouldStop,
     on_progress: OnProgress,
 ) -> Generator[Event, None, None]:  # fmt: skip
-    """Write a reply while nothing else is computed. Raise what `generate` raises, and ProfileUnusable."""
+    """Write a reply while idle work is suspended. Raise ProfileUnusable."""
     options, prompt = request.options, request.prompt
     with parts.idle.suspended():
         plan = plan_reply(parts, request)
@@ -73,18 +73,18 @@ class ReplyWriter:
         options, verifier, gate = request.options, parts.verifier, plan.choice.gate
         drafts = parts.draft is not None and options.drafter is None and (verifier is not None or copies is None)
         if parts.drafters is not None and parts.drafters.translation is not None and request.draft_prompt is None:
-            drafts = False  # the draft model cannot read this prompt: the verifier writes alone
+            drafts = False  # Without a prompt for the draft model the verifier writes alone.
         if options.logprobs is not None:
             drafts, verifier, gate = drafts and not parts.linked, reporting(parts, options), AlwaysGate()
         elif verifier is None and parts.retrieval is not None and (copies is not None or options.drafter is not None):
             verifier, gate = parts.retrieval.self_verifier(), AlwaysGate()
         self._drafts, self._verifier, self._gate = drafts, verifier, gate
-        """Whether the draft model drafts; what verifies, and which of its drafts."""
+        """True if the draft model drafts; the verifier; the gate of its drafts."""
 
     def write(
         self, stats: Stats, explain: bool, should_stop: ShouldStop, on_progress: OnProgress
     ) -> Generator[Event, None, None]:
-        """Write the reply, up to the limit of a thought, and behind it."""
+        """Write the reply: a thought up to its limit, and the answer."""
         parts, plan, request = self._parts, self._plan, self._request
         state = self._state(explain, should_stop, on_progress)
         own = None
@@ -139,8 +139,8 @@ class ReplyWriter:
         )  # fmt: skip
 
     def _drafter(self, own: Drafter | None, stats: Stats) -> Drafter | None:
-        """Return what drafts: `own`, the draft model's drafter if that is used, ahead of verdicts where the plan says
-        so, or the speculator; beside copies, as the draft policy decides."""
+        """Return the drafter: a custom one, `own` (the draft model's, with branches if planned) or the speculator;
+        beside copies, the draft policy decides."""
         parts, plan, copies, is_eog = self._parts, self._plan, self._copies, self._parts.text.is_eog
         drafter, guessed = self._request.options.drafter or own, None
         if plan.branches and isinstance(own, ModelDrafter):
@@ -165,8 +165,7 @@ class ReplyWriter:
         return HybridDrafter(policy, copies, drafter, plan.gamma, name=name, linked=parts.linked)
 
     def _close_thought(self, state: GenerationState, stats: Stats) -> bool:
-        """End the thought by the model's own markup, which belongs to no channel. Return False where there is no
-        room."""
+        """End the thought by the model's own markup, which belongs to no channel. Return False without room."""
         text = self._parts.text
         if text.thinking is None:
             return False
@@ -178,8 +177,8 @@ class ReplyWriter:
 
 
 def logprobs_unavailable(remote: bool, has_verifier: bool, options: ReplyOptions) -> str:
-    """Return why log-probabilities are not available for a reply, "" if they are. `remote`: the verifier is on another
-    device and does not report them; `has_verifier`: there is a verifier beside the draft model."""
+    """Return why log-probabilities are not available for a reply, else "". `remote`: the verifier is on another device
+    and does not report them; `has_verifier`: there is a verifier beside the draft model."""
     if remote:
         return "the verifier is on another device and does not send them"
     if has_verifier and (options.budget not in (None, 1.0) or options.gate not in ("auto", "always")):
@@ -188,10 +187,10 @@ def logprobs_unavailable(remote: bool, has_verifier: bool, options: ReplyOptions
 
 
 def reporting(parts: Components, options: ReplyOptions) -> Verifier:
-    """Return a verifier that reports log-probabilities: the pair's own if it does, else the model itself.
+    """Return a verifier that reports log-probabilities: the pair's own if possible, else the model itself.
 
     Raises:
-        InvalidOption: they are not available, and why.
+        InvalidOption: log-probabilities are not available.
     """
     model_drafter = parts.verifier if parts.verifier is not None and parts.verifier.capabilities.logprobs else None
     if why := logprobs_unavailable(parts.linked and model_drafter is None, parts.verifier is not None, options):
@@ -205,8 +204,8 @@ def reporting(parts: Components, options: ReplyOptions) -> Verifier:
 
 
 def check_sampling(parts: Components, sampling: Sampling) -> None:
-    """Raise InvalidOption where the pair's verifier does not know penalties or constraints, and `sampling` has them; or
-    where it does not tell enough tokens to choose one by `sampling`."""
+    """Raise InvalidOption where the pair's verifier cannot follow the penalties or constraint of `sampling`, or tells
+    too few tokens to choose by it."""
     if parts.verifier is None:
         return
     can = parts.verifier.capabilities

@@ -1,4 +1,4 @@
-"""The plan of a reply: which gate, which drafter, and how many guesses while waiting; pure data, with its reasons."""
+"""The plan of a reply: gate, drafter, and number of guesses while waiting; pure data, with its reasons."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 MAX_MODEL_DRAFT = 16
 """Maximum tokens of a draft model's chunk if each token is drafted only while it pays."""
-_VERDICTS = 8  # with extra tokens and without, before the faster way is chosen
-_REPLIES = 2  # with the draft model and with the speculator, before the faster one is chosen
+_VERDICTS = 8  # verdicts with extra tokens, and without, before the faster arm is chosen
+_REPLIES = 2  # replies with the draft model, and with the speculator, before the faster arm is chosen
 _LOGPROBS = "log-probabilities are requested"
 
 
@@ -49,16 +49,16 @@ class Components:
     linked: bool = False
     retrieval: NgramRuntime | None = None
     idle: IdleWork = field(default_factory=IdleWork)
-    placements: tuple[str, ...] = ()  # where each model is, and why
+    placements: tuple[str, ...] = ()  # place of each model, and why
     speculator_or_draft: Bandit = field(default_factory=lambda: Bandit(_REPLIES))
-    """Between the draft model and the verifier's speculator, from reply to reply."""
+    """The choice between draft model and verifier's speculator, from reply to reply."""
     tail: Bandit = field(default_factory=lambda: Bandit(_VERDICTS))
-    """Between chunks of the draft model alone, and with extra tokens of a linked verifier behind them."""
+    """The choice between chunks of the draft model alone, and with extra tokens of a linked verifier."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedReply:
-    """What is to be written: a reply to `prompt` (n,) with `options`, by the rule `sampling`, separated by `channels`.
+    """A requested reply to `prompt` (n,) with `options`, by the rule `sampling`, separated by `channels`.
     `draft_prompt` as for `GenerationState`, `heads` as for `cut_at_stops`."""
 
     prompt: Ids
@@ -75,8 +75,8 @@ class ReplyPlan:
 
     `rejection` as in `ParallelDrafter`, which drafts `branches` at once; `acceptance` learns from verdicts. `first`:
     the gate of one of the replies that make the pair's profile. `gamma`: maximum tokens of the draft model's chunk
-    beside retrieval. `checked`: every draft is verified. `speculates`: the verifier's speculator drafts. `sources`:
-    what is copied from; None: the draft policy is not asked at all.
+    beside retrieval. `checked`: every draft is verified. `speculates`: the verifier's speculator drafts. `sources` are
+    copied from; None: the draft policy is not asked at all.
     """
 
     choice: GateChoice
@@ -91,19 +91,19 @@ class ReplyPlan:
     checked: bool = True
     speculates: bool = False
     sources: tuple[str, ...] | None = None
-    retrieval: str = ""  # what is copied from, or why nothing is
+    retrieval: str = ""  # sources of copies, or why there are none
 
     def without_retrieval(self, why: str) -> ReplyPlan:
-        """Return the plan where the draft policy cannot be asked after all."""
+        """Return the plan without the draft policy, for the reason `why`."""
         return replace(self, sources=None, speculates=False, retrieval=why)
 
     def rejection(self, confidence: Sequence[float]) -> Probabilities:
-        """Return where a chunk will be rejected: with the paper's gate by its estimate, else by the verdicts so far."""
+        """Return the chances of a rejection at each place: with the paper's gate its estimate, else by the verdicts."""
         return self.acceptance.rejection(confidence) if self.alpha is None else rejection(confidence, self.alpha)
 
 
 def plan_reply(parts: Components, request: WantedReply) -> ReplyPlan:
-    """Return how this pair writes a reply, and the reasons."""
+    """Return the plan of a reply by this pair, with reasons."""
     plan, options = _plan_drafts(parts, request.options, request.sampling), request.options
     lossless = plan.choice.controller is None or options.budget in (None, 1.0)
     checked = parts.verifier is None or (lossless and options.gate in ("auto", "always"))
@@ -118,7 +118,7 @@ def plan_reply(parts: Components, request: WantedReply) -> ReplyPlan:
 
 
 def _plan_drafts(parts: Components, options: ReplyOptions, sampling: Sampling) -> ReplyPlan:
-    """Return the plan as far as gate and draft model go."""
+    """Return the plan of gate and draft model."""
     knowledge, draft = parts.knowledge, parts.draft
     if knowledge is None or draft is None:
         alone = AlwaysGate() if draft is None else NeverGate()
@@ -153,7 +153,7 @@ def _plan_drafts(parts: Components, options: ReplyOptions, sampling: Sampling) -
         choice = choose(options, sampling.seed, profile=profile, controller=controller, linked=parts.linked)
     kind, early = _early_exit(parts, options, profile, DrafterKind(choice.layers))
     n_branches, parallel = _branches(parts, options, profile, kind, choice)
-    if first is not None:  # importance is not measured for tokens drafted ahead
+    if first is not None:  # Importance is not measured for tokens drafted ahead.
         n_branches, parallel = 0, "no parallel inference: the pair is being profiled"
     if n_branches:
         kind = DrafterKind(kind.layers, MAX_BRANCHES, max(choice.gamma, MAX_AHEAD))
@@ -193,22 +193,22 @@ def _verifies_all(options: ReplyOptions) -> bool:
 
 
 def _draft_limit(parts: Components, options: ReplyOptions, choice: GateChoice) -> int:
-    """Return the maximum tokens of a draft model's chunk beside retrieval, where each must pay."""
+    """Return the maximum tokens of a draft model's chunk beside retrieval."""
     return MAX_MODEL_DRAFT if options.gamma is None and not parts.linked else choice.gamma
 
 
 def default_layers(model: Model) -> tuple[int, ...]:
-    """Return the default layers for attention-based importance: the second that has attention."""
+    """Return the default layer for importance: the second with attention."""
     return model.attention_layers[:2][-1:]
 
 
 def _early_exit(
     parts: Components, options: ReplyOptions, profile: Profile | None, kind: DrafterKind
 ) -> tuple[DrafterKind, str]:
-    """Return `kind`, with an early exit if that is used, and why.
+    """Return `kind`, with an early exit if used, and why.
 
     Raises:
-        InvalidOption: one is asked for, but impossible.
+        InvalidOption: an early exit is requested, but impossible.
     """
     if options.early_exit == "off" or parts.draft is None:
         return (
@@ -238,7 +238,7 @@ def _branches(
         return 0, "no parallel inference, as requested"
     if not parts.linked:
         return 0, "no parallel inference: the verifier computes on this device"
-    if options.json_schema is not None:  # guesses may break it
+    if options.json_schema is not None:  # Guesses may break the schema.
         return 0, "no parallel inference: the reply follows a JSON schema"
     if kind.exit_layer is not None:
         return 0, "no parallel inference: a draft model with an early exit has no branches"
@@ -251,7 +251,7 @@ def _branches(
 
 
 def _choose_speculator(parts: Components, options: ReplyOptions, plan: ReplyPlan) -> tuple[bool, str]:
-    """Return whether the speculator of the model that decides the text drafts, and why; "" for a model without one."""
+    """Return whether the speculator of the model that decides the text drafts, and why; "" without a speculator."""
     verifier, own = parts.verifier, parts.text.speculator
     name = verifier.capabilities.speculator if verifier is not None else own.name if own is not None else ""
     if not name or parts.linked:
@@ -271,8 +271,8 @@ def _choose_speculator(parts: Components, options: ReplyOptions, plan: ReplyPlan
 def _choose_sources(
     parts: Components, options: ReplyOptions, plan: ReplyPlan, speculates: bool
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Return what is copied from, and why. The draft policy also chooses when the draft model or, with `speculates`,
-    the speculator drafts, then without sources if need be; None: it is not asked."""
+    """Return the sources of copies, and why. The draft policy also decides on drafts of the draft model or, with
+    `speculates`, the speculator, if need be without sources; None: the policy is not asked."""
     if options.drafter is not None:
         return None, "no retrieval: a custom drafter is used"
     if options.logprobs is not None:

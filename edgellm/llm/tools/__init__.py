@@ -1,8 +1,8 @@
-"""Tools: how each family of models writes its calls, and the calls of a reply told apart from its text.
+"""Tools: the formats of calls by families of models, and the calls of a reply told apart from its text.
 
 The family is known by its chat template, which also describes the tools to the model. A model whose template has no
-tools gets them in a system message instead, with the format that most families use; that works with any model that
-follows instructions, and clients need not know which does.
+tools gets a system message instead, with the format of most families; that works with any model that follows
+instructions, and clients need not know the difference.
 """
 
 from edgellm.llm.tools.formats import find_format

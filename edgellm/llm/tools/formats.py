@@ -1,4 +1,4 @@
-"""The formats in which families of models write calls, and how a chat template shows them."""
+"""The formats of calls by families of models, and their signs in chat templates."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from edgellm.llm.tools.tag_calls import pairs, xml
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a family of models writes calls.
+    """The format of calls by a family of models.
 
-    The first of `openings` begins them. `parse` is given the text from there on, and the tools by name. With `leading`,
-    an opening counts only at the beginning of the answer. `everywhere`: calls are written in a channel of their own, so
-    the whole reply is looked through. `forced` opens a call of a given function. `closing` matches what may follow a
-    call and belongs to no text. `objects` precedes a call that is one JSON object, with its arguments under the name
-    `arguments`; None where calls are not written so. `json_arguments`: nothing but the arguments, as JSON, has to
-    follow what `forced` opens. `whole`: only the end of the reply tells where values end, so that
-    no call is read before it.
+    The first of `openings` begins calls. `parse` is given the text from there on, and the tools by name. With
+    `leading`, an opening counts only at the beginning of the answer. `everywhere`: calls have a channel of their own,
+    so the whole reply is searched. `forced` opens a call of a given function. `closing` matches the markup after a
+    call. `objects` precedes a call that is one JSON object, with its arguments under the name `arguments`; None in
+    other formats. `json_arguments`: only the arguments, as JSON, follow `forced`. `whole`: only the end of the reply
+    tells where values end, so that no call is read before.
     """
 
     openings: tuple[str, ...]
@@ -69,11 +68,11 @@ _FORMATS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
      ToolFormat(("<|python_tag|>", "{"), bare, '{{"name": "{name}", "parameters": ', re.compile(r"\s*;?\s*"),
                 leading=True, objects="", arguments="parameters")),
 )  # fmt: skip
-"""Texts in a chat template, and the format that they show. The first match counts."""
+"""Signs in a chat template, and their format. The first match counts."""
 
 
 def find_format(template: str, describes_tools: bool) -> ToolFormat | None:
-    """Return the format that a chat `template` shows; None if it has no tools, or shows none that is known."""
+    """Return the format of a chat `template`; None without tools, or without a known sign."""
     if not describes_tools:
         return None
     return next((known for signs, known in _FORMATS if all(sign in template for sign in signs)), None)

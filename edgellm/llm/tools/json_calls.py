@@ -1,4 +1,4 @@
-"""Calls that are written as JSON, each family's with other texts around them."""
+"""Calls in JSON, with different markup in each family."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from edgellm.llm.tools.schema import Schema, Tool
 from edgellm.valid_json import read_json, valid_text, write_json
 
 Parsed: TypeAlias = tuple[list[ToolCall], str]
-"""The calls at the beginning of a text, and the rest, in which the next one may be incomplete."""
+"""The calls at the beginning of a text, and the rest, which may begin with an incomplete call."""
 Parse: TypeAlias = Callable[[str, Mapping[str, Tool], bool], Parsed]
-"""Reads calls in a text, with the tools by name. The flag says that the model has ended the text, so that what is still
-open ends there."""
+"""A reader of the calls in a text, with the tools by name. The flag tells that the text has ended, which closes open
+brackets."""
 
-_MAX_DEPTH = 100  # of objects and lists in arguments: the readers of clients take no more
+_MAX_DEPTH = 100  # nested objects and lists in arguments: clients' readers take no more
 
 
 def made(name: str, arguments: Mapping[str, Any]) -> ToolCall | None:
-    """Return a call whose arguments are valid JSON; None where they are nested too deep."""
+    """Return a call with arguments in valid JSON; None where these are nested too deep."""
     try:
         deep = _depth(arguments) > _MAX_DEPTH
         return None if deep else ToolCall(valid_text(name), write_json(arguments), f"call_{secrets.token_hex(12)}")
@@ -49,7 +49,7 @@ def headed(head: str) -> Parse:
 
 
 def tagged(text: str, _tools: Mapping[str, Tool], ended: bool) -> Parsed:
-    """Hermes and Qwen: `<tool_call>` around a JSON object."""
+    """Read calls of Hermes and Qwen: `<tool_call>` around a JSON object."""
     calls: list[ToolCall] = []
     while (at := text.find("<tool_call>")) >= 0 and (found := _object(text[at + 11 :], ended)) is not None:
         if (call := _call(found[0])) is None:
@@ -60,7 +60,7 @@ def tagged(text: str, _tools: Mapping[str, Tool], ended: bool) -> Parsed:
 
 
 def bare(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
-    """Llama 3: a JSON object and nothing else, perhaps after `<|python_tag|>`; several with semicolons between."""
+    """Read calls of Llama 3: JSON objects alone, separated by semicolons, perhaps after `<|python_tag|>`."""
     calls: list[ToolCall] = []
     while (found := _object(text.lstrip("; \n").removeprefix("<|python_tag|>"), ended)) is not None:
         call = _call(found[0])
@@ -75,7 +75,7 @@ _MISTRAL = headed(r"\s*\[TOOL_CALLS\]\s*([^\[\]{]+?)(?:\[CALL_ID\][^\[]*)?(?:\[A
 
 
 def mistral(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
-    """Mistral: `[TOOL_CALLS]` before an array of objects, or, since 2025, before each name and its arguments."""
+    """Read calls of Mistral: `[TOOL_CALLS]` before an array of objects, since 2025 before each name and arguments."""
     calls, rest = _MISTRAL(text, tools, ended)
     if calls:
         return calls, rest
@@ -101,14 +101,14 @@ deepseek = headed(
 
 
 def _object(text: str, ended: bool) -> tuple[dict[str, Any], str] | None:
-    """Return the object that `text` begins with, and what follows; None where there is none, or not all of it."""
+    """Return the object at the beginning of `text`, and the rest; None without a complete object."""
     read = _value(text.lstrip(), ended)
     return read if read is not None and isinstance(read[0], dict) else None
 
 
 def _value(text: str, ended: bool) -> tuple[Any, str] | None:
-    """Return the value that `text` begins with, and what follows; None where there is none, or not all of it. Once a
-    reply has ended, a value in Python's form counts, too."""
+    """Return the value at the beginning of `text`, and the rest; None without a complete value. Once a reply has ended,
+    a value in Python's form counts, too."""
     try:
         found, end = read_json(text)
     except (ValueError, RecursionError):
@@ -120,7 +120,7 @@ def _value(text: str, ended: bool) -> tuple[Any, str] | None:
 
 
 def _call(found: Mapping[str, Any]) -> ToolCall | None:
-    """Return the call that a JSON object describes. Arguments may be an object in a text; another text is the only
+    """Return the call that a JSON object describes. Arguments may be a text: an object in JSON, else the only
     argument."""
     function = found.get("function")
     found = function if isinstance(function, dict) else found

@@ -1,4 +1,4 @@
-"""Values as models write them beside JSON: in Python's form, in Gemma's, and without quotation marks."""
+"""Values that models write in other forms than JSON: Python's, Gemma's, and without quotation marks."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from edgellm.llm.tools.schema import ANYTHING, Schema
 from edgellm.valid_json import read_json
 
 CALL_END = r"<tool_call\|>"
-"""Gemma's mark behind a call, where objects and lists end that lack their brackets."""
-_QUOTE = r'<\|"\|>'  # Gemma's quotation mark, which nothing escapes
+"""Gemma's mark behind a call, which closes open objects and lists."""
+_QUOTE = r'<\|"\|>'  # Gemma's quotation mark, without escapes
 _WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None, "none": None}
 _QUOTED = re.compile(rf"{_QUOTE}|[\"']")
-_KEY = r"[^\s:={}\[\],][^:={}\[\],]*?"  # without quotation marks
-_BEHIND = rf"(?=\s*(?:[,}}\]]|{CALL_END}|$))"  # what follows the bracket that ends an object
+_KEY = r"[^\s:={}\[\],][^:={}\[\],]*?"  # key without quotation marks
+_BEHIND = rf"(?=\s*(?:[,}}\]]|{CALL_END}|$))"  # text after the last bracket of an object
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "\\": "\\", "/": "/", '"': '"', "'": "'"}
 
 
 def typed(text: str, schema: Schema) -> object:
-    """Return the value that `text`, written without quotation marks, has by its schema. It is a text where the schema
-    allows one, and no other value that `text` may mean."""
+    """Return the value of `text`, which lacks quotation marks, by its schema: a text only if the schema allows no other
+    reading."""
     bare = text.strip()
     value = _literal(bare)
     values = [] if isinstance(value, str) else [value]
@@ -38,7 +38,7 @@ def typed(text: str, schema: Schema) -> object:
 
 
 def _literal(text: str) -> object:
-    """Return the value that `text` has in JSON or in Python; the text itself where it has none."""
+    """Return the value of `text` in JSON or in Python, else the text itself."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     for read in (read_json, read_loose) if text[:1] in ("{", "[") else (read_json,):
@@ -52,8 +52,8 @@ def _literal(text: str) -> object:
 
 
 def read_loose(text: str) -> tuple[Any, int]:
-    """Return the value that `text` begins with in JSON's form or Python's, and where it ends. Raise ValueError where
-    there is none, or not all of it."""
+    """Return the value at the beginning of `text` in JSON's form or Python's, and its end. Raise ValueError without a
+    complete value."""
     return LooseReader(text).value(0, ANYTHING)
 
 
@@ -61,14 +61,14 @@ class LooseReader:
     """Reads objects and lists with any of three quotation marks, and with `:` or `=` behind keys."""
 
     def __init__(self, text: str, *, bare: bool = False, ended: bool = False) -> None:
-        """`bare`: keys and texts may have no quotation marks; what follows tells where they end. `ended`: nothing
-        follows `text`, so that brackets which are still open end there."""
+        """Read `text`. `bare`: keys and texts may lack quotation marks, and end before known signs. `ended`: `text` is
+        complete, so that its end closes open brackets."""
         self._text, self._bare = text, bare
-        self._over = CALL_END + ("|$" if ended else "") if bare else "(?!)"  # where all brackets end
+        self._over = CALL_END + ("|$" if ended else "") if bare else "(?!)"  # end of all brackets
 
     def value(self, at: int, schema: Schema, inside: Schema | None = None) -> tuple[Any, int]:
-        """Return the value at `at`, and where it ends. `inside`: the schema of the object that it lies in; None in a
-        list. Raise ValueError where there is no value, or not all of it."""
+        """Return the value at `at`, and its end. `inside`: the schema of the surrounding object; None in a list. Raise
+        ValueError without a complete value."""
         at = self._past(r"\s*", at)
         first = self._text[at : at + 1]
         empty: object = {"{": {}, "[": []}.get(first, "")
@@ -77,7 +77,7 @@ class LooseReader:
         if _QUOTED.match(self._text, at):
             try:
                 return self._quoted(at, self._after(inside))
-            except ValueError:  # a mark within a text that has none around it
+            except ValueError:  # The mark belongs to a bare text.
                 if not self._bare:
                     raise
         if not self._bare:
@@ -110,14 +110,14 @@ class LooseReader:
         return found, end
 
     def _end(self, at: int, bracket: str) -> int | None:
-        """Return where an object or a list ends, if it does at `at`."""
+        """Return the end of an object or a list that ends at `at`, else None."""
         at = self._past(r"\s*", at)
         if self._text.startswith(bracket, at):
             return at + 1
         return at if re.compile(self._over).match(self._text, at) else None
 
     def _past(self, pattern: str | re.Pattern[str], at: int) -> int:
-        """Return where what `pattern` matches at `at` ends; `at` where it does not."""
+        """Return the end of the match of `pattern` at `at`; `at` without a match."""
         found = re.compile(pattern).match(self._text, at)
         return found.end() if found else at
 
@@ -135,8 +135,8 @@ class LooseReader:
         return key, value
 
     def _quoted(self, at: int, after: re.Pattern[str]) -> tuple[str, int]:
-        """Return the text in quotation marks at `at`, and where it ends: at the first mark that `after` follows. Raise
-        ValueError where there is none."""
+        """Return the text in quotation marks at `at`, and its end: the first mark that `after` follows. Raise
+        ValueError without such a mark."""
         end = begin = self._past(_QUOTED, at)
         mark = self._text[at:begin]
         plain = len(mark) > 1
@@ -149,7 +149,7 @@ class LooseReader:
         raise ValueError(self._text[at:])
 
     def _after(self, inside: Schema | None) -> re.Pattern[str]:
-        """Return what follows a text in quotation marks."""
+        """Return the pattern behind a text in quotation marks."""
         if inside is None or not self._bare:
             return re.compile(rf"\s*(?:[,\]}}]|{CALL_END}|$)")
         key = rf"(?:{_known(inside) or '(?!)'})\s*[:=]"
@@ -157,8 +157,8 @@ class LooseReader:
         return re.compile(rf"\s*(?:$|\}}{_BEHIND}|{CALL_END}|{key}|{comma})")
 
     def _bare_end(self, at: int, inside: Schema | None, key: str) -> int:
-        """Return where a text without quotation marks ends, in an object before `key`: where its own brackets have
-        their other halves, if there is such a place."""
+        """Return the end of a text without quotation marks, in an object before `key`: the first place with balanced
+        brackets, if any."""
         if inside is None:
             ends = rf"[,\]]|{self._over}"
         else:
@@ -182,7 +182,7 @@ def _known(schema: Schema) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Return a text with what its backslashes mean in JSON and in Python; other backslashes stay."""
+    """Return a text with the escapes of JSON and Python replaced; other backslashes stay."""
 
     def meant(found: re.Match[str]) -> str:
         code = found[1] or found[2] or found[3]

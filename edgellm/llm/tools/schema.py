@@ -1,4 +1,4 @@
-"""What the JSON schema of a function's parameters says about the values of a call."""
+"""The JSON schema of a function's parameters, as the rule for the values of a call."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from urllib.parse import unquote
 Tool: TypeAlias = Mapping[str, Any]
 """A function as OpenAI's API describes it: `{"type": "function", "function": {"name", "description", ...}}`."""
 
-_MOST_PARTS = 500  # schemas looked at for one value: references may multiply without end
+_MOST_PARTS = 500  # most schemas for one value: references may multiply without end
 _KINDS: Mapping[type, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", dict: "object", list: "array",
 }  # fmt: skip
 
 
 class Schema:
-    """A part of a JSON schema. What is no schema allows everything: a call is read whatever its tool says."""
+    """A part of a JSON schema. An invalid schema allows everything: a call is read whatever its tool says."""
 
     def __init__(self, given: object, root: object) -> None:
-        """`root` is the whole schema, in which references are looked up."""
+        """Look up references in `root`, the whole schema."""
         self._given, self._root = given, root
 
     @classmethod
     def of(cls, tool: Tool | None) -> Schema:
-        """Return the schema of a function's parameters; one that allows everything for an unknown function."""
+        """Return the schema of a function's parameters; for an unknown function everything is allowed."""
         parameters = _mapping(_mapping(tool).get("function")).get("parameters")
         return cls(parameters, parameters)
 
@@ -33,7 +33,7 @@ class Schema:
         return frozenset(name for part in self._parts() for name in _mapping(part.get("properties")))
 
     def required(self) -> frozenset[str]:
-        """Return the names of the properties that must be there, whichever alternative holds."""
+        """Return the names of the properties that every alternative requires."""
         parts = self._parts(("allOf",))
         return frozenset(name for part in parts for name in _listed(part.get("required")) if isinstance(name, str))
 
@@ -47,15 +47,15 @@ class Schema:
         return self._any_of(self._values("items"))
 
     def allows(self, value: object, *, exact: bool = True) -> bool:
-        """Return whether a value has the type, and is one of the values, that the schema names; not `exact`: whether it
-        has the type of one of those values."""
+        """Return whether a value has the schema's type, and is one of its values; not `exact`: has the type of one of
+        its values."""
         known: dict[int, bool] = {}
 
         def allowed(given: object) -> bool:
             if not isinstance(given, Mapping) or len(known) > _MOST_PARTS:
                 return given is not False
             if id(given) not in known:
-                known[id(given)] = True  # what refers to itself says nothing more
+                known[id(given)] = True  # A circular reference adds nothing.
                 known[id(given)] = checked(given)
             return known[id(given)]
 
@@ -88,7 +88,7 @@ class Schema:
         return [part[key] for part in self._parts() if key in part]
 
     def _parts(self, combined: Sequence[str] = ("allOf", "anyOf", "oneOf")) -> Iterator[Mapping[str, Any]]:
-        """Yield the schema and those that it refers to or combines."""
+        """Yield the schema, and the schemas that it refers to or combines."""
         waiting = [self._given]
         for number in range(_MOST_PARTS):
             if number == len(waiting):
@@ -99,7 +99,7 @@ class Schema:
             waiting += [one for key in combined for one in _listed(part.get(key))[:_MOST_PARTS]]
 
     def _target(self, reference: object) -> object:
-        """Return what a reference refers to; None where that is not within the whole schema."""
+        """Return the target of a reference; None outside the whole schema."""
         found = self._root
         for part in unquote(str(reference)).split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")

@@ -18,8 +18,8 @@ def split_calls(
     """Yield the tokens of a reply and its calls, each as soon as it is certain. The calls' tokens have no text.
 
     `text_of` returns the bytes of a token, of control tokens too. `cut` returns, after the last token, whether the
-    reply broke off there: a call that is still open is no call then. Tokens whose text may begin a call are held back.
-    What looks like a call and cannot be read is yielded as text at the end.
+    reply broke off: an open call is no call then. Tokens whose text may begin a call are held back. An unreadable call
+    is yielded as text at the end.
     """
     style, tools = toolbox.format, {str(tool["function"]["name"]): tool for tool in toolbox.tools}
     openings = [opening.encode() for opening in style.openings]
@@ -36,7 +36,7 @@ def split_calls(
         if calling:
             buffer += decoder.feed(raw)
             yield replace(token, piece=b"")
-            if not style.whole and (b"}" in raw or b"]" in raw):  # what ends calls in JSON
+            if not style.whole and (b"}" in raw or b"]" in raw):  # Calls in JSON end with a bracket.
                 calls, rest = style.parse(buffer, tools, False)
                 yield from calls
                 called = called or bool(calls)
@@ -70,10 +70,10 @@ def split_calls(
 
 
 def _opening(text: bytes, openings: Sequence[bytes], *, leading: bool) -> int | None:
-    """Return where calls begin in `text`; with `leading` there are none any more."""
+    """Return the beginning of calls in `text`, if any; with `leading` it is too late for calls."""
     if leading:
         return None
-    if b"{" in openings:  # only at the beginning of the answer
+    if b"{" in openings:  # A bracket counts only at the beginning of the answer.
         blanks = len(text) - len(text.lstrip())
         return blanks if any(map(text.lstrip().startswith, openings)) else None
     found = [at for opening in openings if (at := text.find(opening)) >= 0]
@@ -82,7 +82,7 @@ def _opening(text: bytes, openings: Sequence[bytes], *, leading: bool) -> int | 
 
 def _pending(text: bytes, openings: Sequence[bytes], style: ToolFormat) -> int:
     """Return how many bytes at the end of `text` may belong to the beginning of a call."""
-    if style.everywhere:  # the header before the opening belongs to the call
+    if style.everywhere:  # The header before the opening belongs to the call.
         after = text.rfind(b"<|message|>")
         starts = [at for name in (b"<|start|>", b"<|channel|>") if (at := text.find(name, max(after, 0))) >= 0]
         return len(text) - min(starts, default=len(text))

@@ -1,4 +1,4 @@
-"""The tools of a request, as the model is told of them and has to call them."""
+"""The tools of a request, in the form of the model."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ The results come in the next message. Answer in plain text if no function is nee
 class Toolbox:
     """The tools of one request, and the model's format for calls.
 
-    `generic`: the model's template knows none, so they are described in a system message. `choice` names the function
-    that must be called, or is ANY_TOOL; None: the model decides. `constrained`: a call that must come follows `schema`.
+    `generic`: the model's template has no tools, so a system message describes them. `choice` names the function that
+    must be called, or is ANY_TOOL; None: the model decides. `constrained`: a required call follows `schema`.
     """
 
     tools: tuple[Tool, ...]
@@ -37,8 +37,8 @@ class Toolbox:
 
     @classmethod
     def of(cls, model: Model, options: ReplyOptions, *, grammars: bool) -> Toolbox:
-        """Return the tools of `options` as `model` is told of them. `grammars`: whatever chooses the tokens applies
-        grammars. Raise InvalidOption where any of several tools must be called, and no grammar can demand it."""
+        """Return the tools of `options` in the form of `model`. `grammars`: the verifier applies grammars. Raise
+        InvalidOption if any of several tools must be called, and no grammar can demand that."""
         found = find_format(model.chat_template_source, model.describes_tools)
         made = cls(options.tools, found or TAGGED, found is None, options.tool_choice, grammars)
         if (schema := made.schema()) is not None:
@@ -65,14 +65,13 @@ class Toolbox:
         return "the parameters of a tool have a schema that cannot be used"
 
     def chosen(self) -> list[str]:
-        """Return the names of the functions of which one must be called; none where the model decides."""
+        """Return the names of functions, of which one must be called; empty if the model decides."""
         if self.choice is None:
             return []
         return [str(tool["function"]["name"]) for tool in self.tools] if self.choice == ANY_TOOL else [self.choice]
 
     def schema(self) -> str | None:
-        """Return the JSON schema of what follows `opening`; None where nothing is demanded, or no schema describes
-        it."""
+        """Return the JSON schema of the text after `opening`; None if no call is required, or no schema fits."""
         chosen = set(self.chosen())
         if not (self.constrained and chosen):
             return None
@@ -99,7 +98,7 @@ class Toolbox:
         return {"tools": list(self.tools)} if self.tools and not self.generic else {}
 
     def opening(self) -> str:
-        """Return the text that the reply begins with, so that it is a call; empty where the model decides."""
+        """Return the beginning of a reply that must be a call; empty if the model decides."""
         if not (chosen := self.chosen()):
             return ""
         if self.constrained and self.format.objects is not None:
@@ -118,7 +117,7 @@ class Toolbox:
 
 
 def _moved(schema: Any, to: str) -> Any:
-    """Return a JSON schema whose references hold where it lies at `to` in another one."""
+    """Return a JSON schema with its references adapted to the place `to` in another schema."""
     if isinstance(schema, Mapping):
         moved = {key: _moved(value, to) for key, value in schema.items()}
         reference = schema.get("$ref")
