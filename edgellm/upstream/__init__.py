@@ -1,1 +1,1 @@
-"""Stock servers as verifiers: vLLM, SGLang, llama-server, Ollama and whoever speaks OpenAI's completions."""
+"""Stock servers as verifiers: vLLM, SGLang, llama-server, Ollama and servers of OpenAI's completions."""

@@ -1,7 +1,7 @@
-"""Servers that take no token ids: LM Studio, TabbyAPI, mlx-lm, llama-cpp-python's server and whoever completes a text.
+"""Servers that take no token ids: LM Studio, TabbyAPI, mlx-lm, llama-cpp-python's server and other text completions.
 
-The server is sent the text so far and writes on, as many tokens as a chunk has and one more. It has the same tokens
-before it as this device, since texts end at borders that survive.
+The server is sent the text so far and writes as many tokens as a chunk has and one more. Both sides have the same
+prefix tokens, since texts end at borders that survive.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier
 from edgellm.upstream.text_border import TextBorders, Written
 
 _TRIES = 3
-_MORE = 8  # tokens that are asked for beyond what was too little
+_MORE = 8  # further tokens to ask for after too short an answer
 
 
 class TextUpstream(ServedUpstream):
@@ -44,22 +44,22 @@ class TextUpstream(ServedUpstream):
     def __init__(
         self, client: HttpClient, served: UpstreamModel, borders: TextBorders, end_of_turn: int | None
     ) -> None:
-        """`end_of_turn` is the token that ends a turn, which servers leave out of their texts."""
+        """Connect; `end_of_turn` is the token that ends a turn, which servers leave out of their texts."""
         super().__init__(client, served, Tier.CONTINUE, "it takes no token ids, and continues a text")
         self._borders, self._end_of_turn = borders, end_of_turn
 
     @abstractmethod
     async def write(self, prompt: str, tokens: int, request: RowRequest, seed: int) -> tuple[Written, RowReply]:
-        """Return what the server writes behind `prompt`, up to `tokens` tokens, and a reply without rows that says
-        what that took.
+        """Return the server's continuation of `prompt`, up to `tokens` tokens, and a reply without rows for the
+        costs.
 
         Raises:
-            RowsUnusable: it answers with something else.
+            RowsUnusable: the answer is something else.
             VerifierLost, VerifierBusy: as `Upstream.rows`.
         """
 
     async def probe(self, token: int) -> None:
-        """Have a text of `token` continued, for which a server may have to load its model.
+        """Continue a text of `token`, so that the server loads its model now.
 
         Raises:
             RowsUnusable, VerifierLost, VerifierBusy: as `write`.
@@ -92,9 +92,9 @@ class TextUpstream(ServedUpstream):
 
 @dataclass(frozen=True, slots=True)
 class TextDialect:
-    """How a server of a kind completes texts: its `name`, what is added to a request, and the path of its tokenizer,
-    with the name of a text there and other fields. `names_ids`: it answers with the ids of what it wrote.
-    `chooses_bos`: a request says whether BOS comes before its text."""
+    """A kind of server that completes texts: its `name`, `extra` fields of a request, and the path of its tokenizer,
+    with the name of a text there and other fields. `names_ids`: answers have the ids of tokens. `chooses_bos`: a
+    request decides on BOS before its text."""
 
     name: str
     extra: Mapping[str, Any]
@@ -114,7 +114,7 @@ LM_STUDIO = TextDialect("LM Studio", {"repeat_penalty": 1.0})
 NAMING = TextDialect("mlx-lm", {"logprobs": True}, names_ids=True)
 PLAIN = TextDialect("completions by text", {})
 KINDS: Mapping[str, TextDialect] = {"me": LLAMA_CPP_PYTHON, "tabbyAPI": TABBY, "organization_owner": LM_STUDIO}
-"""The owner of models that servers name, and what it tells."""
+"""The kinds of servers, by the owner that they name for their models."""
 
 
 class TextCompletionsUpstream(TextUpstream):
@@ -124,7 +124,7 @@ class TextCompletionsUpstream(TextUpstream):
         self, client: HttpClient, served: UpstreamModel, borders: TextBorders, end_of_turn: int | None,
         form: TextDialect,
     ) -> None:  # fmt: skip
-        """`form` says how it completes texts."""
+        """Connect to a server of the kind `form`."""
         super().__init__(client, served, borders, end_of_turn)
         self._form, self.dialect = form, form.name
 
@@ -134,7 +134,7 @@ class TextCompletionsUpstream(TextUpstream):
             "model": self.name, "prompt": prompt, "max_tokens": tokens, "stream": False,
             **sampling_fields(sampling, sampling.temperature), **self._form.extra,
         }  # fmt: skip
-        body["top_k"] = max(0, body["top_k"])  # only vLLM takes -1 for all
+        body["top_k"] = max(0, body["top_k"])  # Only vLLM takes -1 for all.
         if self._form.chooses_bos:
             body["add_bos_token"] = self._borders.has_begin
         if not sampling.greedy:
@@ -154,7 +154,7 @@ class TextCompletionsUpstream(TextUpstream):
 
 
 def _written(answer: HttpAnswer, *, names_ids: bool) -> Written:
-    """Return what a completion wrote."""
+    """Return the text of a completion."""
     choices = entries(fields(answer.json).get("choices"))
     if not choices:
         raise RowsUnusable("no choice")
@@ -169,7 +169,7 @@ def _written(answer: HttpAnswer, *, names_ids: bool) -> Written:
 async def connect(
     client: HttpClient, served: UpstreamModel, borders: TextBorders, end_of_turn: int | None, token: int
 ) -> TextCompletionsUpstream:
-    """Return the server whose /v1/completions takes texts; `token` is one to ask with.
+    """Return the server whose /v1/completions takes texts; `token` is for a first question.
 
     Raises:
         VerifierLost, VerifierBusy: it is gone, or completes no texts.

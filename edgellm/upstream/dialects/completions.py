@@ -26,12 +26,12 @@ _ID = "token_id:"
 
 
 class CompletionsUpstream(ServedUpstream):
-    """A server whose /v1/completions takes token ids, many prompts at once, and answers with the ids that it took."""
+    """A server whose /v1/completions takes token ids, many prompts at once, and answers with token ids."""
 
     dialect = "completions"
 
     def __init__(self, client: HttpClient, served: UpstreamModel, tier: Tier, reason: str, *, top: int = 0) -> None:
-        """Rows can include `top` likeliest tokens; the rest as for `ServedUpstream`."""
+        """Connect; rows can include `top` likeliest tokens."""
         super().__init__(client, served, tier, reason)
         self.most_top = top
 
@@ -43,7 +43,7 @@ class CompletionsUpstream(ServedUpstream):
     async def _fan_out(self, request: RowRequest) -> RowReply:
         prefix, draft = request.prefix.tolist(), request.draft.tolist()
         prompts = [prefix + draft[:n] for n in range(len(draft) + 1)]
-        # one seed would draw the same numbers at each place; rows that decide need no draw of the server's
+        # One seed would draw the same numbers at each place; decisive rows need no draw of the server's.
         greedy = request.decisive or request.sampling.greedy
         body = self._body(prompts, 1, request, 0.0 if greedy else request.sampling.temperature)
         answer = await self._client.post("/v1/completions", body)
@@ -55,7 +55,7 @@ class CompletionsUpstream(ServedUpstream):
         rows = tuple(by_place[place] for place in range(len(prompts)))
         tier = Tier.SCORE if request.decisive else Tier.FAN_OUT
         cached = cached_tokens(answer)
-        if cached is not None and cached > len(prompts[-1]):  # of all prompts; vLLM names those of the last one
+        if cached is not None and cached > len(prompts[-1]):  # Some count all prompts, vLLM the last.
             cached //= len(prompts)
         return reply(tier, rows, answer, cached)
 
@@ -81,7 +81,7 @@ class CompletionsUpstream(ServedUpstream):
 
 
 def _written(choice: Any, top: int) -> tuple[Row, ...]:
-    """Return the rows of the tokens of a choice. Raises RowsUnusable where they have no ids."""
+    """Return the rows of the tokens of a choice. Raises RowsUnusable without ids."""
     said = fields(fields(choice).get("logprobs") or {})
     if choice.get("token_ids") is not None:
         ids = [whole(token) for token in entries(choice["token_ids"])]
@@ -110,7 +110,7 @@ def _token_id(found: Any) -> int:
 
 
 async def takes_ids(client: HttpClient, served: UpstreamModel, token: int, top: int = 0) -> str:
-    """Ask for a token behind two prompts of ids; return why the server cannot verify so, "" where it can.
+    """Ask for a token behind two prompts of ids; return why the server cannot verify by them, else "".
 
     Raises:
         VerifierLost, VerifierBusy: as `HttpClient.post`, for other reasons than that.

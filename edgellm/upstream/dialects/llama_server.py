@@ -1,4 +1,4 @@
-"""llama-server: it writes as many tokens as a chunk has and one more, behind a prompt of token ids."""
+"""llama-server: writes as many tokens as a chunk has and one more, behind a prompt of token ids."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from edgellm.upstream.http_client import HttpClient
 from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier
 
 _DRAWING = ("temperature", "top_k", "top_p")
-"""The samplers of our rule in our order; its own chain cools last, and drops tokens by min-p unless told otherwise."""
+"""The samplers of our rule in our order: the server's own chain cools last, and drops tokens by min-p by default."""
 
 
 class LlamaServerUpstream(ServedUpstream):
-    """A llama-server. It chooses the slot itself: the free one with the longest common prefix."""
+    """A llama-server, which chooses the free slot with the longest common prefix."""
 
     dialect, most_top, steers = "llama-server", 64, True
 
@@ -32,8 +32,8 @@ class LlamaServerUpstream(ServedUpstream):
         self, client: HttpClient, served: UpstreamModel, template: str, end_of_turn: int | None,
         slots: int | None = None,
     ) -> None:  # fmt: skip
-        """`template` is the model's chat template; `end_of_turn` the token that ends a turn; `slots` are the texts that
-        it writes at once."""
+        """Connect; `template` is the model's chat template, `end_of_turn` the token that ends a turn, and `slots` the
+        number of texts at once."""
         super().__init__(client, served, Tier.CONTINUE, "llama-server scores no drafts")
         self.chat_template, self.at_once, self._end_of_turn = template, slots or None, end_of_turn
 
@@ -61,7 +61,7 @@ class LlamaServerUpstream(ServedUpstream):
         )  # fmt: skip
 
     def _ends(self, tokens: Sequence[int], request: RowRequest) -> bool:
-        """Return whether the token that ended the text is among `tokens`: not all versions answer with it."""
+        """Return whether the token that ended the text is among `tokens`, as only in some versions."""
         return len(tokens) >= request.places or (bool(tokens) and tokens[-1] == self._end_of_turn)
 
     async def tokenize(self, text: str) -> Sequence[int] | None:
@@ -78,7 +78,7 @@ def _seconds(timings: Any) -> float | None:
 
 
 def _with_tops(tokens: Sequence[int], found: Any, top: int) -> tuple[Row, ...]:
-    """Return the rows of `tokens`, with their `top` likeliest if any were asked for."""
+    """Return the rows of `tokens`, with their `top` likeliest if requested."""
     if not top:
         return tuple(Row(token) for token in tokens)
     said = [fields(one) for one in entries(found.get("completion_probabilities"))]

@@ -1,4 +1,4 @@
-"""Ollama: /api/generate in raw mode, by text. It names the bytes of the tokens that it writes, and no ids."""
+"""Ollama: /api/generate in raw mode, by text. Answers have the bytes of tokens, and no ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OllamaUpstream(TextUpstream):
         sampling = request.sampling
         body = {
             "model": self.name, "prompt": prompt, "raw": True, "stream": False, "logprobs": True,
-            "truncate": False, "shift": False,  # a text that is too long is refused, and never cut
+            "truncate": False, "shift": False,  # Too long a text is refused, and never cut.
             "options": {
                 "num_predict": tokens, "temperature": max(0.0, sampling.temperature), "top_k": max(0, sampling.top_k),
                 "top_p": sampling.top_p, "min_p": sampling.min_p, "repeat_penalty": 1.0, "presence_penalty": 0.0,
@@ -36,7 +36,7 @@ class OllamaUpstream(TextUpstream):
 
 
 def _pieces(found: Any) -> tuple[bytes, ...] | None:
-    """Return the bytes of each token; None where the version does not name them."""
+    """Return the bytes of each token; None in versions without them."""
     if not (said := found.get("logprobs")):
         return None
     pieces = []
@@ -56,7 +56,7 @@ def _seconds(nanoseconds: Any) -> float:
 async def connect(
     client: HttpClient, served: UpstreamModel, borders: TextBorders, end_of_turn: int | None, token: int
 ) -> OllamaUpstream:
-    """Return the Ollama server; `token` is one to ask with.
+    """Return the Ollama server; `token` is for a first question.
 
     Raises:
         VerifierLost, VerifierBusy: it is gone, or completes no texts.

@@ -1,4 +1,4 @@
-"""What all kinds of servers have in common: their JSON, which may be anything, the list of their models, and fields."""
+"""The common parts of all kinds of servers: their JSON, which may be anything, the list of models, and fields."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def text(found: Any) -> str:
 
 
 def maybe_count(found: Any) -> int | None:
-    """Return a number of tokens or milliseconds that a server may leave out; None where it is no such number."""
+    """Return a number of tokens or milliseconds that a server may leave out; None for anything else."""
     return found if type(found) is int and 0 <= found < MAX_CONTEXT else None
 
 
@@ -65,23 +65,23 @@ def best(top: Top) -> int:
 
 
 def seed_at(sampling: Sampling, position: int) -> int:
-    """Return the seed of a request that continues after `position` tokens: with one seed for all, each would draw the
-    same numbers."""
+    """Return the seed of a request that continues after `position` tokens: one seed for all would draw the same
+    numbers."""
     return ((sampling.seed + 1) * _GOLDEN + position * 0xD1342543DE82EF95 >> 16) % SEED_RANGE
 
 
 PROBE_SECONDS = 60.0
-"""Within which a server answers a first question: it may have to load its model."""
+"""Seconds for the answer to a first question: the server may have to load its model."""
 
 NEUTRAL: Mapping[str, Any] = {
     "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0.0,
 }  # fmt: skip
-"""What servers take from a model's own settings unless a request says otherwise."""
+"""Fields that servers take from a model's own settings if a request leaves them out."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamModel:
-    """A model of a server: its name there, the positions of a text if that is known, and who the server says it is."""
+    """A model of a server: its name there, the positions of a text if known, and the owner that the server names."""
 
     name: str
     context_length: int | None = None
@@ -121,10 +121,10 @@ async def served_model(client: HttpClient, wanted: str) -> UpstreamModel:
 
 
 class ServedUpstream(Upstream):
-    """A server of one model, with what all kinds have in common."""
+    """A server of one model, with the common parts of all kinds."""
 
     def __init__(self, client: HttpClient, served: UpstreamModel, tier: Tier, reason: str) -> None:
-        """`tier` is how it verifies, and `reason` why, as a clause."""
+        """Verify by `tier`, for the `reason`, a clause."""
         self._client = client
         self.name, self.context_length = served.name, served.context_length
         self.tier, self.reason = tier, reason
@@ -135,7 +135,7 @@ class ServedUpstream(Upstream):
 
     @abstractmethod
     async def _rows(self, request: RowRequest) -> RowReply:
-        """Return the rows for `request`. Raises RowsUnusable and what `rows` raises."""
+        """Return the rows for `request`. Raises RowsUnusable and the errors of `rows`."""
 
     async def check(self) -> None:
         try:
@@ -167,7 +167,7 @@ class ServedUpstream(Upstream):
 
 
 def sampling_fields(sampling: Sampling, temperature: float) -> dict[str, Any]:
-    """Return how a server is to draw a token: by our rule alone, whatever its model's own settings are."""
+    """Return the fields for drawing a token by our rule alone, whatever the model's own settings are."""
     greedy = temperature <= 0.0
     top_k = -1 if greedy or sampling.top_k <= 0 else sampling.top_k
     top_p, min_p = (1.0, 0.0) if greedy else (sampling.top_p, sampling.min_p)
@@ -175,7 +175,7 @@ def sampling_fields(sampling: Sampling, temperature: float) -> dict[str, Any]:
 
 
 def steering_fields(steering: Steering | None) -> dict[str, Any]:
-    """Return OpenAI's `logit_bias` of a steered request, and vLLM's `allowed_token_ids`; nothing of another one."""
+    """Return OpenAI's `logit_bias` and vLLM's `allowed_token_ids` of a steered request; else nothing."""
     if steering is None:
         return {}
     found: dict[str, Any] = {"logit_bias": {str(token): amount for token, amount in steering.bias}}
@@ -183,8 +183,7 @@ def steering_fields(steering: Steering | None) -> dict[str, Any]:
 
 
 def raised(steering: Steering) -> dict[int, float]:
-    """Return what to add to logits where a server knows no other way to take one of some tokens: what lies far above
-    all others is one of those."""
+    """Return logit biases that force a token of `among`, for servers without `allowed_token_ids`."""
     found = dict(steering.bias)
     for token in steering.among or ():
         found[token] = found.get(token, 0.0) + FAR
@@ -192,7 +191,7 @@ def raised(steering: Steering) -> dict[int, float]:
 
 
 FAR = 1e4
-"""More than logits of any model differ by."""
+"""A bias larger than any difference of logits."""
 
 
 def reply(tier: Tier, rows: Sequence[Row], answer: HttpAnswer, cached: int | None) -> RowReply:
@@ -201,6 +200,6 @@ def reply(tier: Tier, rows: Sequence[Row], answer: HttpAnswer, cached: int | Non
 
 
 def cached_tokens(answer: HttpAnswer) -> int | None:
-    """Return how many tokens of prompts were not computed again, None where the server does not say."""
+    """Return the cached tokens of prompts, None if the server does not report them."""
     usage = fields(fields(answer.json).get("usage") or {})
     return maybe_count(fields(usage.get("prompt_tokens_details") or {}).get("cached_tokens"))

@@ -1,7 +1,7 @@
 """SGLang: one scored pass by /generate, which keeps the prompt in its cache.
 
 Log-probabilities are asked for from the last token of the prompt on: from the first token on, the whole prompt would be
-computed again, and from one token later on, the first drafted token would have none.
+computed again, and from the first drafted token on, that token would have none.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ def _body(ids: list[Any], tokens: int, sampling: Sampling, temperature: float, t
 
 
 def _written(found: Any, top: int) -> list[Row]:
-    """Return the rows of the tokens that were written. Raises RowsUnusable where there are none."""
+    """Return the rows of the written tokens. Raises RowsUnusable without tokens."""
     said = fields(fields(found).get("meta_info"))
     ids = [whole(token) for token in entries(found.get("output_ids"))]
     end = fields(said.get("finish_reason") or {}).get("matched")
-    if type(end) is int and ids[-1:] != [end]:  # left out by some versions
+    if type(end) is int and ids[-1:] != [end]:  # Some versions leave the end out.
         ids.append(end)
     if not ids:
         raise RowsUnusable("an answer without tokens")
@@ -118,7 +118,7 @@ def _top(row: Any) -> Top:
 
 
 async def connect(client: HttpClient, served: UpstreamModel, token: int, asked: Tier | None) -> SglangUpstream:
-    """Return the SGLang server, by the best way that it has or the one that is `asked` for; `token` is one to ask with.
+    """Return the SGLang server, by the best tier or the one `asked` for; `token` is for a first question.
 
     Raises:
         VerifierLost, VerifierBusy: it is gone, or does not score drafts.

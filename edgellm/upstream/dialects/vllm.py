@@ -1,10 +1,10 @@
 """vLLM: one scored pass by /inference/v1/generate where it is switched on, else fan-out by /v1/completions.
 
-/v1/completions can score, too, but computes the whole prompt again for it, and is used for that only if it is asked
-for. `skip_reading_prefix_cache` is what makes the other way keep the prompt; then rows of cached positions are memory
-that nobody has written to. They are never read: a request whose rows could be among them is fanned out. If there is a
-NaN in that memory, vLLM cannot write its answer and refuses; such a request is fanned out, too, and while that happens
-often, all are for some time. Its newer runner answers only with rows that it has computed.
+/v1/completions can score, too, but computes the whole prompt again, so it scores only on request. With
+`skip_reading_prefix_cache` off, /inference/v1/generate keeps the prompt; then rows of cached positions are unwritten
+memory. These are never read: a request whose rows could be among them is fanned out. If that memory has a NaN, vLLM
+cannot write its answer and refuses; such a request is fanned out, too, and after many refusals all requests for some
+time. The newer runner answers only with computed rows.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier,
 _log = logging.getLogger(__name__)
 GENERATE = "/inference/v1/generate"
 _COMPLETIONS = "/v1/completions"
-_TOPS = (64, 20)  # likeliest tokens: what a sampled reply wants, and what vLLM allows unless it is told otherwise
-_UNWRITTEN = (400, 500)  # the statuses of an answer with a NaN
-# A refusal costs a pass, and a score saves one: vLLM begins with the first of several prompts before the others arrive.
-# So half of the requests may be refused, or less where a round trip takes time, too.
+_TOPS = (64, 20)  # likeliest tokens: enough for a sampled reply, and vLLM's default limit
+_UNWRITTEN = (400, 500)  # statuses of an answer with a NaN
+# A refusal costs a pass, and a score saves one: vLLM begins with the first of several prompts before the rest arrive.
+# So half of the requests may be refused, or less if round trips are slow.
 _WATCHED, _MOST_REFUSED = 16, 4
 _REST, _LONGEST_REST = 16, 512
 _SCALE_OUT = "vLLM scores in one pass if started with --enable-scale-out"
@@ -48,22 +48,21 @@ _DETAILS = "start vLLM with --enable-prompt-tokens-details to keep prompts from 
 
 
 class ScoreRefusals:
-    """Decides whether to score, by how many of the last scored requests were refused."""
+    """Decides whether to score, by the refusals of the last scored requests."""
 
     def __init__(self) -> None:
         self._last: deque[bool] = deque(maxlen=_WATCHED)
         self._rest, self._resting = _REST, 0
 
     def pays(self) -> bool:
-        """Return whether the next request is to be scored; ask once for each."""
+        """Return whether to score the next request; ask once for each."""
         if self._resting:
             self._resting -= 1
             return False
         return True
 
     def record(self, *, refused: bool) -> None:
-        """Note what became of a scored request. After too many refusals there is a rest, after which one more is
-        enough for a rest twice as long."""
+        """Record a scored request. After too many refusals scoring pauses; then another refusal doubles the pause."""
         self._last.append(refused)
         if sum(self._last) > _MOST_REFUSED:
             self._resting, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
@@ -80,7 +79,7 @@ class VllmUpstream(CompletionsUpstream):
     def __init__(
         self, client: HttpClient, served: UpstreamModel, tier: Tier, reason: str, *, top: int, keeps: bool, counts: bool
     ) -> None:
-        """`keeps`: scoring keeps the prompt's cache; `counts`: the server says how many tokens it had cached."""
+        """Connect; `keeps`: scoring keeps the prompt's cache; `counts`: the server reports its cached tokens."""
         super().__init__(client, served, tier, reason, top=top)
         self._keeps, self._counts = keeps, counts
         self.recomputes = tier is Tier.SCORE and not keeps
@@ -109,7 +108,7 @@ class VllmUpstream(CompletionsUpstream):
         return body | ({"cache_salt": request.salt} if request.salt else {})
 
     async def _score(self, request: RowRequest) -> RowReply | None:
-        """Return the rows; None where some of them are of cached positions."""
+        """Return the rows; None if some of them are of cached positions."""
         ids = [*request.prefix.tolist(), *request.draft.tolist()]
         wanted = max(1, request.top)
         shared = {"max_tokens": 1, "prompt_logprobs": wanted, **sampling_fields(request.sampling, 0.0)}
@@ -144,9 +143,9 @@ class VllmUpstream(CompletionsUpstream):
 
 
 def _scored(answer: HttpAnswer, ids: list[int], drafted: int, *, chat: bool) -> tuple[Row, ...] | None:
-    """Return the rows of the last `drafted` of `ids` and of the token behind them; None where there are too few.
+    """Return the rows of the last `drafted` of `ids` and of the token behind them; None if there are too few.
 
-    Some versions answer with a row for each token, others with those that they computed: both end with the last token.
+    Some versions answer with a row for each token, others with computed rows alone: both end with the last token.
     """
     whole_answer = fields(answer.json)
     choices = entries(whole_answer.get("choices"))
@@ -176,12 +175,12 @@ def _scored(answer: HttpAnswer, ids: list[int], drafted: int, *, chat: bool) -> 
 
 
 def _id(entry: Mapping[str, Any]) -> int:
-    """Return the token of an entry: some versions name it as in chats, some by its id."""
+    """Return the token of an entry, which some versions name as in chats, some by its id."""
     return whole(entry["token_id"]) if "token_id" in entry else _named(entry.get("token"))
 
 
 def _prompt_top(row: Any) -> tuple[Top, set[int]]:
-    """Return the likeliest tokens of a row of the prompt, and all tokens in it: the prompt's own comes with them."""
+    """Return the likeliest tokens of a row of the prompt, and all its tokens, the prompt's own included."""
     found, every = [], set()
     for name, entry in fields(row).items():
         token, said = _number(name), fields(entry)
@@ -203,7 +202,7 @@ def _named(found: Any) -> int:
 
 
 async def connect(client: HttpClient, served: UpstreamModel, token: int, asked: Tier | None) -> VllmUpstream:
-    """Return the vLLM server, by the best way that it has or the one that is `asked` for; `token` is one to ask with.
+    """Return the vLLM server, by the best tier or the one `asked` for; `token` is for a first question.
 
     Raises:
         VerifierLost, VerifierBusy: the server is gone, or takes no prompts of token ids.
@@ -227,8 +226,7 @@ async def connect(client: HttpClient, served: UpstreamModel, token: int, asked: 
 
 
 async def _scores(client: HttpClient, served: UpstreamModel, token: int, top: int) -> bool | None:
-    """Return whether a server that scores in one pass says how many tokens it had cached; None where it does not
-    score."""
+    """Return whether a server that scores in one pass reports its cached tokens; None for a server that cannot."""
     body = {
         "model": served.name,
         "token_ids": [token] * 3,

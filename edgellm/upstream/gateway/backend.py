@@ -1,8 +1,8 @@
-"""Sessions of devices, answered by stock servers: one request of each at a time, the sessions beside each other.
+"""Sessions of devices, answered by stock servers: one request of each session at a time, the sessions in parallel.
 
-A session belongs to one server, whose cache has its text. When that fails, the same request goes to another one; where
-there is none, the device is told when to ask again. Every request has the whole text and is answered once, so that
-nothing is lost or comes twice wherever a server fails.
+A session belongs to one server, whose cache has its text. When that server fails, the same request goes to another;
+without another, the device is told when to ask again. Every request has the whole text and is answered once, so that
+no failure loses or repeats tokens.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from edgellm.verifier.fairness import DeviceTurns
 from edgellm.verifier.in_process import VerifierBackend
 from edgellm.verifier.judgement import Deliver, MissingPrefix
 
-_BEATS = 4.0  # steps per second in which time alone counts as progress: servers tell nothing before they answer
-_DECAY = 0.95  # of the mean time of an answer, per answer
-_FIRST = 0.1  # seconds of an answer before one has come
+_BEATS = 4.0  # heartbeats per second: time counts as progress, as servers report none before they answer
+_DECAY = 0.95  # weight of the mean time of an answer, per answer
+_FIRST = 0.1  # seconds of an answer before the first one
 _REMEMBERED = 1024  # devices whose last server is known
-_SOONEST = 0.05  # seconds after which a device is asked to come back at the earliest
+_SOONEST = 0.05  # least seconds before a device is asked to come back
 
 
 @dataclass(slots=True, eq=False)
@@ -73,11 +73,11 @@ class GatewayBackend(VerifierBackend):
         """Take over `pool`."""
         self.pool = pool
         self.figures: dict[str, float] = defaultdict(float)
-        """What was done so far, by the names of `metrics`."""
-        self._lock = threading.RLock()  # a future that has ended calls back at once
+        """Figures so far, by the names of `metrics`."""
+        self._lock = threading.RLock()  # A finished future calls back at once.
         self._secret = secrets.token_bytes(32)
         self._sessions: dict[int, _Reply] = {}
-        self._last: dict[str, PooledServer] = {}  # of each device's last session
+        self._last: dict[str, PooledServer] = {}  # server of each device's last session
         self._waiting: list[_Asked] = []
         self._turns = DeviceTurns()
         self._mean = _FIRST
@@ -90,7 +90,7 @@ class GatewayBackend(VerifierBackend):
 
     @property
     def steps(self) -> int:
-        """A server has its own time limit for each request; until then it is trusted."""
+        """Return heartbeats: each server has its own deadline for a request, and is trusted until then."""
         return int(_BEATS * monotonic())
 
     def ready(self) -> bool:
@@ -104,7 +104,7 @@ class GatewayBackend(VerifierBackend):
         """Do nothing: servers answer from the beginning."""
 
     def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
-        """A request of the session that is not answered yet is given up."""
+        """Ask for a verdict, and give up an unanswered request of the session."""
         with self._lock:
             if self._closed:
                 deliver(_ended())
@@ -151,7 +151,7 @@ class GatewayBackend(VerifierBackend):
             del self._last[next(iter(self._last))]
 
     def _salt(self, wanted: str) -> str:
-        """Return a salt for servers' caches, which nobody else can guess."""
+        """Return an unguessable salt for servers' caches."""
         return blake2b(wanted.encode(), key=self._secret, digest_size=16).hexdigest() if wanted else ""
 
     def _drop(self, session: _Reply) -> None:
@@ -164,7 +164,7 @@ class GatewayBackend(VerifierBackend):
             self._waiting.remove(asked)
 
     def _place(self, asked: _Asked) -> None:
-        """Send a request to a server, or have it wait for a place there; push it back where no server is up."""
+        """Send a request to a server, or let it wait for a place there; push it back if no server is up."""
         server = self.pool.choose(asked.session.home, asked.failed)
         if server is None:
             self._push_back(asked)
@@ -221,7 +221,7 @@ class GatewayBackend(VerifierBackend):
         self._answer(asked, verdict)
 
     def _move(self, asked: _Asked, server: PooledServer, refusal: VerifierLost | None) -> None:
-        """Have another server answer what this one did not."""
+        """Move an unanswered request to another server."""
         asked.failed.add(server)
         asked.refusal = refusal or asked.refusal
         asked.verdict, asked.arrived = None, perf_counter()
@@ -230,7 +230,7 @@ class GatewayBackend(VerifierBackend):
         self._place(asked)
 
     def _push_back(self, asked: _Asked) -> None:
-        if asked.refusal is not None:  # it would be refused again
+        if asked.refusal is not None:  # The request would be refused again.
             self._answer(asked, asked.refusal)
             return
         self.figures["pushed_back_requests"] += 1
@@ -242,7 +242,7 @@ class GatewayBackend(VerifierBackend):
         asked.deliver(answer)
 
     def _fill(self) -> None:
-        """Send waiting requests while there are places, those of the devices that were served least recently first."""
+        """Send waiting requests while there are places, those of the least recently served devices first."""
         while self._waiting:
             ordered = self._turns.order(self._waiting)
             for asked in ordered:

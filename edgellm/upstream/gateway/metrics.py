@@ -1,4 +1,4 @@
-"""What a gateway and its servers have done, for Prometheus."""
+"""The metrics of a gateway and its servers, for Prometheus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgellm.upstream.gateway.backend import GatewayBackend
 from edgellm.upstream.gateway.pool import PooledServer
 
 Family: TypeAlias = tuple[str, str, Sequence[str], Sequence[tuple[Sequence[str], float]]]
-"""The name of a metric, what it says, the names of its labels, and those of the labels with its values."""
+"""The name of a metric, its help, the names of its labels, and the labels with their values."""
 
 _OF_MODELS = {
     "verdicts": "Verdicts for devices",
@@ -20,7 +20,7 @@ _OF_MODELS = {
     "pushed_back_requests": "Requests that were sent back with a time to ask again",
     "waited_seconds": "Time that requests have waited for a place",
 }
-"""What a `GatewayBackend` counts, by its names."""
+"""The counters of a `GatewayBackend`, by name."""
 _NOW_OF_SERVERS: tuple[tuple[str, str, Callable[[PooledServer], float]], ...] = (
     ("up", "Whether the server takes requests", lambda one: one.verifier.up()),
     ("requests_running", "Requests in flight at the server", lambda one: one.running),
@@ -34,7 +34,7 @@ _OF_SERVERS = {
     "cached_tokens": "Tokens of these that it had in its cache, as it says",
     "seconds": "Time of all answers together",
 }
-"""What a `PooledServer` counts, by its names."""
+"""The counters of a `PooledServer`, by name."""
 
 
 def families(models: Sequence[GatewayBackend], away: int) -> Iterator[Family]:

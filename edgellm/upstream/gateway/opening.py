@@ -1,4 +1,4 @@
-"""Opening the servers of a gateway, by their models; none need be there when it starts."""
+"""Opening the servers of a gateway, by their models; all may be away at the start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgellm.upstream.http_client import ServerURL
 from edgellm.upstream.opening import UpstreamOptions, models_at, open_upstream
 
 AT_ONCE = 128
-"""Requests in flight at a server that does not say how many it computes at once; the others wait here, in turns."""
+"""Requests in flight at a server that does not report how many it computes at once; further ones wait here."""
 _Away = list[tuple[ServerURL, VerifierUnreachable]]
 
 
@@ -33,7 +33,7 @@ class GatewayModel:
         return self.pool.name
 
     def close(self) -> None:
-        """Abandon what is in flight at its servers, and close the tokenizer."""
+        """Abandon the requests in flight at its servers, and close the tokenizer."""
         self.pool.close()
         self.text.close()
 
@@ -47,13 +47,13 @@ class _Found:
 
 
 class PoolOpening:
-    """Opens the servers of a gateway: some of them at once, and those that are away as soon as they are back."""
+    """Opens the servers of a gateway: some at once, and servers that are away once they are back."""
 
     def __init__(
         self, tokenizers: Sequence[Path], options: UpstreamOptions | None = None,
         on_news: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
-        """Open them with the `tokenizers` of these model files, at least one: each model has the first of them whose
+        """Open servers with the `tokenizers` of these model files, at least one: each model has the first of them whose
         tokens are proved to be its own. `on_news` is called with a sentence about a server that was away, from the
         thread of `look`."""
         self._tokenizers, self._options = tuple(tokenizers), replace(options or UpstreamOptions(), connections=AT_ONCE)
@@ -69,12 +69,11 @@ class PoolOpening:
 
     def open(self, addresses: Sequence[str]) -> tuple[GatewayModel, ...]:
         """Return the models of the servers at `addresses` that answer, each with its servers; `look` finds the others.
-        Where an address names no model, it is one of those before it, if the server has that, and else the server's
-        first.
+        An address without a model means a model of an earlier address, if the server has it, else the server's first.
 
         Raises:
-            InvalidOption: an address is none, or comes twice; what `open_upstream` raises; or it cannot be told which
-                of several tokenizers a server has.
+            InvalidOption: an address is invalid, or comes twice; or it cannot be told which of several tokenizers a
+                server has.
             VocabularyMismatch: no tokenizer is a server's own.
             ModelNotFound, ModelCorrupt, ModelUnsupported: a file has no tokenizer.
         """
@@ -100,13 +99,13 @@ class PoolOpening:
         return tuple(self._models.values())
 
     def look(self, on_model: Callable[[GatewayModel], None]) -> None:
-        """Look in the background for the servers that were away, again and again, less and less often. Each is used as
-        soon as it answers; `on_model` takes over a model that none had before, in a thread of its own."""
+        """Look in the background for the servers that were away, with a back-off. Each is used as soon as it answers;
+        `on_model` takes over a new model, in a thread of its own."""
         if self._away:
             threading.Thread(target=self._look, args=(on_model,), name="edgellm-opening", daemon=True).start()
 
     def close(self) -> None:
-        """Look for servers no longer."""
+        """Stop looking for servers."""
         self._closing.set()
 
     def _check_tokenizers(self) -> None:
@@ -114,14 +113,14 @@ class PoolOpening:
             Model.load(path, TEXT_ONLY).close()
 
     def _model(self, url: ServerURL, known: Iterable[str]) -> str:
-        """Return the name of the model that a server is used for."""
+        """Return the name of the model to use a server for."""
         if url.model:
             return url.model
         names = models_at(url, self._options)
         return next((name for name in known if name in names), names[0] if names else "")
 
     def _first(self, url: ServerURL, name: str) -> _Found:
-        """Return a model at its first server, with the tokenizer that is proved to be that server's."""
+        """Return a model at its first server, with the tokenizer proved to be that server's."""
         mismatch: VocabularyMismatch | None = None
         for path in self._tokenizers:
             text = Model.load(path, TEXT_ONLY)
@@ -171,7 +170,7 @@ class PoolOpening:
             self._away = others
 
     def _join(self, url: ServerURL, on_model: Callable[[GatewayModel], None]) -> str:
-        """Use a server that is back for the model that it has; return the news. Raises what `open_upstream` raises."""
+        """Use a server that is back for its model; return the news."""
         name = self._model(url, self._models)
         if (model := self._models.get(name)) is None:
             found = self._first(url, name)

@@ -1,4 +1,4 @@
-"""The servers behind a gateway: which of them answers a request, and what they have done."""
+"""The servers behind a gateway: the choice among them, and their figures."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from edgellm.upstream.opening import OpenedUpstream
 from edgellm.upstream.rows import RowReply
 from edgellm.upstream.verifier import choice_of
 
-_UNEVEN = 2  # sessions that a device's last server may have more than another one, which has none of its texts
+_UNEVEN = 2  # sessions more than the least busy server that a device's last server, whose cache is warm, may have
 
 
 class PooledServer:
-    """A server of a pool, with the requests `running` there and the `sessions` that it answers. Its owner sees that
-    only one thread at a time uses it; `count` is for the client's loop."""
+    """A server of a pool, with the requests `running` there and the `sessions` that it answers. Its owner lets only one
+    thread at a time use it; `count` is for the client's loop."""
 
     def __init__(self, opened: OpenedUpstream, places: int) -> None:
-        """At most `places` requests are to be in flight."""
+        """Allow at most `places` requests in flight."""
         self.opened, self.verifier, self.places = opened, opened.verifier, places
         self.url, self.upstream = opened.url, opened.verifier.upstream
         self.running = self.sessions = 0
         self.figures: dict[str, float] = defaultdict(float)
-        """What it has done so far, by the names of `metrics`."""
+        """Figures so far, by the names of `metrics`."""
 
     @property
     def is_free(self) -> bool:
@@ -47,7 +47,7 @@ class PooledServer:
         self.sessions += 1
 
     def part(self) -> None:
-        """Note that a session goes on elsewhere, or ends."""
+        """Note that a session moves away, or ends."""
         self.sessions -= 1
 
     def count(self, prefix: int, reply: RowReply, seconds: float) -> None:
@@ -67,8 +67,8 @@ class ServerPool:
         self._lock, self._closed = threading.Lock(), False
 
     def add(self, server: PooledServer) -> bool:
-        """Take over another server; return False where it cannot do what devices have been told, or the pool is closed.
-        May be called from any thread."""
+        """Take over another server; return False if it lacks an announced ability, or the pool is closed. May be called
+        from any thread."""
         with self._lock:
             context = server.verifier.capabilities.context_length > self.context_length
             logprobs = server.upstream.most_top >= MAX_LOGPROBS or not self.reports_logprobs
@@ -91,7 +91,7 @@ class ServerPool:
 
     @property
     def context_length(self) -> int:
-        """Return the positions of a text that every server has. The token behind a text takes one of them, too."""
+        """Return the positions of a text at every server, less one for the token behind a text."""
         return min(server.verifier.capabilities.context_length for server in self.servers) - 1
 
     @property
@@ -106,13 +106,13 @@ class ServerPool:
 
     @property
     def choice(self) -> Choice:
-        """Return from what tokens are chosen at every server."""
+        """Return the set that tokens are chosen from at every server."""
         found = [choice_of(server.upstream) for server in self.servers]
         return Choice(min(one.likely or 0 for one in found), any(one.draws_itself for one in found))
 
     @property
     def behind(self) -> str:
-        """Return what verifies, and how, without addresses: such as "vLLM by score, llama-server by continue"."""
+        """Return the servers' kinds and tiers, such as "vLLM by score, llama-server by continue"."""
         ways = [f"{server.upstream.dialect} by {server.upstream.tier}" for server in self.servers]
         return ", ".join(dict.fromkeys(ways))
 
@@ -130,8 +130,8 @@ class ServerPool:
         return min(server.verifier.wait_seconds() for server in self.servers)
 
     def home(self, last: PooledServer | None) -> PooledServer:
-        """Return the server for a new session of a device: that of its `last` one, whose cache has its texts, unless
-        that has clearly more to do than another; else the one that has least to do."""
+        """Return the server for a new session of a device: its `last` server, whose cache is warm, unless that is down
+        or clearly busier than the least busy server; else the least busy server."""
         least = min(
             self._up(),
             key=lambda server: ((server.sessions + server.running) / server.places, server.figures["answers"]),
@@ -141,8 +141,8 @@ class ServerPool:
         return last
 
     def choose(self, home: PooledServer, without: Collection[PooledServer]) -> PooledServer | None:
-        """Return the server for a request of a session at `home`: that, if it is up and free; else the least loaded one
-        that is, so that none waits while another could compute; else one that is up. None: none is, `without` those."""
+        """Return the server for a request of a session at `home`: `home` if up and free, else the least loaded free
+        server, else one that is up; None if all are down or in `without`."""
         able = [server for server in self._up(without) if server.verifier.up()]
         free = [server for server in able if server.is_free]
         if home in (free or able):
@@ -154,7 +154,7 @@ class ServerPool:
         return [server for server in left if server.verifier.up()] or left
 
     def close(self) -> None:
-        """Abandon what is in flight everywhere."""
+        """Abandon all requests in flight."""
         with self._lock:
             was_closed, self._closed = self._closed, True
         for server in () if was_closed else self.servers:
