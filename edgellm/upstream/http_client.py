@@ -1,4 +1,4 @@
-"""Requests to one stock server: a pool of connections in a loop of its own, limits, and errors in the project's terms.
+"""Requests to one stock server: a pool of connections in a loop of its own, limits, and this project's errors.
 
 A key goes into one header of each request and nowhere else: into no message, no log and no `repr`.
 """
@@ -29,11 +29,11 @@ from edgellm.upstream.rows import RowsUnusable
 
 KEY_VARIABLE = "EDGELLM_VERIFIER_KEY"
 MAX_ANSWER = 64 * 2**20  # bytes: rows of a whole prompt, which some servers add
-MAX_FACTS = 2**20  # bytes about a server and its models, which are read before anything is known of it
-_ANSWER, _ANSWER_A_BYTE = 2**21, 2**10  # bytes: of a request's answer, and more of them for each byte of the request
+MAX_FACTS = 2**20  # bytes about a server and its models, which are still unknown
+_ANSWER, _ANSWER_A_BYTE = 2**21, 2**10  # most bytes of an answer: a base, and more for each byte of the request
 CONNECT_SECONDS = 2.0
 CONNECTIONS = 32
-LONGEST_BUSY = 60.0  # seconds after which a busy server is asked again at the latest
+LONGEST_BUSY = 60.0  # most seconds before a busy server is asked again
 _MAX_KEY = 8192
 _QUOTED = 200  # characters of a server's own message
 _NEXT = "Check the address, and that the server is running."
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ServerURL:
-    """The address of a server, such as http://gpu-box:8000, and a model there; "": its first."""
+    """The address of a server, such as http://gpu-box:8000, and a model there; "" is the first."""
 
     base: str
     model: str = ""
@@ -99,7 +99,7 @@ _FORM = "Give http://HOST:PORT or https://HOST:PORT, and #MODEL behind it where 
 
 
 def read_key(path: Path | None = None) -> str:
-    """Return the key in a file, or without one in the environment; "" where there is none.
+    """Return the key in a file, or without `path` in the environment; "" without a key.
 
     Raises:
         InvalidOption: the file cannot be read, or its content is no key.
@@ -124,11 +124,11 @@ def read_key(path: Path | None = None) -> str:
 
 
 class KeyRefused(VerifierLost):
-    """A server wants another key, or a key at all."""
+    """A server wants a key, or another one."""
 
 
 class ServerRefused(VerifierLost):
-    """A server answers, but not what was asked for; `status` is the HTTP status."""
+    """A server refuses a request; `status` is the HTTP status."""
 
     def __init__(self, what: str, next_step: str, status: int = 0) -> None:
         super().__init__(what, next_step)
@@ -136,7 +136,7 @@ class ServerRefused(VerifierLost):
 
     @property
     def of_request(self) -> bool:
-        """Return whether it is this request that the server refuses, and not every one."""
+        """Return whether the server refuses this request, and not every request."""
         return self.status in (400, 413, 422)
 
 
@@ -156,7 +156,7 @@ class HttpClient:
     def __init__(
         self, url: ServerURL, key: str = "", *, max_answer: int = MAX_ANSWER, connections: int = CONNECTIONS
     ) -> None:
-        """`key` is sent as a bearer token; answers to the longest requests have at most `max_answer` bytes. Up to
+        """Send `key` as a bearer token. Answers to the longest requests have at most `max_answer` bytes. Up to
         `connections` are kept."""
         self.url = url
         self._key, self._max_answer, self._connections = key, max_answer, connections
@@ -169,7 +169,7 @@ class HttpClient:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
-        # without proxies and cookies; the certificates are those that the system trusts
+        # There are no proxies and cookies; the certificates are those that the system trusts.
         tls = ssl.create_default_context() if self.url.is_encrypted else True
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=tls, limit=self._connections),
@@ -191,7 +191,7 @@ class HttpClient:
             raise
 
     def close(self) -> None:
-        """Abandon what is in flight, and close the connections."""
+        """Abandon requests in flight, and close the connections."""
         if self._thread.is_alive():
             self.wait(self._close())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -228,7 +228,7 @@ class HttpClient:
                     data = await self._exchange(method, path, body)
                 except aiohttp.ClientConnectorError:
                     raise
-                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):  # it has ended a kept connection
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):  # A kept connection has ended.
                     data = await self._exchange(method, path, body)
         except aiohttp.ServerTimeoutError:
             raise self._lost(f"does not answer within {CONNECT_SECONDS:g} seconds") from None
@@ -259,14 +259,14 @@ class HttpClient:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Read an answer: what contradicts the server's documentation is garbage. Raises VerifierLost."""
+        """Read an answer; raise VerifierLost if it contradicts the server's documentation."""
         try:
             yield
         except RowsUnusable as error:
             raise self.garbled(str(error)) from None
 
     def garbled(self, what: str) -> VerifierLost:
-        """Return the error for an answer that contradicts the server's documentation: `what` is wrong with it."""
+        """Return the error for an answer that contradicts the server's documentation by `what`."""
         return self._lost(f"answers with garbage ({self._quoted(what)})")
 
     def _lost(self, how: str) -> VerifierLost:
@@ -296,7 +296,7 @@ class HttpClient:
 
 
 def _message(data: bytes) -> str:
-    """Return the message in an error's JSON: servers differ in where it is."""
+    """Return the message in an error's JSON, whose place differs by server."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""From an address to a verifier: the kind of server, how it can verify, its vocabulary, and what to tell its user."""
+"""From an address to a verifier: the kind of server, its tier, its vocabulary, and notices for the user."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _LOGS = {
 
 @dataclass(frozen=True, slots=True)
 class UpstreamOptions:
-    """How a server is used: the `tier` that it verifies by (None: the best one), a file with its key, time limits, and
-    how many connections are kept."""
+    """The settings of a server: the `tier` that it verifies by (None: the best), a file with its key, time limits, and
+    the number of kept connections."""
 
     tier: Tier | None = None
     key_file: Path | None = None
@@ -41,16 +41,16 @@ class UpstreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class OpenedUpstream:
-    """A server as a verifier; what was found out about it, in a sentence; and what its user should know."""
+    """A server as a verifier, with a finding about it in a sentence, and notices for its user."""
 
     verifier: UpstreamVerifier
     url: ServerURL
     finding: str
     notices: tuple[str, ...]
     identity: str
-    """A hash that stands for the model: the same as long as the server gives it the same name."""
+    """A hash that stands for the model: the same as long as the server names it the same."""
     proved: bool
-    """Whether the server has shown that its tokens are those of the vocabulary that it was opened for."""
+    """True if the server has shown that its tokens are those of the expected vocabulary."""
 
 
 def models_at(url: ServerURL, options: UpstreamOptions | None) -> list[str]:
@@ -58,7 +58,7 @@ def models_at(url: ServerURL, options: UpstreamOptions | None) -> list[str]:
 
     Raises:
         InvalidOption: the key file is unusable.
-        VerifierUnreachable: nothing answers, or nothing that names its models.
+        VerifierUnreachable: nothing answers, or it does not name its models.
     """
     client = HttpClient(url, read_key((options or UpstreamOptions()).key_file))
     try:
@@ -117,7 +117,7 @@ _LATER = "Try again later."
 
 
 def _notices(upstream: Upstream, url: ServerURL, proof: VocabularyProof, *, known: bool, key: bool) -> list[str]:
-    """Return what to say: about the server's logs once, about what stays wrong each time."""
+    """Return the notices: about the server's logs once, about lasting problems each time."""
     found = []
     if not known:
         switch = _LOGS.get(upstream.dialect)
@@ -143,8 +143,8 @@ async def detect(
 ) -> Upstream:
     """Return the server of `client`: SGLang, vLLM, llama-server, Ollama, or one that speaks OpenAI's completions.
 
-    `borders` are those of texts for servers that take nothing else; `end_of_turn` is the token that ends a turn; `tier`
-    is how the server is to verify, None: the best way that it has.
+    `borders` are for servers that take only texts; `end_of_turn` is the token that ends a turn; `tier` is the requested
+    way to verify, None: the best.
 
     Raises:
         InvalidOption: it has no such model, or cannot verify as `tier` says.
@@ -177,7 +177,7 @@ async def detect(
 
 
 async def _answers(client: HttpClient, path: str) -> Mapping[str, Any]:
-    """Return the fields of the JSON at a path, none where there is none: LM Studio answers 200 whatever the path."""
+    """Return the fields of the JSON at a path, if any: LM Studio answers 200 whatever the path."""
     try:
         found = (await client.get(path, PROBE_SECONDS)).json
     except ServerRefused:

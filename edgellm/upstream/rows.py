@@ -1,4 +1,4 @@
-"""What is asked of a stock server, and what it answers: a row for each place of a chunk."""
+"""The requests to stock servers, and their answers: a row for each place of a chunk."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class RowsUnusable(Exception):
 
 
 class Tier(StrEnum):
-    """How a server verifies a chunk, the best way first."""
+    """The ways to verify a chunk at a server, the best first."""
 
     SCORE = "score"  # one pass over the draft, with the likeliest tokens of each place
     FAN_OUT = "fan-out"  # a prompt for each place in one request, of one token each
-    CONTINUE = "continue"  # as many tokens as the chunk has and one more, compared with it
+    CONTINUE = "continue"  # tokens that the server writes, one more than the chunk has
 
 
 MEANING = {
@@ -34,7 +34,7 @@ MEANING = {
 
 
 class Row(NamedTuple):
-    """A place of a chunk: the `token` that the server takes there, and its `top` if it was asked for."""
+    """A place of a chunk: the `token` that the server takes there, and the `top` if requested."""
 
     token: int
     top: Top | None = None
@@ -42,8 +42,8 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """What a server does before it takes a token: add `bias` to the logits of those ids, and take one `among` these ids
-    alone, if there are any."""
+    """A rule for the choice of a token by a server: add `bias` to the logits of these ids, and choose `among` these ids
+    alone, if given."""
 
     bias: tuple[tuple[int, float], ...] = ()
     among: tuple[int, ...] | None = None
@@ -51,13 +51,12 @@ class Steering:
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """A question: what comes after `prefix` (n,), and after each token of `draft` (m,) behind it.
+    """A request for the tokens after `prefix` (n,), and after each token of `draft` (m,) behind it.
 
-    With `top`, rows include that many likeliest tokens. If nothing is drafted, up to `extra` further tokens may be
-    answered. `repeats`: the server may have computed `prefix` to its last token already, so that it may have no row for
-    the first place. Requests of one `session` extend each other otherwise. What a server has computed of a prefix is
-    used for requests of the same `salt` alone, where the server can keep them apart. With `steering` nothing is
-    drafted, and one token is asked for.
+    With `top`, rows include that many likeliest tokens. Without a draft, up to `extra` further tokens may be answered.
+    `repeats`: the server may have cached `prefix` to its last token, and have no row for the first place. Otherwise the
+    requests of one `session` extend each other. Cached prefixes are shared only within a `salt`, if the server can do
+    that. With `steering`, there is no draft, and one token is asked for.
     """
 
     prefix: Ids
@@ -72,22 +71,22 @@ class RowRequest:
 
     @property
     def decisive(self) -> bool:
-        """Return whether the likeliest tokens of rows suffice to draw as `sampling` says."""
+        """Return whether the likeliest tokens of rows suffice to draw by `sampling`."""
         return self.steering is None and not self.sampling.greedy and 0 < self.sampling.top_k <= self.top
 
     @property
     def ruled(self) -> bool:
-        """Return whether tokens are chosen from the likeliest ones of rows by a rule that the server does not know."""
+        """Return whether tokens are chosen here, from the likeliest of rows, by a rule unknown to the server."""
         return self.steering is None and self.sampling.ruled
 
     @property
     def drawing(self) -> Sampling:
-        """Return how a server is to draw that writes several tokens: the likeliest ones where they are chosen here."""
+        """Return the sampling of a server that writes several tokens: greedy if tokens are chosen here."""
         return replace(self.sampling, temperature=0.0) if self.ruled else self.sampling
 
     @property
     def places(self) -> int:
-        """Return the number of tokens that a server answers with which writes them itself."""
+        """Return the number of tokens in the answer of a server that writes them itself."""
         return len(self.draft) + 1 + self.extra
 
 
@@ -113,25 +112,25 @@ class Upstream(ABC):
     dialect: str
     """The name of the server's kind."""
     name: str
-    """The name of the model, as the server has it."""
+    """The server's name of the model."""
     tier: Tier
-    """How chunks are verified."""
+    """The way to verify chunks."""
     reason: str
-    """Why they are verified like that, as a clause."""
+    """The reason for the tier, as a clause."""
     context_length: int | None = None
     """The number of positions of a text; None if the server does not say."""
     chat_template: str = ""
     """The chat template of the model; empty where the server does not show it."""
     recomputes: bool = False
-    """Whether the server computes the whole prompt for each verdict."""
+    """True if the server computes the whole prompt for each verdict."""
     by_text: bool = False
-    """Whether the server takes no token ids, so that texts are sent and compared."""
+    """True if the server takes no token ids, so that texts are sent and compared."""
     most_top: int = 0
-    """How many likeliest tokens rows can include."""
+    """The most likeliest tokens in a row."""
     steers: bool = False
-    """Whether a request may have a `Steering`."""
+    """True if a request may have a `Steering`."""
     at_once: int | None = None
-    """How many requests the server computes at once; None if it does not say."""
+    """The number of requests that the server computes at once; None if unknown."""
 
     @abstractmethod
     async def rows(self, request: RowRequest) -> RowReply:
@@ -144,12 +143,12 @@ class Upstream(ABC):
 
     @abstractmethod
     async def check(self) -> None:
-        """Check that the server is there and still has the same model. Raises as `rows`."""
+        """Check that the server is up and still has the model. Raises as `rows`."""
 
     async def tokenize(self, text: str) -> Sequence[int] | None:  # noqa: ARG002
-        """Return the ids of `text` by the server's tokenizer; None where it cannot be asked. Raises as `rows`."""
+        """Return the ids of `text` by the server's tokenizer, if available. Raises as `rows`."""
         return None
 
     async def detokenize(self, ids: Sequence[int]) -> str | None:  # noqa: ARG002
-        """Return the text of `ids` by the server's tokenizer; None where it cannot be asked. Raises as `rows`."""
+        """Return the text of `ids` by the server's tokenizer, if available. Raises as `rows`."""
         return None

@@ -1,8 +1,8 @@
-"""Where a text can be cut for a server that takes no token ids, and which ids its answer has.
+"""Borders at which to cut texts for servers that take no token ids, and the ids of their answers.
 
 A border between two tokens survives if the text before it, tokenised again, gives the ids before it. Only there does a
-server that is sent the text see what was written; a text that ends elsewhere, such as in the middle of a character, is
-sent up to the last border that survives, and the server writes the rest of it again.
+server see the same tokens in the sent text; a text that ends elsewhere, such as in the middle of a character, is sent
+up to the last border that survives, and the server writes the rest again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _FARTHEST = 64  # tokens that a server may have to write again
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a server wrote behind a text. `ids` are its tokens and `pieces` their bytes, None where it does not say.
+    """A server's continuation of a text. `ids` are its tokens and `pieces` their bytes, None if unknown.
 
-    `ended`: it wrote the end of the turn, which is not in `text`; it may be the last of `ids`.
+    `ended`: the end of the turn was written, which is not in `text`; it may be the last of `ids`.
     """
 
     text: str
@@ -36,8 +36,8 @@ class TextBorders:
     """The ids of texts and the texts of ids in one vocabulary."""
 
     def __init__(self, encode: Callable[[str], Ids], vocabulary: Vocabulary) -> None:
-        """`encode` returns the ids of a prompt as servers make them: with BOS where the model wants one, and the names
-        of control tokens are those tokens."""
+        """Use `encode`, which returns the ids of a prompt as servers do: with BOS if the model wants it, and names of
+        control tokens as those tokens."""
         self._encode, self._pieces, self._vocabulary = encode, vocabulary.pieces, vocabulary
         self._begin = encode("").tolist()
         self._by_piece: dict[bytes, int] | None = None
@@ -57,8 +57,7 @@ class TextBorders:
         return self.without_begin(self._encode(text).tolist())
 
     def text(self, ids: Ids) -> str | None:
-        """Return the text of `ids` (n,) without the BOS that servers add; None where its last character is not
-        complete."""
+        """Return the text of `ids` (n,) without the BOS that servers add; None if its last character is incomplete."""
         try:
             return self._bytes(self.without_begin(ids.tolist())).decode()
         except UnicodeDecodeError:
@@ -73,7 +72,7 @@ class TextBorders:
         """Return the last border in `ids` (n,) that survives, and the text before it.
 
         Raises:
-            RowsUnusable: there is none near the end.
+            RowsUnusable: no border near the end survives.
         """
         for border in range(len(ids), max(len(ids) - _FARTHEST, 0), -1):
             if self.survives(ids[:border]):
@@ -81,11 +80,11 @@ class TextBorders:
         raise RowsUnusable("a text whose tokens are others when it is tokenised again")
 
     def behind(self, prefix: Ids, border: int, written: Written) -> list[int]:
-        """Return the ids that a server wrote behind `prefix` (n,), being asked to go on from `border`, without the
+        """Return the ids that a server wrote behind `prefix` (n,) when asked to continue from `border`, without the
         end of the turn.
 
         Raises:
-            RowsUnusable: it wrote something else than the end of `prefix`, or no text of the vocabulary.
+            RowsUnusable: it did not repeat the end of `prefix`, or wrote no text of the vocabulary.
         """
         again = prefix[border:].tolist()
         found = self._named(written)
@@ -119,7 +118,7 @@ class TextBorders:
         return ids
 
     def _named(self, written: Written) -> list[int] | None:
-        """Return the ids that a server named, or those of the pieces that it named; None where it named none."""
+        """Return the ids that a server named, directly or by their pieces; None without either."""
         if written.ids is not None:
             return list(written.ids)
         if written.pieces is None:
@@ -134,7 +133,7 @@ class TextBorders:
         return found
 
     def safe(self, prefix: Ids, own: Sequence[int]) -> list[int]:
-        """Return `own`, tokens behind `prefix` (n,), up to the last border that survives; all where none does."""
+        """Return `own`, tokens behind `prefix` (n,), up to the last border that survives; all if none does."""
         whole = np.concatenate((prefix, np.array(own, dtype=np.int32)))
         for n in range(len(own), 0, -1):
             if self.survives(whole[: len(prefix) + n]):

@@ -1,8 +1,8 @@
 """From a server's rows to a verdict: pure functions, which trust nothing in the rows.
 
 A stock server tells only the likeliest tokens of a row. Penalties move tokens, and a grammar removes them. As long as
-what is left stands above the least likely token that is known, no unknown one could take its place, and the outcome is
-that of the whole row. Otherwise the row is undecided, and the server is asked for that one token again, steered.
+the remaining tokens stand above the least likely known token, no unknown token could take their place, and the outcome
+is that of the whole row. Otherwise the row is undecided, and the server is asked for that token again, steered.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from edgellm.spec.types import Chunk, Distribution, Ids, Logprobs, Penalties, Sa
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Steering, Tier, Top
 
 MOST_BIAS = 100.0
-"""What servers add to a logit at most, and subtract."""
+"""The largest amount that servers add to a logit, or subtract."""
 
 
 class Undecided(Exception):
-    """The likeliest tokens of a row do not decide what comes next. A server that follows `steering` does, by the rule
-    `sampling`; None: it cannot be asked so, either."""
+    """The likeliest tokens of a row do not decide the next token. A server that follows `steering` does, by the rule
+    `sampling`; None: no server can be asked for it."""
 
     def __init__(self, steering: Steering | None, sampling: Sampling) -> None:
         super().__init__()
@@ -35,12 +35,12 @@ class Undecided(Exception):
 def distribution_of_top(
     top: Top, sampling: Sampling, n_vocab: int, text: Ids, grammar: ReplyGrammar | None = None
 ) -> Distribution:
-    """Return what `spec.verification` draws from behind `text` (n,) for a whole row of `n_vocab` logits, from its
-    likeliest tokens.
+    """Return the distribution that `spec.verification` draws from behind `text` (n,), by the likeliest tokens of a row
+    of `n_vocab` logits.
 
     Raises:
-        Undecided: they do not decide it.
-        RowsUnusable: they are fewer than `sampling.top_k`.
+        Undecided: the tokens do not decide it.
+        RowsUnusable: the tokens are fewer than `sampling.top_k`.
     """
     if not sampling.greedy and not 0 < sampling.top_k <= len(top):
         raise RowsUnusable(f"{len(top)} likeliest tokens, and top_k is {sampling.top_k}")
@@ -73,8 +73,8 @@ def distribution_of_top(
 
 
 def added(penalties: Penalties, text: Ids) -> dict[int, float]:
-    """Return what `penalties` add to the logits behind `text` (n,), by token. The repeat penalty is none of them: it
-    divides logits, which no server tells."""
+    """Return the amounts that `penalties` add to the logits behind `text` (n,), by token; not the repeat penalty, which
+    divides logits, and no server tells these."""
     found = dict(penalties.bias)
     if penalties.frequency or penalties.presence:
         seen, times = np.unique(text[penalties.start :], return_counts=True)
@@ -87,7 +87,7 @@ def _penalised_too_far(
     bias: dict[int, float], sampling: Sampling, text: Ids, n_vocab: int, grammar: ReplyGrammar | None
 ) -> Undecided:
     among = None if grammar is None else grammar.allowed(np.arange(n_vocab, dtype=np.int32), text)
-    if among is not None and not sampling.greedy and len(among) < n_vocab:  # it would draw by another rule
+    if among is not None and not sampling.greedy and len(among) < n_vocab:  # Steered draws differ.
         return Undecided(None, sampling)
     return Undecided(_steering(bias, among), sampling)
 
@@ -98,7 +98,7 @@ def _steering(bias: dict[int, float], among: Ids | None) -> Steering | None:
     return Steering(tuple(sorted(bias.items())), None if among is None else tuple(among.tolist()))
 
 
-_ROUNDING = 1e-2  # by which probabilities of half-precision servers may exceed 1
+_ROUNDING = 1e-2  # tolerated excess over 1 of probabilities from half-precision servers
 
 
 def verdict(
@@ -106,11 +106,11 @@ def verdict(
     is_eog: Callable[[int], bool] = lambda _token: False, grammar: ReplyGrammar | None = None,
 ) -> Verdict:  # fmt: skip
     """Return the verdict on `chunk` by the rows of `reply` to `request`; with `logprobs`, those of its tokens and of
-    that many others. `is_eog` as in `continued`; `grammar` is that of the reply, if it has one.
+    that many others. `is_eog` as in `continued`; `grammar` is the reply's, if any.
 
     Raises:
         RowsUnusable: the rows are too few, or not of a vocabulary of `n_vocab` tokens and its probabilities.
-        Undecided: their likeliest tokens do not decide what comes first.
+        Undecided: their likeliest tokens do not decide the first token.
     """
     continues = reply.tier is Tier.CONTINUE
     if request.ruled:
@@ -139,8 +139,8 @@ def verdict(
 
 
 def matching(draft: Ids, rows: Sequence[Row]) -> tuple[int, int]:
-    """Accept the draft (n,) while each token is the one that the server takes in its place, greedy or drawn by itself;
-    return how many those are, and the server's own token after them."""
+    """Accept the draft (n,) while each token is the server's own in its place, greedy or drawn; return the number of
+    accepted tokens, and the server's token after them."""
     own = [row.token for row in rows]
     accepted = next((at for at, token in enumerate(draft.tolist()) if token != own[at]), len(draft))
     return accepted, own[accepted]
@@ -149,8 +149,8 @@ def matching(draft: Ids, rows: Sequence[Row]) -> tuple[int, int]:
 def chosen(
     draft: Ids, rows: Sequence[Row], request: RowRequest, tier: Tier, n_vocab: int, grammar: ReplyGrammar | None
 ) -> tuple[int, int]:
-    """Judge the draft (n,) by what the sampling rule of `request` chooses from the likeliest tokens of each row; return
-    how many are accepted, and the token that it chooses behind them. The text ends where the rows follow another one,
+    """Judge the draft (n,) by the choices of `request`'s sampling rule among the likeliest tokens of each row; return
+    how many tokens are accepted, and the chosen token behind them. The text ends where the rows follow another text,
     or do not decide.
 
     Raises:
@@ -173,10 +173,10 @@ def chosen(
 
 
 def continued(draft: Ids, rows: Sequence[Row], n_vocab: int, is_eog: Callable[[int], bool]) -> tuple[int, list[int]]:
-    """Return how many tokens of the draft (n,) the server has written itself, and all that it wrote behind them.
+    """Return how many tokens of the draft (n,) the server has written itself, and its tokens behind them.
 
-    A server writes nothing behind a token that ends the turn, for which `is_eog` returns True. A draft that ends with
-    it too is accepted as a whole, and that token stands for the one behind it, which no reply shows.
+    A server writes nothing behind a token that ends the turn, for which `is_eog` returns True. A draft with the same
+    end is accepted as a whole, and the end stands for the token behind it, which no reply shows.
     """
     own = [row.token for row in checked(rows, 1, n_vocab)]
     if is_eog(own[-1]) and own == draft.tolist():
@@ -189,7 +189,7 @@ def continued(draft: Ids, rows: Sequence[Row], n_vocab: int, is_eog: Callable[[i
 
 
 def checked(rows: Sequence[Row], at_least: int, n_vocab: int) -> Sequence[Row]:
-    """Return `rows`. Raises RowsUnusable where they are too few, or one cannot be a row of the vocabulary."""
+    """Return `rows`. Raises RowsUnusable if they are too few, or not rows of the vocabulary."""
     if len(rows) < at_least:
         raise RowsUnusable(f"{len(rows)} rows instead of {at_least}")
     for row in rows:

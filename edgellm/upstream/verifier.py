@@ -1,4 +1,4 @@
-"""A stock server as the decoding loop sees it: a verifier with sessions, which notices loss and return."""
+"""A stock server as a verifier with sessions, which notices loss and return."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier, Upst
 from edgellm.upstream.verdict import Undecided, verdict
 
 _log = logging.getLogger(__name__)
-_LATE_SECONDS = 1.0  # after which to look again for a late answer
-_LATEST = 30.0  # seconds after which a late answer is no longer waited for
+_LATE_SECONDS = 1.0  # seconds between two looks for a late answer
+_LATEST = 30.0  # most seconds of waiting for a late answer
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamTiming:
-    """Time limits in seconds: no verdict is given up before `least`; a lost server is asked whether it is back after
-    `retry`, and later and later up to `retry_most`."""
+    """Time limits in seconds: the least deadline of a verdict, and the back-off for a lost server, from `retry` up to
+    `retry_most`."""
 
     least: float = 2.0
     retry: float = 0.2
@@ -41,7 +41,7 @@ class UpstreamTiming:
 
 
 class UpstreamLink:
-    """Whether a server can be asked, and for how long it may take. `loop_*` are for the loop of its client."""
+    """The state of a server, up or lost, and its deadlines. `loop_*` are for the loop of its client."""
 
     def __init__(self, upstream: Upstream, timing: UpstreamTiming) -> None:
         self._upstream = upstream
@@ -51,10 +51,10 @@ class UpstreamLink:
         self._returning: asyncio.Task[None] | None = None
         self._late: asyncio.Task[None] | None = None
         self._round_trip = 0.0
-        self._unseen = self._passes = 0  # of all requests in flight
+        self._unseen = self._passes = 0  # work of all requests in flight
 
     def ready(self) -> bool:
-        """Return whether the server is there, not paused, and owes no late answer."""
+        """Return whether the server is up, not paused, and owes no late answer."""
         return self._up and self._late is None and not self._retry.left
 
     def wait_seconds(self) -> float:
@@ -63,9 +63,9 @@ class UpstreamLink:
         return max(late, self._retry.left)
 
     async def ask(self, request: RowRequest, work: VerdictWork) -> RowReply:
-        """Return the rows for a request. Raises VerifierBusy, VerifierSlow or VerifierLost; `ready` knows of it.
+        """Return the rows for a request. Raises VerifierBusy, VerifierSlow or VerifierLost.
 
-        Other requests in flight may have to be answered first, so there is time for those, too.
+        The deadline includes other requests in flight, which the server may answer first.
         """
         self._unseen, self._passes = self._unseen + work.unseen, self._passes + work.passes
         try:
@@ -102,7 +102,7 @@ class UpstreamLink:
             if not (of_request or isinstance(error, VerifierSlow)):
                 self.loop_lost(error)
             raise
-        if self._late is not None:  # another one has taken too long
+        if self._late is not None:  # Another request has taken too long.
             self._late.cancel()
             self._late = None
         seconds = perf_counter() - began
@@ -113,7 +113,7 @@ class UpstreamLink:
         return replace(reply, seconds=min(known, seconds))
 
     async def _wait_for(self, asked: asyncio.Task[RowReply]) -> None:
-        """Wait for a late answer, at most for `_LATEST` seconds: until then, asking again would only cost time."""
+        """Wait up to `_LATEST` seconds for a late answer: asking again would only cost time."""
         try:
             async with asyncio.timeout(_LATEST):
                 await asked
@@ -126,7 +126,7 @@ class UpstreamLink:
         self._late = None
 
     async def measure(self) -> None:
-        """Measure the round trip to the server, and see that it is there. Raises as `Upstream.check`."""
+        """Check the server, and measure the round trip to it. Raises as `Upstream.check`."""
         trips = []
         for _ in range(3):
             began = perf_counter()
@@ -152,7 +152,7 @@ class UpstreamLink:
                 _log.debug("not yet: %s", error)
 
     async def close(self) -> None:
-        """Look for the server no longer."""
+        """Stop looking for the server."""
         self._up = False
         waiting = [task for task in (self._returning, self._late) if task is not None]
         for task in waiting:
@@ -169,15 +169,14 @@ class ServedTokens:
 
 
 class UpstreamVerifier(Verifier):
-    """A stock server that verifies for drafts in the vocabulary `tokens`. It is looked for in the background when
-    lost."""
+    """A stock server that verifies drafts in the vocabulary `tokens`; when lost, it is looked for in the background."""
 
     def __init__(
         self, client: HttpClient, upstream: Upstream, tokens: ServedTokens, positions: int,
         timing: UpstreamTiming | None = None, grammar: Callable[[str], GrammarState] | None = None,
     ) -> None:  # fmt: skip
-        """Take over `client`, the way to `upstream`. `positions` of a text, where the server does not say how many;
-        `grammar` returns the grammar of a JSON schema, without it replies can follow none.
+        """Take over `client`, the way to `upstream`. `positions` of a text count if the server does not report them;
+        `grammar` compiles JSON schemas, which replies cannot follow without it.
 
         Raises:
             VerifierLost, VerifierBusy: the server does not answer.
@@ -189,7 +188,7 @@ class UpstreamVerifier(Verifier):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Penalties and grammars are applied to the likeliest tokens, if the server tells them."""
+        """Return the abilities: penalties and grammars need the likeliest tokens, if the server tells them."""
         upstream = self.upstream
         rules = upstream.steers and upstream.most_top > 0
         return Capabilities(
@@ -202,7 +201,7 @@ class UpstreamVerifier(Verifier):
         return self.link.ready()
 
     def open(self, state: GenerationState) -> Session:
-        """If the server is away now, the session becomes ready when it is back."""
+        """Open a session, which is ready once the server is back."""
         text = self.text(state.sampling, grammar=ReplyGrammar.of(state.sampling.constraint, self._grammar))
 
         def send(request: VerifyRequest) -> Future[Verdict]:
@@ -211,8 +210,8 @@ class UpstreamVerifier(Verifier):
         return Session(state, send, ready=text.ready)
 
     def text(self, sampling: Sampling, salt: str = "", grammar: ReplyGrammar | None = None) -> UpstreamText:
-        """Return a text that begins at the server, whose tokens are drawn as `sampling` says, and follow `grammar` if
-        there is one; `salt` as in `RowRequest`."""
+        """Return a new text at the server, with tokens drawn by `sampling` and the `grammar`, if any; `salt` as in
+        `RowRequest`."""
         return UpstreamText(self, sampling, salt, grammar)
 
     def wait_seconds(self) -> float:
@@ -231,7 +230,7 @@ class UpstreamText:
         self._server, self._upstream = server, server.upstream
         self._sampling, self._salt, self._grammar = sampling, salt, grammar
         self._id = secrets.token_hex(16)
-        self._asked = self._prefix = NO_IDS  # what the server may have in its cache
+        self._asked = self._prefix = NO_IDS  # tokens that the server may have cached
         self._refused = False
 
     def ready(self) -> bool:
@@ -242,11 +241,11 @@ class UpstreamText:
         self, prefix: Ids, chunk: Chunk, extra: int = 0, logprobs: int | None = None,
         report: Callable[[RowReply], None] | None = None,
     ) -> Future[Verdict]:  # fmt: skip
-        """Ask for a verdict on `chunk` after `prefix`, as `Session.submit` does, and with `logprobs` for those
-        of its tokens and of that many others. `report` is called with the server's reply in the loop of its client."""
+        """Ask for a verdict on `chunk` after `prefix`, as `Session.submit`, and with `logprobs` for those of its tokens
+        and of that many others. `report` is called with the server's reply in the loop of its client."""
         known = common_prefix(self._asked, prefix)
         text = np.concatenate((prefix, chunk.ids))
-        if common_prefix(self._prefix, prefix) < len(self._prefix):  # the text goes back, and may repeat what was asked
+        if common_prefix(self._prefix, prefix) < len(self._prefix):  # A rolled back text may repeat requests.
             self._id = secrets.token_hex(16)
         top = likeliest(self._upstream, self._sampling, logprobs)
         request = RowRequest(
@@ -293,7 +292,7 @@ class UpstreamText:
         )
 
     def _steered(self, request: RowRequest, undecided: Undecided) -> RowRequest:
-        """Return the request for the first token alone. Raise ServerRefused where the server cannot be asked for it."""
+        """Return the request for the first token alone. Raise ServerRefused without a possible steering."""
         if undecided.steering is None:
             raise self._refusal()
         return replace(
@@ -302,7 +301,7 @@ class UpstreamText:
         )  # fmt: skip
 
     def _refusal(self) -> ServerRefused:
-        """Return the error for a token that the server cannot decide; it is not asked about this text again."""
+        """Return the error for a token that the server cannot decide, and ask no more about this text."""
         self._refused = True
         return ServerRefused(
             f"The likeliest tokens that {self._upstream.name} tells do not decide the next one by this rule.",
@@ -311,8 +310,8 @@ class UpstreamText:
 
 
 def likeliest(upstream: Upstream, sampling: Sampling, logprobs: int | None) -> int:
-    """Return how many likeliest tokens rows must include: for log-probabilities that are to be reported, and to draw
-    from them here, where the server answers with as many as that needs."""
+    """Return how many likeliest tokens rows must include, for reported log-probabilities and for draws here, if the
+    server answers with enough."""
     if sampling.ruled:
         return upstream.most_top
     here = not sampling.greedy and choice_of(upstream).draws_alike(sampling)
@@ -321,6 +320,5 @@ def likeliest(upstream: Upstream, sampling: Sampling, logprobs: int | None) -> i
 
 
 def choice_of(upstream: Upstream) -> Choice:
-    """Return from what the tokens of a server are chosen. Penalties and grammars need likely tokens, and a server that
-    can be asked for its choice among some where those do not decide."""
+    """Return the set that the tokens of a server are chosen from."""
     return Choice(upstream.most_top, draws_itself=upstream.tier is Tier.CONTINUE)

@@ -1,4 +1,4 @@
-"""Proves that a server's token ids mean what they mean here: it is asked for the text of random ones.
+"""A proof that a server's token ids mean the same there: the server is asked for the text of random ids.
 
 A server shows no list of its tokens, so the proof is by samples: of all tokens in a small vocabulary, of thousands in a
 large one, and of every token that a conversation needs.
@@ -19,7 +19,7 @@ from edgellm.upstream.text_border import TextBorders
 PROBES = 200
 RECHECKS = 4
 """Probes of a server that was proved before: another model may have taken its place."""
-_TOKENS = 32  # of a probe
+_TOKENS = 32  # tokens of a probe
 _OTHER = (
     "Choose a draft model with the server's tokenizer (-m). With a verifier on this device the tokenizers may differ."
 )
@@ -27,8 +27,7 @@ _OTHER = (
 
 @dataclass(frozen=True, slots=True)
 class VocabularyProof:
-    """How a server's vocabulary was proved: `probes` texts of `tokens` tokens were equal; none where it decodes
-    none."""
+    """A proof of a server's vocabulary: `probes` texts of `tokens` tokens were equal; 0 if the server decodes none."""
 
     probes: int = 0
     tokens: int = 0
@@ -45,7 +44,7 @@ async def prove(
     """Compare up to `most` texts of tokens with a server's; `borders` are those of texts in `vocabulary`.
 
     Raises:
-        VocabularyMismatch: they differ; names the first token that does.
+        VocabularyMismatch: a text differs; names the first such token.
         VerifierLost, VerifierBusy: as `Upstream.rows`.
     """
     probes = tokens = 0
@@ -78,7 +77,7 @@ def texts(vocabulary: Vocabulary, most: int) -> Iterator[list[int]]:
 
 
 async def _divides_alike(upstream: Upstream, borders: TextBorders, url: ServerURL, text: str) -> bool:
-    """Return whether a server says which tokens a text has there. Raise VocabularyMismatch where they are others."""
+    """Return whether a server reports a text's tokens. Raise VocabularyMismatch if these differ."""
     if (theirs := await upstream.tokenize(text)) is None:
         return False
     ours = borders.ids(text)
@@ -95,7 +94,7 @@ async def _divides_alike(upstream: Upstream, borders: TextBorders, url: ServerUR
 
 
 async def _differ(upstream: Upstream, vocabulary: Vocabulary, url: ServerURL, ids: Sequence[int]) -> None:
-    """Raise VocabularyMismatch, which names the first token of a text that differs alone; return where none does."""
+    """Raise VocabularyMismatch for the first token of a text that differs alone, if any."""
     for token in ids:
         ours, theirs = _text(vocabulary, [token]), await upstream.detokenize([token])
         if theirs is not None and not _same(ours, theirs):
