@@ -1,8 +1,8 @@
 """The verifier engine: computes the requests of all sessions over one context, a batch at a time, and judges their
 drafts.
 
-It belongs to one thread: `VerifierWorker` runs it in its own thread for many devices; `LocalVerifier` runs one for each
-reply, with one slot, in the thread of the reply (`edgellm.verifier.in_process`).
+An engine belongs to one thread: `VerifierWorker` runs it in its own thread for many devices; `LocalVerifier` runs an
+engine for each reply, with one slot, in the thread of the reply (`edgellm.verifier.in_process`).
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class VerifierEngine:
         self._is_eog = is_eog
         self._scheduler = scheduler
         self._slots = SlotTable(slots, runner.cached, runner.clear)
-        self._deliver: dict[int, Deliver] = {}  # by session that waits for an answer
-        self._queue: dict[int, Job] = {}  # requests without a slot, by session, the oldest first
+        self._deliver: dict[int, Deliver] = {}  # callbacks of waiting sessions
+        self._queue: dict[int, Job] = {}  # requests without a slot, by session, oldest first
         self._running: dict[int, Job] = {}  # requests with a slot
         self._ready: dict[int, Job] = {}  # requests that can be computed, least recently served first
-        self._followers: list[Job] = []  # requests that wait for another one's prefix
+        self._followers: list[Job] = []  # requests that wait for another request's prefix
         self._totals: dict[str, int] = asdict(Counters())
 
     @property
@@ -89,7 +89,7 @@ class VerifierEngine:
         return len(self._queue) + len(self._running)
 
     def add(self, request: VerifyRequest, deliver: Deliver, arrival: int = 0) -> None:
-        """Add a request, which arrived when `arrival` prefill batches had been begun. `deliver` is called with the
+        """Add a request, which arrived after the beginning of `arrival` prefill batches. `deliver` is called with the
         answer, unless the session is dropped first."""
         session = request.session
         slot = self._slots.slot(session)
@@ -103,7 +103,7 @@ class VerifierEngine:
         self._queue[session] = job
         self._scheduler.on_request(job)
         if slot is not None:
-            self._claim(job)  # now, so that its slot is not given to an older request
+            self._claim(job)  # An older request must not get its slot.
 
     def drop(self, session: int) -> None:
         """Remove the session and its waiting request."""
@@ -138,7 +138,7 @@ class VerifierEngine:
         return answers[0]
 
     def _compute(self, batch: ScheduledBatch[Job]) -> None:
-        # llama.cpp computes adjacent streams together
+        # llama.cpp computes adjacent streams together.
         work = batch.slices if len(batch.slices) == 1 else sorted(batch.slices, key=lambda piece: piece.request.slot)
         rows = []
         for job, tokens, outputs in work:
@@ -153,7 +153,7 @@ class VerifierEngine:
             for job, _, _ in work:
                 self._fail(job, error)
             return
-        except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
+        except BaseException:  # An interrupted decode leaves an invalid cache.
             for job, _, _ in work:
                 self._runner.clear(job.slot)
             raise
@@ -170,8 +170,7 @@ class VerifierEngine:
         self._scheduler.on_batch(batch, seconds, waiting - len(self._running))
 
     def _decode(self, draft: Chunk, rows: list[SeqRows]) -> list[Rows]:
-        """Return the logits of the batch; for a single session, lazily, so that only the rows that are read are
-        computed."""
+        """Return the logits of the batch; for a single session lazily, so that only rows that are read are computed."""
         if len(rows) > 1 or rows[0].outputs <= 1 or self._runner.lazy_head is None:
             return list(self._runner.decode_rows(rows))
         single = rows[0]
@@ -179,8 +178,7 @@ class VerifierEngine:
         return [self._runner.decode_lazy(single.ids, seq=single.seq, outputs=single.outputs, reached=reached)]
 
     def _judge(self, job: Job, logits: Rows, drafted: int, seconds: float) -> None:
-        """Judge the first `drafted` tokens, which were decoded in `seconds`; then answer, or continue with the
-        rest."""
+        """Judge the first `drafted` tokens, decoded in `seconds`; then answer, or continue with the rest."""
         began, written = perf_counter(), len(job.tokens)
         try:
             job.passes_in_slot += 1
@@ -240,7 +238,7 @@ class VerifierEngine:
             if device in refused:
                 continue
             if not self._claim(job) and not (self._preempt(device) and self._claim(job)):
-                refused.add(device)  # its other requests get no slot either
+                refused.add(device)  # The device's other requests get no slot either.
 
     def _claim(self, job: Job) -> bool:
         """Give a slot to a job; return False if there is none."""
@@ -293,18 +291,18 @@ class VerifierEngine:
         self._ready[job.session] = job
 
     def _share_prefix(self, job: Job) -> bool:
-        """Copy a shared prefix from another session's cache; return True if the job must wait for one that computes
+        """Copy a shared prefix from another session's cache; return True if the job must wait for a job that computes
         it.
 
-        This is done only if it saves a chunk of prefill, because a cache is copied whole.
+        A copy has to save a chunk of prefill, because a cache is copied whole.
         """
         chunk = self._scheduler.limits.chunk
-        ids = job.ids[:-1]  # the last token is decoded in any case
+        ids = job.ids[:-1]  # The last token is decoded in any case.
         own = common_prefix(self._runner.cached(job.slot), ids)
         held_by, held = self._slots.longest_prefix(ids, exclude=job.slot)
         needed = max(own, held) + chunk
         for other in self._running.values():
-            # a job that waits itself leads none
+            # A waiting job leads no other job.
             if other is not job and other.leader is None and _salt(other) == _salt(job):
                 common = common_prefix(other.ids, ids)
                 if common >= needed:
@@ -323,7 +321,7 @@ class VerifierEngine:
         for job in waiting:
             leader = job.leader
             if self._running.get(job.session) is not job or leader is None:
-                continue  # it has left itself
+                continue  # The job itself has left.
             if self._running.get(leader.session) is leader and leader.computed < job.common:
                 self._followers.append(job)
                 continue

@@ -11,9 +11,9 @@ from edgellm.spec.drafting.bandit import Bandit
 from edgellm.spec.types import Chunk
 from edgellm.verifier.judgement import Job
 
-_PASSES = 4  # with drafts and without, before the faster kind is chosen
-_FIRST = 4  # tokens of a draft, at most, before any are right
-_WEIGHT = 0.2  # of the last pass in the seconds of a drafted token
+_PASSES = 4  # passes with drafts, and without, before the faster arm is chosen
+_FIRST = 4  # most tokens of a draft before any are right
+_WEIGHT = 0.2  # weight of the last pass in the seconds of a drafted token
 _NOTHING = Chunk()
 
 
@@ -27,13 +27,12 @@ class ExtraDrafts:
         """Draft with the `speculator` of the engine's context."""
         self._speculator, self._is_eog = speculator, is_eog
         self._choice = Bandit(_PASSES)
-        self._token_seconds = 0.0  # that a drafted token takes, with its row
-        self._longest = _FIRST  # twice as many once half of them are right: trying a useless speculator costs little
+        self._token_seconds = 0.0  # seconds of a drafted token with its row
+        self._longest = _FIRST  # most tokens, doubled once half are right: trying a useless speculator costs little
         self._drafting = 0.0  # seconds of the last draft
 
     def draft(self, job: Job) -> Chunk:
-        """Return a draft of the extra tokens of `job` that are still to be written, all but the last of which may
-        be drafted; none if that does not pay."""
+        """Return a draft of up to all but the last of `job`'s remaining extra tokens; none if drafts do not pay."""
         left, self._drafting = job.request.extra - len(job.tokens), 0.0
         if left < 1 or not self._choice.second():
             return _NOTHING

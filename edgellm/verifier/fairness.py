@@ -1,7 +1,7 @@
 """Fair sharing of the verifier between devices: rows of a batch, and places in the queue (for slots see `SlotTable`).
 
-Devices take turns, the least recently served first (round robin; a device's own requests in order of arrival). Without
-this module, Synera's Algorithm 1 remains, which knows only sessions.
+Devices take turns, the least recently served first (round robin; a device's own requests in order of arrival). Synera's
+Algorithm 1 alone knows only sessions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from edgellm.verifier.judgement import Job
 from edgellm.verifier.scheduler import ScheduledBatch, Scheduler, SchedulerLimits, next_batch
 
-RECENT = 30.0  # seconds after its last request for which a device counts as active
+RECENT = 30.0  # seconds that a device counts as active after its last request
 
 
 class TakesTurns(Protocol):
@@ -56,7 +56,7 @@ class DeviceTurns:
     def order(self, requests: Iterable[T]) -> list[T]:
         """Set the `turn` of each of `requests` (least recently served first); return them sorted by turn.
 
-        The first turn has one request of each device, the second turn the second one of each, and so on.
+        The first turn has a request of each device, the second turn the second request, and so on.
         """
         counts: Counter[str] = Counter()
         ordered = list(requests)
@@ -91,9 +91,9 @@ class PassCost:
     def budget(self, limits: SchedulerLimits) -> int:
         """Return the weight of a pass that takes little longer than a pass for one typical request.
 
-        That is many rows if reading the model's weights from memory dominates, and few if computing dominates.
+        These are many rows if reading the model's weights from memory dominates, and few if computing dominates.
         """
-        fixed = 0.0  # a / b: the rows that could be computed in the time that every pass takes
+        fixed = 0.0  # a / b: rows in the fixed time of a pass
         spread = self._n * self._xx - self._x * self._x
         if spread > 1e-6 * self._xx:
             slope = (self._n * self._xy - self._x * self._y) / spread
@@ -108,7 +108,7 @@ class FairScheduler(Scheduler):
     def __init__(self, limits: SchedulerLimits) -> None:
         super().__init__(limits)
         self._turns, self._cost = DeviceTurns(), PassCost()
-        self._seconds = self._answers = 0.0  # of the last passes, both decaying
+        self._seconds = self._answers = 0.0  # decaying sums over the last passes
 
     def next(self, ready: Collection[Job], prefills: int, single_session: bool) -> ScheduledBatch[Job] | None:
         if self._turns.several_devices():
@@ -127,7 +127,7 @@ class FairScheduler(Scheduler):
 
     def wait_seconds(self, requests: int) -> float:
         """Return the expected seconds until `requests` are answered."""
-        if not self._answers:  # before the first answer, one takes at least the time already spent
+        if not self._answers:  # The first answer takes at least the time already spent.
             return requests * max(self._seconds, _INITIAL_SECONDS)
         return requests * self._seconds / self._answers
 
@@ -141,8 +141,7 @@ class Queue:
         self._waiting: Counter[str] = Counter()
 
     def full(self, device: str) -> bool:
-        """Return whether `device` has used up its share of the queue, which is equal for all devices with waiting
-        requests."""
+        """Return whether `device` has used up its share of the queue, equal for all devices with waiting requests."""
         others = len(self._waiting) - (device in self._waiting)
         return self._waiting[device] >= self._capacity // (others + 1)
 
@@ -158,14 +157,14 @@ class Queue:
 
 
 class Pacing:
-    """A token bucket per device for events that take the network thread's time without a verdict: a session, *busy*, a
+    """A token bucket per device for events that cost the network thread's time without a verdict: a session, *busy*, a
     missing prefix. Used by that thread alone."""
 
     def __init__(self) -> None:
-        self._full_at: dict[str, float] = {}  # time when each device's bucket is full again, the soonest first
+        self._full_at: dict[str, float] = {}  # time when each device's bucket is full, the soonest first
 
     def delay(self, device: str) -> float:
-        """Count one event, and return the seconds for which `device` should not be served."""
+        """Count one event, and return the seconds until `device` should be served."""
         now = monotonic()
         while self._full_at and (soonest := next(iter(self._full_at.items())))[1] <= now:
             del self._full_at[soonest[0]]
@@ -174,9 +173,9 @@ class Pacing:
         return max(0.0, full_at - now - BURST / EVENTS_PER_SECOND)
 
 
-EVENTS_PER_SECOND = 50.0  # per second, of one device
-BURST = 128  # at once
+EVENTS_PER_SECOND = 50.0  # refill of a device's bucket
+BURST = 128  # capacity of a bucket
 _DECAY = 0.98  # decay per pass: about the last fifty count
-_TYPICAL_WEIGHT = 8  # the weight of a typical request: a chunk of four or five tokens and the token before it
-_MAX_SLOWDOWN = 1.25  # maximum time of a pass relative to one typical request, if several devices are active
-_INITIAL_SECONDS = 0.1  # seconds per answer before one has been measured
+_TYPICAL_WEIGHT = 8  # weight of a typical request: a chunk of four or five tokens and the token before it
+_MAX_SLOWDOWN = 1.25  # maximum time of a pass relative to a typical request, if several devices are active
+_INITIAL_SECONDS = 0.1  # seconds per answer before a measurement

@@ -49,12 +49,12 @@ class ContextPool:
         self._idle.append(context)
 
     def opened(self) -> int:
-        """Return how many contexts there are, in use and idle."""
+        """Return the number of contexts, in use and idle."""
         return len(self._all)
 
     @property
     def shared(self) -> int:
-        """Return how many decodes of all contexts had fewer threads than a context alone has."""
+        """Return how many decodes of all contexts had fewer threads than a single context."""
         return sum(context.native.shared for context in self._all)
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class VerifierBackend(ABC):
     @property
     @abstractmethod
     def steps(self) -> int:
-        """Return a number that grows as long as what is asked for makes progress."""
+        """Return a heartbeat: a number that grows while requests make progress."""
 
     @abstractmethod
     def wait_seconds(self) -> float:
@@ -78,8 +78,8 @@ class VerifierBackend(ABC):
 
     @abstractmethod
     def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
-        """Request a verdict; the tenant of a session is always the same. `deliver` is called with the answer from any
-        thread, and must not block, unless the session ends first. VerifierBusy says when to ask again."""
+        """Request a verdict; a session always has the same tenant. `deliver` is called with the answer from any thread,
+        and must not block, unless the session ends first. VerifierBusy tells when to ask again."""
 
     @abstractmethod
     def end_session(self, session: int) -> None:
@@ -95,7 +95,7 @@ class VerifierBackend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Answer no more, and release what is held for answering."""
+        """Stop answering, and release all resources."""
 
 
 class VerifierWorker(VerifierBackend):
@@ -136,25 +136,24 @@ class VerifierWorker(VerifierBackend):
         return self._scheduler.wait_seconds(self.waiting)
 
     def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
-        """See `VerifierBackend.submit`. `deliver` is called from the worker's thread.
+        """Request a verdict. `deliver` is called from the worker's thread.
 
         If the worker has ended, `deliver` may be called twice, with the same error.
         """
-        arrival = self._engine.prefills  # a batch in progress counts as earlier
+        arrival = self._engine.prefills  # A batch in progress counts as earlier.
         self._inbox.put(lambda: self._engine.add(request, deliver, arrival))
-        if self._closed:  # the thread may no longer read the inbox
+        if self._closed:  # The thread may no longer read the inbox.
             deliver(_worker_ended())
 
     def end_session(self, session: int) -> None:
         self._inbox.put(lambda: self._engine.drop(session))
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
-        """See `Context.fill`: for batches of one session."""
+        """Pad batches of one session by `Context.fill`."""
         self._inbox.put(lambda: self._runner.fill(widths, heads))
 
     def use_curve(self, rows: Sequence[int], seconds: Sequence[float]) -> str:
-        """Choose the chunks of prefills by a measured cost curve, see `SchedulerLimits.measured`; return the reason. To
-        be called before `start`."""
+        """Choose the chunks of prefills by a measured cost curve before `start`; return the reason."""
         return self._scheduler.use_curve(rows, seconds)
 
     def close(self) -> None:
@@ -208,7 +207,7 @@ class LocalVerifier(Verifier):
         return self._contexts.shared
 
     def opened(self) -> int:
-        """Return how many contexts are open, of sessions and idle ones."""
+        """Return the number of open contexts, of sessions and idle."""
         return self._contexts.opened()
 
     def speculator(self, state: GenerationState) -> Speculator | None:
@@ -216,7 +215,7 @@ class LocalVerifier(Verifier):
         return None if reply is None or reply.context is None else reply.context.speculator
 
     def open(self, state: GenerationState) -> Session:
-        """See `Verifier.open`. It never fails: the model is here."""
+        """Open a session. This never fails: the model is here."""
         reply = self._replies[state] = _OwnContext(self._model, self._contexts, state)
         return Session(state, reply.send, grammar=self._model.grammar, close=reply.close)
 
@@ -237,8 +236,8 @@ class _OwnContext:
         self.context: Context | None = context
 
     def send(self, request: VerifyRequest) -> Future[Verdict]:
-        """Compute the verdict at once: one pass over what is not cached of the text and over the draft, then at most
-        `extra` single tokens."""
+        """Compute the verdict at once: one pass over the uncached text and the draft, then at most `extra` single
+        tokens."""
         if (context := self.context) is None:
             raise RuntimeError("this session is closed")
         expect = self._state.expect
@@ -247,7 +246,7 @@ class _OwnContext:
                 known = context.sync(request.prefix)
                 report_expected(context, request.prefix, known, expect, self._progress)
             answer = self._engine.answer(request)
-        except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
+        except BaseException:  # An interrupted decode leaves an invalid cache.
             self._engine.drop(request.session)
             context.clear()
             raise
@@ -264,8 +263,8 @@ class _OwnContext:
 
 
 def settle(future: Future[Verdict], answer: Answer) -> None:
-    """Set the verdict, or the error, that an engine has answered with."""
-    if future.done():  # an engine that ends answers everything that is open
+    """Set an engine's verdict or error as the result of `future`."""
+    if future.done():  # An engine that ends answers all open requests.
         return
     if isinstance(answer, Verdict):
         future.set_result(answer)
@@ -279,8 +278,8 @@ def report_expected(
     context: Context, prefix: Ids, known: int, report: Callable[[Expected], None],
     progress: Callable[[int, int], None] | None = None,
 ) -> None:  # fmt: skip
-    """Decode `prefix` from place `known` on, except for its last token, and `report` the model's predictions after
-    each. Where that takes several of the context's batches, call `progress` as decodes do.
+    """Decode `prefix` from place `known` on, except for its last token, and `report` the model's predictions after each
+    token. For more than one of the context's batches, call `progress` as decodes do.
 
     The logits of all positions take much memory, so they are computed in slices.
     """
@@ -294,20 +293,19 @@ def report_expected(
 
 _UNLIMITED = 2**30
 ONE_PASS = SchedulerLimits(rows=_UNLIMITED, chunk=_UNLIMITED, solo_chunk=_UNLIMITED)
-"""Everything in one pass: there are no other sessions."""
+"""Limits for everything in one pass, without other sessions."""
 TOP_K = 4
 """Predictions kept for each position."""
 
 
 class ColocatedVerifier(Verifier):
-    """A verifier that shares the backend of a server in this process. Its sessions have negative numbers, those of
-    devices positive ones."""
+    """A verifier that shares the backend of a server in this process. Its sessions have negative numbers, devices'
+    sessions positive ones."""
 
     def __init__(
         self, backend: VerifierBackend, capabilities: Capabilities, grammar: Callable[[str], GrammarState] | None
     ) -> None:
-        """Use `backend`, which the server owns; `grammar` returns the grammar of a JSON schema, None: there are
-        none."""
+        """Use `backend`, which the server owns; `grammar` compiles JSON schemas, if possible."""
         self._backend, self._capabilities, self._grammar = backend, capabilities, grammar
         self._numbers: Iterator[int] = count(-1, -1)
 

@@ -1,4 +1,4 @@
-"""The judgement of one request: what the verifier's passes over its draft have decided so far; and its answers."""
+"""The judgement of one request by the verifier's passes over its draft, and its answers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NOTHING = Chunk()
 
 @dataclass(slots=True, eq=False)
 class Judgement:
-    """The verdict on a request, as far as it is known: `ids` are all tokens before the `remaining` part of the draft,
-    and `passes` were computed in `seconds`."""
+    """The partial verdict on a request: `ids` are all tokens before the `remaining` part of the draft, and `passes`
+    were computed in `seconds`."""
 
     request: VerifyRequest
     ids: Ids = field(default_factory=lambda: NO_IDS)
@@ -37,21 +37,20 @@ class Judgement:
         self.remaining = self.request.draft
 
     def judge(self, rows: Rows, drafted: int, is_eog: Callable[[int], bool]) -> bool:
-        """Judge the first `drafted` tokens, and the one after them if there is one; return whether another pass is
-        needed.
+        """Judge the first `drafted` tokens, and the next one if any; return whether another pass is needed.
 
         `rows` (drafted + 1, n_vocab) are logits: row i predicts place i. Afterwards, the first `computed` tokens of the
         request's sequence are valid. Raises EngineFailed if the logits contain NaN.
         """
         request = self.request
-        # the last row judges a further token, if the draft has one
+        # The last row judges a further drafted token, if any.
         chunk, remaining_draft = cut(self.remaining, drafted + 1)
         start = request.position + len(request.prefix) + self.accepted + len(self.tokens)
         accepted, token = judge(chunk.ids[:drafted], rows, request.sampling, start, self.ids, request.grammar)
         whole = accepted == drafted < len(chunk) and token == int(chunk.ids[drafted])
         accepted += whole
         self.passes += 1
-        extra = bool(self.tokens)  # the draft is our own, of extra tokens
+        extra = bool(self.tokens)  # The draft is the verifier's own, of extra tokens.
         if extra:
             self.tokens.extend(chunk.ids[:accepted].tolist())
         else:
@@ -61,7 +60,7 @@ class Judgement:
         drafts_stand = accepted > 0 or (self.accepted > 0 and not extra)
         ended = drafts_stand and is_eog(int((chunk.ids[:accepted] if accepted else self.ids)[-1]))
         continues = whole and not (extra and ended)
-        bare = continues or (extra and ended)  # no token of the verifier's own follows the accepted ones
+        bare = continues or (extra and ended)  # No token of the verifier follows the accepted tokens.
         if not bare:
             self.tokens.append(token)
         needs_pass = continues or (len(self.tokens) <= request.extra and not ended and not is_eog(token))
@@ -75,14 +74,14 @@ class Judgement:
         return needs_pass
 
     def verdict(self) -> Verdict:
-        """Return the verdict, where no further pass is needed."""
+        """Return the verdict, after the last pass."""
         draft, found = self.request.draft, self.plausible
         return Verdict(
             self.accepted,
             np.array(self.tokens, np.int32),
             self.seconds,
             passes=self.passes,
-            # tokens that were not decoded count as plausible
+            # Tokens that were not decoded count as plausible.
             plausible=(*found, *[True] * (len(draft) - len(found))) if draft.retrieved else None,
             logprobs=tuple(self.logprobs),
         )
@@ -97,16 +96,16 @@ class Job(Judgement):
     turn: int = 0
     """Number of earlier requests of the same device, if devices take turns."""
     slot: int = -1
-    """The slot; -1 while it waits for one."""
+    """The slot; -1 while waiting for a slot."""
     passes_in_slot: int = 0
-    """Number of passes since it got its slot."""
+    """Number of passes in its slot."""
     leader: Job | None = None
-    """Another job that computes the first `common` tokens of `ids`, which this one waits for."""
+    """Another job, waited for, that computes the first `common` tokens of `ids`."""
     common: int = 0
 
     @property
     def computed(self) -> int:
-        """The number of tokens of `ids` in the slot's cache."""
+        """Return the number of tokens of `ids` in the slot's cache."""
         return self.request.computed
 
     @computed.setter
@@ -134,7 +133,7 @@ class Job(Judgement):
 
 @dataclass(frozen=True, slots=True)
 class MissingPrefix:
-    """The session holds only the first `position` tokens: the others must be sent again."""
+    """The answer that a session holds only the first `position` tokens: the rest must be sent again."""
 
     position: int
 
@@ -148,7 +147,7 @@ class Counters:
     """Counters of an engine. `shared` batches had several sessions, at most `widest` of them.
 
     `rows` were computed; `copied` tokens came from another session's cache instead. `preemptions`: running requests
-    that lost their slot to another device's request, and continue when they get one again.
+    that lost their slot to another device's request, and continue once they get a slot.
     """
 
     batches: int = 0
@@ -164,8 +163,7 @@ class Counters:
 
 
 def survives(chunk: Chunk) -> list[float]:
-    """Return for each token the probability, as its drafter saw it, that it and all before it are accepted; shape
-    (n,)."""
+    """Return for each token its drafter's probability that it and all before it are accepted; shape (n,)."""
     drafted = 0 if chunk.retrieved else len(chunk) - chunk.tail
     return [*chunk.confidence[:drafted].cumprod().tolist(), *chunk.confidence[drafted:].tolist()]
 

@@ -1,4 +1,4 @@
-"""The assignment of sessions to sequences (slots) of the verifier's context; there are more sessions than slots."""
+"""The assignment of sessions to the fewer sequences (slots) of the verifier's context."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class _Slot:
     owner: int | None = None
     pinned: bool = False
     used: int = 0  # time of last use, on the table's own clock
-    tenant: Tenant = HERE  # of the owner, or of the last owner
+    tenant: Tenant = HERE  # tenant of the last owner
 
 
 class SlotTable:
     """Assigns sessions to slots (sequences of one context), which cache their tokens.
 
-    A session gets a slot with its first request and keeps it until it ends, or until it is the least recently used one
-    when another session needs a slot. A session is evicted only for one of the same device, or of a device with fewer
-    slots. During a request its slot is pinned. The tokens of an ended session stay cached: a new session with the same
-    prefix, such as the next turn of a chat, gets that slot.
+    A session gets a slot with its first request and keeps it until its end, or until its eviction (LRU) by a session
+    that needs a slot. A session is evicted only by a session of the same device, or of a device with fewer slots.
+    During a request its slot is pinned. The tokens of an ended session stay cached: a new session with the same prefix,
+    such as the next turn of a chat, gets that slot.
     """
 
     def __init__(self, slots: int, cached: Callable[[int], Ids], clear: Callable[[int], None]) -> None:
@@ -40,7 +40,7 @@ class SlotTable:
         self.evictions = 0
 
     def slot(self, session: int) -> int | None:
-        """Return the slot of `session`, None if it has none (any more)."""
+        """Return the slot of `session`, if any."""
         return self._by_session.get(session)
 
     def slots_of(self, device: str) -> int:
@@ -80,7 +80,7 @@ class SlotTable:
             self._set(index, session, pinned=False)
 
     def drop(self, session: int) -> None:
-        """Remove the session; its cached tokens may serve another."""
+        """Remove the session; its cached tokens may serve another session."""
         index = self._by_session.get(session)
         if index is not None:
             used = self._slots[index].used
@@ -112,8 +112,8 @@ class SlotTable:
         self._slots[slot] = _Slot(owner, pinned, self._clock, self._slots[slot].tenant)
 
     def _choose(self, ids: Ids, tenant: Tenant) -> int | None:
-        """Return the unowned slot with the most reusable prefix of `ids`, else an empty one, else the least recently
-        used one; if all are owned, the least recently used idle slot that `tenant` may take."""
+        """Return the unowned slot with the longest reusable prefix of `ids`, else an empty slot, else the LRU slot; if
+        all are owned, the LRU idle slot that `tenant` may take."""
         free = [i for i, slot in enumerate(self._slots) if slot.owner is None]
         if free:
             return max(free, key=lambda i: (*self._reuse_value(i, ids, tenant), -self._slots[i].used))

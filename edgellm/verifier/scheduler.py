@@ -1,5 +1,5 @@
-"""The scheduler: chooses the verifier's next batch, as a pure function of the waiting requests (Synera, section 4.5,
-Algorithm 1)."""
+"""The scheduler: the verifier's next batch, a pure function of the waiting requests (Synera, section 4.5, Algorithm
+1)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgellm.verifier.judgement import Job
 
 
 class BatchKind(Enum):
-    """Prefill and verification never share a batch: their row counts differ too much."""
+    """The kinds of batches. Prefill and verification never share a batch: their row counts differ too much."""
 
     PREFILL = "prefill"
     VERIFY = "verify"
@@ -26,8 +26,8 @@ class SchedulerLimits:
     """Limits of a batch.
 
     A batch has at most `rows`. A prefill advances by `chunk` tokens at a time (Synera: 32), or by `solo_chunk` if there
-    is only one session: no other one waits for a verdict then, and larger chunks are faster. A request with no more
-    unseen tokens than a chunk needs no prefill: they join its verification. A verification waits behind at most
+    is only one session: no other session waits then, and larger chunks are faster. A request with no more unseen tokens
+    than a chunk needs no prefill: the tokens join its verification. A verification waits behind at most
     `max_prefill_ahead` chunks of prefill, of all sessions together. `equal_rows`: verifications share a batch only if
     they have the same number of rows, because llama.cpp splits a batch of several streams into equal parts.
     """
@@ -39,8 +39,8 @@ class SchedulerLimits:
     solo_chunk: int = 128
 
     def measured(self, rows: Sequence[int], seconds: Sequence[float]) -> SchedulerLimits:
-        """Return limits with chunks as large as a verdict may wait for them, by the measured `seconds` of a pass over
-        each number of `rows`; never smaller ones than these."""
+        """Return limits with the largest chunks that verdicts may wait for, by the measured `seconds` of a pass over
+        each number of `rows`; no chunk shrinks."""
         slope, base = np.polyfit(rows, seconds, 1)
         chunk, solo = (int((delay - base) / max(slope, _FASTEST)) for delay in (DELAY, SOLO_DELAY))
         return replace(
@@ -51,7 +51,7 @@ class SchedulerLimits:
 
 
 class Schedulable(Protocol):
-    """The part of a request that the scheduler uses; see `Job`."""
+    """The part of a `Job` that the scheduler uses."""
 
     @property
     def unseen(self) -> int: ...
@@ -119,7 +119,7 @@ def next_batch(
     if budget is None:
         verify.sort(key=lambda request: request.arrival)
         verify_first = bool(verify) and verify[0].arrival < prefills
-    else:  # the first in line decides, even if requests of other devices have waited longer
+    else:  # The first in line decides, even if requests of other devices have waited longer.
         verify_first = any(request.unseen <= step for request in islice(requests, 1))
     if prefill and not verify_first:
         pieces = (ScheduledSlice(request, step, 0) for request in prefill)
@@ -140,7 +140,7 @@ class Scheduler:
         self.limits = limits
 
     def use_curve(self, rows: Sequence[int], seconds: Sequence[float]) -> str:
-        """Choose the chunks of prefills by a measured cost curve, see `SchedulerLimits.measured`; return the reason."""
+        """Choose the chunks of prefills by a measured cost curve; return the reason."""
         self.limits = limits = self.limits.measured(rows, seconds)
         return (
             f"Prefills advance by {limits.chunk} tokens at a time, by {limits.solo_chunk} for a session without others:"
@@ -148,31 +148,31 @@ class Scheduler:
         )
 
     def next(self, ready: Collection[Job], prefills: int, single_session: bool) -> ScheduledBatch[Job] | None:
-        """Return the next batch over `ready`; see `next_batch`."""
+        """Return the next batch over `ready`."""
         return next_batch(ready, self.limits, prefills, single_session)
 
     def on_request(self, request: Job) -> None:
-        """Called for every new request."""
+        """Observe a new request."""
 
     def on_batch(self, batch: ScheduledBatch[Job], seconds: float, answered: int) -> None:
-        """Called after every batch, with its `seconds` and the number of requests that it `answered`."""
+        """Observe a batch, with its `seconds` and the number of requests that it `answered`."""
 
 
 def alike(requests: Sequence[R], max_rows: int | None) -> Iterable[ScheduledSlice[R]]:
-    """Return the `verification` of each of `requests` that has as many rows as that of the first one."""
+    """Return the verifications with the same row count as the first request's."""
     first = verification(requests[0], max_rows).tokens
     return (piece for request in requests if (piece := verification(request, max_rows)).tokens == first)
 
 
 def verification(request: R, max_rows: int | None) -> ScheduledSlice[R]:
-    """Return the whole request, or its first `max_rows` drafted tokens; others are verified once these are accepted."""
+    """Return the whole request, or its first `max_rows` drafted tokens; the rest waits until these are accepted."""
     drafted = min(request.drafted, max_rows or request.drafted)
     return ScheduledSlice(request, request.unseen + drafted, drafted + 1)
 
 
 def _fit(slices: Iterable[ScheduledSlice[R]], rows: int, budget: int | None) -> tuple[ScheduledSlice[R], ...]:
-    """Return as many of `slices` as fit in `rows`, in their order, but always the first. Beyond the first turn they
-    must also fit in `budget`, if given."""
+    """Return as many of `slices` as fit in `rows`, in order, but always the first. Beyond the first turn, slices must
+    also fit in `budget`, if given."""
     fitted: list[ScheduledSlice[R]] = []
     weight = 0
     for piece in slices:
@@ -187,10 +187,10 @@ def _fit(slices: Iterable[ScheduledSlice[R]], rows: int, budget: int | None) -> 
     return tuple(fitted)
 
 
-_MAX_ROWS_TURN = 32  # rows of one request in a batch, where devices take turns and a pass has no room for more
-_MAX_ROWS_SHARED = 16  # rows of one request in a batch, if a device sends several at once beside other devices
+_MAX_ROWS_TURN = 32  # most rows of a request in a batch, if devices take turns
+_MAX_ROWS_SHARED = 16  # most rows of a request in a batch, if a device has several requests beside other devices
 DELAY = 0.05
 """Seconds that a chunk of a prefill may delay the verdict of another session."""
 SOLO_DELAY = 0.5
-"""Seconds of a chunk of a session without others: the longest wait of a new one."""
-_FASTEST = 1e-9  # seconds a row, where measurements do not tell rows apart
+"""Seconds of a chunk of a single session: the longest wait of a new session."""
+_FASTEST = 1e-9  # least seconds of a row, if measurements do not tell rows apart
