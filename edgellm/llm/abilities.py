@@ -23,7 +23,7 @@ from edgellm.spec.ngram.suffix_automaton import BYTES_A_TOKEN
 
 MOST_OF_VERIFIER = 0.5
 """The largest useful draft model, as a share of the verifier's bytes."""
-_STEP = 1024  # tokens: proposed contexts are a multiple of it
+_STEP = 1024  # tokens; proposed contexts are multiples of this
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ _MIN_LENGTHS = 3  # minimum number of measured lengths, however slow the device 
 _MIN_SECONDS, _MAX_SECONDS = 0.2, 3.0  # limits of a measurement, after which longer decodes are extrapolated
 _WORTH = 40  # duration of a measurement in decodes of one row, within these limits
 _ORDER = (1, 4, 2, 8, 16, 32, 3, 6, 12, 5, 10, 24, 64, 48)  # lengths, the most informative first
-_QUICK_SECONDS = 0.01  # a decode below this is repeated
+_QUICK_SECONDS = 0.01  # seconds below which a decode is repeated
 _DEPTH = 1024  # positions before the deep decodes, which show the cost of attention
 _DEEP_ROWS, _DEEP_ROUNDS = 16, 4  # most rows and rounds of deep decodes
 _DEEP_MEMORY = 0.05  # memory of the deep positions, as a share of the weights'
@@ -302,7 +302,7 @@ class CurveMeasurement:
         context.fill(())
         context.decode(ids[:_PREFIX])
         if context.lazy_head is not None:
-            context.decode_lazy(ids[:2], outputs=2)  # checks whether the context can compute heads lazily
+            context.decode_lazy(ids[:2], outputs=2)  # This checks for lazy heads.
             context.rollback(_PREFIX)
         late, length = context.lazy_head, _PREFIX
 
@@ -328,7 +328,7 @@ class CurveMeasurement:
                 again = timed(rows)
                 self._changes.append(fresh - again)
                 return again
-            if rows > 1:  # single rows are the reference
+            if rows > 1:  # Single rows are the reference.
                 behind, single = timed(1), timed(1)
                 self._changes.append(behind - single)
                 self._singles.append(single)

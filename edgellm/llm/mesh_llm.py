@@ -194,7 +194,7 @@ def _devices(options: MeshOptions, names: Sequence[str], whole: WholeModel, unit
     """Return the named devices, further `peers` and this device: a spare may replace a lost device."""
     known = {} if options.placed is None else {device.name: device for device in options.placed.home.devices}
     here = LocalDevice(whole, unit, known.get(HERE) or Device.unmeasured(HERE))
-    if options.asked is None and not options.peers and set(names) == {HERE}:  # gRPC is slow to import
+    if options.asked is None and not options.peers and set(names) == {HERE}:  # gRPC imports slowly.
         found: list[MeshDevice] = [here]
     else:
         from edgellm.services.client.stage_client import remote_devices

@@ -47,7 +47,7 @@ class NgramRuntime:
         self._waiting = CpuWait()
         self._verifier: Verifier | None = None  # verifier of the last reply
         self._shared = 0  # its decodes that shared the cores, at the last correction
-        self._texts: list[tuple[str, str]] = []  # not yet tokenised
+        self._texts: list[tuple[str, str]] = []  # texts to tokenise
         self._lock = threading.RLock()  # Several threads may write replies.
         self._opened: DraftIndex | None = None
         self._replies: list[PastConversation] = []  # replies before the index was opened

@@ -112,7 +112,7 @@ def _shares(options: RpcOptions) -> tuple[StageShare, ...]:
 
 def _devices(options: RpcOptions, names: Sequence[str]) -> list[RpcDevice]:
     """Return the other devices that hold layers, and spares."""
-    if options.placed is None and not options.peers and set(names) == {HERE}:  # gRPC is slow to import
+    if options.placed is None and not options.peers and set(names) == {HERE}:  # gRPC imports slowly.
         return []
     from edgellm.services.client.rpc_session import RpcWorker
     from edgellm.services.client.stage_client import remote_devices

@@ -70,7 +70,7 @@ class LossyVerification(Verification):
         self._link, self._alone = session, alone
         self._lost = False
         self._reason: VerifierLost | None = None  # specific reason for the loss
-        self._busy_seconds: float | None = None  # announced by the verifier; None if it is not busy
+        self._busy_seconds: float | None = None  # seconds announced by a busy verifier, else None
         self._slow_verdicts = 0  # consecutive verdicts that were too late
         self._last_verdict = monotonic()  # time of the last verdict
         self._verified = False  # True after the first verdict, before which the prompt was read

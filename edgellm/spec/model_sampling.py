@@ -11,7 +11,7 @@ from edgellm.engine.gguf.reader import ModelFile
 from edgellm.spec.sampling import Choice
 from edgellm.storage.catalog import catalog
 
-# llama.cpp's keys behind `general.sampling.`: our name, the least and the largest value that makes sense
+# llama.cpp's keys behind `general.sampling.`, each with our name, and its least and largest useful value.
 _KEYS: Mapping[str, tuple[str, float, float]] = MappingProxyType(
     {
         "temp": ("temperature", 0.0, 100.0), "top_k": ("top_k", 0, 2**31 - 1), "top_p": ("top_p", 1e-6, 1.0),

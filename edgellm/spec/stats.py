@@ -21,7 +21,7 @@ class Stats:
         self.started = perf_counter() - prepared
         self.pieces: list[bytes] = []  # bytes of the answer
         self.thoughts: list[bytes] = []
-        self.ids: list[int] = []  # including the token that ended the turn
+        self.ids: list[int] = []  # ids, the last token of a turn included
         self.finish_reason = "cancelled"  # default, if the loop never finishes
         self.ttft: float | None = None
         self.seconds = 0.0
@@ -144,7 +144,7 @@ class Stats:
         n = self.tokens
         guessed = self.guessed or PredictionStats()
         in_thought, in_answer = self._shares_verified()
-        later = n - self.first_burst  # the first round's tokens belong to the time to the first token
+        later = n - self.first_burst  # The first round's tokens belong to the time to the first token.
         return Summary(
             text=b"".join(self.pieces).decode("utf-8", errors="replace"),
             prompt_tokens=prompt_tokens,

@@ -20,13 +20,13 @@ NO_FLOATS: Floats = np.empty(0, dtype=np.float32)
 class Source(StrEnum):
     """The origin of a token, and whether the verifier vouches for it."""
 
-    DRAFT = "draft"  # the draft model wrote it, unchecked
+    DRAFT = "draft"  # token of the draft model, unchecked
     ACCEPTED = "accepted"  # drafted, and the verifier agreed
     CORRECTED = "corrected"  # the verifier's own, in place of a rejected draft token
     BONUS = "bonus"  # the verifier's own, after a wholly accepted chunk
     RETRIEVED = "retrieved"  # copied from something already seen, and the verifier agreed
     PARALLEL = "parallel"  # drafted while waiting for a verdict, and kept
-    VERIFIER = "verifier"  # the verifier wrote alone
+    VERIFIER = "verifier"  # token of the verifier alone
 
 
 UNVERIFIED = frozenset({Source.DRAFT, Source.PARALLEL})

@@ -96,7 +96,7 @@ class TextBorders:
         known, data = self._bytes(again), text.encode()
         if not data.startswith(known):
             if known.startswith(data):
-                return []  # too little
+                return []  # The answer is too short.
             raise RowsUnusable("another text than before")
         before = self.text(prefix[:border]) or ""
         return self._divided(prefix, border, before, text, len(known))

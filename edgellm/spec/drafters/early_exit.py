@@ -20,9 +20,9 @@ from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
 
-THRESHOLD = 0.7  # the paper's
+THRESHOLD = 0.7  # paper's margin
 _PREFILL_ROWS = 32  # rows at once: llama.cpp reserves logits for each, even when it stops before the head
-_HEAD_ROWS = 4  # up to this many rows go through the head together: cheaper than two batches
+_HEAD_ROWS = 4  # most rows that go through the head together, which is cheaper than two batches
 
 
 class EarlyExitDrafter(Drafter):
@@ -130,7 +130,7 @@ class EarlyExitDrafter(Drafter):
                     break
                 logits = self._run_lower(np.array([token], dtype=np.int32))[0]
                 self._meter.record()
-        except BaseException:  # an interrupted decode leaves caches that cannot be trusted
+        except BaseException:  # An interrupted decode leaves invalid caches.
             self._clear()
             raise
         return chunk.build(self._meter.importance(), exits=True)

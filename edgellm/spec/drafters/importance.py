@@ -58,7 +58,7 @@ def importance(rows: Floats, first: int, n: int, *, own: bool = True) -> Floats:
     layers; shape (n,). Without `own` a token's attention to itself is left out of both.
     """
     queries = rows.shape[2]
-    seen = np.tri(queries, n, 0 if own else -1, dtype=np.float32)  # query q sees the tokens up to q
+    seen = np.tri(queries, n, 0 if own else -1, dtype=np.float32)  # Query q sees the tokens up to q.
     block = rows[..., first : first + n].mean(axis=(0, 1), dtype=np.float32)
     columns = np.zeros(n, dtype=np.float32)
     columns[: block.shape[1]] = (block * seen[:, : block.shape[1]]).sum(axis=0)

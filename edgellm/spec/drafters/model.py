@@ -178,7 +178,7 @@ class AttentionMeter:
         if self._recorder is None or self._sums is None:
             return
         rows = [self._recorder.attention(layer) for layer in self._layers]
-        if self._recorder.shared:  # the chunk's tokens lie anywhere
+        if self._recorder.shared:  # The chunk's tokens lie anywhere.
             now = self._recorder.visible()
             (new,) = set(np.flatnonzero(now)) - set(np.flatnonzero(self._before))
             self._cells.append(int(new))
@@ -221,7 +221,7 @@ class ModelDrafter(Drafter):
         self._meter = AttentionMeter(context, layers)
         self._keeps_logits = keeps_logits
         self._shared = shared
-        self._branches = 0  # sequences 1 to this number hold branches
+        self._branches = 0  # number of the last sequence with a branch
 
     def begin(self, state: GenerationState) -> None:
         self._context.set_cancel(state.should_stop, state.prompt_progress(self._model.name))
@@ -245,7 +245,7 @@ class ModelDrafter(Drafter):
                 if chunk.full() or self._model.is_eog(token):
                     break
                 feed = np.array([token], dtype=np.int32)
-        except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
+        except BaseException:  # An interrupted decode leaves an invalid cache.
             self._clear()
             raise
         return chunk.build(self._meter.importance())
@@ -293,7 +293,7 @@ class ModelDrafter(Drafter):
         tail: int,
     ) -> list[tuple[Ids, Chunk]]:  # fmt: skip
         context, known, rows = self._context, np.unique(within(whole, self._shared)), []
-        branches: list[tuple[Ids, ChunkBuilder]] = []  # branch i is sequence i + 1
+        branches: list[tuple[Ids, ChunkBuilder]] = []  # Branch i is sequence i + 1.
 
         def begin(prefix: Ids) -> None:
             length = min(gamma, context.n_ctx - len(prefix) + 1)

@@ -122,7 +122,7 @@ class ParallelDrafter(Drafter):
             return []
         positions = self._rejection(chunk.confidence.tolist())
         if self._is_eog(int(chunk.ids[-1])):
-            positions[-1] = 0.0  # nothing follows the end
+            positions[-1] = 0.0  # Nothing follows the end.
         candidates = [*alternatives(chunk, ALTERNATIVES, np.unique(prefix)), _BEHIND]
         found = predict_verdicts(positions, chunk.confidence, candidates, 2 * self._branches)
         found = [guess for guess in found if guess.probability > 0.0 and not self._is_eog(guess.token)]

@@ -31,7 +31,7 @@ from edgellm.spec.types import Chunk, Floats, Ids, Penalties
 
 LEAST_SHARE = 0.5
 """Below this share of common tokens, greedy drafts are translated as text."""
-_BACK = 8  # tokens at most that are cut again when a text goes on differently than drafted
+_BACK = 8  # most tokens to cut again when a text differs from the draft
 _SPACES = (b" ", b"\n")
 _LONE = re.compile("[\udc80-\udcff]+")  # bytes that are not UTF-8
 
@@ -41,7 +41,7 @@ class TextCutter:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        # tokenizers of SentencePiece put a space before each text
+        # SentencePiece puts a space before each text.
         self._adds_space = model.detokenize(model.tokenize("a")) == b" a"
         written = model.vocabulary.written()
         self._bytes = {byte: token for byte in range(256) if (token := written.get(bytes([byte]))) is not None}
@@ -178,7 +178,7 @@ class TranslatedDrafter(Drafter):
         if state.grammar is not None:
             return self._by_token(ChunkBuilder(state, gamma, penalties=penalties, grammar=state.grammar), prefix)
         penalties = self._translation.own_penalties(penalties, len(state.draft_prompt))
-        # not cut to `gamma`: within a word the draft model would go on otherwise
+        # A cut to `gamma` within a word would change what the draft model writes next.
         return self._by_text(ChunkBuilder(state, gamma, text=prefix, penalties=penalties), prefix)
 
     def _prefix(self, state: GenerationState) -> Ids | None:
@@ -197,7 +197,7 @@ class TranslatedDrafter(Drafter):
         for row in self._rows(prefix):
             common = self._translation.widened(row)
             own = self._translation.own(chunk.add(common, top2(common)))
-            if own is None:  # a schema allows no common token
+            if own is None:  # The schema allows no common token.
                 drafted = chunk.build(None)
                 return truncated(drafted, len(drafted) - 1)
             preferred &= own == top2(row).id
@@ -230,7 +230,7 @@ class TranslatedDrafter(Drafter):
         while True:
             try:
                 row = self._context.decode(feed, outputs=1)[0]
-            except BaseException:  # an interrupted decode leaves a cache that cannot be trusted
+            except BaseException:  # An interrupted decode leaves an invalid cache.
                 self._context.clear(0)
                 raise
             yield row

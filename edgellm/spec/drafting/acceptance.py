@@ -70,11 +70,11 @@ PRIORS = (0.35, 0.5, 0.5, 0.3, 0.4)
 _COARSER_TRIES = 2.0  # tries that the chance of a coarser kind counts for
 HALVED_AT = 400.0
 """Tries of a kind at which old tries are halved."""
-_EXPECTED_TOKENS = 16.0  # tokens, all as expected, that the trust in new chances starts with
+_EXPECTED_TOKENS = 16.0  # tokens as expected that the trust in new chances starts with
 _DECAY = 0.98  # weight of a draft after each later one in the trust in chances
-_SHARE_BIT, _MATCH_BIT, _AGREE_BIT, _DIFFER_BIT = 1, 3, 7, 15  # the bit at which each begins; bit 0: within a word
+_SHARE_BIT, _MATCH_BIT, _AGREE_BIT, _DIFFER_BIT = 1, 3, 7, 15  # first bit of each field; bit 0: within a word
 _MIDDLE = (1 << _DIFFER_BIT) - 1  # everything but the differing sources
-_COARSE = _MIDDLE & ~((1 << _AGREE_BIT) - 1) | 1  # the agreeing sources, and whether it is within a word
+_COARSE = _MIDDLE & ~((1 << _AGREE_BIT) - 1) | 1  # agreeing sources, and the bit for within a word
 
 
 def evidence(agree: int, differ: int, matched: int, share: float, inside: bool) -> int:
@@ -99,12 +99,11 @@ class EvidenceAcceptance:
         self._priors = priors
         # Hits and tries of coarse, middle and fine kinds.
         self._levels: tuple[tuple[int, dict[int, list[float]]], ...] = ((_COARSE, {}), (_MIDDLE, {}), (-1, {}))
-        self._cache: dict[int, float] = {}  # chances since something was last learned
+        self._cache: dict[int, float] = {}  # chances since the last verdict
         self._expected = self._accepted = _EXPECTED_TOKENS  # drafted tokens, decaying
 
     def chance(self, kind: int) -> float:
-        """Return the chance in (0, 1) that the verifier accepts a token of this kind, given that it has accepted
-        those before it."""
+        """Return the chance in (0, 1) that the verifier accepts a token of this kind after accepting all before it."""
         chance = self._cache.get(kind)
         if chance is None:
             chance = self._prior(kind & _MIDDLE)
@@ -142,6 +141,6 @@ class EvidenceAcceptance:
     def _prior(self, middle: int) -> float:
         agree, match, level = middle >> _AGREE_BIT, middle >> _MATCH_BIT & 15, middle >> _SHARE_BIT & 3
         best = max(prior for bit, prior in enumerate(self._priors) if agree >> bit & 1)
-        if not match:  # offered for its place alone
+        if not match:  # Only its place speaks for the token.
             best *= 0.2
         return (best + (1.0 - best) * match / (MAX_MATCH + 2.0)) * (0.4, 0.7, 1.0)[level]

@@ -33,7 +33,7 @@ WITNESSES = 3
 MIN_MOVE = 0.05
 """Smaller changes of a time's logarithm do not recompute the table."""
 _RECENT = 15  # latest decodes of one number of rows in the median
-_MIN_ROUNDS = 50  # decodes that are needed to judge a curve by its mean error
+_MIN_ROUNDS = 50  # decodes before a curve is judged by its mean error
 _CURVES = 16  # cached widths, least recently used out
 
 
@@ -85,7 +85,7 @@ class CostCurve:
         wanted = list(range(MAX_DRAFT + 2))
         if not self.filled:
             return wanted
-        for rows in wanted[2 : self.rows[-1] + 1]:  # one row is the reference
+        for rows in wanted[2 : self.rows[-1] + 1]:  # One row is the reference.
             at = bisect_left(self.rows, rows)
             near = min(self.rows[at], ROW_TILE * ceil(rows / ROW_TILE))
             least = min(range(at, len(self.rows)), key=self.seconds.__getitem__)
@@ -140,7 +140,7 @@ class DecodeCost:
         self._curve = self.given.behind(self._positions)
         self._widths = self._curve.widths()
         nearest = np.abs(np.log(self._widths[1:])[:, None] - self._log_rows).argmin(axis=1)
-        self._nearest: list[int] = nearest.tolist()  # the measured number of rows next to 1, 2, 3 ... rows
+        self._nearest: list[int] = nearest.tolist()  # measured number of rows nearest to 1, 2, 3 ... rows
         self._plain = self._curve.table(self._widths)
         self._plain_heads = self._curve.head_seconds()
         self._correct([median(ratios) for ratios in self._ratios])
@@ -195,7 +195,7 @@ class DecodeCost:
         """Learn from a decode with `drafted` tokens that brought `tokens` in `seconds`. `drafted` is None if
         `seconds` is not the time of one decode."""
         last, self._last = self._last, -1
-        if drafted is None or tokens > drafted + 1:  # more tokens come from several decodes
+        if drafted is None or tokens > drafted + 1:  # More tokens come from several decodes.
             return
         self._last = self._widths[drafted + 1]
         expected = self._plain[drafted + 1] + (self._curve.change if self._last != last else 0.0)

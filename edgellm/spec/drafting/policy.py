@@ -86,7 +86,7 @@ class DraftPolicy:
         self.copies = copies or EvidenceAcceptance()
         self._models: dict[str, ModelArm] = {}
         self._others = Arm()  # rounds without a draft model
-        self._lookup = COPYING.lookup  # seconds
+        self._lookup = COPYING.lookup  # mean seconds
         self._reply_tokens = TUNING.reply_tokens  # mean tokens of a reply
         self.use_curve(curve)
         self.begin(0)
@@ -95,7 +95,7 @@ class DraftPolicy:
         """Decide by another curve from now on."""
         self.cost = DecodeCost(curve)
         first = COPYING.doubt_credit if curve.doubtful else COPYING.first_credit
-        self._allowance = Allowance(COPYING.first_credit, first)  # for copies
+        self._allowance = Allowance(COPYING.first_credit, first)  # budget of copies
         self._tokens, self._seconds = 1.0, self.cost.single  # sums over recent rounds, decaying
 
     def begin(self, prompt: int, model: str = "", *, linked: bool = False) -> None:
@@ -281,7 +281,7 @@ class DraftPolicy:
         self._allowance.earn(tokens)
         if asked and self._model is not None:
             self._model.acceptance.observe(chunk, verdict.accepted)
-        if not first:  # the first round's time includes the prompt's
+        if not first:  # The first round's time includes the prompt's.
             self._observe_times(turn, tokens, asked)
         if self._stretch_tokens >= TUNING.stretch:
             self._end_stretch()

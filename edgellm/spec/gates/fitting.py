@@ -43,9 +43,9 @@ KEPT = 512
 ROUNDS = 300
 MIN_FOR_TREES = 1000
 """Chunks from which on trees are tried: they overfit fewer, and growing them takes seconds."""
-_STEP = 0.1  # the learning rate: share of each tree's step that is taken
+_STEP = 0.1  # learning rate
 _PENALTY = 3.0  # weight of squared leaves
-_BINS = 32  # a signal is split at up to this many places
+_BINS = 32  # histogram bins of a signal
 _FOLDS = 5
 _ROUNDS = 4  # fixed-point iterations between the policy and its continuation value
 
@@ -140,7 +140,7 @@ def fit(x: Matrix, target: Vector, penalty: float = 1.0) -> Linear:
     """
     n, f = x.shape
     centre, scale = x.mean(axis=0), x.std(axis=0)
-    scale = np.where(scale > 1e-9, scale, np.inf)  # a constant signal gets no weight
+    scale = np.where(scale > 1e-9, scale, np.inf)  # A constant signal gets no weight.
     design = np.column_stack((np.ones(n), (x - centre) / scale))
     ridge = np.diag([1e-6, *[penalty] * f])
     beta = np.zeros(f + 1)
@@ -150,7 +150,7 @@ def fit(x: Matrix, target: Vector, penalty: float = 1.0) -> Linear:
         gradient = design.T @ (target - p) - ridge @ beta
         hessian = (design * (p * (1.0 - p))[:, None]).T @ design + ridge
         step = np.linalg.solve(hessian, gradient)
-        beta += step / max(1.0, float(np.abs(step).max()) / 4.0)  # never more than 4 at a time
+        beta += step / max(1.0, float(np.abs(step).max()) / 4.0)  # A step is at most 4.
         if float(np.abs(step).max()) < 1e-8:
             break
     weights = beta[1:] / scale
@@ -212,7 +212,7 @@ def _thresholds(column: Vector) -> Vector:
     """Return the split values of a signal (n,): between observed values, at its quantiles."""
     values = np.unique(column)
     if len(values) < 2:
-        return np.array([np.inf])  # a constant signal is never split
+        return np.array([np.inf])  # A constant signal is never split.
     between = 0.5 * (values[1:] + values[:-1])
     cuts = np.quantile(column, np.linspace(0.0, 1.0, _BINS + 1)[1:-1])
     return between[np.unique(np.clip(np.searchsorted(values, cuts), 0, len(between) - 1))]

@@ -29,7 +29,7 @@ NAMES = (
     "doubt of the mean",  # -log of the mean confidence: the paper's c
     "doubt of the least",  # -log of the least confidence
     "doubt of the first",
-    "surprise",  # sum of -log confidence: of the whole chunk's probability
+    "surprise",  # sum of -log confidence over the chunk
     "narrowest margin",
     "mean margin",
     "mean importance",
@@ -40,7 +40,7 @@ NAMES = (
     "doubt so far",  # surprise of all chunks before it
     "agreement",  # log of 1 + matched tokens where the context has the same token, summed over tokens
     "most agreement",
-    "dissent",  # the same where the context has a different token
+    "dissent",  # the same for a different token
     "most dissent",
     "doubtful dissent",  # dissent times the doubt of the token
     "copied",  # tokens that were taken from the context
@@ -52,7 +52,7 @@ JUDGED = tuple(at for at, name in enumerate(NAMES) if "importance" not in name)
 """Indices of the signals that the fitted gate uses: importance added nothing to confidence (evidence in the profile),
 and measuring it takes time."""
 
-_FLOOR = 1e-4  # clips confidences away from 0
+_FLOOR = 1e-4  # least confidence in logarithms
 _OVERFLOW = 700.0  # exponent at which exp would overflow
 
 

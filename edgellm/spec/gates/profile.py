@@ -152,7 +152,7 @@ class Profile:
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         fields |= {
             "version": VERSION,
-            "rejected": as_fields(self.policies[0].rejected),  # all policies have the same
+            "rejected": as_fields(self.policies[0].rejected),  # All policies have the same.
             "policies": [_fields(policy) for policy in self.policies],
             "exits": [asdict(point) for point in self.exits],
             "trouble": asdict(fields.pop("difficulty")),
@@ -184,7 +184,7 @@ def _parse(found: dict[str, Any]) -> Profile:
     rejected = from_fields(fields.pop("rejected"))
     policies = tuple(_policy(fitted, rejected) for fitted in fields.pop("policies"))
     difficulty = from_json(PromptDifficulty, fields.pop("trouble"))
-    evidence = {str(name): float(value) for name, value in fields.pop("evidence").items()}  # some are NaN
+    evidence = {str(name): float(value) for name, value in fields.pop("evidence").items()}  # Some are NaN.
     profile = Profile(**fields_from_json(Profile, fields), policies=policies, evidence=evidence, difficulty=difficulty)
     if not (policies and profile.confidence and profile.importance and profile.tokens and profile.perplexities):
         raise ValueError("measurements are missing")

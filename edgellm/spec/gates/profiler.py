@@ -32,7 +32,7 @@ IMPORTANCE = [at for at, name in enumerate(NAMES) if "importance" in name]
 _EVERY = 20.0  # seconds between two writes of the observations
 _MAX_BYTES = 2**30
 _CHUNKS = ("verified", "alone")  # fields of a record
-_BUSY_MARGIN = 1.3  # wait a little longer than the verifier asks for, as a session does
+_BUSY_MARGIN = 1.3  # factor of the wait that the verifier asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ class PairProfiler:
             try:
                 verdict = self._session.submit(ids, chunk).result()
                 break
-            except VerifierBusy as busy:  # every chunk is needed
+            except VerifierBusy as busy:  # Every chunk is needed.
                 sleep(_BUSY_MARGIN * busy.seconds)
         self._verify_seconds.append(verdict.seconds)
         return verdict

@@ -71,7 +71,7 @@ def fit_difficulty(prompts: Sequence[Ids | Sequence[int]], wrong: Vector) -> tup
     shares = strength**2 / (strength**2 + _PENALTY)
     along = left.T @ (wrong - usual)
     fitted, own_share = left @ (shares * along), (left**2) @ shares
-    unseen: Vector = usual + (fitted - own_share * (wrong - usual)) / (1.0 - own_share)  # leaving each one out
+    unseen: Vector = usual + (fitted - own_share * (wrong - usual)) / (1.0 - own_share)  # This is leave-one-out.
     weights = right.T @ (strength / (strength**2 + _PENALTY) * along)
     bounds = round(usual, 5), round(float(unseen.min()), 5), round(float(unseen.max()), 5)
     return PromptDifficulty(*bounds, tuple(tokens.tolist()), tuple(np.round(weights, 5).tolist())), unseen

@@ -74,7 +74,7 @@ class Retriever:
         self._sources = [(1 << at, source) for at, source in enumerate(sources.values()) if source is not None]
         self._chances, self._inside, self._is_eog, self._hopeless = chances, inside, is_eog, hopeless
         self._known = 0  # tokens of the text that the sources know
-        self._candidates: Candidates = []  # for the places of a chunk from `_place` on
+        self._candidates: Candidates = []  # candidates of the places from `_place` on
         self._place = 0
         self._names = tuple(sources)
         self.copied = {name: 0 for name, source in sources.items() if source is not None}

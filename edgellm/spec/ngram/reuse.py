@@ -73,9 +73,9 @@ class Reuse(DraftSource):
                 self._rest = []
             return
         begin, end = (accepted, len(draft)) if plausible is None else plausible_segment(plausible, accepted)
-        begin = max(begin, accepted + 1)  # the place `accepted` belongs to the correction
+        begin = max(begin, accepted + 1)  # The place `accepted` belongs to the correction.
         while begin < end and self._inside(draft[begin]):
-            begin += 1  # the rest of the word that was rejected
+            begin += 1  # The rejected word's rest goes, too.
         if begin < end:
             self._rest, self._rounds, self._fresh = list(draft[begin:end]), 0, True
         else:

@@ -108,7 +108,7 @@ class ReplayCursor:
         self._past, self._prompt, self._places = past, prompt, places
         # Cache of `_counterpart`, shared by all copies.
         self._counterparts: dict[int, int] = {} if counterparts is None else counterparts
-        self._at = 0  # place in the past reply; -1: it is over
+        self._at = 0  # place in the past reply; -1 after its end
         self._copied = _END  # next place in the prompt to copy
         self._resume = 0  # place in the past reply after the run
         self.followed = 0

@@ -187,7 +187,7 @@ def _prompt_top(row: Any) -> tuple[Top, set[int]]:
         every.add(token)
         found.append((whole(said.get("rank")), token, number(said.get("logprob"))))
     found.sort()
-    likeliest = [entry for place, entry in enumerate(found) if entry[0] <= place + 1]  # ranks without a gap
+    likeliest = [entry for place, entry in enumerate(found) if entry[0] <= place + 1]  # Ranks have no gap.
     return tuple((token, logprob) for _, token, logprob in likeliest), every
 
 
