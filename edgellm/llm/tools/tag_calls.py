@@ -15,15 +15,20 @@ from edgellm.llm.tools.json_calls import Parsed, made
 from edgellm.llm.tools.loose import typed
 from edgellm.llm.tools.schema import ANYTHING, Schema, Tool
 
-_MOST_READINGS = 24  # that are followed side by side
 
-# Faults of a reading, and their weights.
-_UNPAIRED = 1  # a tag in a value, without its other half
-_NO_END = 1  # a value without its closing tag
-_NO_CLOSE = 2  # a call without its closing tag
-_UNKNOWN = 2  # a parameter that the function has not, or has already
-_STRAY = 3  # a tag, or a text, where none can be
-_NOT_ON_ITS_LINE = 3  # a value without its closing tag, and the next parameter in the middle of a line
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """The weights of a reading's faults."""
+
+    unpaired: int = 1  # a tag in a value, without its other half
+    no_end: int = 1  # a value without its closing tag
+    no_close: int = 2  # a call without its closing tag
+    unknown: int = 2  # a parameter that the function lacks, or has already
+    stray: int = 3  # a tag, or a text, where none can be
+    not_on_its_line: int = 3  # a value without its closing tag, and the next parameter in the middle of a line
+
+
+_FAULT = _Weights()
 
 _XML = re.compile(
     r"(?P<open>(?:<tool_call>\s*)?<function=(?P<name>[^<>\n]+)>)|(?P<key><parameter=(?P<parameter>[^<>\n]+)>)"
@@ -54,7 +59,8 @@ def _read(tags: re.Pattern[str], text: str, tools: Mapping[str, Tool], ended: bo
         for one in (one for reading in readings for one in _followed(reading, tag, text, schemas)):
             if one.rank < best.setdefault(one.state, one).rank:
                 best[one.state] = one
-        readings = sorted(best.values(), key=lambda one: (one.name is not None, one.rank))[:_MOST_READINGS]
+        # The limit keeps the time linear in the number of tags.
+        readings = sorted(best.values(), key=lambda one: (one.name is not None, one.rank))[:24]
     found = min((one for reading in readings for one in _finished(reading, text, schemas, ended)),
                 key=lambda one: one.rank, default=_Reading())  # fmt: skip
     calls = []
@@ -94,12 +100,13 @@ class _Reading:
     def value(self, end: int, text: str, *, tag: bool) -> _Reading:
         """Return the reading with the value ended at `end`, by its `tag` or without one."""
         value = text[self.at : end] if tag else text[self.at : end].rstrip("\n")
-        faults = self.faults + self.depth * _UNPAIRED + (0 if tag else _NO_END if value.strip() else _STRAY)
+        missing = 0 if tag else _FAULT.no_end if value.strip() else _FAULT.stray
+        faults = self.faults + self.depth * _FAULT.unpaired + missing
         return replace(self, faults=faults, values=(*self.values, (self.key or "", value)), key=None, depth=0, at=end)
 
     def call(self, *, tag: bool) -> _Reading:
         """Return the reading with the call ended, by its `tag` or without one."""
-        faults = self.faults + (0 if tag else _NO_CLOSE)
+        faults = self.faults + (0 if tag else _FAULT.no_close)
         return replace(self, faults=faults, calls=(*self.calls, (self.name or "", self.values)), name=None, values=())
 
 
@@ -108,7 +115,7 @@ def _followed(reading: _Reading, tag: re.Match[str], text: str, schemas: Mapping
     kind, between = tag.lastgroup, text[reading.at : tag.start()]
     if reading.name is None:
         reading = replace(reading, text=reading.text + between, at=tag.end())
-        yield replace(reading, faults=reading.faults + _STRAY, text=reading.text + tag[0])
+        yield replace(reading, faults=reading.faults + _FAULT.stray, text=reading.text + tag[0])
         if kind == "open":
             yield replace(reading, name=tag["name"].strip())
         return
@@ -116,18 +123,21 @@ def _followed(reading: _Reading, tag: re.Match[str], text: str, schemas: Mapping
         begins = kind in ("open", "key")
         depth = reading.depth + (1 if begins else -1)
         yield replace(
-            reading, held=reading.held + 1, depth=max(0, depth), faults=reading.faults + (_UNPAIRED if depth < 0 else 0)
+            reading,
+            held=reading.held + 1,
+            depth=max(0, depth),
+            faults=reading.faults + (_FAULT.unpaired if depth < 0 else 0),
         )
         split = kind == "key" and not re.search(r"\n[ \t]*$", between)
         reading = reading.value(tag.start(), text, tag=kind == "end")
-        reading = replace(reading, at=tag.end(), faults=reading.faults + (_NOT_ON_ITS_LINE if split else 0))
+        reading = replace(reading, at=tag.end(), faults=reading.faults + (_FAULT.not_on_its_line if split else 0))
         if kind == "end":
             yield reading
             return
     else:
-        stray = reading.faults + (_STRAY if between.strip() else 0)
+        stray = reading.faults + (_FAULT.stray if between.strip() else 0)
         reading = replace(reading, at=tag.end(), faults=stray)
-        yield replace(reading, faults=stray + _STRAY)
+        yield replace(reading, faults=stray + _FAULT.stray)
     if kind == "close":
         yield reading.call(tag=True)
     elif kind == "open":
@@ -136,7 +146,7 @@ def _followed(reading: _Reading, tag: re.Match[str], text: str, schemas: Mapping
         key = tag["parameter"].strip()
         known = schemas.get(reading.name or "", ANYTHING).names()
         new = (not known or key in known) and all(key != one for one, _ in reading.values)
-        yield replace(reading, key=key, faults=reading.faults + (0 if new else _UNKNOWN))
+        yield replace(reading, key=key, faults=reading.faults + (0 if new else _FAULT.unknown))
 
 
 def _finished(reading: _Reading, text: str, schemas: Mapping[str, Schema], ended: bool) -> Iterator[_Reading]:
