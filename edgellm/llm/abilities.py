@@ -109,7 +109,7 @@ def draft_for(file: ModelFile, others: Mapping[str, ModelFile]) -> str | None:
 
 
 def heads_for(file: ModelFile, others: Mapping[str, ModelFile]) -> list[str]:
-    """Return the names of those of `others` that are EAGLE-3 heads for a model."""
+    """Return the names of EAGLE-3 heads for a model in `others`."""
     return sorted(name for name, other in others.items() if is_eagle3(other.header) and _fits(other, file))
 
 
@@ -122,12 +122,12 @@ def _fits(head: ModelFile, verifier: ModelFile) -> bool:
 
 
 def same_tokenizer(file: ModelFile, other: ModelFile) -> bool:
-    """Return whether two models have the same tokens, up to unused ones at the end of one."""
+    """Return whether two models have the same tokens, up to padding at the end of one."""
     return _same(token_texts(file), token_texts(other))
 
 
 def _partners(file: ModelFile, others: Mapping[str, ModelFile]) -> dict[str, ModelFile]:
-    """Return those of `others` that have the same tokenizer as a model."""
+    """Return the models of `others` with the same tokenizer as a model."""
     own = token_texts(file)
     whole = {
         name: other for name, other in others.items() if other.path != file.path and not drafter_file(other.header)

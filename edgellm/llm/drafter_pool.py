@@ -41,7 +41,7 @@ class DrafterKind:
 
 
 class Drafters:
-    """The drafters of one model, one per running reply. Of idle ones, only those of the last kind are kept."""
+    """The drafters of one model, one per running reply. Idle drafters are kept only of the last kind."""
 
     def __init__(
         self,

@@ -229,7 +229,7 @@ class DraftPlacement(NamedTuple):
 def place_draft(
     name: Named | ModelFile, hardware: Hardware, taken: Counter[str], threads: int | None, replies: int = 1
 ) -> DraftPlacement:
-    """Return the place of a draft model beside what is `taken`: the fastest measured place for a token, among all
+    """Return the place of a draft model beside the bytes `taken`: the fastest measured place for a token, among all
     graphics cards together, each card alone, and the processor; without measurements, that of `place_named`."""
     before = Counter(taken)
     placed = place_named(name, hardware, taken, verifies=False, replies=replies)

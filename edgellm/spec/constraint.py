@@ -1,9 +1,8 @@
 """A grammar that a reply must follow, applied to distributions and drafts.
 
-Temperature and truncation come first, and the grammar removes what it forbids of the tokens that are left; where it
-forbids all of them, the most probable token that it allows is certain. So no token comes back that truncation had
-removed while another one is allowed. The rule depends on nothing but the text before, so verifying drafts by it gives
-what the verifier writes alone.
+Temperature and truncation come first, and the grammar removes forbidden tokens from the rest; if it forbids all of
+them, its most probable allowed token is certain. So no token comes back that truncation had removed while another token
+is allowed. The rule depends on the text before alone, so verifying drafts by it gives the verifier's own text.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class Verdicts(Protocol):
         ...
 
     def close(self) -> None:
-        """End the reply, and give up what is in flight."""
+        """End the reply, and give up pending requests."""
         ...
 
 

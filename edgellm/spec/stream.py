@@ -41,7 +41,7 @@ def cut_at_stops(
     stops: Sequence[str], events: Generator[Event, None, None], stats: Stats, heads: Sequence[str] = ()
 ) -> Generator[Event, None, None]:
     """Yield the same events up to the first complete sequence of `stops` in the answer, which is not yielded; or up to
-    one of the `heads` of turns in what no verifier has checked.
+    one of the `heads` of turns in unverified tokens.
 
     A token whose bytes may begin a stop sequence is held back until the following bytes are known. A sequence may begin
     and end within tokens: the bytes before it are yielded as a shorter token. `stats` records the sequence.

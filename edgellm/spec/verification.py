@@ -24,8 +24,8 @@ def judge(
 ) -> tuple[int, int]:
     """Return the number of accepted tokens of the `draft` (n,), and the verifier's own token after them.
 
-    A draft is accepted while each token is the verifier's own: its most probable one, or the one that it draws at that
-    position after penalties, temperature, truncation and grammar. So the text is what the verifier writes alone,
+    A draft is accepted while each token is the verifier's own: its most probable token, or its draw at that position
+    after penalties, temperature, truncation and grammar. So the text is what the verifier writes alone,
     whatever is drafted. `rows` (n + 1, n_vocab) are the verifier's logits: row i predicts place i of the draft, the
     last row the token after it. `position` is the number of tokens before the draft; `text` (position,) are these
     tokens, for penalties and the `grammar`, which at each place also see the drafted tokens before it.

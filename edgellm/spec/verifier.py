@@ -117,7 +117,7 @@ class Session:
             raise VerifierLost("The connection to the verifier is closed.", "Ask again.") from None
 
     def close(self) -> None:
-        """End the reply, and give up what is in flight."""
+        """End the reply, and give up pending requests."""
         if self._pending is not None:
             self._pending.cancel()
         self._close()

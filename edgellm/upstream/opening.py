@@ -74,9 +74,9 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
     the server's chat template from now on, where the server shows it.
 
     Raises:
-        InvalidOption: it is no address, the key file is unusable, or the server has no such model or tier.
-        VerifierUnreachable: nothing answers, or nothing that can verify.
-        VocabularyMismatch: its tokens are others.
+        InvalidOption: the address or key file is unusable, or the server has no such model or tier.
+        VerifierUnreachable: nothing answers, or the server cannot verify.
+        VocabularyMismatch: the server's tokens differ.
     """
     options = options or UpstreamOptions()
     url = ServerURL.parse(address)

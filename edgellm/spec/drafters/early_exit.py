@@ -37,7 +37,7 @@ class EarlyExitDrafter(Drafter):
         layers: tuple[int, ...] = (),
         shared: int | None = None,
     ) -> None:
-        """Take over the contexts, which `open` makes; what they have cached is dropped.
+        """Take over the contexts, which `open` makes, and drop their caches.
 
         `lower` is over the shard that begins at layer 0, with a head, and captures its last layer with a stop there;
         `upper` is over the other layers. `threshold`: a token leaves early where the probability of the likeliest token

@@ -1,4 +1,4 @@
-"""Importance of drafted tokens (Synera, section 4.2): how much the tokens behind a token attend to it.
+"""Importance of drafted tokens (Synera, section 4.2): the attention of later tokens to each.
 
 Attention comes as the engine records it, one array (heads, queries, keys) per layer; a study of several layers stacks
 them to (layers, heads, queries, keys), and chooses layers and heads by indexing. Query `q` of such rows is the token at

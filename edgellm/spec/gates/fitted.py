@@ -20,7 +20,7 @@ Scores = npt.NDArray[np.float64]
 class Threshold:
     """Turns scores (higher is better to verify) into decisions whose realised share is the budget.
 
-    The threshold is a quantile of the profiled scores. Those drift, because unverified replies diverge from verified
+    The threshold is a quantile of the profiled scores. Scores drift, because unverified replies diverge from verified
     ones, so the quantile follows the controller's target share.
     """
 

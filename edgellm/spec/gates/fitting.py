@@ -314,8 +314,8 @@ class _Reply:
 def fit_policies(runs: Sequence[Run], rejected: Predictor, chances: Vector) -> tuple[Policy, ...]:
     """Fit one policy for each of `SHARES` on the judged replies of `runs`.
 
-    `chances` (n,) are the chances that their chunks are rejected, as `rejected` predicts them for replies that it has
-    not seen: a policy has to work with such chances (`Rejection.unseen`).
+    `chances` (n,) are `Rejection.unseen`, the predictions of `rejected` for unseen replies: a policy has to work with
+    these.
     """
     return tuple(_fit(runs, rejected, chances, share) for share in SHARES)
 
@@ -349,8 +349,8 @@ def simulate(runs: Sequence[Run], policy: Policy, chances: Vector) -> list[Flags
 
 
 def _replies(runs: Sequence[Run], chances: Vector, continuation: Predictor | None = None) -> list[_Reply]:
-    """Return the judged replies of `runs`; `chances` (n,) are those of all chunks to be rejected. Without
-    `continuation` it is 1."""
+    """Return the judged replies of `runs`; `chances` (n,) are all chunks' chances of a rejection. Without
+    `continuation`, its value is 1."""
     signals, rejected = training_data(runs)
     features, wrong = np.column_stack((signals, np.log(chances + EPSILON))), rejected > 0.5
     continuations = np.ones(len(features)) if continuation is None else continuation.scores(features)

@@ -301,7 +301,7 @@ def chunk_to_json(chunk: ObservedChunk) -> dict[str, Any]:
 
 
 def chunk_from_json(row: Mapping[str, Any]) -> ObservedChunk:
-    """Return what `chunk_to_json` wrote. Raise KeyError, TypeError or ValueError for anything else."""
+    """Return a chunk from its fields in JSON. Raise KeyError, TypeError or ValueError for invalid fields."""
     rest = {name: value for name, value in row.items() if name != "signals"}
     signals = np.array(row["signals"], dtype=np.float64)
     if signals.shape != (len(NAMES),):
@@ -410,7 +410,7 @@ class OnlineProfiler:
         write_state(path, "\n".join(rows))
 
     def load(self, path: Path) -> None:
-        """Load what `save` wrote; do nothing if the file is missing or damaged."""
+        """Load a saved file; do nothing if it is missing or damaged."""
         try:
             runs = read_json_lines(path, _run) or []
         except StateDamaged:

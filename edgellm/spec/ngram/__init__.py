@@ -1,1 +1,1 @@
-"""Drafts from what has been seen: the context, the reply so far, past conversations (CoordGen)."""
+"""Drafts from known texts: the context, the reply so far, past conversations (CoordGen)."""

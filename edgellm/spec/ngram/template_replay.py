@@ -51,7 +51,7 @@ def origins(prompt: Sequence[int], reply: Sequence[int]) -> list[tuple[int, int]
 
 
 class Analogy(DraftSource):
-    """A source: the past conversation whose prompt has most in common with this one."""
+    """A source: the past conversation with the most similar prompt."""
 
     def __init__(self) -> None:
         self._past: list[PastReply] = []

@@ -93,7 +93,7 @@ def _with_tops(tokens: Sequence[int], found: Any, top: int) -> tuple[Row, ...]:
 async def connect(
     client: HttpClient, served: UpstreamModel, props: Any, end_of_turn: int | None
 ) -> LlamaServerUpstream:
-    """Return the llama-server whose /props answered with `props`. Raises VerifierLost for unusable ones."""
+    """Return the llama-server whose /props answered with `props`. Raises VerifierLost if unusable."""
     with client.reading():
         settings = fields(fields(props).get("default_generation_settings") or {})
         length = maybe_count(settings.get("n_ctx"))

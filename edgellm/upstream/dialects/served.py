@@ -104,7 +104,7 @@ async def served_model(client: HttpClient, wanted: str) -> UpstreamModel:
     """Return the model `wanted` of a server, or its first one.
 
     Raises:
-        InvalidOption: it has no such model; names those that it has.
+        InvalidOption: the server has no such model; names its models.
         VerifierLost, VerifierBusy: as `HttpClient.get`.
     """
     models = await _models(client)

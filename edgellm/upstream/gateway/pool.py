@@ -59,7 +59,7 @@ class PooledServer:
 
 
 class ServerPool:
-    """Servers of one model. The rules of use are those of `PooledServer`."""
+    """Servers of one model, with the rules of use of `PooledServer`."""
 
     def __init__(self, servers: Sequence[PooledServer]) -> None:
         """Take over `servers`, at least one."""
