@@ -84,7 +84,7 @@ class GenerationState:
         """Begin a reply to `prompt` (n,), which continues in `channel`.
 
         `should_stop` is polled between tokens and during long computations. With `logprobs`, verdicts include the
-        log-probabilities of their tokens and of that many others at each place. `explain`: reasons are requested.
+        log-probabilities of their tokens and of as many other tokens. `explain`: reasons are requested.
         `context` is looked up where the draft model is not confident. `expect` is called with the verifier's
         next-token predictions at positions of the prompt, if they are wanted. Verifiers in this process pad their
         decodes as `filling` says. `draft_prompt` (m,) is the prompt for a draft model with another tokenizer, in its

@@ -152,8 +152,8 @@ class Chunk:
     """Up to gamma drafted tokens that are verified together.
 
     Shapes (n,). `confidence` is the draft model's top-1 probability per token, `margin` top-1 minus top-2.
-    `importance` is the mean attention of the drafted tokens from each one on to it, in [0, 1], 0 for a token
-    that none of them attended to; empty if not measured. `exit_layers` are the layers after which the draft model
+    `importance` is the mean attention to a token from itself and later drafted tokens, 0 without any; empty if not
+    measured. `exit_layers` are the layers after which the draft model
     exited, counted from 0, None for tokens of full depth; None as a whole without early exit. `logits` are the draft
     model's (n_vocab,) for each place, if requested; empty for a copied token. The first `ahead` tokens were drafted
     while waiting for a verdict; the last `tail` tokens were copied after a model's draft (all tokens of a `retrieved`

@@ -274,9 +274,9 @@ class ModelDrafter(Drafter):
     ) -> list[tuple[Ids, Chunk]]:
         """Draft after several prefixes in one batch per token, until `until` returns True.
 
-        The prefixes are `prefixes`, and `whole` with each of its `tail` likeliest next tokens (fewer if one ends the
-        turn, or is in `prefixes` already), at most `max_branches` in all. Return each with up to `gamma` drafted
-        tokens, fewer where the context ends; low confidence ends none of them. The next `propose` after one of them
+        The prefixes are `prefixes`, and `whole` with each of its `tail` likeliest next tokens (without tokens that
+        end the turn, or are in `prefixes`), at most `max_branches` in all. Return each with up to `gamma` drafted
+        tokens, fewer where the context ends, but not for low confidence. The next `propose` after such a prefix
         continues from its cache. Importance is not measured.
         """
         try:

@@ -301,7 +301,7 @@ def chunk_to_json(chunk: ObservedChunk) -> dict[str, Any]:
 
 
 def chunk_from_json(row: Mapping[str, Any]) -> ObservedChunk:
-    """Return a chunk from its fields in JSON. Raise KeyError, TypeError or ValueError for invalid fields."""
+    """Return a chunk from its JSON. Raise KeyError, TypeError or ValueError if invalid."""
     rest = {name: value for name, value in row.items() if name != "signals"}
     signals = np.array(row["signals"], dtype=np.float64)
     if signals.shape != (len(NAMES),):
