@@ -28,7 +28,7 @@ _STEP = 1024  # tokens; proposed contexts are multiples of this
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """Something that works with a model, or does not, and why or how."""
+    """A feature that works with a model, or not, and why or how."""
 
     name: str
     able: bool

@@ -146,7 +146,7 @@ def write_curve(path: Path, curve: StoredCurve) -> None:
 
 
 class Waiting(Protocol):
-    """Counts from its creation on how long this process waits for a processor, as `CpuWait` does."""
+    """A counter, from its creation on, of this process's waits for a processor, like `CpuWait`."""
 
     def share(self) -> float:
         """Return the share of the time in which threads wanted to run that they spent waiting."""

@@ -195,8 +195,8 @@ def check_length(ids: Ids, context: int) -> Ids:
 
 @dataclass(frozen=True, slots=True)
 class PromptWriter:
-    """Writes questions and conversations in the form of a `model`, with room for a reply in the `context`, in tokens,
-    and the reply's constraint. `grammars`: replies can follow a schema."""
+    """A writer of questions and conversations in the form of a `model`, with room for a reply in the `context`, in
+    tokens, and the reply's constraint. `grammars`: replies can follow a schema."""
 
     model: Model
     context: int

@@ -33,7 +33,7 @@ class _Held:
 
 
 class ChannelSplitter:
-    """Assigns the tokens of one reply to its channels, and removes the markup.
+    """A filter that assigns tokens of a reply to channels, and removes the markup.
 
     Markup may be one token or several, begin and end within tokens, or consist of control tokens, whose piece is empty.
     A token whose bytes may begin markup is held back until the following bytes are known.

@@ -19,7 +19,7 @@ from edgellm.spec.types import Chunk, Decision, Ids, Round, Sampling, Verdict
 
 
 class Drafter(ABC):
-    """Proposes the next tokens: a small model, retrieval, or both. It serves one reply at a time."""
+    """A proposer of next tokens: a small model, retrieval, or both. It serves one reply at a time."""
 
     @property
     def needs_verdict(self) -> bool:
@@ -66,7 +66,7 @@ class Drafter(ABC):
 
 
 class Gate(ABC):
-    """Decides whether a chunk is worth the verifier's time. It serves one reply."""
+    """A judge of whether a chunk is worth the verifier's time, for one reply."""
 
     layers: tuple[int, ...] = ()
     """Layers of the draft model whose attention the gate needs as the importance of drafted tokens."""
@@ -171,7 +171,7 @@ class BlockingSession(ABC):
 
 
 class Verifier(ABC):
-    """Judges chunks: in this process, over a link, or as a mesh of layer workers.
+    """A judge of chunks: in this process, over a link, or a mesh of layer workers.
 
     By default, a verifier has only a `name` and a `context_length`, and is never away.
     """

@@ -18,7 +18,7 @@ from edgellm.spec.types import UNVERIFIED, Channel, Explanation, Notice, PromptP
 
 
 class Utf8:
-    """Decodes a stream of byte pieces that need not end where characters do; wrong bytes become U+FFFD."""
+    """A decoder of byte pieces, which may end within characters; wrong bytes become U+FFFD."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -153,12 +153,11 @@ class Chunk:
 
     Shapes (n,). `confidence` is the draft model's top-1 probability per token, `margin` top-1 minus top-2.
     `importance` is the mean attention to a token from itself and later drafted tokens, 0 without any; empty if not
-    measured. `exit_layers` are the layers after which the draft model
-    exited, counted from 0, None for tokens of full depth; None as a whole without early exit. `logits` are the draft
-    model's (n_vocab,) for each place, if requested; empty for a copied token. The first `ahead` tokens were drafted
-    while waiting for a verdict; the last `tail` tokens were copied after a model's draft (all tokens of a `retrieved`
-    chunk were). `reason` explains the chunk's length, if explanations are requested. `context_match` is set by a
-    drafter that looks tokens up in the context.
+    measured. `exit_layers` are the layers after which the draft model exited, counted from 0, None for tokens of full
+    depth; None as a whole without early exit. `logits` are the draft model's (n_vocab,) for each place, if requested;
+    empty for a copied token. The first `ahead` tokens were drafted while waiting for a verdict; the last `tail` tokens
+    were copied after a model's draft (all tokens of a `retrieved` chunk were). `reason` explains the chunk's length, if
+    explanations are requested. `context_match` is set by a drafter that looks tokens up in the context.
     """
 
     ids: Ids = field(default_factory=lambda: NO_IDS)

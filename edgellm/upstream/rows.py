@@ -15,7 +15,7 @@ Top: TypeAlias = tuple[tuple[int, float], ...]
 
 
 class RowsUnusable(Exception):
-    """Rows contradict themselves, the request or the vocabulary."""
+    """The error of rows that contradict themselves, the request or the vocabulary."""
 
 
 class Tier(StrEnum):

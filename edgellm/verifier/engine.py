@@ -50,7 +50,7 @@ class ModelRunner(Protocol):
 
 
 class VerifierEngine:
-    """Answers verify requests, one per session at a time."""
+    """An engine for verify requests, one per session at a time."""
 
     def __init__(
         self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], scheduler: Scheduler,

@@ -18,7 +18,7 @@ _NOTHING = Chunk()
 
 
 class ExtraDrafts:
-    """Drafts extra tokens while passes with drafts write more tokens per second than passes without.
+    """A drafter of extra tokens while passes with drafts write more tokens per second than passes without.
 
     A verdict then brings as many tokens as without drafts, in fewer passes, and they are the same tokens.
     """

@@ -31,7 +31,7 @@ T = TypeVar("T", bound=TakesTurns)
 
 
 class DeviceTurns:
-    """Orders requests by device. Used by the worker's thread alone."""
+    """The order of requests by device. Used by the worker's thread alone."""
 
     def __init__(self) -> None:
         self._asked: dict[str, float] = {}  # time of each device's last request, the oldest first

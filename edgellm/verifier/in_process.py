@@ -65,7 +65,7 @@ class ContextPool:
 
 
 class VerifierBackend(ABC):
-    """Answers verify requests: an engine in a thread of its own, or stock servers. Methods may come from any thread."""
+    """A server of verify requests: an engine in its own thread, or stock servers. Any thread may call methods."""
 
     @property
     @abstractmethod
@@ -99,7 +99,7 @@ class VerifierBackend(ABC):
 
 
 class VerifierWorker(VerifierBackend):
-    """Runs the engine for all sessions in a thread of its own, and owns its context."""
+    """The engine of all sessions in a thread of its own, with its context."""
 
     def __init__(
         self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], limits: SchedulerLimits | None = None,

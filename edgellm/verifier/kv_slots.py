@@ -20,7 +20,7 @@ class _Slot:
 
 
 class SlotTable:
-    """Assigns sessions to slots (sequences of one context), which cache their tokens.
+    """The assignment of sessions to slots (sequences of one context), which cache tokens.
 
     A session gets a slot with its first request and keeps it until its end, or until its eviction (LRU) by a session
     that needs a slot. A session is evicted only by a session of the same device, or of a device with fewer slots.

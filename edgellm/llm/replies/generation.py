@@ -66,7 +66,7 @@ def write(
 
 
 class ReplyWriter:
-    """Writes one reply by its plan; `copies` retrieve drafts, where the plan has sources."""
+    """A writer of one reply by its plan; `copies` retrieve drafts, if the plan has sources."""
 
     def __init__(self, parts: Components, request: WantedReply, plan: ReplyPlan, copies: Retriever | None) -> None:
         self._parts, self._request, self._plan, self._copies = parts, request, plan, copies

@@ -58,7 +58,7 @@ def read_loose(text: str) -> tuple[Any, int]:
 
 
 class LooseReader:
-    """Reads objects and lists with any of three quotation marks, and with `:` or `=` behind keys."""
+    """A reader of objects and lists with any of three quotation marks, and with `:` or `=` behind keys."""
 
     def __init__(self, text: str, *, bare: bool = False, ended: bool = False) -> None:
         """Read `text`. `bare`: keys and texts may lack quotation marks, and end before known signs. `ended`: `text` is

@@ -26,7 +26,7 @@ _HEAD_ROWS = 4  # most rows that go through the head together, which is cheaper 
 
 
 class EarlyExitDrafter(Drafter):
-    """Drafts with a model that is cut in two. Both contexts are the drafter's alone, and are closed with it."""
+    """A drafter with a model that is cut in two. Both contexts are the drafter's own, and closed with it."""
 
     def __init__(
         self,

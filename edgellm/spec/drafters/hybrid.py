@@ -20,7 +20,7 @@ nothing even beside a decode of a tiny model."""
 
 
 class HybridDrafter(Drafter):
-    """Drafts from copies and from a draft model, whichever the policy expects to gain more."""
+    """A drafter of copies or a draft model's tokens, whichever the policy expects to gain more."""
 
     def __init__(
         self, policy: DraftPolicy, copies: Retriever, model: Drafter | None = None, gamma: int = 0, *,

@@ -16,7 +16,7 @@ from edgellm.spec.types import Floats
 
 
 class ColumnSums:
-    """Accumulates the importance of a chunk's tokens from attention rows that are recorded while the tokens are
+    """An accumulator of the importance of a chunk's tokens, from attention rows recorded while the tokens are
     drafted.
 
     The sum is computed once the chunk is full, because the processor's caches are cold right after a decode.

@@ -137,7 +137,7 @@ def within(ids: Ids, shared: int | None) -> Ids:
 
 
 class AttentionMeter:
-    """Measures importance from the attention that a context captures, while it drafts and not before."""
+    """A meter of importance from the attention that a context captures, only while drafting."""
 
     def __init__(self, context: Context, layers: tuple[int, ...]) -> None:
         """Measure at `layers` of `context`'s model, counted from 0; without any, nothing is measured.
@@ -196,9 +196,9 @@ class AttentionMeter:
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a model of its own. The context is the drafter's alone, and is closed with it.
+    """A drafter with a model. The context is the drafter's own, and is closed with it.
 
-    The reply is in its sequence 0; where it has others, `draft_many` uses them for branches.
+    The reply is in sequence 0 of the context; `draft_many` uses further sequences for branches.
     """
 
     def __init__(
@@ -274,10 +274,10 @@ class ModelDrafter(Drafter):
     ) -> list[tuple[Ids, Chunk]]:
         """Draft after several prefixes in one batch per token, until `until` returns True.
 
-        The prefixes are `prefixes`, and `whole` with each of its `tail` likeliest next tokens (without tokens that
-        end the turn, or are in `prefixes`), at most `max_branches` in all. Return each with up to `gamma` drafted
-        tokens, fewer where the context ends, but not for low confidence. The next `propose` after such a prefix
-        continues from its cache. Importance is not measured.
+        The prefixes are `prefixes`, and `whole` with each of its `tail` likeliest next tokens (without tokens that end
+        the turn, or are in `prefixes`), at most `max_branches` in all. Return each with up to `gamma` drafted tokens,
+        fewer where the context ends, but not for low confidence. The next `propose` after such a prefix continues from
+        its cache. Importance is not measured.
         """
         try:
             self._meter.pause()

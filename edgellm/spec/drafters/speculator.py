@@ -55,8 +55,8 @@ def _floats(values: Sequence[float]) -> Floats:
 
 
 class SpeculatorDrafter(Drafter):
-    """Drafts with the speculator of a verifier in this process, which must verify every token: the speculator reads its
-    states."""
+    """A drafter with the speculator of a verifier in this process, which must verify every token: the speculator reads
+    its states."""
 
     def __init__(self, verifier: Verifier, is_eog: Callable[[int], bool]) -> None:
         self._verifier, self._is_eog = verifier, is_eog

@@ -37,7 +37,7 @@ _LONE = re.compile("[\udc80-\udcff]+")  # bytes that are not UTF-8
 
 
 class TextCutter:
-    """Cuts bytes from the middle of a text into a model's tokens."""
+    """A tokenizer of bytes from the middle of a text."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -133,7 +133,7 @@ class _Own:
 
 
 class TranslatedDrafter(Drafter):
-    """Drafts with a model that has another tokenizer. The context is the drafter's alone, and is closed with it."""
+    """A drafter with a model of another tokenizer. The context is the drafter's own, and is closed with it."""
 
     def __init__(self, model: Model, context: Context, translation: TokenTranslation) -> None:
         self._model, self._context, self._translation = model, context, translation

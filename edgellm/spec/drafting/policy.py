@@ -79,7 +79,7 @@ class ModelArm:
 
 
 class DraftPolicy:
-    """Decides what to draft, in one reply after another, and keeps what it learns."""
+    """The decisions on drafts, in one reply after another, by what earlier rounds taught."""
 
     def __init__(self, curve: CostCurve, copies: EvidenceAcceptance | None = None) -> None:
         """Decide by `curve`; `copies` has the chances of copied tokens."""

@@ -18,7 +18,7 @@ Scores = npt.NDArray[np.float64]
 
 
 class Threshold:
-    """Turns scores (higher is better to verify) into decisions whose realised share is the budget.
+    """A threshold of scores (higher is better to verify), whose realised share is the budget.
 
     The threshold is a quantile of the profiled scores. Scores drift, because unverified replies diverge from verified
     ones, so the quantile follows the controller's target share.
@@ -46,8 +46,7 @@ class Threshold:
 
 
 class LearnedGate(Gate):
-    """Offloads the chunks of highest value (`offload_policy.py`), as many as the budget allows. One gate serves one
-    reply."""
+    """A gate that offloads the chunks of highest value (`offload_policy.py`) within the budget, for one reply."""
 
     def __init__(self, profile: Profile, budget: float, controller: BudgetController, seed: int = 0) -> None:
         """Share `controller` with all replies of the pair: the budget holds over all of them."""

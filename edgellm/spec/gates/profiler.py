@@ -136,7 +136,7 @@ def _with_importance(
 
 
 class PairProfiler:
-    """Runs prompts through a pair, greedily, in chunks of `gamma`."""
+    """A greedy run of prompts through a pair, in chunks of `gamma`."""
 
     def __init__(
         self,

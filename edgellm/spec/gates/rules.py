@@ -28,14 +28,14 @@ _NEVER = Decision(False, "this gate verifies nothing")
 
 
 class AlwaysGate(Gate):
-    """Every chunk is verified: the reply is the verifier's own."""
+    """A gate that verifies every chunk: the reply is the verifier's."""
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
         return _ALWAYS
 
 
 class NeverGate(Gate):
-    """No chunk is verified: the reply is the draft model's own (the paper's edge-centric baseline)."""
+    """A gate that verifies no chunk: the reply is the draft model's (the paper's edge-centric baseline)."""
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
         return _NEVER
@@ -199,7 +199,7 @@ class TailGate(Gate):
 
 
 class CountingGate(Gate):
-    """Records the decisions of a gate that has no controller."""
+    """A counter of the decisions of a gate without controller."""
 
     def __init__(self, gate: Gate, controller: BudgetController) -> None:
         self._gate, self._controller = gate, controller

@@ -55,7 +55,7 @@ NO_OFFER = Offer()
 
 
 class Retriever:
-    """Offers the likeliest token of its sources at each place, and learns which of them were right."""
+    """A retriever of the likeliest token of its sources at each place, which learns from verdicts."""
 
     def __init__(
         self,

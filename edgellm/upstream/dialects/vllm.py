@@ -48,7 +48,7 @@ _DETAILS = "start vLLM with --enable-prompt-tokens-details to keep prompts from 
 
 
 class ScoreRefusals:
-    """Decides whether to score, by the refusals of the last scored requests."""
+    """The choice whether to score, by the refusals of the last scored requests."""
 
     def __init__(self) -> None:
         self._last: deque[bool] = deque(maxlen=_WATCHED)

@@ -67,7 +67,7 @@ class _Asked:
 
 
 class GatewayBackend(VerifierBackend):
-    """Answers sessions by the servers of a pool."""
+    """A backend of the servers in a pool."""
 
     def __init__(self, pool: ServerPool) -> None:
         """Take over `pool`."""

@@ -47,7 +47,7 @@ class _Found:
 
 
 class PoolOpening:
-    """Opens the servers of a gateway: some at once, and servers that are away once they are back."""
+    """The opening of a gateway's servers: some at once, and servers that are away once they are back."""
 
     def __init__(
         self, tokenizers: Sequence[Path], options: UpstreamOptions | None = None,
