@@ -143,12 +143,12 @@ class Upstream(ABC):
 
     @abstractmethod
     async def check(self) -> None:
-        """Check that the server is up and still has the model. Raises as `rows`."""
+        """Check that the server is up and still has the model."""
 
     async def tokenize(self, text: str) -> Sequence[int] | None:  # noqa: ARG002
-        """Return the ids of `text` by the server's tokenizer, if available. Raises as `rows`."""
+        """Return the ids of `text` by the server's tokenizer, if available."""
         return None
 
     async def detokenize(self, ids: Sequence[int]) -> str | None:  # noqa: ARG002
-        """Return the text of `ids` by the server's tokenizer, if available. Raises as `rows`."""
+        """Return the text of `ids` by the server's tokenizer, if available."""
         return None

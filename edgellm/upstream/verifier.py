@@ -126,7 +126,7 @@ class UpstreamLink:
         self._late = None
 
     async def measure(self) -> None:
-        """Check the server, and measure the round trip to it. Raises as `Upstream.check`."""
+        """Check the server, and measure the round trip to it."""
         trips = []
         for _ in range(3):
             began = perf_counter()
