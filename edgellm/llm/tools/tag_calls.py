@@ -1,8 +1,8 @@
-"""Calls whose values stand between tags as they are, so that they may hold these very tags.
+"""Calls whose values stand between tags without escapes, so that a value may hold the same tags.
 
-No tag is certain: each may end something, or be a part of a value. All readings are followed side by side, tag after
-tag, and the one with the fewest faults counts: tags that lack their other half, calls without an end, names that the
-function does not have. Of readings with as many faults it is the one in which values hold the fewest tags.
+A beam search over readings: a tag may end something, or be a part of a value. The reading with the fewest faults
+counts: tags without their other half, calls without an end, names that the function lacks. Of readings with as many
+faults the one whose values hold the fewest tags counts.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _read(tags: re.Pattern[str], text: str, tools: Mapping[str, Tool], ended: bo
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What a text may mean, up to a tag. It is in the call of `name`, and in the value of `key`, which holds `depth`
+    """A reading of a text up to a tag. It is in the call of `name`, and in the value of `key`, which holds `depth`
     tags without their other half; `at` is where the value begins, or where the last tag ends."""
 
     faults: int = 0
