@@ -16,7 +16,7 @@ def act(what: str, pipe: int, report: Report) -> object:  # noqa: C901
         case "report":
             for share in range(40):
                 report(share / 40)
-                time.sleep(0.01)
+                time.sleep(0.05)
         case "compute":
             while True:
                 pass
