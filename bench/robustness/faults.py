@@ -110,8 +110,8 @@ class Scene:
             time.sleep(0.02)
 
     def reply(self, number: int) -> Reply:
-        """Return a reply to a question, which is not written yet."""
-        return self.pair.reply(self.talks[number], max_tokens=TOKENS, budget=1.0)
+        """Return a reply that is not written yet; without copies, as no fault would meet a reply of one chunk."""
+        return self.pair.reply(self.talks[number], max_tokens=TOKENS, budget=1.0, retrieval="off")
 
     def strike(self, kind: str, rng: random.Random) -> None:
         """Cause a fault."""
