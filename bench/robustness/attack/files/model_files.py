@@ -7,15 +7,15 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Self
 
 from bench.robustness.attack.harness import Attack, Found
 from edgellm.engine.gguf.reader import check_gguf
 from edgellm.errors import EdgeError
 from testkit import ROOT
 from testkit.hostile.crafted_gguf import KNOWN, crafted
+from testkit.hostile.loader import Loader
 
 _PATIENCE = 300.0  # seconds for one file
 _QUICK = 20  # files besides those known to end the process
@@ -47,51 +47,13 @@ for line in sys.stdin:
 """
 
 
-class _Loader:
-    """A process that loads model files one after another, and is replaced when it dies."""
-
-    def __init__(self, home: Path) -> None:
-        self._environment = _environment(home)
-        self._process = self._started()
-
-    def _started(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", _LOAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, env=self._environment,
-        )  # fmt: skip
-
-    def load(self, path: Path) -> str:
-        """Return the outcome, which begins with `!` if it is harm."""
-        process = self._process
-        if process.stdin is None or process.stdout is None:
-            return "!no pipe"
-        process.stdin.write(f"{path}\n")
-        process.stdin.flush()
-        if outcome := process.stdout.readline().strip():
-            return outcome
-        code = process.wait()
-        self.close()
-        self._process = self._started()
-        return f"!the process ended with {code}"
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        self.close()
-
-
 def _library(quick: bool) -> Found:
     """Load every crafted file through the library twice: the second time its verdict is known."""
     wrong, kinds, tried = [], Counter[str](), 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = folder / "crafted.gguf"
-        with _Loader(folder / "home") as loader:
+        with closing(Loader(_LOAD, _environment(folder / "home"))) as loader:
             for what, data in crafted(folder):
                 if quick and tried >= len(KNOWN) + _QUICK:
                     break
@@ -127,7 +89,6 @@ def _command(quick: bool) -> Found:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = folder / "crafted.gguf"
-        environment = _environment(folder / "home")
         for what, data in crafted(folder):
             if what not in KNOWN[: 3 if quick else None]:
                 continue
@@ -136,7 +97,7 @@ def _command(quick: bool) -> Found:
             words = ["chat", "--draft", "none", "--retrieval", "off", "--verifier", str(path), "hello"]
             done = subprocess.run(
                 [sys.executable, "-m", "edgellm", *words], capture_output=True, text=True, check=False, cwd=ROOT,
-                env=environment, timeout=_PATIENCE,
+                env=_environment(folder / "home"), timeout=_PATIENCE,
             )  # fmt: skip
             if done.returncode != 1 or not done.stderr.startswith("error:"):
                 wrong.append(f"{what}: exit code {done.returncode}, {done.stderr.strip()[-200:]}")
@@ -144,8 +105,7 @@ def _command(quick: bool) -> Found:
 
 
 def _run(quick: bool) -> Found:
-    parts: tuple[Callable[[bool], Found], ...] = (_library, _command)
-    library, command = (part(quick) for part in parts)
+    library, command = _library(quick), _command(quick)
     return Found(library.tried + command.tried, library.wrong + command.wrong, library.figures)
 
 
