@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -148,7 +149,7 @@ class ConversationHandler:
 
     def rename(self, conversation_id: ConversationId, body: NewName) -> ConversationInfo:
         one = self._find(conversation_id)
-        return self._save(one.renamed(" ".join(body.name.split())), one.when)
+        return self._save(replace(one, name=" ".join(body.name.split())), one.when)
 
     def remove(self, conversation_id: ConversationId) -> Response:
         """Remove a conversation if it is there, also while the history is off."""

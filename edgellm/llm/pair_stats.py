@@ -97,15 +97,14 @@ def forget() -> KeptData:
 
 
 def _forget_chats() -> tuple[int, int, int]:
-    """Remove all replies, conversations and typed lines, and return how many there were."""
-    history, conversations, typed = History(), Conversations(), typed_lines()
+    """Remove all replies, conversations and typed lines, and return how many there were; 0 where they are damaged."""
     counts = 0, 0, 0
-    try:
-        counts = history.facts().conversations, len(conversations.all()), typed.facts().conversations
-        return history.clear(), conversations.clear(), typed.clear()
-    except HistoryUnusable:  # The history is damaged, or the disk is full.
-        history.discard()
-        return counts
+    with suppress(HistoryUnusable):
+        counts = (
+            History().facts().conversations, len(Conversations().all()), typed_lines().facts().conversations
+        )  # fmt: skip
+    History().clear()
+    return counts
 
 
 def tidy() -> None:
@@ -117,9 +116,8 @@ def tidy() -> None:
 def expire() -> None:
     """Remove expired data (`chat_log.max_age`). Files that cannot be removed are kept for now."""
     before = oldest()
-    for store in (History(), typed_lines(), Conversations()):
-        with suppress(EdgeError):
-            store.expire()
+    with suppress(EdgeError):
+        History().expire()
     for path in list(_profiles()):
         if expired(path, before):
             _forget_profile(path)

@@ -9,8 +9,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -81,7 +81,7 @@ class HistoryFacts:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation so far: `turns` are roles and texts, the oldest first; `when` is the last addition, in UTC.
+    """A conversation so far; `when` is the last addition, in UTC.
 
     `name` is the user's title for it, empty where there is none. `page` has the web page's additions in its own form:
     other versions of the turns, thoughts, and who wrote each word.
@@ -102,17 +102,11 @@ class Conversation:
         """Return this conversation as of now, with these turns."""
         return replace(self, when=datetime.now(UTC), turns=tuple(turns))
 
-    def renamed(self, name: str) -> Conversation:
-        """Return this conversation under another name; it is as old as before."""
-        return replace(self, name=name)
-
     @property
     def title(self) -> str:
         """Return the `name`, or the first question without the paragraphs before it."""
-        if self.name:
-            return self.name
         question = next((text for role, text in self.turns if role == "user"), "")
-        return question.strip().rpartition("\n\n")[2]
+        return self.name or question.strip().rpartition("\n\n")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +114,7 @@ class ChatLog:
     """The database of past replies, typed lines and conversations in `folder`, which need not exist yet.
 
     Any number of processes may use it. Every method raises `HistoryUnusable` if the folder or a file is a link,
-    belongs to another user, or cannot be read or written. A chat should show that as a notice, and go on: a reply does
-    not depend on the history.
+    belongs to another user, or cannot be read or written. A chat should show that as a notice, and go on.
     """
 
     folder: Path = field(default_factory=lambda: data_dir() / "history")
@@ -148,11 +141,21 @@ class ChatLog:
         with self._database.errors("turned on"):
             self._off.unlink(missing_ok=True)
 
-    def discard(self) -> None:
-        """Remove the database. That needs no free space."""
-        if os.path.lexists(self.path):
-            self._database.discard()
-        self._remove_aside(None)
+    def clear(self) -> None:
+        """Remove everything, whether the history is on or off. That needs no free space."""
+        self._database.remove()
+
+    def expire(self) -> None:
+        """Remove what is older than the retention, of every kind, whether the history is on or off."""
+        before, database = oldest(), self._database
+        if not database.is_missing:
+            with database.writing("removed", keep=True) as db:
+                for table in ("entry", "conversation"):
+                    db.remove(f"{table} WHERE at < ?", _microseconds(before))
+        with database.errors("removed"):
+            for path in database.aside():
+                if expired(path, before):
+                    path.unlink()
 
     @property
     def _off(self) -> Path:
@@ -161,22 +164,6 @@ class ChatLog:
     @property
     def _database(self) -> PrivateDatabase:
         return PrivateDatabase(self.path, _SCHEMA, 1)
-
-    def _erase(self, before: datetime | None, rows: str, *values: object) -> int:
-        """Remove `rows` and return their number. Remove files that were set aside, too, unless they were written since
-        `before`."""
-        count, all_rows = 0, before is None
-        if os.path.lexists(self.path):
-            with self._database.writing("removed", keep=not all_rows, scrub=all_rows) as db:
-                count = db.remove(rows, *values)
-        self._remove_aside(before)
-        return count
-
-    def _remove_aside(self, before: datetime | None) -> None:
-        with self._database.errors("removed"):
-            for path in self._database.aside():
-                if before is None or expired(path, before):
-                    path.unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,15 +214,6 @@ class History(ChatLog):
                     limit_bytes -= size
         return found[::-1]
 
-    def clear(self) -> int:
-        """Remove all entries, whether the history is on or off, and return their number."""
-        return self._erase(None, "entry WHERE kind = ?", self.kind)
-
-    def expire(self) -> int:
-        """Remove entries older than the retention, whether the history is on or off, and return their number."""
-        before = oldest()
-        return self._erase(before, "entry WHERE kind = ? AND at < ?", self.kind, _microseconds(before))
-
     def facts(self) -> HistoryFacts:
         """Return facts about the stored entries, whether the history is on or off."""
         with self._database.reading() as db:
@@ -261,8 +239,7 @@ class Conversations(ChatLog):
 
     def all(self) -> list[Conversation]:
         """Return all conversations, the newest first."""
-        with self._newest() as found:
-            return list(found)
+        return self._found("1")
 
     def find(self, beginning: str) -> Conversation:
         """Return the conversation whose ID begins with `beginning`.
@@ -277,22 +254,14 @@ class Conversations(ChatLog):
         return found[0]
 
     def latest(self) -> Conversation:
-        """Return the conversation that was last added to.
-
-        Raises:
-            InvalidOption: there is none.
-        """
-        with self._newest() as found:
-            if (one := next(found, None)) is not None:
-                return one
+        """Return the conversation that was last added to. Raise InvalidOption if there is none."""
+        if found := self.all():
+            return found[0]
         raise InvalidOption("There is no conversation to continue.", "Start one: edgellm chat; the history must be on.")
 
     def get(self, conversation_id: str) -> Conversation | None:
         """Return the conversation with this whole ID, None if there is none."""
-        row = "SELECT id, at, turns FROM conversation WHERE id = ? AND at >= ?"
-        with self._database.reading() as db:
-            found = db.execute(row, (conversation_id, _microseconds(oldest()))).fetchone()
-        return None if found is None else _conversation(*found)
+        return next(iter(self._found("id = ?", conversation_id)), None)
 
     def save(self, conversation: Conversation, *, replaces: datetime | None = None) -> None:
         """Write a conversation over its earlier state; remove the oldest beyond `MAX_CONVERSATIONS`.
@@ -330,22 +299,13 @@ class Conversations(ChatLog):
         with self._database.writing() as db:
             db.remove("conversation WHERE id = ?", conversation.id)
 
-    def clear(self) -> int:
-        """Remove all conversations, and return their number."""
-        return self._erase(None, "conversation")
-
-    def expire(self) -> int:
-        """Remove the conversations to which nothing was added for longer than the retention; return their number."""
-        before = oldest()
-        return self._erase(before, "conversation WHERE at < ?", _microseconds(before))
-
-    @contextmanager
-    def _newest(self) -> Iterator[Iterator[Conversation]]:
-        """Yield an iterator over the conversations in the database, the newest first."""
-        rows, before = "SELECT id, at, turns FROM conversation WHERE at >= ? ORDER BY at DESC LIMIT ?", oldest()
+    def _found(self, condition: str, *values: object) -> list[Conversation]:
+        """Return the conversations in the database with this condition, the newest first, without damaged ones."""
+        rows = f"SELECT * FROM conversation WHERE at >= ? AND {condition} ORDER BY at DESC LIMIT ?"  # noqa: S608
+        before = _microseconds(oldest())
         with self._database.reading() as db:
-            found = db.execute(rows, (_microseconds(before), MAX_CONVERSATIONS))
-            yield (conversation for row in found if (conversation := _conversation(*row)) is not None)
+            found = db.execute(rows, (before, *values, MAX_CONVERSATIONS))
+            return [conversation for row in found if (conversation := _conversation(*row)) is not None]
 
 
 def _truncated(text: str) -> str:

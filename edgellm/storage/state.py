@@ -25,9 +25,8 @@ from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.system import HAS_MODES, NO_LINKS, NOT_BLOCKING
 
 MAX_BYTES = 64 * 2**20
-MAX_PRIVATE_BYTES = 2**20
+_MAX_PRIVATE_BYTES = 2**20
 LOCK_SECONDS = 10.0  # seconds to wait for another process; each holds a file for some milliseconds
-_STEP = 2**20
 
 _T = TypeVar("_T")
 MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, EdgeError)
@@ -46,27 +45,21 @@ def read_state(path: Path, max_bytes: int = MAX_BYTES, *, links: bool = False) -
     """
     try:
         handle = os.open(path, os.O_RDONLY | NOT_BLOCKING | (0 if links else NO_LINKS))
+        if not stat.S_ISREG((found := os.fstat(handle)).st_mode):
+            os.close(handle)
+            raise _damaged(path, "it is not a plain file")
+        with open(handle, "rb") as file:  # noqa: PTH123  a number, not a path
+            if HAS_MODES and not links and found.st_mode & 0o077:
+                with suppress(OSError):
+                    system.close_to_others(handle)
+            data = file.read(max_bytes + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise _damaged(path, "it is a link" if error.errno == errno.ELOOP else _why(error)) from None
-    try:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise _damaged(path, "it is not a plain file")
-        if HAS_MODES and not links and found.st_mode & 0o077:
-            with suppress(OSError):
-                system.close_to_others(handle)
-        data = bytearray()
-        while len(data) <= max_bytes and (more := os.read(handle, min(_STEP, max_bytes + 1 - len(data)))):
-            data += more
-    except OSError as error:
-        raise _damaged(path, _why(error)) from None
-    finally:
-        os.close(handle)
+        raise _damaged(path, "it is a link" if error.errno == errno.ELOOP else error.strerror or str(error)) from None
     if len(data) > max_bytes:
         raise _damaged(path, f"it has more than {max_bytes} bytes, the limit for this file")
-    return bytes(data)
+    return data
 
 
 def read_json(path: Path, parse: Callable[[Any], _T], max_bytes: int = MAX_BYTES, *, links: bool = False) -> _T | None:
@@ -88,11 +81,7 @@ def read_json_lines(path: Path, parse: Callable[[Any], _T], max_bytes: int = MAX
 
 
 def read_toml(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any] | None:
-    """Return the tables of a file of TOML that the user writes, or None where there is no file.
-
-    Raises:
-        StateDamaged: as for `read_json`.
-    """
+    """Return the tables of a TOML file that the user writes, or None if there is none. Raise StateDamaged."""
     return _parsed(path, lambda data: tomllib.loads(data.decode()), read_state(path, max_bytes, links=True))
 
 
@@ -106,9 +95,8 @@ def write_state(path: Path, data: bytes | str, *, durable: bool = False) -> None
     """
     _make_folder(path.parent)
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.new")
+    temporary.unlink(missing_ok=True)  # a crash left the file
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS | NOT_BLOCKING
-    with suppress(FileNotFoundError):
-        temporary.unlink()  # a crash left the file
     try:
         with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
@@ -131,7 +119,7 @@ def read_private(path: Path) -> bytes | None:
         TrustUnusable: as for `read_state`.
     """
     try:
-        return read_state(path, MAX_PRIVATE_BYTES)
+        return read_state(path, _MAX_PRIVATE_BYTES)
     except StateDamaged as error:
         raise TrustUnusable(error.what, "Move it away, and try again.") from None
 
@@ -155,8 +143,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """
     with ExitStack() as held:
         with system_errors(TrustUnusable, folder, "used"):
-            if os.path.lexists(folder) and not stat.S_ISDIR(folder.lstat().st_mode):
-                raise TrustUnusable(f"{folder} is not a folder.", "Move it away; a new one will be created.")
             held.enter_context(hold_lock(private_folder(folder) / "lock"))
         yield
 
@@ -223,32 +209,35 @@ def private_folder(path: Path) -> Path:
     return path
 
 
-def _make_folder(path: Path) -> None:
-    """Create a folder and its parents if they are missing. Close edgellm's own folders among them to other users."""
-    for folder in (*reversed(path.parents), path):
-        if not folder.exists():
-            folder.mkdir(mode=0o700, exist_ok=True)
-    roots = {data_dir(), cache_dir(), state_dir()}
-    for folder in (path, *path.parents):
-        mode = folder.lstat().st_mode
-        if HAS_MODES and stat.S_ISDIR(mode) and mode & 0o077 and not roots.isdisjoint((folder, *folder.parents)):
-            with suppress(OSError):
-                folder.chmod(0o700)
-
-
 def close_to_others() -> None:
     """Remove other users' rights to everything that edgellm stores. Links are not followed.
 
     A folder that is closed already is not searched: other users cannot reach its content.
     """
-    if not HAS_MODES:
-        return
     for root in (data_dir(), state_dir(), cache_dir()):
-        for path in _accessible_to_others(root):
-            with suppress(OSError):
-                mode = path.lstat().st_mode
-                if mode & 0o077 and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                    path.chmod(mode & 0o700)
+        if HAS_MODES and root.is_dir() and not root.is_symlink() and root.stat().st_mode & 0o077:
+            for folder, folders, files in os.walk(root):
+                for name in (*folders, *files):
+                    _close(Path(folder, name))
+            _close(root)  # last, so that a crash does not hide open files
+
+
+def _make_folder(path: Path) -> None:
+    """Create a folder and its parents if they are missing. Close edgellm's own folders among them to other users."""
+    if not path.exists():
+        path.mkdir(0o700, parents=True, exist_ok=True)
+    for root in (data_dir(), cache_dir(), state_dir()):
+        for folder in (path, *path.parents):
+            if HAS_MODES and folder.is_relative_to(root) and folder.is_dir():
+                _close(folder)
+
+
+def _close(path: Path) -> None:
+    """Remove other users' rights to a file or folder, if this user may."""
+    with suppress(OSError):
+        mode = path.lstat().st_mode
+        if mode & 0o077 and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            path.chmod(mode & 0o700)
 
 
 def from_json(kind: type[_T], found: Mapping[str, Any]) -> _T:
@@ -270,43 +259,27 @@ def fields_from_json(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any
     return {name: _checked_value(hints[name], value, name) for name, value in found.items()}
 
 
-_PLAIN: Mapping[Any, tuple[type, ...]] = {float: (int, float), int: (int,), str: (str,), bool: (bool,)}
-"""Types of fields, each with the types of its values in JSON."""
-
-
 def _checked_value(hint: Any, value: Any, name: str) -> Any:
-    if type(value) in _PLAIN.get(hint, ()) and (hint is not float or abs(value) < float("inf")):
-        return hint(value)
+    if hint in (int, str, bool) and type(value) is hint:
+        return value
+    if hint is float and type(value) in (int, float) and abs(value) < float("inf"):
+        return float(value)
     origin, inner = get_origin(hint), get_args(hint)
     if origin is tuple and isinstance(value, list):
         return tuple([_checked_value(inner[0], one, name) for one in value])
     if origin is dict and isinstance(value, dict):
         return {key: _checked_value(inner[1], one, name) for key, one in value.items()}
-    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
+    if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
         return from_json(hint, value)
     raise TypeError(f"{name} cannot be {str(value)[:60]}")
 
 
 def _parsed(path: Path, parse: Callable[[bytes], _T], data: bytes | None) -> _T | None:
-    if data is None:
-        return None
     try:
-        return parse(data)
+        return None if data is None else parse(data)
     except MALFORMED as error:
         reason = error.what.rstrip(".") if isinstance(error, EdgeError) else str(error) or type(error).__name__
         raise _damaged(path, reason[:200]) from None
-
-
-def _accessible_to_others(root: Path) -> list[Path]:
-    """Return everything in a folder that is not closed, the folder last, so that a crash does not hide open files."""
-    if not root.is_dir() or root.is_symlink() or not root.stat().st_mode & 0o077:
-        return []
-    found = [Path(folder, name) for folder, folders, files in os.walk(root) for name in (*folders, *files)]
-    return [*found, root]
-
-
-def _why(error: OSError) -> str:
-    return error.strerror or str(error)
 
 
 def _damaged(path: Path, reason: str) -> StateDamaged:

@@ -119,7 +119,7 @@ def test_clear_asks_for_damaged_remains_too(edge: Edge, kept: History) -> None:
 def test_clear_removes_damaged_remains_at_once_where_it_need_not_ask(edge: Edge, kept: History) -> None:
     kept.path.write_text("half a conversa")
     assert edge("history", "clear", "--yes").code == 0
-    assert [path.name for path in kept.folder.iterdir()] == ["chats.lock"]
+    assert [path.name for path in kept.folder.iterdir()] == []
 
 
 def test_off_and_on_say_what_they_did(edge: Edge, kept: History) -> None:

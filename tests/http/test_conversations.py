@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_they_are_stored_where_the_command_line_finds_them(server: HttpServer, s
     assert [turn["role"] for turn in read["turns"]] == ["system", "user", "assistant"]
     assert (read["title"], read["name"], read["page"]) == ("When?", "", "")
     assert ask("PATCH", f"/{cli.id}", {"name": " My  notes "}).json["title"] == "My notes"
-    assert store.find(cli.id) == cli.renamed("My notes")
+    assert store.find(cli.id) == replace(cli, name="My notes")
     assert ask("DELETE", f"/{cli.id}").status == 204
     assert [one.id for one in store.all()] == [kept.id]
     assert ask("GET", f"/{cli.id}").error["code"] == "conversation_not_found"

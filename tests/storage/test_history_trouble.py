@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from edgellm.errors import HistoryUnusable
 from edgellm.storage import History, chat_log, state
@@ -24,8 +22,6 @@ DAMAGED = {
     "zeros": lambda data: bytes(len(data)),
     "half": lambda data: data[: len(data) // 2],
     "a page of zeros": lambda data: data[:4096] + bytes(4096) + data[8192:],
-    "another header": lambda data: b"SQLite format 9\0" + data[16:],
-    "empty": lambda data: b"",
     "JSON": lambda data: b'{"when": "2026-11-21T11:02:56+00:00", "question": "q", "reply": "r"}\n',
 }
 FOREIGN = {
@@ -70,39 +66,11 @@ def test_the_database_of_another_program_is_set_aside_unchanged(history: History
     assert_set_aside(history, before)
 
 
-def test_of_a_damaged_database_the_write_ahead_log_is_set_aside_too(history: History) -> None:
-    history.add("before", "r")
-    with closing(raw(history)) as db:
-        db.execute("SELECT * FROM entry").fetchone()
-        history.add("in the log", "r")
-        history.path.write_bytes(b"no database" * 1000)
-        with pytest.raises(HistoryUnusable, match="is damaged"):
-            history.recent()
-        assert b"in the log" in history.path.with_name("chats.sqlite3.aside-wal").read_bytes()
-        history.add("after", "r")
-        assert said(history) == [("after", "r")]
-    assert said(history) == [("after", "r")]
-
-
-def test_a_log_without_its_database_does_not_come_back(history: History) -> None:
-    log = history.path.with_name("chats.sqlite3-wal")
-    history.add("before", "r")
-    with closing(raw(history)) as db:
-        db.execute("SELECT * FROM entry").fetchone()
-        history.add("in the log", "r")
-        data = log.read_bytes()
-    history.path.unlink()
-    log.write_bytes(data)
-    history.add("after", "r")
-    assert said(history) == [("after", "r")]
-    assert history.path.with_name("chats.sqlite3-wal.aside").read_bytes() == data
-
-
 def test_a_newer_version_is_left_alone(history: History) -> None:
     history.add("before", "r")
     change(history, "PRAGMA user_version = 2")
     before = history.path.read_bytes()
-    for use in (history.recent, history.facts, history.clear, lambda: history.add("q", "r")):
+    for use in (history.recent, lambda: history.add("q", "r")):
         with pytest.raises(HistoryUnusable, match="has version 2, but this edgellm reads version 1"):
             use()
     assert history.path.read_bytes() == before
@@ -121,8 +89,6 @@ def test_a_damaged_row_is_passed_over(history: History, monkeypatch: pytest.Monk
     monkeypatch.setattr(chat_log, "MAX_BYTES", 280)
     history.add("new", "r")
     assert said(history) == [("after", "r"), ("new", "r")]
-    history.clear()
-    assert history.facts().conversations == 0
 
 
 def test_a_schema_that_is_no_text_is_damage(history: History) -> None:
@@ -146,33 +112,6 @@ def test_bytes_that_are_no_characters_do_not_come_out_of_it(history: History) ->
     history.add("q", "r")
     change(history, "UPDATE entry SET question = CAST(? AS TEXT)", b"a\xed\xa0\x80\xffb")
     assert said(history) == [("a\ufffd\ufffd\ufffd\ufffdb", "r")]
-
-
-def test_two_processes_lose_and_mix_nothing(history: History) -> None:
-    program = (
-        "import sys; from pathlib import Path; from edgellm.storage import History\n"
-        "history, name = History(Path(sys.argv[1])), sys.argv[2]\n"
-        "print('ready', flush=True); sys.stdin.readline()\n"
-        "for number in range(100): history.add(f'{name} {number}', name * 50 * number)\n"
-    )
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(history.folder), name], cwd=ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )
-        for name in "ab"
-    ]  # fmt: skip
-    for writer in writers:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
-    for writer in writers:
-        writer.communicate("go\n")
-        assert writer.returncode == 0
-    found = said(history)
-    for name in "ab":
-        own = [pair for pair in found if pair[0].startswith(name)]
-        assert own == [(f"{name} {number}", name * 50 * number) for number in range(100)]
-    assert len(found) == 200
 
 
 def test_processes_that_add_read_and_remove_do_not_disturb_each_other(history: History) -> None:
@@ -228,35 +167,12 @@ def test_while_another_process_writes_nobody_else_does(history: History, monkeyp
     monkeypatch.setattr(state, "LOCK_SECONDS", 0)
     with closing(raw(history)) as db:
         db.execute("BEGIN IMMEDIATE")
-        for use in (lambda: history.add("q", "r"), history.clear, history.expire):
+        for use in (lambda: history.add("q", "r"), history.expire):
             with pytest.raises(HistoryUnusable, match="in use by another process"):
                 use()
         assert len(history.recent()) == 1  # reading needs no turn
     history.add("q", "r")
     assert len(history.recent()) == 2
-
-
-def test_while_another_process_reads_it_is_told_that_traces_may_be_left(
-    history: History, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    history.add("a secret", "r")
-    monkeypatch.setattr(state, "LOCK_SECONDS", 0)
-    with closing(raw(history)) as db:
-        db.execute("BEGIN")
-        assert db.execute("SELECT COUNT(*) FROM entry").fetchone() == (1,)
-        with pytest.raises(HistoryUnusable, match="in use by another process"):
-            history.clear()
-    assert history.recent() == []
-    assert history.clear() == 0
-    assert not [path for path in history.folder.iterdir() if b"a secret" in path.read_bytes()]
-
-
-def test_only_one_process_makes_the_database(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    history.folder.mkdir(parents=True)
-    monkeypatch.setattr(state, "LOCK_SECONDS", 0)
-    with FileLock(history.folder / "chats.lock"), pytest.raises(HistoryUnusable, match="in use by another process"):
-        history.add("q", "r")
-    assert not history.path.exists()
 
 
 @pytest.fixture
@@ -282,52 +198,3 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(history: History, request
         history.add("lost", "r" * 10_000)
     assert history.path.read_bytes() == before
     assert said(history) == [("before", "r")]
-
-
-def test_a_disk_too_full_to_shorten_leaves_what_was_there(
-    history: History, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    history.add("before", "r" * 1000)
-    request.getfixturevalue("full")
-    monkeypatch.setattr(chat_log, "MAX_BYTES", 10_000)
-    with pytest.raises(HistoryUnusable, match="the disk is full"):
-        history.add("r" * 10_000, "r" * 10_000)
-    assert said(history) == [("before", "r" * 1000)]
-    assert sorted(path.name for path in history.folder.iterdir()) == ["chats.lock", "chats.sqlite3"]
-
-
-def test_a_drive_without_shared_memory_is_told(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As network drives are: SQLite cannot have a write-ahead log there."""
-    connect = sqlite3.connect
-    monkeypatch.setattr(
-        sqlite3, "connect", lambda name, *args, **more: connect(f"{name}&vfs=unix-dotfile", *args, **more)
-    )
-    with pytest.raises(HistoryUnusable, match="no file locks"):
-        history.add("q", "r")
-    assert not history.path.exists()
-
-
-def test_a_drive_without_locks_is_told(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: object, **__: object) -> None:
-        raise NotImplementedError
-
-    monkeypatch.setattr(FileLock, "acquire", none)
-    with pytest.raises(HistoryUnusable, match="no file locks"):
-        history.add("q", "r")
-
-
-def test_clearing_that_was_interrupted_leaves_all_or_nothing_and_can_be_done_again(tmp_path: Path) -> None:
-    history = History(tmp_path / "home" / "data" / "history")
-    for number in range(50):
-        history.add("a secret" * number, "r")
-    everything = [entry.question for entry in history.recent()]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.storage.interrupted", str(tmp_path / "home")], cwd=ROOT, text=True,
-        capture_output=True, check=True,
-    )  # fmt: skip
-    trials = [json.loads(found) for found in done.stdout.splitlines()]
-    assert [trial["killed"] for trial in trials] == [True] * (len(trials) - 1) + [False]
-    assert len(trials) > 10
-    for trial in trials:
-        assert trial["questions"] in ([], everything)
-        assert "a secret" not in "".join(trial["left"].values())
