@@ -131,7 +131,7 @@ def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_window(
     home: Home, send: Send, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
-    total, rng = manifest.size, random.Random(5)
+    total, rng = sum(piece.size for piece in manifest.pieces), random.Random(5)
     places = sorted(rng.randrange(total) for _ in range(6))
     with Relay(home.addresses["desk"].port, Network(80.0, 0.002)) as relay:
         thread = cutting(relay, places)

@@ -16,8 +16,7 @@ from edgellm.errors import LayersMissing, LayersRefused, ModelCorrupt, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.storage.layers import store as layers
 from edgellm.storage.layers.manifest import LayerPiece, known_pieces
-from edgellm.storage.layers.owners import CUT
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layers.store import CUT, LayerStore
 from tests.storage.pieces import bytes_of, cut_singly, layerwise
 
 X = "aa" * 32
@@ -36,7 +35,7 @@ def bring(store: LayerStore, model: Path, layer: int, owner: str) -> LayerPiece:
     piece = manifest.pieces[layer]
     with store.receiving(manifest, [piece], owner) as receiving:
         if store.find(piece) is None:
-            with receiving.piece(piece) as partial:
+            with receiving(piece) as partial:
                 partial.append(bytes_of(model, manifest, piece))
                 partial.finish()
     return piece

@@ -7,7 +7,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import cycle, islice, pairwise, permutations
 from pathlib import Path
 from typing import Any, cast
@@ -41,7 +41,7 @@ PLENTY = 10**9
 
 
 def put(store: LayerStore, manifest: Manifest, piece: LayerPiece, data: bytes) -> None:
-    with store.receiving(manifest, [piece]) as receiving, receiving.piece(piece) as partial:
+    with store.receiving(manifest, [piece]) as receiving, receiving(piece) as partial:
         partial.append(data[partial.size :])
         partial.finish()
 
@@ -163,14 +163,14 @@ def test_layers_are_cut_into_a_store_once(
 def test_what_has_arrived_is_gone_on_with(draft_path: Path, store: LayerStore, manifest: Manifest) -> None:
     piece = manifest.pieces[1]
     data = bytes_of(draft_path, manifest, piece)
-    with store.receiving(manifest, [piece]) as receiving, receiving.piece(piece) as partial:
+    with store.receiving(manifest, [piece]) as receiving, receiving(piece) as partial:
         partial.append(data[:1000])
     again = LayerStore(store.root, PLENTY)
     assert again.arrived(piece) == 1000
     assert again.models()[0].arriving == {piece.sha256: 1000}
     with pytest.raises(LayersMissing), again.using([piece]):
         pass
-    with again.receiving(manifest, [piece]) as receiving, receiving.piece(piece) as partial:
+    with again.receiving(manifest, [piece]) as receiving, receiving(piece) as partial:
         assert partial.size == 1000
         with pytest.raises(LayersRefused, match="incomplete: 1000 of"):
             partial.finish()
@@ -282,7 +282,7 @@ def test_a_full_disk_is_said_before_and_in_the_middle(
 ) -> None:
     piece = manifest.pieces[1]
     data = bytes_of(draft_path, manifest, piece)
-    with store.receiving(manifest, [piece]) as receiving, receiving.piece(piece) as partial:
+    with store.receiving(manifest, [piece]) as receiving, receiving(piece) as partial:
         partial.append(data[:500])
         file = partial._file
 
@@ -316,7 +316,7 @@ def test_a_store_that_cannot_be_used_says_so(draft_path: Path, manifest: Manifes
         (partial,) = store.root.glob("pieces/*.partial")
         partial.unlink()
         partial.mkdir()
-        with pytest.raises(LayersRefused, match="cannot be used"), receiving.piece(piece):
+        with pytest.raises(LayersRefused, match="cannot be used"), receiving(piece):
             pass
     with pytest.raises(OSError, match="the model"), store.receiving(manifest, manifest.pieces[2:3]):
         raise OSError("the model's own trouble stays what it is")
@@ -349,7 +349,7 @@ def test_what_lies_in_the_folder_by_chance_stays(store: LayerStore, draft_path: 
 
 
 def as_json(manifest: Manifest) -> dict[str, Any]:
-    return dict(json.loads(json.dumps(manifest.to_json())))
+    return dict(json.loads(json.dumps(asdict(manifest))))
 
 
 def wrong(manifest: Manifest, **changes: Any) -> None:
@@ -394,7 +394,7 @@ def test_in_whatever_portions_it_comes_the_file_is_the_same(
     root = tmp_path_factory.mktemp("portions")
     for place in [*sorted(len(data) * share // 100 for share in cuts), len(data)]:
         store = LayerStore(root, PLENTY)
-        with store.receiving(manifest, [piece]) as receiving, receiving.piece(piece) as partial:
+        with store.receiving(manifest, [piece]) as receiving, receiving(piece) as partial:
             partial.append(data[partial.size : place])
             if place == len(data):
                 assert partial.finish().read_bytes() == data

@@ -30,8 +30,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.storage.layers.incoming_piece import IncomingPiece
 from edgellm.storage.layers.manifest import Manifest
-from edgellm.storage.layers.owners import OWN
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layers.store import OWN, LayerStore
 
 DRAIN_SECONDS = 5.0  # time for which a refused stream is still read
 
@@ -152,8 +151,8 @@ class LayerService:
             for index, arrived in zip(indices, arrivals, strict=True):
                 if not arrived.whole:
                     with ExitStack() as opened:
-                        piece = receiving.piece(manifest.pieces[index])
-                        partial = await _with_heartbeats(stream, _in_thread(opened.enter_context, piece))
+                        piece = await _with_heartbeats(stream, _in_thread(receiving, manifest.pieces[index]))
+                        partial = opened.enter_context(piece)
                         await self._fill(stream, upload, index, partial)
         self._notify(f"{len(indices)} pieces of {manifest.name} are complete.")
 

@@ -6,24 +6,26 @@ import errno
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 from edgellm import system
 from edgellm.engine import ModelFile, check_cuttable
 from edgellm.engine.trial.probe import Probe, require_loadable
-from edgellm.errors import SAME_VERSION, DiskFull, EdgeError, LayersCorrupt, LayersRefused
+from edgellm.errors import DiskFull, EdgeError, LayersCorrupt, LayersRefused
 from edgellm.storage.layers.manifest import LayerPiece
 
 _PLAIN = system.NO_LINKS | system.BINARY
+_RETRY = "Deploy it again; if that does not help, run the same version of edgellm on both sides."
 
 
 class IncomingPiece:
-    """The file of an arriving piece. It must be closed; the bytes that have arrived stay for the next time."""
+    """The file of an arriving piece, to be closed; the bytes that have arrived stay for the next time."""
 
     def __init__(self, path: Path, whole: Path, piece: LayerPiece) -> None:
-        """Open and hash the file at `path`, to be renamed to `whole` when it is complete."""
+        """Open and hash the file at `path`, to be renamed to `whole`. Hashing takes a second per gigabyte."""
         self.piece = piece
         self._path, self._final = path, whole
         with storage_errors(path):
@@ -31,6 +33,12 @@ class IncomingPiece:
             self._digest, self.size = hashlib.file_digest(self._file, "sha256"), self._file.tell()
             if self.size > piece.size:
                 self.restart()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def restart(self) -> None:
         """Discard the bytes that have arrived."""
@@ -74,19 +82,9 @@ class IncomingPiece:
                 f"{str(self.piece).capitalize()} is incomplete: {self.size} of {self.piece.size} bytes have arrived.",
                 _RETRY,
             )
-        if self._digest.hexdigest() != self.piece.sha256:
+        if wrong := self._fault():
             self._drop()
-            raise LayersCorrupt(f"The bytes that arrived are not {self.piece}: their SHA-256 differs.", _RETRY)
-        try:
-            layers = check_cuttable(ModelFile.open(self._path).header)
-        except EdgeError as error:
-            self._drop()
-            raise LayersCorrupt(
-                f"The file that arrived for {self.piece} is not a model: {error.what}", _RETRY
-            ) from None
-        if layers != len(self.piece.layers):
-            self._drop()
-            raise LayersCorrupt(f"The file that arrived for {self.piece} has {layers} layers.", _RETRY)
+            raise LayersCorrupt(wrong, _RETRY)
         with storage_errors(self._path):
             if self._final.is_file() and self._final.stat().st_size == self.piece.size:  # another process was faster
                 self._drop()
@@ -99,31 +97,20 @@ class IncomingPiece:
         try_early(self._final)
         return self._final
 
-    def close(self) -> None:
-        self._file.close()
+    def _fault(self) -> str:
+        """Return why the bytes are not the piece; "" if they are."""
+        if self._digest.hexdigest() != self.piece.sha256:
+            return f"The bytes that arrived are not {self.piece}: their SHA-256 differs."
+        try:
+            layers = check_cuttable(ModelFile.open(self._path).header)
+        except EdgeError as error:
+            return f"The file that arrived for {self.piece} is not a model: {error.what}"
+        wrong = f"The file that arrived for {self.piece} has {layers} layers."
+        return wrong if layers != len(self.piece.layers) else ""
 
     def _drop(self) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)
-
-
-class PieceReceiver:
-    """Receives pieces for which room has been made: `paths` are the partial and the final file of each piece."""
-
-    def __init__(self, paths: Mapping[LayerPiece, tuple[Path, Path]]) -> None:
-        self._paths = paths
-
-    @contextmanager
-    def piece(self, piece: LayerPiece) -> Iterator[IncomingPiece]:
-        """Yield a piece with the bytes that have arrived so far; hashing them takes a second per gigabyte.
-
-        Raises:
-            LayersRefused: the piece was not announced.
-        """
-        if piece not in self._paths:
-            raise LayersRefused(f"{str(piece).capitalize()} was not announced.", SAME_VERSION)
-        with closing(IncomingPiece(*self._paths[piece], piece)) as incoming:
-            yield incoming
 
 
 @contextmanager
@@ -183,6 +170,3 @@ def storage_errors(path: Path) -> Iterator[None]:
                 f"The disk of {path} is full.", "Free some space there, and deploy again: what has arrived is kept."
             ) from error
         raise LayersRefused(f"{path} cannot be used: {error.strerror or error}.", "Check the disk.") from error
-
-
-_RETRY = "Deploy it again; if that does not help, run the same version of edgellm on both sides."

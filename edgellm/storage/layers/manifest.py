@@ -53,7 +53,7 @@ class LayerPiece:
             raise _refused(f"a piece from layer {self.first} to {self.last}")
         if not 0 < self.size <= MAX_PIECE_BYTES:
             raise _refused(f"a piece of {self.size} bytes")
-        if not is_hash(self.sha256):
+        if not SHA256.fullmatch(self.sha256):
             raise _refused(f"a piece with the hash {self.sha256[:80]!r}")
 
     @property
@@ -82,7 +82,7 @@ class Manifest:
     pieces: tuple[LayerPiece, ...]
 
     def __post_init__(self) -> None:
-        if not is_hash(self.fingerprint):
+        if not SHA256.fullmatch(self.fingerprint):
             raise _refused(f"the fingerprint {self.fingerprint[:80]!r}")
         if not (0 < len(self.name) <= MAX_NAME and self.name.isprintable()):
             raise _refused(f"the name {self.name[:80]!r}")
@@ -93,17 +93,9 @@ class Manifest:
         if max(piece.last for piece in self.pieces) >= self.layers:
             raise _refused(f"a piece beyond the {self.layers} layers of {self.name}")
 
-    @property
-    def size(self) -> int:
-        """Return the bytes of all pieces."""
-        return sum(piece.size for piece in self.pieces)
-
     def covering(self, layers: LayerRange) -> tuple[LayerPiece, ...]:
-        """Return the fewest pieces that make up these layers.
-
-        Raises:
-            InvalidOption: the model has no such layers, or its pieces begin and end elsewhere.
-        """
+        """Return the fewest pieces that make up these layers. Raise InvalidOption if the model has no such layers, or
+        its pieces begin and end elsewhere."""
         pieces = {piece.layers: piece for piece in self.pieces}
         if not (found := chain(pieces, layers)):
             raise InvalidOption(
@@ -111,12 +103,9 @@ class Manifest:
             )
         return tuple(pieces[one] for one in found)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Manifest:
-        """Return the manifest that `to_json` wrote; raise `LayersRefused` for anything else."""
+        """Return the manifest that `asdict` gave; raise `LayersRefused` for anything else."""
         try:
             return from_json(cls, found)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
@@ -124,11 +113,7 @@ class Manifest:
 
 
 def layers_per_piece(header: GgufHeader) -> int:
-    """Return how many layers of a model go into one piece.
-
-    Raises:
-        ModelCorrupt, ModelUnsupported: as for `check_cuttable`.
-    """
+    """Return how many layers of a model go into one piece. Raise errors as `check_cuttable` does."""
     layers = check_cuttable(header)
     size = sum(tensor.nbytes for tensor in header.tensors if tensor.name.startswith("blk.")) / layers
     return min(largest_part(header), max(1, int(PIECE_BYTES / max(1.0, size))))
@@ -151,12 +136,8 @@ def grid(layers: LayerRange, lines: Sequence[int]) -> list[LayerRange]:
 
 
 def check_stages(model: ModelFile, stages: Iterable[LayerRange]) -> None:
-    """Check that each of these ranges of a model's layers can be a stage.
-
-    Raises:
-        InvalidOption: it begins or ends where the model cannot be cut; says where it can.
-        ModelUnsupported, ModelCorrupt: as for `check_cuttable`.
-    """
+    """Check that each of these ranges of a model's layers can be a stage. Raise InvalidOption where it begins or ends
+    where the model cannot be cut; says where it can."""
     layers, points = check_cuttable(model.header), cut_points(model.header)
     for one in stages:
         if one.start < layers and (one.start not in points or (one.stop < layers and one.stop not in points)):
@@ -179,11 +160,8 @@ def manifest_of(model: ModelFile, stages: Sequence[LayerRange] = (), progress: P
 def pieces_of(model: ModelFile, ranges: Collection[LayerRange], progress: Progress | None = None) -> Manifest:
     """Return the pieces of a model file for exactly these ranges of layers.
 
-    The layers are read once, and the hashes remembered. `progress` is called with shares from 0 to 1.
-
-    Raises:
-        InvalidOption: the model has no such layers.
-        ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`.
+    The layers are read once, and the hashes remembered. `progress` is called with shares from 0 to 1. Raise
+    InvalidOption without such layers, and the errors of `edgellm.engine.cut`.
     """
     layers = check_cuttable(model.header)
     if unknown := [one for one in ranges if not 0 <= one.start < one.stop <= layers]:
@@ -227,22 +205,18 @@ def remember_hashes(manifest: Manifest) -> None:
     pieces = {piece.layers: piece for piece in (*known_pieces(manifest.fingerprint), *manifest.pieces)}
     merged = replace(manifest, pieces=tuple(sorted(pieces.values())[:MAX_PIECES]))
     with suppress(OSError):  # the hashes are computed again next time
-        write_state(_path(manifest.fingerprint), json.dumps(merged.to_json()))
+        write_state(_path(manifest.fingerprint), json.dumps(asdict(merged)))
 
 
 def forget_hashes(fingerprint: str) -> None:
     """Remove the stored hashes of a model file's pieces after a hash turned out wrong."""
     with suppress(OSError):
-        _path(fingerprint).unlink(missing_ok=True)
+        _path(fingerprint).unlink()
 
 
 def cut_piece(model: ModelFile, layers: LayerRange) -> Iterator[bytes | memoryview]:
     """Return an iterator over a piece's bytes, cut from the model on demand; a portion is valid until the next one."""
     return cut_bytes(model, layers.start, layers.last, head=layers.stop == check_cuttable(model.header))
-
-
-def is_hash(text: str) -> bool:
-    return SHA256.fullmatch(text) is not None
 
 
 def _path(fingerprint: str) -> Path:

@@ -1,35 +1,49 @@
 """The store of layers on this device: pieces named by their hash, within a size limit, least recently used evicted
 first.
 
-pieces/SHA256.gguf                  a complete piece: its hash was right when it got that name
-pieces/SHA256.SIZE[.OWNER].partial  the part of a piece that OWNER has sent, for which SIZE bytes are reserved
-models/OWNER/FINGERPRINT.json       the pieces of a model that OWNER uploaded: `owners`
-lock                                held by the process that evicts or removes
+pieces/SHA256.gguf                a complete piece: its hash was right when it got that name
+pieces/SHA256.SIZE.OWNER.partial  the part of a piece that OWNER has sent, for which SIZE bytes are reserved
+models/OWNER.json                 the manifests of the pieces that OWNER has uploaded, or is uploading
+models/OWNER.lock                 held while OWNER uploads or removes pieces
+lock                              held by the process that evicts or removes
 
-A request names pieces by their hashes. So a request gets exactly the bytes it names, or none, whichever device uploaded
-them.
+OWNER is a device ID in hex, `here` for this device itself, or `cut` for pieces that were cut from this device's own
+model files for a stage, and can be cut again. A request gets exactly the bytes whose hash it names, or none, whichever
+device uploaded them. No device removes or replaces pieces that another one uploaded.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from edgellm import system
 from edgellm.engine import ModelFile
-from edgellm.errors import SAME_VERSION, DiskFull, InvalidOption, LayersMissing, LayersRefused, StoreBusy, StoreFull
+from edgellm.errors import (
+    SAME_VERSION,
+    DiskFull,
+    InvalidOption,
+    LayersMissing,
+    LayersRefused,
+    StateDamaged,
+    StoreBusy,
+    StoreFull,
+)
 from edgellm.layer_range import LayerRange
 from edgellm.places import cache_dir
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.layers.incoming_piece import (
-    PieceReceiver,
+    IncomingPiece,
     hold_in_use,
     mark_used,
     remove_unused,
@@ -45,30 +59,29 @@ from edgellm.storage.layers.manifest import (
     known_pieces,
     remember_hashes,
 )
-from edgellm.storage.layers.owners import CUT, OWN, Owners
-from edgellm.storage.state import hold_lock, private_folder
+from edgellm.storage.state import hold_lock, private_folder, read_json, write_state
 
+OWN, CUT = "here", "cut"
+MAX_MODELS = 64  # models of one other device
 UNUSED_SECONDS = 30 * 86_400.0  # layers unused for longer than this make room for those of another device
 RESERVED_BYTES = 256 * 2**20  # bytes of the disk that are left free in any case
 _WRITE = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | system.NO_LINKS | system.BINARY
-_NAME = re.compile(r"(?P<sha256>[0-9a-f]{64})\.(?:gguf|(?P<size>\d{1,19})\.(?:(?P<owner>[0-9a-f]{64})\.)?partial)")
+_OWNER = re.compile(r"[0-9a-f]{64}|here|cut")
+_NAME = re.compile(r"(?P<sha256>[0-9a-f]{64})\.(?:gguf|(?P<size>\d{1,19})\.(?P<owner>[0-9a-f]{64}|here)\.partial)")
+_DEPLOY = "Deploy them: edgellm mesh deploy"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPiece:
     """A file of a store. `size`: its bytes when complete; `size_on_disk`: its bytes now. An arriving file has an
-    `owner`, the device that uploads it."""
+    `owner`, the device that uploads it; a whole one has "" there."""
 
     path: Path
     sha256: str
     size: int
     size_on_disk: int
     used: float
-    owner: str = ""
-
-    @property
-    def whole(self) -> bool:
-        return self.path.suffix == ".gguf"
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +110,7 @@ class StoredModelPieces:
 
 @dataclass(frozen=True, slots=True)
 class CleanResult:
-    """The number of pieces removed, complete or not, their bytes, and the number of pieces that are in use."""
+    """The number of pieces removed, their bytes, and the number of pieces that are in use."""
 
     pieces: int
     size: int
@@ -108,56 +121,49 @@ class LayerStore:
     """The store in `root`, which need not exist yet, of at most `limit` bytes. Any number of processes may use it."""
 
     def __init__(self, root: Path | None = None, limit: int | None = None) -> None:
-        """Set up the store in `root` (default: the user's own) with `limit` (default: `default_limit`).
-
-        Raises:
-            InvalidOption: a limit that is not positive.
-        """
+        """Set up the store in `root` (default: the user's own) with `limit` (default: half of the disk's free bytes and
+        the store's own together, but at least 1 GiB). Raise InvalidOption for a limit that is not positive."""
         self.root = root or cache_dir() / "layers"
-        self.limit = default_limit(self.root) if limit is None else limit
-        if self.limit <= 0:
-            raise InvalidOption(f"The limit of the layer store is {self.limit} bytes.", "Give some gigabytes.")
         self._pieces, self._models = self.root / "pieces", self.root / "models"
-        self._owners = Owners(self._models)
+        if limit is None:
+            stored = sum(file.size_on_disk for file in self._files())
+            limit = max(2**30, (shutil.disk_usage(_existing(self.root)).free + stored) // 2)
+        if limit <= 0:
+            raise InvalidOption(f"The limit of the layer store is {limit} bytes.", "Give some gigabytes.")
+        self.limit = limit
 
     @property
     def size(self) -> int:
         """Return the bytes of all pieces; an arriving piece counts with its reserved bytes."""
         return sum(file.size for file in self._files())
 
+    def free(self) -> int:
+        """Return the free bytes of the store's disk, less RESERVED_BYTES."""
+        return max(0, shutil.disk_usage(_existing(self.root)).free - RESERVED_BYTES)
+
     def find(self, piece: LayerPiece) -> Path | None:
         """Return the file of a piece; None if it is missing or incomplete."""
         path = self._whole(piece.sha256)
-        try:
-            return path if path.stat().st_size == piece.size else None
-        except OSError:
-            return None
+        return path if _size(path) == piece.size else None
 
     def complete(self, pieces: Iterable[LayerPiece]) -> list[LayerPiece]:
         """Return the complete pieces among these, the most recently used first."""
         found = []
         for piece in pieces:
             with suppress(OSError):
-                stat = self._whole(piece.sha256).stat()
-                if stat.st_size == piece.size:
-                    found.append((stat.st_mtime, piece))
+                if path := self.find(piece):
+                    found.append((path.stat().st_mtime, piece))
         return [piece for _, piece in sorted(found, reverse=True)]
 
     def arrived(self, piece: LayerPiece, owner: str = OWN) -> int:
         """Return the number of a piece's bytes in the store: all, or the bytes that `owner` has sent."""
         if self.find(piece) is not None:
             return piece.size
-        with suppress(OSError):
-            return min(piece.size, self._partial(piece, owner).stat().st_size)
-        return 0
+        return min(piece.size, _size(self._partial(piece, owner)) or 0)
 
     @contextmanager
     def using(self, pieces: Iterable[LayerPiece]) -> Iterator[list[Path]]:
-        """Yield the files of these pieces, and prevent their removal until the `with` ends.
-
-        Raises:
-            LayersMissing: a piece is missing or incomplete.
-        """
+        """Yield the files of these pieces, and prevent their removal until the `with` ends. Raise LayersMissing."""
         with ExitStack() as stack:
             paths = []
             for piece in pieces:
@@ -169,54 +175,51 @@ class LayerStore:
             yield paths
 
     def models(self, owner: str | None = None) -> list[StoredModelPieces]:
-        """Return each owner's pieces of each model, the most recently used first; with an `owner`, only its own.
-        Damaged records are skipped."""
-        files, found = self._files(), []
-        for one in self._owners.all():
-            if owner not in (None, one.owner):
-                continue
-            stored = [file for file in files if file.sha256 in one.pieces and file.owner in ("", one.owner)]
-            whole = tuple(sorted(self.complete(one.manifest.pieces)))
-            complete = {piece.sha256 for piece in whole}
-            arriving = {
-                file.sha256: file.size_on_disk for file in stored if not file.whole and file.sha256 not in complete
-            }
-            if stored:
-                used = max(file.used for file in stored)
-                found.append(StoredModelPieces(one.owner, one.manifest, whole, arriving, used))
+        """Return each owner's pieces of each model, the most recently used first; with an `owner`, only its own."""
+        found = []
+        for one, manifests in self._records().items():
+            files = {file.sha256: file for file in self._files() if file.owner in ("", one)}
+            for manifest in manifests if owner in (None, one) else ():
+                whole = tuple(sorted(self.complete(manifest.pieces)))
+                hashes = {piece.sha256 for piece in whole}
+                stored = [files[piece.sha256] for piece in manifest.pieces if piece.sha256 in files]
+                arriving = {file.sha256: file.size_on_disk for file in stored if file.sha256 not in hashes}
+                if stored:
+                    used = max(file.used for file in stored)
+                    found.append(StoredModelPieces(one, manifest, whole, arriving, used))
         return sorted(found, key=lambda model: model.used, reverse=True)
 
     def pieces(self, fingerprint: str) -> set[LayerPiece]:
         """Return the complete pieces of the model with this fingerprint, of all owners."""
-        of_model = (one.manifest for one in self._owners.all() if one.manifest.fingerprint == fingerprint)
-        return set(self.complete(piece for manifest in of_model for piece in manifest.pieces))
+        of_model = (model for model in self.models() if model.manifest.fingerprint == fingerprint)
+        return {piece for model in of_model for piece in model.pieces}
 
     @contextmanager
-    def receiving(self, manifest: Manifest, pieces: Sequence[LayerPiece], owner: str = OWN) -> Iterator[PieceReceiver]:
-        """Make room for all of `pieces` of `manifest`, and yield an object that receives them from `owner`.
+    def receiving(
+        self, manifest: Manifest, pieces: Sequence[LayerPiece], owner: str = OWN
+    ) -> Iterator[Callable[[LayerPiece], IncomingPiece]]:
+        """Make room for all of `pieces` of `manifest`, and yield a function that opens one of them, with the bytes that
+        have arrived from `owner` so far. It raises LayersRefused for another piece.
 
-        No other process can upload for the same owner until the `with` ends.
-
-        Pieces that were cut here are evicted first, then the least recently used, but never those in use or requested,
-        nor pieces of another device that were used within UNUSED_SECONDS. If that would not free enough, nothing is
-        removed.
-
-        Raises:
-            StoreFull: the pieces would not fit the limit.
-            StoreBusy: another upload is running for the same owner.
-            LayersRefused: the pieces are not in the manifest.
-            DiskFull: the disk is too full for the pieces.
+        No other process can upload for the same owner until the `with` ends: that raises StoreBusy. If there is no room
+        (`_make_room`), nothing is removed, and StoreFull or DiskFull raised.
         """
         if unknown := set(pieces) - set(manifest.pieces):
             raise LayersRefused(f"{min(unknown)} is not in the manifest.", SAME_VERSION)
+
+        def opened(piece: LayerPiece) -> IncomingPiece:
+            if piece not in pieces:
+                raise LayersRefused(f"{str(piece).capitalize()} was not announced.", SAME_VERSION)
+            return IncomingPiece(self._partial(piece, owner), self._whole(piece.sha256), piece)
+
         with self._exclusive(owner):
             with self._locked():
                 self._prepare(manifest, pieces, owner)
-            yield PieceReceiver({one: (self._partial(one, owner), self._whole(one.sha256)) for one in pieces})
+            yield opened
 
     def _prepare(self, manifest: Manifest, pieces: Sequence[LayerPiece], owner: str) -> None:
         missing = [piece for piece in pieces if self.find(piece) is None]
-        begun = {file.sha256: file.size_on_disk for file in self._files() if not file.whole and file.owner == owner}
+        begun = {file.sha256: file.size_on_disk for file in self._files() if file.owner == owner}
         requested = sum(piece.size for piece in pieces)
         what = f"{f'{len(pieces)} pieces' if len(pieces) > 1 else pieces[0]} of {manifest.name}"
         if requested > self.limit:
@@ -229,7 +232,7 @@ class LayerStore:
             sum(piece.size - begun.get(piece.sha256, 0) for piece in missing),
             what, owner, {piece.sha256 for piece in pieces},
         )  # fmt: skip
-        self._owners.add(owner, manifest, pieces, {file.sha256 for file in self._files()})
+        self._record(owner, manifest, pieces)
         for piece in pieces:
             if piece in missing:
                 self._whole(piece.sha256).unlink(missing_ok=True)  # a crash of the system cut the whole piece
@@ -240,13 +243,7 @@ class LayerStore:
 
     def cut(self, model: ModelFile, layers: LayerRange, size: int) -> LayerPiece:
         """Return a piece of about `size` bytes, cut from a model file of this device. Wait while another process cuts.
-
-        Such pieces are evicted first, as they can be cut again.
-
-        Raises:
-            ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`.
-            StoreFull, DiskFull, LayersRefused: there is no room.
-        """
+        Raise StoreFull or DiskFull without room, and the errors of `edgellm.engine.cut`."""
         digest, temporary = hashlib.sha256(), self._pieces / "cut.half"
         with self._exclusive(CUT):
             for known in known_pieces(fingerprint(model.path)):
@@ -264,7 +261,7 @@ class LayerStore:
                     piece = LayerPiece(layers.start, layers.last, file.tell(), digest.hexdigest())
                 manifest = describe_pieces(model, [piece])
                 with self._locked():
-                    self._owners.add(CUT, manifest, [piece], {file.sha256 for file in self._files()})
+                    self._record(CUT, manifest, [piece])
                     mark_used(temporary)
                     temporary.replace(self._whole(piece.sha256))
             finally:
@@ -276,16 +273,14 @@ class LayerStore:
     def _make_room(self, more: int, disk: int, what: str, owner: str, wanted: Collection[str] = ()) -> None:
         """Remove files until `more` bytes fit under the limit, and `disk` bytes on the disk, for `what` from `owner`.
 
-        Pieces stay that are in use, `wanted` by their hash, or of other owners and used lately. The lock is held.
-
-        Raises:
-            StoreFull: removing all that may be removed would not be enough for the limit.
-            DiskFull: removing all that may be removed would not be enough for the disk.
+        Pieces that were cut here go first, as they can be cut again, then the least recently used. Pieces stay that are
+        in use, `wanted` by their hash, or of other owners and used within UNUSED_SECONDS. The lock is held. Raise
+        StoreFull or DiskFull, and remove nothing, where that would not be enough.
         """
         owners: dict[str, set[str]] = {}
-        for one in self._owners.all():
-            for sha256 in one.pieces:
-                owners.setdefault(sha256, set()).add(one.owner)
+        for one, manifests in self._records().items():
+            for sha256 in _hashes(manifests):
+                owners.setdefault(sha256, set()).add(one)
         files, removable, recent = self._files(), [], time.time() - UNUSED_SECONDS
         over, short = sum(file.size for file in files) + more - self.limit, disk - self.free()
         for file in sorted(files, key=lambda file: (owners.get(file.sha256) != {CUT}, file.used)):
@@ -293,7 +288,7 @@ class LayerStore:
                 break
             others = ({file.owner} if file.owner else owners.get(file.sha256, set())) - {owner, CUT}
             protected = file.sha256 in wanted or (others and file.used > recent)
-            if not protected and (not file.whole or remove_unused(file.path, only_look=True)):
+            if not protected and (file.owner or remove_unused(file.path, only_look=True)):
                 removable.append(file)
                 over, short = over - file.size, short - file.size_on_disk
         if over > 0:
@@ -311,40 +306,54 @@ class LayerStore:
             remove_unused(file.path)
 
     def clean(self, fingerprint: str | None = None, owner: str | None = None) -> CleanResult:
-        """Remove everything that is not in use.
-
-        With a `fingerprint`, remove only that model file's pieces; with an `owner`, only pieces of this owner alone.
-
-        Raises:
-            StoreBusy: an upload is running, by `owner` if it is given.
-            LayersMissing: there is no such model.
-        """
+        """Remove everything that is not in use; with a `fingerprint`, only that model's pieces; with an `owner`, only
+        pieces of this owner alone. Raise LayersMissing without the model, StoreBusy during an upload."""
         with self._exclusive(owner), self._locked():
-            records = self._owners.all()
+            records = [(one, manifest) for one, manifests in self._records().items() for manifest in manifests]
             selected = [
-                one for one in records
-                if owner in (None, one.owner) and fingerprint in (None, one.manifest.fingerprint)
+                (one, manifest) for one, manifest in records
+                if owner in (None, one) and fingerprint in (None, manifest.fingerprint)
             ]  # fmt: skip
             if fingerprint is not None and not selected:
                 raise LayersMissing(f"No layers of the model {fingerprint[:16]} are on this device.", _DEPLOY)
-            hashes = {sha256 for one in selected for sha256 in one.pieces}
-            shared = {sha256 for one in records if one not in selected for sha256 in one.pieces}
+            hashes = _hashes(manifest for _, manifest in selected)
+            shared = _hashes(record[1] for record in records if record not in selected)
             files = [
                 file for file in self._files()
                 if (file.sha256 in hashes - shared or (fingerprint is None and owner is None)
                     or (file.sha256 in hashes and file.owner and owner in (None, file.owner)))
             ]  # fmt: skip
             removed = [file for file in files if remove_unused(file.path)]
-            remaining = {file.sha256 for file in self._files()} - (shared if owner is not None else set())
-            for one in selected:
-                self._owners.retain(one, remaining)
-            if owner is None:
-                self._owners.remove_invalid()
+            kept = {file.sha256 for file in self._files()} - (shared if owner is not None else set())
+            for one, manifests in self._records().items():
+                others = [manifest for manifest in manifests if (one, manifest) not in selected]
+                self._write(one, [*others, *_reduced((mine for name, mine in selected if name == one), kept)])
         return CleanResult(len(removed), sum(file.size for file in removed), len(files) - len(removed))
 
-    def free(self) -> int:
-        """Return the free bytes of the store's disk, less SPARE."""
-        return max(0, shutil.disk_usage(_existing(self.root)).free - RESERVED_BYTES)
+    def _records(self) -> dict[str, list[Manifest]]:
+        """Return the manifests of each owner. Pieces whose record is damaged have no owner."""
+        found = {path.stem: path for path in sorted(self._models.glob("*.json")) if _OWNER.fullmatch(path.stem)}
+        return {owner: _read_record(path) for owner, path in found.items()}
+
+    def _record(self, owner: str, manifest: Manifest, pieces: Collection[LayerPiece]) -> None:
+        """Record that `owner` uploads these pieces of a model, besides earlier ones that are still stored. Raise
+        StoreFull for another device that has uploaded pieces of MAX_MODELS other models."""
+        earlier = _reduced(self._records().get(owner, ()), {file.sha256 for file in self._files()})
+        others = [one for one in earlier if one.fingerprint != manifest.fingerprint]
+        if owner not in (OWN, CUT) and len(others) >= MAX_MODELS:
+            raise StoreFull(
+                f"This device has uploaded layers of {MAX_MODELS} models there already.",
+                "Remove some there: edgellm mesh layers clean",
+            )
+        same = [piece for one in earlier if one not in others for piece in one.pieces if piece.last < manifest.layers]
+        self._write(owner, [*others, replace(manifest, pieces=tuple(sorted({*same, *pieces})))])
+
+    def _write(self, owner: str, manifests: Sequence[Manifest]) -> None:
+        path = self._models / f"{owner}.json"
+        if manifests:
+            write_state(path, json.dumps([asdict(manifest) for manifest in manifests]), durable=True)
+        else:
+            path.unlink(missing_ok=True)
 
     def _files(self) -> list[StoredPiece]:
         """Return every piece, whole or arriving; other files are ignored."""
@@ -354,9 +363,10 @@ class LayerStore:
             with suppress(OSError):
                 if name is not None:
                     stat = path.stat()
-                    size = int(name["size"]) if name["size"] else stat.st_size
-                    owner = "" if not name["size"] else name["owner"] or OWN
-                    found.append(StoredPiece(path, name["sha256"], size, stat.st_size, stat.st_mtime, owner))
+                    size = int(name["size"] or stat.st_size)
+                    found.append(
+                        StoredPiece(path, name["sha256"], size, stat.st_size, stat.st_mtime, name["owner"] or "")
+                    )
         return found
 
     def _whole(self, sha256: str) -> Path:
@@ -364,14 +374,24 @@ class LayerStore:
 
     def _partial(self, piece: LayerPiece, owner: str) -> Path:
         """Return the file in which a piece arrives from `owner`: each owner has its own."""
-        return self._pieces / f"{piece.sha256}.{piece.size}{'' if owner == OWN else f'.{owner}'}.partial"
+        return self._pieces / f"{piece.sha256}.{piece.size}.{owner}.partial"
 
     @contextmanager
     def _exclusive(self, owner: str | None) -> Iterator[None]:
-        with storage_errors(self.root):
-            for folder in (self.root, self._pieces, self._models):
-                private_folder(folder)
-        with self._owners.exclusive(owner):
+        """Lock out other processes that upload or remove pieces for `owner`, or for any owner without one. For CUT,
+        wait until the others are done. Raise StoreBusy if another process does so already."""
+        with ExitStack() as held:
+            with storage_errors(self.root):
+                for folder in (self.root, self._pieces, self._models):
+                    private_folder(folder)
+                names = [owner] if owner else sorted({path.stem for path in self._models.glob("*")})
+                for name in names:
+                    wait = -1.0 if owner == CUT else 0.0
+                    lock = FileLock(self._models / f"{name}.lock", timeout=wait, mode=0o600, thread_local=False)
+                    try:
+                        held.enter_context(lock.acquire(poll_interval=0.01))
+                    except Timeout:
+                        raise self._busy() from None
             yield
 
     @contextmanager
@@ -381,10 +401,11 @@ class LayerStore:
             try:
                 held.enter_context(hold_lock(self.root / "lock"))
             except TimeoutError:
-                raise StoreBusy(
-                    f"The store in {self.root} is being changed by another process.", "Try again later."
-                ) from None
+                raise self._busy() from None
             yield
+
+    def _busy(self) -> StoreBusy:
+        return StoreBusy(f"The store in {self.root} is being changed by another process.", "Try again later.")
 
 
 def cut_layers(
@@ -392,19 +413,15 @@ def cut_layers(
 ) -> None:
     """Cut the pieces of `manifest` for these layers from a model on this device, into a store of this device.
 
-    `progress` is called with fractions from 0 to 1. Complete pieces are not cut again.
-
-    Raises:
-        ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`.
-        InvalidOption: the manifest has no such layers.
-        LayersRefused, DiskFull: there is no room.
+    `progress` is called with fractions from 0 to 1. Complete pieces are not cut again. Raise InvalidOption without such
+    layers, and errors as `LayerStore.cut` does.
     """
     pieces = manifest.covering(layers)
     total, done = sum(piece.size for piece in pieces), 0
-    with store.receiving(manifest, pieces) as receiving:
+    with store.receiving(manifest, pieces) as receive:
         for piece in pieces:
             if store.find(piece) is None:
-                with receiving.piece(piece) as partial:
+                with receive(piece) as partial:
                     partial.restart()
                     for portion in cut_piece(model, piece.layers):
                         partial.append(portion)
@@ -416,21 +433,35 @@ def cut_layers(
                 progress(done / total)
 
 
-def default_limit(root: Path) -> int:
-    """Return half of the disk's free bytes and the store's own together, but at least 1 GiB."""
-    stored = sum(path.stat().st_size for path in root.glob("pieces/*"))
-    return max(2**30, (shutil.disk_usage(_existing(root)).free + stored) // 2)
-
-
 def gigabytes(size: int) -> str:
     """Return a size in bytes as a text for people."""
     return f"{size / 1e9:.2f} GB"
+
+
+def _read_record(path: Path) -> list[Manifest]:
+    with suppress(StateDamaged):
+        return read_json(path, lambda rows: [Manifest.from_json(row) for row in rows]) or []
+    return []
+
+
+def _reduced(manifests: Iterable[Manifest], hashes: Collection[str]) -> list[Manifest]:
+    """Return manifests with only the pieces of these hashes, without those that have none."""
+    left = ((one, tuple(piece for piece in one.pieces if piece.sha256 in hashes)) for one in manifests)
+    return [replace(one, pieces=pieces) for one, pieces in left if pieces]
+
+
+def _hashes(manifests: Iterable[Manifest]) -> set[str]:
+    return {piece.sha256 for manifest in manifests for piece in manifest.pieces}
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def _existing(folder: Path) -> Path:
     while not folder.exists():
         folder = folder.parent
     return folder
-
-
-_DEPLOY = "Deploy them: edgellm mesh deploy"

@@ -210,8 +210,7 @@ def _held(worker: Worker | None) -> Iterator[dict[str, Any]]:
                 "arriving": one.arriving, "used": one.used, "made": False,
             }  # fmt: skip
         return
-    from edgellm.storage.layers.owners import CUT
-    from edgellm.storage.layers.store import LayerStore
+    from edgellm.storage.layers.store import CUT, LayerStore
 
     for mine in LayerStore().models():
         yield {
