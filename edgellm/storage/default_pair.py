@@ -51,10 +51,13 @@ def resolve_pair(draft: Named | None, verifier: Named | None) -> ResolvedPair:
     """
     if DEFAULT not in (draft, verifier):
         return ResolvedPair(draft, verifier)
-    wanted = default_pair() if {draft, verifier}.isdisjoint(HOME) else HOME
-    missing = next((name for asked, name in zip((draft, verifier), wanted, strict=True)
-                    if asked == DEFAULT and not _is_here(name)), "")  # fmt: skip
-    chosen = HOME if missing else wanted
+    chosen, missing = default_pair() if {draft, verifier}.isdisjoint(HOME) else HOME, ""
+    for asked, name in zip((draft, verifier), chosen, strict=True):
+        try:
+            if asked == DEFAULT:
+                resolve(name)
+        except ModelNotFound:
+            chosen, missing = HOME, missing or name
     return ResolvedPair(
         chosen.draft if draft == DEFAULT else draft, chosen.verifier if verifier == DEFAULT else verifier, missing
     )
@@ -66,11 +69,3 @@ def default_pair() -> PairNames:
     if name not in ("", "home", "smollm2"):
         raise InvalidOption(f"{VARIABLE} is {name!r}.", "Set it to home or smollm2, or unset it.")
     return HOME if name == "home" else SMOLLM2
-
-
-def _is_here(name: str) -> bool:
-    try:
-        resolve(name)
-    except ModelNotFound:
-        return False
-    return True

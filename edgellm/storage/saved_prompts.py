@@ -76,17 +76,15 @@ class ModelPrompts:
     def find(self, kind: str, ids: Ids, known: int, *, whole: bool) -> Path | None:
         if not self._prompts.allowed():
             return None
-        found = []
-        for path, tokens in _sequences(self._key(kind)):
-            common = common_prefix(tokens, ids)
-            if common > known and not (whole and common < len(tokens)):
-                found.append((common, path))
-        for common, path in sorted(found, reverse=True):
-            if _intact(path):
-                with suppress(OSError):
+        found = [(common_prefix(tokens, ids), path, len(tokens)) for path, tokens in _sequences(self._key(kind))]
+        for common, path, length in sorted(found, reverse=True):
+            if common <= known or (whole and common < length):
+                continue
+            with suppress(OSError):
+                if _digest(path) == path.stem.rpartition("-")[2]:
                     os.utime(path)  # the least recently used files are removed first
-                _log.info("%d of %d tokens were read before, and are restored from disk", common, len(ids))
-                return path
+                    _log.info("%d of %d tokens were read before, and are restored from disk", common, len(ids))
+                    return path
             _log.warning("%s is damaged, and removed", path)
             removed(path)
         return None
@@ -147,13 +145,6 @@ def _sequences(key: str) -> Iterator[tuple[Path, Ids]]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
-
-
-def _intact(path: Path) -> bool:
-    try:
-        return _digest(path) == path.stem.rpartition("-")[2]
-    except OSError:
-        return False
 
 
 def _make_room(limit: int) -> None:

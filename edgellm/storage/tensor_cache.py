@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgellm import places
+from edgellm.errors import StateDamaged
+from edgellm.storage.state import private_folder, read_json, write_state
 
 _WHOLE = "whole.json"  # names and sizes of files that are whole
 _SHARE = 0.5  # default share of the free disk space
@@ -32,7 +34,7 @@ class TensorCache:
         None without room."""
         folder = self._root / owner
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_folder(folder)
             whole = _read(folder)
             for file in _files(folder):
                 if whole.get(file.name) != file.stat().st_size:
@@ -43,7 +45,7 @@ class TensorCache:
 
     def size(self, owner: str) -> int:
         """Return the bytes that are kept for a device."""
-        return sum(size for size in _read(self._root / owner).values() if isinstance(size, int))
+        return sum(_read(self._root / owner).values())
 
     def confirm(self, folder: Path) -> None:
         """Remember that all files of a folder are whole: the model was loaded from them."""
@@ -53,9 +55,7 @@ class TensorCache:
                 with file.open("rb") as data:
                     os.fsync(data.fileno())
                 sizes[file.name] = file.stat().st_size
-            partial = folder / f"{_WHOLE}.new"
-            partial.write_text(json.dumps(sizes), encoding="utf-8")
-            partial.replace(folder / _WHOLE)
+            write_state(folder / _WHOLE, json.dumps(sizes))
 
     def _make_room(self, size: int, own: Path) -> bool:
         """Remove the oldest files until there is room; return whether there is."""
@@ -80,8 +80,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path) -> dict[str, int]:
-    try:
-        found = json.loads((folder / _WHOLE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    with suppress(StateDamaged):
+        return read_json(folder / _WHOLE, lambda found: {str(name): int(size) for name, size in found.items()}) or {}
+    return {}
