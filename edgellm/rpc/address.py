@@ -23,11 +23,7 @@ class Address:
 
     @classmethod
     def of(cls, host: str, port: int) -> Address:
-        """Check host and port. `localhost` becomes 127.0.0.1, so that both sides use the same address family.
-
-        Raises:
-            InvalidOption: the host is not valid, or the port is out of range.
-        """
+        """Check host and port. `localhost` becomes 127.0.0.1, so that both sides use the same address family."""
         if host.lower() == "localhost":
             host = "127.0.0.1"
         if not _is_ip(host) and (not _HOST.fullmatch(host) or host.replace(".", "").isdigit()):
@@ -38,11 +34,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Parse HOST:PORT; an IPv6 host stands in brackets.
-
-        Raises:
-            InvalidOption: the text is not an address.
-        """
+        """Parse HOST:PORT; an IPv6 host stands in brackets. Raise InvalidOption for anything else."""
         host, colon, port = text.strip().rpartition(":")
         if host.startswith("[") and host.endswith("]") and _is_ip(host[1:-1]):
             host = host[1:-1]
@@ -58,11 +50,7 @@ class Address:
         return _is_ip(self.host) and ip_address(self.host).is_loopback
 
     def require_loopback(self) -> Address:
-        """Return this address if it is a loopback address.
-
-        Raises:
-            PairingRequired: the address is not loopback.
-        """
+        """Return this address if it is a loopback address; otherwise raise PairingRequired."""
         if not self.loopback:
             raise PairingRequired(
                 f"{self} is not a loopback address, and without TLS anyone on the network could read the traffic.",
@@ -83,11 +71,7 @@ class ModelAddress:
 
     @classmethod
     def parse(cls, text: str) -> ModelAddress:
-        """Parse HOST:PORT[#MODEL].
-
-        Raises:
-            InvalidOption: what comes before the # is not an address.
-        """
+        """Parse HOST:PORT[#MODEL]. Raise InvalidOption if what comes before the # is not an address."""
         where, _, model = text.strip().partition("#")
         return cls(Address.parse(where), model)
 

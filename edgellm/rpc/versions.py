@@ -19,11 +19,7 @@ def program_version() -> str:
 
 
 def check_version(theirs: int, ours: int, name: str) -> None:
-    """Check that a peer, named `name`, speaks this version.
-
-    Raises:
-        PeerTooOld, PeerTooNew: it speaks another one; the error says which side to update.
-    """
+    """Raise PeerTooOld or PeerTooNew, which says what to update, where a peer, `name`, speaks another version."""
     if theirs == ours:
         return
     old = theirs < ours
@@ -41,12 +37,9 @@ MAX_TOKENIZER_PART = 2**18  # bytes of a part of a tokenizer
 
 
 def parse_message(kind: type[M], data: bytes, max_bytes: int | None = None) -> M:
-    """Return `data` parsed as a message of this `kind`, of at most `max_bytes` bytes.
+    """Return `data` parsed as a message of this `kind`, of at most `max_bytes` bytes. Raise ProtocolError.
 
     gRPC would parse it before the caller is checked, and with an error that explains nothing.
-
-    Raises:
-        ProtocolError: the data is not such a message, or is too long.
     """
     if max_bytes is not None and len(data) > max_bytes:
         raise ProtocolError(f"A {kind.DESCRIPTOR.name} has {len(data)} bytes; {max_bytes} are allowed.", SAME_VERSION)

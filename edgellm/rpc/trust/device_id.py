@@ -40,11 +40,8 @@ class DeviceID:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the ID in `text`: the full form, in any case and grouping, and with look-alike characters.
-
-        Raises:
-            InvalidOption: the text is not a device ID, or is mistyped; says in which group.
-        """
+        """Return the ID in `text`: the full form, in any case and grouping, and with look-alike characters. Raise
+        InvalidOption for anything else; says in which group it is mistyped."""
         chars = _normalize(text)
         if len(chars) != _LENGTH + _LENGTH // _GROUP:
             raise InvalidOption(f"{text!r} has {len(chars)} characters; a device ID has 56.", _EXAMPLE)
@@ -79,11 +76,7 @@ class DeviceID:
 
 
 def parse_short(text: str) -> str:
-    """Return the short form as `DeviceID.short` writes it, from text typed as loosely as `DeviceID.parse` allows.
-
-    Raises:
-        InvalidOption: the text is not a short ID, or is mistyped.
-    """
+    """Return the short form as `DeviceID.short` writes it, from text typed as loosely as `DeviceID.parse` allows."""
     chars = _normalize(text)
     if len(chars) != _SHORT_LENGTH + 1:
         raise InvalidOption(f"{text!r} has {len(chars)} characters; a short device ID has 8.", _EXAMPLE)
@@ -105,13 +98,9 @@ def _check(chars: str) -> str:
     there are fewer characters, every single wrong character and every exchange of two changes it."""
     total = 0
     for char in chars:
-        total = _times_a(total ^ _VALUE[char])
+        total = (total ^ _VALUE[char]) << 1
+        total ^= 0b100101 if total & 32 else 0
     return ALPHABET[total]
-
-
-def _times_a(value: int) -> int:
-    value <<= 1
-    return value ^ 0b100101 if value & 32 else value
 
 
 _EXAMPLE = "`edgellm peers` shows the IDs of the devices that you have paired."

@@ -25,67 +25,52 @@ from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.storage.state import lock_folder, read_private, write_private
 
 DAYS = 397  # days: some browsers refuse longer validity
+SERVER_NAME = "edgellm"  # name in every certificate: TLS needs a name, and the device's own stays private
 _RENEW = timedelta(days=30)
-_PEM = serialization.Encoding.PEM
+_PEM, _DER = serialization.Encoding.PEM, serialization.Encoding.DER
+_ECDSA = ec.ECDSA(hashes.SHA256())
+_USAGES = (
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+    "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+)  # fmt: skip
 
 
 def web_certificate(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
     """Return the files of a certificate for `hosts` (names or IP addresses) and of its key, in PEM; create them if none
-    fits or the certificate expires soon.
-
-    Raises:
-        TrustUnusable: they cannot be read or written.
-    """
+    fits or the certificate expires soon. Raise TrustUnusable."""
     certificate, private = folder / "certificate.pem", folder / "certificate-key.pem"
     with lock_folder(folder):
-        if not _is_usable(read_private(certificate), hosts) or not _is_key(
-            read_private(private), read_private(certificate)
-        ):
-            pem, key = _new_web_certificate(hosts)
-            write_private(private, key)
-            write_private(certificate, pem)
+        if not _fits(read_private(certificate) or b"", read_private(private) or b"", hosts):
+            key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+            made = _self_signed(
+                key, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "edgellm HTTP")]), dict.fromkeys(hosts),
+                (now - timedelta(days=1), now + timedelta(days=DAYS - 1)),  # clocks differ
+                {
+                    x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]): False,
+                    x509.SubjectKeyIdentifier.from_public_key(key.public_key()): False,
+                },
+            )  # fmt: skip
+            write_private(private, _private_pem(key))
+            write_private(certificate, made.public_bytes(_PEM))
     return certificate, private
 
 
-def _is_usable(pem: bytes | None, hosts: Sequence[str]) -> bool:
-    if pem is None:
-        return False
+def _fits(pem: bytes, private: bytes, hosts: Sequence[str]) -> bool:
+    """Return whether a certificate is for all of these hosts, stays valid for a while, and is of this key."""
     try:
-        found = x509.load_pem_x509_certificate(pem)
+        found, key = x509.load_pem_x509_certificate(pem), serialization.load_pem_private_key(private, None)
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, x509.ExtensionNotFound):
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound):
         return False
-    current = found.not_valid_after_utc - datetime.now(UTC) > _RENEW
-    return current and {_general_name(host) for host in hosts} <= set(names)
-
-
-def _is_key(pem: bytes | None, certificate: bytes | None) -> bool:
-    try:
-        key = serialization.load_pem_private_key(pem or b"", None)
-        return key.public_key() == x509.load_pem_x509_certificate(certificate or b"").public_key()
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        return False
-
-
-def _new_web_certificate(hosts: Sequence[str]) -> tuple[bytes, bytes]:
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    certificate = _self_signed(
-        key, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "edgellm HTTP")]), dict.fromkeys(hosts),
-        (now - timedelta(days=1), now + timedelta(days=DAYS - 1)),  # clocks differ
-        {
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]): False,
-            x509.SubjectKeyIdentifier.from_public_key(key.public_key()): False,
-        },
-    )  # fmt: skip
-    return certificate.public_bytes(_PEM), _private_pem(key)
+    is_current = found.not_valid_after_utc - datetime.now(UTC) > _RENEW
+    return is_current and set(map(_general_name, hosts)) <= set(names) and key.public_key() == found.public_key()
 
 
 def _self_signed(
     key: ec.EllipticCurvePrivateKey, name: x509.Name, hosts: Iterable[str], period: tuple[datetime, datetime],
     extensions: Mapping[x509.ExtensionType, bool],
 ) -> x509.Certificate:  # fmt: skip
-    """Return a certificate that can sign no other one, for `hosts` (names or IP addresses); of the `extensions`, some
-    are critical."""
+    """Return a certificate that can sign no other one; of the `extensions`, some are critical."""
     builder = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -113,12 +98,6 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-SERVER_NAME = "edgellm"  # name in every certificate: TLS needs a name, and the device's own stays private
-
-_ECDSA = ec.ECDSA(hashes.SHA256())
-_DER = serialization.Encoding.DER
-
-
 def trust_folder() -> Path:
     """Return the folder of the identity and the list of paired devices. It need not exist."""
     return data_dir() / "trust"
@@ -133,11 +112,7 @@ class Certificate:
     @classmethod
     def of(cls, der: bytes) -> Self:
         """Return the certificate if it signs nothing but itself: anything signed by a certificate authority among the
-        paired devices would pass TLS, and a copied subject would hide another device's certificate.
-
-        Raises:
-            NotPaired: the certificate is damaged or of another kind; says what is wrong.
-        """
+        paired devices would pass TLS, and a copied subject would hide another device's certificate. Raise NotPaired."""
         try:
             found = x509.load_der_x509_certificate(der)
             key = found.public_key()
@@ -198,33 +173,22 @@ class Identity:
 
     @classmethod
     def load(cls, folder: Path | None = None) -> Self:
-        """Return this device's identity; create it at the first call.
-
-        Raises:
-            TrustUnusable: the identity's file is damaged, or cannot be read or written.
-        """
-        folder = folder or trust_folder()
-        path = folder / "identity.pem"
-        with lock_folder(folder):
-            if (stored := read_private(path)) is not None:
-                return cls._read(stored, path)
-            identity = cls.new()
-            write_private(path, identity.key_pem + identity.certificate.pem)
-            return identity
-
-    @classmethod
-    def _read(cls, pem: bytes, path: Path) -> Self:
+        """Return this device's identity; create it at the first call. Raise TrustUnusable if its file is damaged, or
+        cannot be read or written."""
+        path = (folder or trust_folder()) / "identity.pem"
+        with lock_folder(path.parent):
+            if (stored := read_private(path)) is None:
+                identity = cls.new()
+                write_private(path, identity.key_pem + identity.certificate.pem)
+                return identity
         try:
-            key = serialization.load_pem_private_key(pem, None)
-            certificate = Certificate.of_pem(pem)
+            key, certificate = serialization.load_pem_private_key(stored, None), Certificate.of_pem(stored)
             public = x509.load_der_x509_certificate(certificate.der).public_key()
             if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != public:
                 raise ValueError("key and certificate do not match")
         except (ValueError, TypeError, UnsupportedAlgorithm, NotPaired) as error:
             raise TrustUnusable(
-                f"The identity of this device in {path} is damaged: {getattr(error, 'what', error)}.".replace(
-                    "..", "."
-                ),
+                f"The identity of this device in {path} is damaged: {str(getattr(error, 'what', error)).rstrip('.')}.",
                 "Move the file away: a new one will be created, and every device must be paired again.",
             ) from None
         return cls(key, certificate)
@@ -243,11 +207,7 @@ class Identity:
 
 
 def pem_id(pem: bytes) -> DeviceID:
-    """Return the device ID of a certificate in PEM, of whatever kind.
-
-    Raises:
-        NotPaired: the data is not a certificate.
-    """
+    """Return the device ID of a certificate in PEM, of whatever kind. Raise NotPaired if it is none."""
     return DeviceID.of(_to_der(pem))
 
 
@@ -269,9 +229,3 @@ def _rejected(what: str) -> NotPaired:
     return NotPaired(
         f"The other device's certificate was not made by edgellm: {what}.", "Pair with a device that runs edgellm."
     )
-
-
-_USAGES = (
-    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
-    "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
-)  # fmt: skip

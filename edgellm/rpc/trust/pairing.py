@@ -17,6 +17,7 @@ import hmac
 import secrets
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, NoReturn, Self
@@ -49,6 +50,27 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import PAIRING_PROTOCOL, check_version, parse_message, program_version
 
 NUMBERS = 99
+PAIRING_PORT = 50150
+WINDOW_SECONDS = 120.0
+STEP_SECONDS = 15.0  # limit for all steps after the first word
+_SERVICE = pb.DESCRIPTOR.services_by_name["Pairing"]
+_PAIR = f"/{_SERVICE.full_name}/Pair"
+_LABEL = b"edgellm pairing 2"
+_SIGNED = {"A": b"edgellm pairing 2 signature A\0", "B": b"edgellm pairing 2 signature B\0"}
+_NONCE = bytes(12)  # each key seals one message
+_KEY = 32  # bytes
+_NEW_CODE = "Run `edgellm pair` again for a new code."
+_WRONG = ("The code is wrong, or the connection was tampered with; nothing was paired.", _NEW_CODE)
+_NOT_ITS_OWN = (
+    "The other device knows the code, but does not hold the key of the certificate it shows; nothing was paired.",
+    "It may be impersonating another device. Pair only with a device in front of you, with a new code.",
+)
+_GONE = ("The other device disconnected during pairing.", _NEW_CODE)
+_REFUSALS: dict[type[Exception], grpc.StatusCode] = {
+    PairingFailed: grpc.StatusCode.PERMISSION_DENIED,
+    NotPaired: grpc.StatusCode.INVALID_ARGUMENT,
+    IdentityClash: grpc.StatusCode.INVALID_ARGUMENT,
+}
 
 # 256 words, 8 bits each. No two begin with the same three letters, and to make one of another takes three changes.
 _LIST = """
@@ -82,11 +104,6 @@ class Code:
     def __str__(self) -> str:
         return "-".join((str(self.number), *self.words))
 
-    @property
-    def password(self) -> bytes:
-        """Return the password for SPAKE2."""
-        return str(self).encode()
-
     @classmethod
     def new(cls, number: int) -> Self:
         """Return a random code with this number."""
@@ -95,12 +112,7 @@ class Code:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Return the code in text as people type it: any case, spaces for dashes, three letters or more of each word.
-
-        A wrong word is found here, before it costs the only guess.
-
-        Raises:
-            InvalidOption: the text is not a code; may suggest the word that was meant.
-        """
+        Raise InvalidOption for a wrong word, before it costs the only guess."""
         number, *words = text.lower().replace("-", " ").replace("_", " ").split() or [""]
         valid_number = number.isascii() and number.isdigit() and len(number) <= 3 and 1 <= int(number) <= NUMBERS
         if not valid_number or len(words) != 2:
@@ -119,12 +131,6 @@ def _word(typed: str) -> str:
     raise InvalidOption(f"{typed!r} is not a word of any code.{hint}", "Compare it with the other screen.")
 
 
-_LABEL = b"edgellm pairing 2"
-_SIGNED = {"A": b"edgellm pairing 2 signature A\0", "B": b"edgellm pairing 2 signature B\0"}
-_NONCE = bytes(12)  # each key seals one message
-_KEY = 32  # bytes
-
-
 class Exchange:
     """One side of one exchange: send `spake`, pass the other side's to `agree`, then check each other's confirmation.
 
@@ -136,18 +142,14 @@ class Exchange:
         self._other: Certificate | None = None
         from spake2 import SPAKE2_A, SPAKE2_B  # the import computes tables
 
-        self._spake = (SPAKE2_A if side == "A" else SPAKE2_B)(code.password)
+        self._spake = (SPAKE2_A if side == "A" else SPAKE2_B)(str(code).encode())
         self.spake: bytes = self._spake.start()
         self._transcript = b""
         self._mac: dict[str, bytes] = {}
         self._seal: dict[str, bytes] = {}
 
     def agree(self, other: Certificate, spake: bytes) -> None:
-        """Derive the keys from the code and from everything that both sides have seen.
-
-        Raises:
-            PairingFailed: the other side's message is not a SPAKE2 message.
-        """
+        """Derive the keys from the code and from everything that both sides have seen. Raise PairingFailed."""
         self._other = other
         own, received = (self._own.certificate, self.spake), (other, spake)
         (cert_a, spake_a), (cert_b, spake_b) = (own, received) if self._side == "A" else (received, own)
@@ -169,12 +171,8 @@ class Exchange:
         return self._tag(self._side, sealed), sealed, self._own.sign(self._statement(self._side, sealed))
 
     def check(self, mac: bytes, sealed: bytes, signature: bytes) -> bytes:
-        """Return the other side's decrypted words.
-
-        Raises:
-            PairingFailed: the other side does not know the code, has seen other certificates, or does not hold the
-                private key of the certificate that it has shown.
-        """
+        """Return the other side's decrypted words. Raise PairingFailed where it does not know the code, has seen other
+        certificates, or does not hold the private key of the certificate that it has shown."""
         other = "B" if self._side == "A" else "A"
         if not hmac.compare_digest(mac, self._tag(other, sealed)):
             raise PairingFailed(*_WRONG)
@@ -200,22 +198,6 @@ class Exchange:
 
     def _tag(self, side: str, words: bytes) -> bytes:
         return hmac.digest(self._mac[side], self._transcript + words, "sha256")
-
-
-_NEW_CODE = "Run `edgellm pair` again for a new code."
-_WRONG = ("The code is wrong, or the connection was tampered with; nothing was paired.", _NEW_CODE)
-_NOT_ITS_OWN = (
-    "The other device knows the code, but does not hold the key of the certificate it shows; nothing was paired.",
-    "It may be impersonating another device. Pair only with a device in front of you, with a new code.",
-)
-
-
-PAIRING_PORT = 50150
-WINDOW_SECONDS = 120.0
-STEP_SECONDS = 15.0  # limit for all steps after the first word
-
-_SERVICE = pb.DESCRIPTOR.services_by_name["Pairing"]
-_PAIR = f"/{_SERVICE.full_name}/Pair"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,21 +229,12 @@ class PairingWindow:
 
     def open(self, hosts: Sequence[str], port: int = PAIRING_PORT) -> list[Address]:
         """Listen at each of these hosts, in plain text that anyone may read; return the addresses. If `port` is taken,
-        the system chooses one.
-
-        Raises:
-            InvalidOption: this machine does not have one of the addresses.
-            PortTaken: the port that was chosen is taken at another of the addresses.
-        """
+        the system chooses one. Raise InvalidOption or PortTaken as `bind_pairing` does."""
         return run_in_network_loop(self._open(hosts, port)).result()
 
     def wait(self, seconds: float | None = None) -> Peer:
-        """Return the paired device, once it is on the list of paired devices. Raise TimeoutError after `seconds`.
-
-        Raises:
-            PairingFailed: no device joined in time, or the guess was wrong.
-            TrustUnusable: the list cannot be written.
-        """
+        """Return the paired device, once it is on the list of paired devices. Raise TimeoutError after `seconds`, and
+        PairingFailed if no device joined in time, or the guess was wrong."""
         return self._over.result(seconds)
 
     def close(self) -> None:
@@ -298,20 +271,25 @@ class PairingWindow:
             self._over.set_exception(error)
 
     async def _pair(self, _frames: Any, stream: Context) -> None:
+        exchange = None
         try:
             async with asyncio.timeout(STEP_SECONDS):
                 exchange, certificate = self._admitted(await _read(stream, "hello"), stream)
-        except (EdgeError, TimeoutError) as error:  # no guess was made
-            await _refuse(stream, error)
-        try:
             async with asyncio.timeout(STEP_SECONDS):
-                peer = await self._exchange(exchange, certificate, stream)
+                await _write(stream, _hello(self._trust, exchange))
+                confirmation, host = await _read(stream, "confirm"), caller_host(stream)
+                peer = _introduced(exchange, certificate, confirmation, self._introduction, host)
+                await _write(stream, _confirm(exchange, self._introduction))
+                exchange.check_done((await _read(stream, "done")).mac)
+                peer = await asyncio.to_thread(self._trust.peers.add, peer)
         except (EdgeError, TimeoutError) as error:
-            failed = PairingFailed("The other device did not finish in time.", _NEW_CODE)
-            self._end(error if isinstance(error, EdgeError) else failed)
+            if exchange is not None:  # the guess was made
+                late = PairingFailed("The other device did not finish in time.", _NEW_CODE)
+                self._end(error if isinstance(error, EdgeError) else late)
             await _refuse(stream, error)
         except BaseException:
-            self._end(PairingFailed("The other device disconnected during pairing.", _NEW_CODE))
+            if exchange is not None:
+                self._end(PairingFailed(*_GONE))
             raise
         if not self._over.done():
             self._over.set_result(peer)
@@ -328,16 +306,6 @@ class PairingWindow:
         exchange.agree(certificate, hello.spake)
         self._taken = True
         return exchange, certificate
-
-    async def _exchange(self, exchange: Exchange, certificate: Certificate, stream: Context) -> Peer:
-        own = self._trust.identity.certificate.der
-        await _write(stream, pb.PairFrame(hello=_hello(own, exchange.spake)))
-        confirmation = await _read(stream, "confirm")
-        words = exchange.check(confirmation.mac, confirmation.sealed, confirmation.signature)
-        peer = read_introduction(certificate, words, self._introduction.rights, caller_host(stream))
-        await _write(stream, _confirm(exchange, self._introduction))
-        exchange.check_done((await _read(stream, "done")).mac)
-        return await asyncio.to_thread(self._trust.peers.add, peer)
 
 
 def join(address: Address, code: Code, trust: Trust, introduction: Introduction) -> Peer:
@@ -357,43 +325,45 @@ async def _join(address: Address, code: Code, trust: Trust, introduction: Introd
     async with open_pairing_channel(address) as channel:
         call = channel.stream_stream(_PAIR, bytes, bytes)(timeout=2 * STEP_SECONDS)  # type: ignore[call-arg]  # written to
         try:
-            peer = await _run_exchange(call, code, trust, introduction, address)
+            exchange = Exchange("A", code, trust.identity)
+            await _write(call, _hello(trust, exchange))
+            hello = await _read(call, "hello")
+            check_version(hello.protocol, PAIRING_PROTOCOL, "the other device")
+            certificate = Certificate.of(hello.certificate)
+            if certificate.id == trust.identity.id:
+                raise identity_clash(certificate.id, address.host)
+            exchange.agree(certificate, hello.spake)
+            await _write(call, _confirm(exchange, introduction))
+            peer = _introduced(exchange, certificate, await _read(call, "confirm"), introduction, address.host)
+            await _write(call, pb.PairFrame(done=pb.PairDone(mac=exchange.done())))
             await call.done_writing()
             if isinstance(await call.read(), bytes):
                 raise ProtocolError("The other device sent a frame after the last one.", SAME_VERSION)
         except grpc.aio.AioRpcError as error:
             raise _why(error, address) from None
         except asyncio.InvalidStateError:  # the stream ended between two frames
-            raise PairingFailed("The other device disconnected during pairing.", _NEW_CODE) from None
+            raise PairingFailed(*_GONE) from None
         finally:
             call.cancel()
     return await asyncio.to_thread(trust.peers.add, peer)
 
 
-async def _run_exchange(call: Any, code: Code, trust: Trust, introduction: Introduction, address: Address) -> Peer:
-    exchange = Exchange("A", code, trust.identity)
-    await _write(call, pb.PairFrame(hello=_hello(trust.identity.certificate.der, exchange.spake)))
-    hello = await _read(call, "hello")
-    check_version(hello.protocol, PAIRING_PROTOCOL, "the other device")
-    certificate = Certificate.of(hello.certificate)
-    if certificate.id == trust.identity.id:
-        raise identity_clash(certificate.id, address.host)
-    exchange.agree(certificate, hello.spake)
-    await _write(call, _confirm(exchange, introduction))
-    confirmation = await _read(call, "confirm")
-    words = exchange.check(confirmation.mac, confirmation.sealed, confirmation.signature)
-    peer = read_introduction(certificate, words, introduction.rights, address.host)
-    await _write(call, pb.PairFrame(done=pb.PairDone(mac=exchange.done())))
-    return peer
-
-
-def _hello(certificate: bytes, spake: bytes) -> pb.PairHello:
-    return pb.PairHello(protocol=PAIRING_PROTOCOL, certificate=certificate, spake=spake)
+def _hello(trust: Trust, exchange: Exchange) -> pb.PairFrame:
+    own = trust.identity.certificate.der
+    return pb.PairFrame(hello=pb.PairHello(protocol=PAIRING_PROTOCOL, certificate=own, spake=exchange.spake))
 
 
 def _confirm(exchange: Exchange, introduction: Introduction) -> pb.PairFrame:
     mac, sealed, signature = exchange.confirm(introduction.to_bytes())
     return pb.PairFrame(confirm=pb.PairConfirm(mac=mac, sealed=sealed, signature=signature))
+
+
+def _introduced(
+    exchange: Exchange, certificate: Certificate, confirmation: pb.PairConfirm, own: Introduction, host: str
+) -> Peer:
+    """Return the other device, after checking its confirmation."""
+    words = exchange.check(confirmation.mac, confirmation.sealed, confirmation.signature)
+    return read_introduction(certificate, words, own.rights, host)
 
 
 async def _write(stream: Any, frame: pb.PairFrame) -> None:
@@ -404,7 +374,7 @@ async def _read(stream: Any, kind: str) -> Any:
     """Return the next frame, which must be of this kind."""
     data = await stream.read()
     if not isinstance(data, bytes):
-        raise PairingFailed("The other device disconnected during pairing.", _NEW_CODE)
+        raise PairingFailed(*_GONE)
     frame = parse_message(pb.PairFrame, data)
     if frame.WhichOneof("frame") != kind:
         raise ProtocolError(f"Expected a frame {kind!r}, but received {frame.WhichOneof('frame')!r}.", SAME_VERSION)
@@ -412,18 +382,12 @@ async def _read(stream: Any, kind: str) -> Any:
 
 
 def read_introduction(certificate: Certificate, words: bytes, rights: Rights, host: str) -> Peer:
-    """Return the device as it goes on the list: seen at `host`, described by its own `words`.
-
-    Raises:
-        ProtocolError: the words are not an Introduction.
-    """
+    """Return the device as it goes on the list: seen at `host`, described by its own `words`. Raise ProtocolError."""
     introduction = parse_message(pb.Introduction, words)
     addresses = []
     for text in introduction.addresses[:MAX_ADDRESSES]:
-        try:
+        with suppress(EdgeError):
             addresses.append(Address.parse(text))
-        except EdgeError:
-            continue
     seen = [Address(host, addresses[0].port)] if addresses and host else []
     # any program of this machine may listen on loopback, so such addresses count only once the device was seen there
     addresses = [address for address in dict.fromkeys([*seen, *addresses]) if not address.loopback]
@@ -437,13 +401,6 @@ def read_introduction(certificate: Certificate, words: bytes, rights: Rights, ho
         paired=now,
         seen=now,
     )
-
-
-_REFUSALS: dict[type[Exception], grpc.StatusCode] = {
-    PairingFailed: grpc.StatusCode.PERMISSION_DENIED,
-    NotPaired: grpc.StatusCode.INVALID_ARGUMENT,
-    IdentityClash: grpc.StatusCode.INVALID_ARGUMENT,
-}
 
 
 async def _refuse(stream: Context, error: EdgeError | TimeoutError) -> NoReturn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -17,7 +16,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.trust.device_id import DeviceID, parse_short
 from edgellm.rpc.trust.identity import Certificate, trust_folder
 from edgellm.rpc.trust.rights import Right, Rights, read_rights
-from edgellm.storage.state import lock_folder, read_private, write_private
+from edgellm.storage.state import MALFORMED, lock_folder, read_private, write_private
 
 MAX_NAME = 40  # characters
 MAX_ADDRESSES = 8  # addresses of each device, the newest first
@@ -66,19 +65,13 @@ class Peers:
         return self._read().get(device)
 
     def find(self, text: str) -> Peer:
-        """Return the device that a user means by a name, a short ID or a full ID.
-
-        Raises:
-            NotPaired: there is no such device.
-        """
+        """Return the device that a user means by a name, a short ID or a full ID. Raise NotPaired without one."""
         peers = self.all()
         found = [peer for peer in peers if peer.name.casefold() == text.strip().casefold()]
         with suppress(InvalidOption):
-            short = parse_short(text)
-            found = found or [peer for peer in peers if peer.id.short == short]
+            found = found or [peer for peer in peers if peer.id.short == parse_short(text)]
         with suppress(InvalidOption):
-            full = DeviceID.parse(text)
-            found = found or [peer for peer in peers if peer.id == full]
+            found = found or [peer for peer in peers if peer.id == DeviceID.parse(text)]
         if len(found) == 1:
             return found[0]
         names = ", ".join(peer.name for peer in peers)
@@ -98,11 +91,7 @@ class Peers:
         return self._change(added)
 
     def remove(self, device: DeviceID) -> None:
-        """Remove a device from the list, for every process at once.
-
-        Raises:
-            NotPaired: it is not on the list.
-        """
+        """Remove a device from the list, for every process at once. Raise NotPaired if it is not there."""
         self._change(lambda known: known.pop(_require(known, device).id))
 
     def rename(self, device: DeviceID, name: str) -> Peer:
@@ -110,10 +99,9 @@ class Peers:
         wanted = checked_name(name)
 
         def renamed(known: dict[DeviceID, Peer]) -> Peer:
-            peer = _require(known, device)
             if wanted.casefold() in {other.name.casefold() for other in known.values() if other.id != device}:
                 raise InvalidOption(f"Another device is called {wanted!r}.", "Choose another name.")
-            known[device] = replace(peer, name=wanted)
+            known[device] = replace(_require(known, device), name=wanted)
             return known[device]
 
         return self._change(renamed)
@@ -129,22 +117,18 @@ class Peers:
     def record_seen(self, device: DeviceID, address: Address | None = None, granted: Rights | None = None) -> None:
         """Record that the device was seen now, its `address` to listen at, and the rights that it has `granted`. Ignore
         an unknown device, and errors of the file."""
-        now = _now()
+        now = datetime.now(UTC).replace(microsecond=0)
 
         def updated(peer: Peer) -> Peer:
-            addresses = peer.addresses
-            if address is not None:
-                addresses = (address, *(old for old in addresses if old != address))[:MAX_ADDRESSES]
-            known_rights = peer.granted if granted is None else granted
-            return replace(peer, seen=now, addresses=addresses, granted=known_rights)
+            newest = () if address is None else (address,)
+            addresses = tuple(dict.fromkeys([*newest, *peer.addresses]))[:MAX_ADDRESSES]
+            return replace(peer, seen=now, addresses=addresses, granted=peer.granted if granted is None else granted)
 
         with suppress(EdgeError):
             peer = self.get(device)
-            if peer is None:
-                return
-            new = updated(peer)
-            known = new.addresses == peer.addresses and new.granted == peer.granted
-            if not known or abs(now - peer.seen) >= _SEEN_AGAIN:
+            if peer is not None and (
+                replace(updated(peer), seen=peer.seen) != peer or abs(now - peer.seen) >= _SEEN_AGAIN
+            ):
                 self._edit(device, updated)
 
     def _edit(self, device: DeviceID, change: Callable[[Peer], Peer]) -> Peer:
@@ -164,11 +148,10 @@ class Peers:
         return peer
 
     def _read(self) -> dict[DeviceID, Peer]:
-        try:
-            found = os.stat(self.path)  # noqa: PTH116
-            stamp: tuple[int, ...] = (found.st_ino, found.st_mtime_ns, found.st_size)
-        except OSError:
-            stamp = ()
+        stamp: tuple[int, ...] = ()
+        with suppress(OSError):
+            found = self.path.stat()
+            stamp = found.st_ino, found.st_mtime_ns, found.st_size
         with self._lock:
             if stamp != self._stamp:
                 self._known, self._stamp = {}, None
@@ -179,11 +162,7 @@ class Peers:
 
 
 def checked_name(name: str) -> str:
-    """Return a device's name, stripped and checked: printable, on one line, not too long.
-
-    Raises:
-        InvalidOption: it is not.
-    """
+    """Return a device's name, stripped. Raise InvalidOption unless it is printable, on one line, and not too long."""
     name = name.strip()
     if not name or len(name) > MAX_NAME or not name.isprintable():
         raise InvalidOption(f"{name[:60]!r} is not a valid device name.", f"Give 1 to {MAX_NAME} printable characters.")
@@ -226,7 +205,7 @@ def _row(peer: Peer) -> dict[str, Any]:
 def _peers(data: bytes, path: Path) -> dict[DeviceID, Peer]:
     try:
         peers = [_peer(row) for row in json.loads(data)["peers"]]
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, EdgeError) as error:
+    except MALFORMED as error:
         raise TrustUnusable(
             f"The list of paired devices in {path} is damaged: {error}.",
             "Move the file away, and pair the devices again; until then no device is trusted.",
@@ -251,7 +230,3 @@ def _utc(text: str) -> datetime:
     if time.tzinfo is None:
         raise ValueError(f"the time {text} has no time zone")
     return time
-
-
-def _now() -> datetime:
-    return datetime.now(UTC).replace(microsecond=0)
