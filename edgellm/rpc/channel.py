@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
@@ -27,25 +28,27 @@ from edgellm.rpc.trust.identity import SERVER_NAME
 from edgellm.rpc.trust.trust import Trust
 
 T = TypeVar("T")
+
+
+@cache
+def _network_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="edgellm-link", daemon=True).start()
+    return loop
+
+
 _start_lock = threading.Lock()
 
 
 def network_loop() -> asyncio.AbstractEventLoop:
     """Return the loop, which runs in a thread of its own. Code that runs in it must never block."""
     with _start_lock:
-        return _start_loop()
+        return _network_loop()
 
 
 def run_in_network_loop(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     """Run a coroutine in the network loop, from another thread."""
     return asyncio.run_coroutine_threadsafe(coroutine, network_loop())
-
-
-@cache
-def _start_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="edgellm-link", daemon=True).start()
-    return loop
 
 
 PROTOCOL = 3
@@ -60,12 +63,9 @@ READ_TIMEOUT_SECONDS = 10.0  # limit for a device to read a frame
 MAX_BUSY_MS = 60_000  # a device asks again after this time at the latest
 BLOCK = 256  # tokens of a vocabulary that share one hash
 
-_SERVICE = pb.DESCRIPTOR.services_by_name["Verification"]
-SERVICE = _SERVICE.full_name
-HELLO = f"/{SERVICE}/{_SERVICE.methods_by_name['Hello'].name}"
-COMPARE_VOCABULARY = f"/{SERVICE}/{_SERVICE.methods_by_name['CompareVocabulary'].name}"
-TOKENIZER = f"/{SERVICE}/{_SERVICE.methods_by_name['Tokenizer'].name}"
-SESSION = f"/{SERVICE}/{_SERVICE.methods_by_name['Session'].name}"
+SERVICE = pb.DESCRIPTOR.services_by_name["Verification"].full_name
+HELLO, COMPARE_VOCABULARY = f"/{SERVICE}/Hello", f"/{SERVICE}/CompareVocabulary"
+TOKENIZER, SESSION = f"/{SERVICE}/Tokenizer", f"/{SERVICE}/Session"
 
 _SESSION_LIMIT = {"name": [{"service": SERVICE, "method": "Session"}], "maxResponseMessageBytes": MAX_VERDICT}
 
@@ -105,10 +105,8 @@ def open_channel(address: Address, trust: Trust | None = None, device: DeviceID 
     """Open a channel to a device, which connects on first use: in plain text on this machine, or by mutual TLS.
 
     With `trust`, the channel uses mutual TLS to the paired `device`, or to any paired device when `device` is None;
-    `rpc.trust.handshake` then finds out which one answers.
-
-    Raises:
-        PairingRequired: without `trust`, the address is not loopback; with it, no device is paired.
+    `rpc.trust.handshake` then finds out which one answers. Raise PairingRequired where no device is paired, and without
+    `trust` for an address that is not loopback.
     """
     if trust is None:
         return grpc.aio.insecure_channel(str(address.require_loopback()), options=_CHANNEL)
@@ -117,9 +115,15 @@ def open_channel(address: Address, trust: Trust | None = None, device: DeviceID 
     return grpc.aio.secure_channel(str(address), trust.channel_credentials(device), options=options)
 
 
-def new_server() -> grpc.aio.Server:
-    """Create a server that does not listen yet. Call this in the event loop that runs the server."""
-    return grpc.aio.server(options=_SERVER)
+def open_pairing_channel(address: Address) -> grpc.aio.Channel:
+    """Open a plain-text channel to a device that claims to show a code; pairing verifies the claim."""
+    return grpc.aio.insecure_channel(str(address), options=[*_PAIRING, *_CHANNEL])
+
+
+def new_server(*, pairing: bool = False) -> grpc.aio.Server:
+    """Create a server that does not listen yet; for `pairing` only with small messages, and few streams at a time. Call
+    this in the event loop that runs the server."""
+    return grpc.aio.server(options=[*_PAIRING, *_SERVER] if pairing else _SERVER)
 
 
 def bind(server: grpc.aio.Server, address: Address, trust: Trust | None = None) -> Address:
@@ -131,67 +135,46 @@ def bind(server: grpc.aio.Server, address: Address, trust: Trust | None = None) 
         InvalidOption: this machine does not have the address, or does not give the port to this user.
     """
     if trust is None:
-        address.require_loopback()
-    else:
-        trust.require_peers()
+        return _bind(server, address.require_loopback(), None)
+    trust.require_peers()
+    return _bind(server, address, trust.server_credentials())
+
+
+def bind_pairing(server: grpc.aio.Server, hosts: Sequence[str], port: int) -> list[Address]:
+    """Make a pairing server listen at all of `hosts`, in plain text and at one port: if `port` is taken at the first
+    host, another one. Use it for no other server. Raise PortTaken and InvalidOption as `bind` does."""
+    bound: list[Address] = []
+    for host in hosts:
+        try:
+            bound.append(_bind(server, Address.of(host, bound[0].port if bound else port), None))
+        except PortTaken:
+            if bound or not port:
+                raise
+            bound.append(_bind(server, Address.of(host, 0), None))
+    return bound
+
+
+def _bind(server: grpc.aio.Server, address: Address, credentials: grpc.ServerCredentials | None) -> Address:
     check_bindable(address)
-    try:
-        if trust is None:
+    port = 0
+    with suppress(RuntimeError):
+        if credentials is None:
             port = server.add_insecure_port(str(address))
         else:
-            port = server.add_secure_port(str(address), trust.server_credentials())
-    except RuntimeError:
-        port = 0
+            port = server.add_secure_port(str(address), credentials)
     if not port:
         raise _taken(address)
     return Address(address.host, port)
 
 
-def new_pairing_server() -> grpc.aio.Server:
-    """Create a server for pairing only: small messages, and few streams at a time."""
-    return grpc.aio.server(options=[*_PAIRING, *_SERVER])
-
-
-def open_pairing_channel(address: Address) -> grpc.aio.Channel:
-    """Open a plain-text channel to a device that claims to show a code; pairing verifies the claim."""
-    return grpc.aio.insecure_channel(str(address), options=[*_PAIRING, *_CHANNEL])
-
-
-def bind_pairing(server: grpc.aio.Server, hosts: Sequence[str], port: int) -> list[Address]:
-    """Make a pairing server listen at all of `hosts`, in plain text and at one port. Use it for no other server.
-
-    Raises:
-        PortTaken, InvalidOption: as for `bind`; but a `port` that is taken at the first host is replaced.
-    """
-    bound: list[Address] = []
-    for host in hosts:
-        address = Address.of(host, bound[0].port if bound else port)
-        try:
-            check_bindable(address)
-        except PortTaken:
-            if bound or not port:
-                raise
-            address = Address(address.host, 0)
-        chosen = server.add_insecure_port(str(address))
-        if not chosen:
-            raise _taken(address)
-        bound.append(Address(address.host, chosen))
-    return bound
-
-
 def check_bindable(address: Address) -> None:
-    """Check that this process can listen at an address; gRPC itself gives the reason only on stderr.
-
-    Raises:
-        PortTaken: something else listens there.
-        InvalidOption: this machine does not have the address, or does not give the port to this user.
-    """
+    """Check that this process can listen at an address, as `bind` does; gRPC gives the reason only on stderr."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as check_bindable:
-        check_bindable.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like gRPC: a port in TIME_WAIT is free
+    with socket.socket(family, socket.SOCK_STREAM) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like gRPC: a port in TIME_WAIT is free
         try:
-            check_bindable.bind((address.host, address.port))
-            check_bindable.listen(1)  # two sockets may bind, but only one may listen
+            tried.bind((address.host, address.port))
+            tried.listen(1)  # two sockets may bind, but only one may listen
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise _taken(address) from None

@@ -14,7 +14,7 @@ import grpc.aio
 from edgellm.engine.timing import lower_quartile
 from edgellm.errors import SAME_VERSION, DeviceLost, ProtocolError
 from edgellm.rpc.address import Address
-from edgellm.rpc.layers.codec import PROTOCOL, REPLY_SECONDS, error_from_status, method
+from edgellm.rpc.layers.codec import PROTOCOL, REPLY_SECONDS, call_errors, error_from_status, method
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import Context
 from edgellm.rpc.trust.device_id import DeviceID
@@ -68,21 +68,15 @@ async def measure_link(channel: grpc.aio.Channel, name: str) -> LinkSpeed:
     """Measure the connection from this device to the other end of `channel`; this takes some seconds.
 
     The burst that a network lets through after a pause is left out: each way is measured only after a first part of
-    the bytes has arrived.
-
-    Raises:
-        NotPermitted: this device has no right to compute there.
-        ProtocolError, DeviceLost: the other device cannot measure, or is gone.
+    the bytes has arrived. Raise NotPermitted, and ProtocolError or DeviceLost if the other device cannot measure, or is
+    gone.
     """
     start: Any = channel.stream_stream(method("Flow"), pb.FlowFrame.SerializeToString, pb.FlowFrame.FromString)
     call = start()
     try:
-        async with asyncio.timeout(REPLY_SECONDS):
-            round_trips = [await _round_trip(call) for _ in range(_ROUND_TRIPS)]
-            up, down = await _rates(call)
-            return LinkSpeed(lower_quartile(round_trips), up, down)
-    except grpc.aio.AioRpcError as error:
-        raise error_from_status(error.code(), error.details(), name) from None
+        with call_errors(name):
+            async with asyncio.timeout(REPLY_SECONDS):
+                return await _measure(call)
     except asyncio.InvalidStateError:
         raise error_from_status(await call.code(), await call.details(), name) from None
     except TimeoutError:
@@ -93,24 +87,15 @@ async def measure_link(channel: grpc.aio.Channel, name: str) -> LinkSpeed:
         call.cancel()
 
 
-async def _round_trip(call: Any) -> float:
-    """Return the seconds of a message there and back."""
-    began = time.perf_counter()
-    await _ask(call)
-    return time.perf_counter() - began
-
-
-async def _ask(call: Any) -> tuple[int, float]:
-    """Return the bytes that have arrived at the other end, and the seconds that they took."""
-    await call.write(pb.FlowFrame())
-    reply = await _read(call)
-    return reply.come, reply.seconds
-
-
-async def _rates(call: Any) -> tuple[float, float]:
-    """Return the bits/s there and back, measured in turns; the lower quartile of the times counts."""
+async def _measure(call: Any) -> LinkSpeed:
+    """Return the speeds, measured in turns there and back; the lower quartile of the times counts."""
+    round_trips: list[float] = []
+    for _ in range(_ROUND_TRIPS):
+        began = time.perf_counter()
+        await _send(call, 0)
+        round_trips.append(time.perf_counter() - began)
     up_size, down_size = _round_size(*await _send(call, _FIRST)), _round_size(*await _receive(call, _FIRST))
-    up: list[float] = []
+    up: list[float] = []  # seconds a bit
     down: list[float] = []
     until = time.perf_counter() + 2.0 * SECONDS
     while not up or (len(up) < _ROUNDS and time.perf_counter() < until):
@@ -119,24 +104,25 @@ async def _rates(call: Any) -> tuple[float, float]:
         up.append(max(after[1] - before[1], 1e-9) / max(8 * (after[0] - before[0]), 1))
         size, taken = await _receive(call, down_size)
         down.append(max(taken, 1e-9) / (8 * size))
-    return 1.0 / lower_quartile(up), 1.0 / lower_quartile(down)
+    return LinkSpeed(lower_quartile(round_trips), 1.0 / lower_quartile(up), 1.0 / lower_quartile(down))
 
 
 async def _send(call: Any, size: int) -> tuple[int, float]:
+    """Send bytes; return how many have arrived at the other end in all, and the seconds that they took."""
     for part in _sizes(size):
         await call.write(pb.FlowFrame(data=bytes(part)))
-    return await _ask(call)
+    await call.write(pb.FlowFrame())
+    reply = await _read(call)
+    return reply.come, reply.seconds
 
 
 async def _receive(call: Any, size: int) -> tuple[int, float]:
+    """Return how many bytes have come after a first part, and their seconds."""
     await call.write(pb.FlowFrame(want=size))
-    received, first = 0, 0.0
-    times = []
+    received, times = 0, list[tuple[int, float]]()
     while received < size:
         received += len((await _read(call)).data)
-        now = time.perf_counter()
-        first = first or now
-        times.append((received, now - first))
+        times.append((received, time.perf_counter()))
     warmup = next(entry for entry in times if entry[0] >= size // 5)
     return times[-1][0] - warmup[0], times[-1][1] - warmup[1]
 
@@ -160,16 +146,10 @@ async def _read(call: Any) -> pb.FlowFrame:
 async def request_link_measurement(
     channel: grpc.aio.Channel, name: str, device: DeviceID, address: Address | None
 ) -> LinkSpeed:
-    """Have a device measure its connection to another device.
-
-    Raises:
-        MeasureFailed: it cannot; usually because the two are not paired.
-        NotPermitted, ProtocolError, DeviceLost: as for `measure_link`.
-    """
+    """Have a device measure its connection to another device. Raise MeasureFailed where it cannot, usually because the
+    two are not paired; and errors as `measure_link` does."""
     call = channel.unary_unary(method("Line"), pb.LineRequest.SerializeToString, pb.LineReply.FromString)
     request = pb.LineRequest(protocol=PROTOCOL, device=device.digest, address=str(address or ""))
-    try:
+    with call_errors(name):
         reply: pb.LineReply = await call(request, timeout=REPLY_SECONDS)
-    except grpc.aio.AioRpcError as error:
-        raise error_from_status(error.code(), error.details(), name) from None
     return LinkSpeed(reply.round_trip, reply.up, reply.down)

@@ -23,7 +23,7 @@ from edgellm.rpc.dialing import (
 )
 from edgellm.rpc.discovery.peer_probe import BROWSE_SECONDS
 from edgellm.rpc.layers.bandwidth_probe import measure_link, serve_measurement
-from edgellm.rpc.layers.codec import BEAT_SECONDS, PROTOCOL, details, error_from_status, method, status
+from edgellm.rpc.layers.codec import BEAT_SECONDS, PROTOCOL, call_errors, method, with_error_status
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method
 from edgellm.rpc.trust.device_id import DeviceID
@@ -108,24 +108,17 @@ def read_blocks(request: pb.MeasureRequest) -> Blocks:
 
 
 async def measure(channel: grpc.aio.Channel, name: str, blocks: Blocks, max_age: float) -> DeviceFigures:
-    """Return a device's measurements, taken now unless it has some that are at most `max_age` seconds old.
-
-    Raises:
-        NotPermitted: this device has no right to compute there.
-        MeasureFailed: the device cannot be measured.
-        ProtocolError, DeviceLost: the device does not know this call, or is gone.
-    """
+    """Return a device's measurements, taken now unless it has some that are at most `max_age` seconds old. Raise
+    MeasureFailed where it cannot be measured; NotPermitted, ProtocolError or DeviceLost."""
     request = pb.MeasureRequest(
         protocol=PROTOCOL, header=blocks.header, data=blocks.data, layers=blocks.layers, width=blocks.width,
         oldest=max_age,
     )  # fmt: skip
     call: Any = channel.unary_stream(method("Measure"), pb.MeasureRequest.SerializeToString, pb.MeasureReply.FromString)
-    try:
+    with call_errors(name):
         async for reply in call(request, timeout=MEASURE_SECONDS):
             if reply.WhichOneof("reply") == "figures":
                 return read_figures(reply.figures)
-    except grpc.aio.AioRpcError as error:
-        raise error_from_status(error.code(), error.details(), name) from None
     raise ProtocolError(f"{name} has finished its measurement without sending the result.", "Measure it again.")
 
 
@@ -217,18 +210,3 @@ async def _connect(trust: Trust, peer: Peer, requested: str, local: bool) -> grp
         except EdgeError as error:
             failure = error
     raise failure
-
-
-def with_error_status(
-    method: Method, guard: AuthInterceptor | None, right: Right, notify: Callable[[str], None]
-) -> Any:
-    """Wrap `method`: callers need this right if there is a `guard`, and an EdgeError ends the call with its message."""
-
-    async def answering(request: Any, context: Context) -> Any:
-        try:
-            return await method(request, context)
-        except EdgeError as error:
-            notify(error.what)
-            await context.abort(status(error), details(error))
-
-    return answering if guard is None else guard.wrap(answering, right)

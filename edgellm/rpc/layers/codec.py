@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import grpc
+import grpc.aio
 
 from edgellm.errors import (
     SAME_VERSION,
@@ -23,6 +26,8 @@ from edgellm.errors import (
     StoreFull,
 )
 from edgellm.rpc.protos import layers_pb2 as pb
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method
+from edgellm.rpc.trust.rights import Right
 from edgellm.storage.layers.manifest import MAX_PIECES, LayerPiece, Manifest
 
 PROTOCOL = 1
@@ -33,13 +38,24 @@ SILENT_SECONDS = 60.0  # the device's wait for a portion
 REPLY_SECONDS = 30.0  # the sender's wait for a reply or a heartbeat
 BEAT_SECONDS = 1.0
 
-_SERVICE = pb.DESCRIPTOR.services_by_name["Layers"]
-SERVICE = _SERVICE.full_name
+SERVICE = pb.DESCRIPTOR.services_by_name["Layers"].full_name
+_STATUS: tuple[tuple[grpc.StatusCode, tuple[type[EdgeError], ...], type[EdgeError] | None], ...] = (
+    (grpc.StatusCode.FAILED_PRECONDITION, (PeerTooOld, PeerTooNew), ProtocolError),
+    (grpc.StatusCode.INVALID_ARGUMENT, (ProtocolError,), LayersRefused),
+    (grpc.StatusCode.DATA_LOSS, (LayersCorrupt,), LayersCorrupt),
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, (StoreFull, DiskFull), StoreFull),
+    (grpc.StatusCode.ABORTED, (StoreBusy,), StoreBusy),
+    (grpc.StatusCode.INVALID_ARGUMENT, (LayersRefused,), LayersRefused),
+    (grpc.StatusCode.NOT_FOUND, (LayersMissing,), LayersMissing),
+    (grpc.StatusCode.DEADLINE_EXCEEDED, (DeviceLost,), None),
+    (grpc.StatusCode.OUT_OF_RANGE, (EdgeError,), MeasureFailed),
+)
+"""Status codes, the errors that they stand for, and the error that the other side raises; None: the device is lost."""
 
 
 def method(name: str) -> str:
     """Return the gRPC path of one of the service's methods."""
-    return f"/{SERVICE}/{_SERVICE.methods_by_name[name].name}"
+    return f"/{SERVICE}/{name}"
 
 
 def write_pieces(pieces: Iterable[LayerPiece]) -> list[pb.Piece]:
@@ -67,24 +83,39 @@ def read_manifest(message: pb.Recipe) -> Manifest:
 
 
 def read_places(indices: Sequence[int], manifest: Manifest) -> list[int]:
-    """Return the indices of the wanted pieces in a manifest, checked.
-
-    Raises:
-        ProtocolError: there are no such pieces, none are named, or they are not in order.
-    """
+    """Return the indices of the wanted pieces in a manifest. Raise ProtocolError where they are none, or disordered."""
     found = list(indices)
     if not found or found != sorted(set(found)) or found[-1] >= len(manifest.pieces):
         raise ProtocolError(f"The list of wanted pieces is invalid: {found[:20]}.", SAME_VERSION)
     return found
 
 
-def status(error: EdgeError) -> grpc.StatusCode:
-    """Return the gRPC status for an error."""
+def with_error_status(
+    method: Method, guard: AuthInterceptor | None, right: Right, notify: Callable[[str], None]
+) -> Any:
+    """Wrap `method`: callers need this right if there is a `guard`, and an EdgeError ends the call with its message."""
+
+    async def answering(request: Any, context: Context) -> Any:
+        try:
+            return await method(request, context)
+        except EdgeError as error:
+            notify(error.what)
+            await context.abort(_status(error), f"{error.what}\n{error.next_step}")
+
+    return answering if guard is None else guard.wrap(answering, right)
+
+
+@contextmanager
+def call_errors(name: str) -> Iterator[None]:
+    """Raise the status of a failed call to `name` as an error of ours."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise error_from_status(error.code(), error.details(), name) from None
+
+
+def _status(error: EdgeError) -> grpc.StatusCode:
     return next(code for code, kinds, _ in _STATUS if isinstance(error, kinds))
-
-
-def details(error: EdgeError) -> str:
-    return f"{error.what}\n{error.next_step}"
 
 
 def error_from_status(code: grpc.StatusCode, text: str | None, name: str) -> EdgeError:
@@ -104,24 +135,10 @@ def error_from_status(code: grpc.StatusCode, text: str | None, name: str) -> Edg
 
 
 def refusal(error: EdgeError) -> pb.Refused:
-    return pb.Refused(status=status(error).value[0], what=error.what, next_step=error.next_step)
+    return pb.Refused(status=_status(error).value[0], what=error.what, next_step=error.next_step)
 
 
 def error_from_refusal(message: pb.Refused, name: str) -> EdgeError:
     """Return the error that the other side, `name`, sent in the middle of a call."""
     code = next((code for code in grpc.StatusCode if code.value[0] == message.status), grpc.StatusCode.UNKNOWN)
     return error_from_status(code, f"{message.what}\n{message.next_step}", name)
-
-
-_STATUS: tuple[tuple[grpc.StatusCode, tuple[type[EdgeError], ...], type[EdgeError] | None], ...] = (
-    (grpc.StatusCode.FAILED_PRECONDITION, (PeerTooOld, PeerTooNew), ProtocolError),
-    (grpc.StatusCode.INVALID_ARGUMENT, (ProtocolError,), LayersRefused),
-    (grpc.StatusCode.DATA_LOSS, (LayersCorrupt,), LayersCorrupt),
-    (grpc.StatusCode.RESOURCE_EXHAUSTED, (StoreFull, DiskFull), StoreFull),
-    (grpc.StatusCode.ABORTED, (StoreBusy,), StoreBusy),
-    (grpc.StatusCode.INVALID_ARGUMENT, (LayersRefused,), LayersRefused),
-    (grpc.StatusCode.NOT_FOUND, (LayersMissing,), LayersMissing),
-    (grpc.StatusCode.DEADLINE_EXCEEDED, (DeviceLost,), None),
-    (grpc.StatusCode.OUT_OF_RANGE, (EdgeError,), MeasureFailed),
-)
-"""Status codes, the errors that they stand for, and the error that the other side raises; None: the device is lost."""

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError, StoreBusy
-from edgellm.rpc.layers.benchmark_service import Measurer, MeasureService, with_error_status
+from edgellm.rpc.layers.benchmark_service import Measurer, MeasureService
 from edgellm.rpc.layers.codec import (
     BEAT_SECONDS,
     MAX_PORTION,
@@ -21,6 +21,7 @@ from edgellm.rpc.layers.codec import (
     read_manifest,
     read_places,
     refusal,
+    with_error_status,
     write_manifest,
 )
 from edgellm.rpc.protos import layers_pb2 as pb
@@ -29,7 +30,6 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.storage.layers.incoming_piece import IncomingPiece
-from edgellm.storage.layers.manifest import Manifest
 from edgellm.storage.layers.store import OWN, LayerStore
 
 DRAIN_SECONDS = 5.0  # time for which a refused stream is still read
@@ -146,21 +146,18 @@ class LayerService:
         pieces = [manifest.pieces[index] for index in indices]
         with ExitStack() as held:
             receiving = await _in_thread(held.enter_context, self._store.receiving(manifest, pieces, upload.device))
-            arrivals = [self._arrived(manifest, index, upload.device) for index in indices]
+            sizes = [self._store.arrived(piece, upload.device) for piece in pieces]
+            is_whole = [self._store.find(piece) is not None for piece in pieces]
+            arrivals = [
+                pb.Arrived(piece=index, size=size, whole=whole)
+                for index, size, whole in zip(indices, sizes, is_whole, strict=True)
+            ]
             await stream.write(pb.PutReply(there=pb.There(pieces=arrivals)))
-            for index, arrived in zip(indices, arrivals, strict=True):
-                if not arrived.whole:
-                    with ExitStack() as opened:
-                        piece = await _with_heartbeats(stream, _in_thread(receiving, manifest.pieces[index]))
-                        partial = opened.enter_context(piece)
+            for index, piece, whole in zip(indices, pieces, is_whole, strict=True):
+                if not whole:
+                    with await _with_heartbeats(stream, _in_thread(receiving, piece)) as partial:
                         await self._fill(stream, upload, index, partial)
         self._notify(f"{len(indices)} pieces of {manifest.name} are complete.")
-
-    def _arrived(self, manifest: Manifest, index: int, owner: str) -> pb.Arrived:
-        piece = manifest.pieces[index]
-        return pb.Arrived(
-            piece=index, size=self._store.arrived(piece, owner), whole=self._store.find(piece) is not None
-        )
 
     async def _fill(self, stream: Context, upload: _Upload, index: int, partial: IncomingPiece) -> None:
         """Receive portions of one piece, each starting where the last one ended, until the piece is whole."""
@@ -194,13 +191,8 @@ async def _refuse(stream: Context, error: EdgeError) -> None:
 
 
 async def _next(stream: Context, upload: _Upload) -> pb.PutFrame:
-    """Return the next frame.
-
-    Raises:
-        StoreBusy: the device has opened another stream.
-        DeviceLost: nothing arrives within SILENT_SECONDS.
-        ProtocolError: the data is not a frame, or the stream ends too soon.
-    """
+    """Return the next frame. Raise StoreBusy where the device has opened another stream, DeviceLost where nothing
+    arrives within SILENT_SECONDS, and ProtocolError where the data is not a frame, or the stream ends too soon."""
     reading = asyncio.ensure_future(stream.read())
     try:
         done, _ = await asyncio.wait(

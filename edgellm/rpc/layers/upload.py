@@ -18,8 +18,8 @@ from edgellm.rpc.layers.codec import (
     PROTOCOL,
     REPLY_SECONDS,
     WINDOW,
+    call_errors,
     error_from_refusal,
-    error_from_status,
     method,
     read_manifest,
     write_manifest,
@@ -75,18 +75,11 @@ class RateLimiter:
 
 
 async def list_layers(channel: grpc.aio.Channel, name: str, seconds: float = REPLY_SECONDS) -> StoreFacts:
-    """Return the layers that this device has uploaded to another one, and the limits of that device's store.
-
-    Raises:
-        NotPermitted: this device lacks the right to files there.
-        ProtocolError: the device does not store layers, or speaks another version.
-        DeviceLost: the device cannot be reached.
-    """
+    """Return the layers that this device has uploaded to another one, and the limits of that device's store. Raise
+    NotPermitted, ProtocolError or DeviceLost."""
     call = channel.unary_unary(method("Held"), pb.HeldRequest.SerializeToString, pb.HeldReply.FromString)
-    try:
+    with call_errors(name):
         reply: pb.HeldReply = await call(pb.HeldRequest(protocol=PROTOCOL), timeout=seconds)
-    except grpc.aio.AioRpcError as error:
-        raise error_from_status(error.code(), error.details(), name) from None
     check_version(reply.protocol, PROTOCOL, name)
     models = []
     for model in reply.models:
@@ -101,11 +94,9 @@ async def clean(channel: grpc.aio.Channel, name: str, fingerprint: str = "") -> 
     """Remove pieces that are not in use from a device, of the model with this `fingerprint` or of all. Return the
     number of pieces and bytes removed, and of pieces in use. Raise LayersMissing without the model."""
     call = channel.unary_unary(method("Clean"), pb.CleanRequest.SerializeToString, pb.CleanReply.FromString)
-    request = pb.CleanRequest(protocol=PROTOCOL, fingerprint=bytes.fromhex(fingerprint))
-    try:
+    with call_errors(name):
+        request = pb.CleanRequest(protocol=PROTOCOL, fingerprint=bytes.fromhex(fingerprint))
         reply: pb.CleanReply = await call(request, timeout=REPLY_SECONDS)
-    except grpc.aio.AioRpcError as error:
-        raise error_from_status(error.code(), error.details(), name) from None
     return reply.pieces, reply.size, reply.in_use
 
 
@@ -127,16 +118,49 @@ async def upload(
         NotPermitted, ProtocolError, LayersRefused and its kinds: the device refuses the pieces, and says why.
         LayersCorrupt: also if the model's file no longer matches the manifest.
     """
-    call_stream: Any = channel.stream_stream(method("Put"), pb.PutFrame.SerializeToString, pb.PutReply.FromString)
-    call = call_stream()
-    stream = _UploadStream(call, name)
+    start: Any = channel.stream_stream(method("Put"), pb.PutFrame.SerializeToString, pb.PutReply.FromString)
+    stream = _UploadStream(start(), name)
+    acknowledged: dict[int, int] = {}  # bytes of each piece
+    total, sent = sum(manifest.pieces[index].size for index in wanted), 0
+
+    async def arrived(index: int) -> pb.Arrived:
+        reply = await stream.receive()
+        if reply is None or reply.WhichOneof("reply") != "arrived" or reply.arrived.piece != index:
+            raise ProtocolError("The device acknowledged a piece that was not sent.", SAME_VERSION)
+        acknowledged[index] = reply.arrived.size
+        notify(UploadProgress(sum(acknowledged.values()), total, sent))
+        return reply.arrived
+
     try:
-        return await _Sender(stream, manifest, sorted(wanted), cut, limiter, notify).run()
+        request = pb.Wanted(protocol=PROTOCOL, recipe=write_manifest(manifest), pieces=sorted(wanted))
+        await stream.send(pb.PutFrame(wanted=request))
+        first = await stream.receive()
+        if first is None or first.WhichOneof("reply") != "there":
+            raise ProtocolError("The device has not sent the list of pieces that it has.", SAME_VERSION)
+        acknowledged |= {one.piece: one.size for one in first.there.pieces}
+        whole = {one.piece for one in first.there.pieces if one.whole}
+        notify(UploadProgress(sum(acknowledged.values()), total, sent))
+        for index in sorted(set(wanted) - whole):
+            piece, state = manifest.pieces[index], await arrived(index)
+            offset = state.size
+            blocks = _blocks(cut(piece), offset)
+            while not state.whole:  # the device confirms that the hash is right
+                if offset == piece.size or offset - state.size + FRAME > WINDOW or stream.has_reply:
+                    state = await arrived(index)
+                    continue
+                block = await asyncio.to_thread(next, blocks, b"")
+                if not block or offset + len(block) > piece.size:
+                    raise LayersCorrupt(f"{str(piece).capitalize()} has changed on this device.", _CHANGED)
+                await limiter.take(len(block))
+                await stream.send(pb.PutFrame(portion=pb.Portion(piece=index, offset=offset, data=block)))
+                offset, sent = offset + len(block), sent + len(block)
+        while await stream.receive() is not None:
+            pass
+        return UploadProgress(sum(acknowledged.values()), total, sent)
     except TimeoutError:
         raise DeviceLost(f"{name} has stopped responding.", "Try again; what has arrived there is kept.") from None
     finally:
-        stream.reader.cancel()
-        call.cancel()
+        stream.close()
 
 
 class _UploadStream:
@@ -146,17 +170,18 @@ class _UploadStream:
     def __init__(self, call: Any, name: str) -> None:
         self._call, self._name = call, name
         self._replies: asyncio.Queue[pb.PutReply | EdgeError | None] = asyncio.Queue()
-        self.reader = asyncio.create_task(self._read_replies())
+        self._reader = asyncio.create_task(self._read_replies())
 
     async def _read_replies(self) -> None:
         try:
-            while isinstance(reply := await self._call.read(), pb.PutReply):
-                self._replies.put_nowait(reply)
-                if reply.WhichOneof("reply") == "refused":
-                    return
+            with call_errors(self._name):
+                while isinstance(reply := await self._call.read(), pb.PutReply):
+                    if reply.WhichOneof("reply") == "refused":
+                        raise error_from_refusal(reply.refused, self._name)
+                    self._replies.put_nowait(reply)
             self._replies.put_nowait(None)
-        except grpc.aio.AioRpcError as error:
-            self._replies.put_nowait(error_from_status(error.code(), error.details(), self._name))
+        except EdgeError as error:
+            self._replies.put_nowait(error)
 
     @property
     def has_reply(self) -> bool:
@@ -179,75 +204,12 @@ class _UploadStream:
                 reply = await self._replies.get()
             if isinstance(reply, EdgeError):
                 raise reply
-            kind = None if reply is None else reply.WhichOneof("reply")
-            if reply is not None and kind == "refused":
-                raise error_from_refusal(reply.refused, self._name)
-            if kind != "checking":
+            if reply is None or reply.WhichOneof("reply") != "checking":
                 return reply
 
-
-class _Sender:
-    def __init__(
-        self,
-        stream: _UploadStream,
-        manifest: Manifest,
-        wanted: list[int],
-        cut: Cut,
-        limiter: RateLimiter,
-        notify: Callable[[UploadProgress], None],
-    ) -> None:
-        self._stream, self._manifest, self._wanted = stream, manifest, wanted
-        self._cut, self._limiter, self._notify = cut, limiter, notify
-        self._acknowledged: dict[int, int] = {}  # acknowledged bytes of each piece
-        self._sent = 0
-
-    async def run(self) -> UploadProgress:
-        request = pb.Wanted(protocol=PROTOCOL, recipe=write_manifest(self._manifest), pieces=self._wanted)
-        await self._stream.send(pb.PutFrame(wanted=request))
-        first = await self._stream.receive()
-        if first is None or first.WhichOneof("reply") != "there":
-            raise ProtocolError("The device has not sent the list of pieces that it has.", SAME_VERSION)
-        whole = set()
-        for one in first.there.pieces:
-            self._acknowledged[one.piece] = one.size
-            whole |= {one.piece} if one.whole else set()
-        self._notify(self._progress())
-        for index in self._wanted:
-            if index not in whole:
-                await self._piece(index)
-        while await self._stream.receive() is not None:
-            pass
-        return self._progress()
-
-    async def _piece(self, index: int) -> None:
-        """Send a piece from where the device's copy ends, until the device confirms that its hash is right."""
-        piece, arrived = self._manifest.pieces[index], await self._arrived(index)
-        offset = arrived.size
-        blocks = _blocks(self._cut(piece), offset)
-        while not arrived.whole:
-            if offset < piece.size and offset - arrived.size + FRAME <= WINDOW and not self._stream.has_reply:
-                block = await asyncio.to_thread(next, blocks, b"")
-                if not block or offset + len(block) > piece.size:
-                    raise LayersCorrupt(f"{str(piece).capitalize()} has changed on this device.", _CHANGED)
-                await self._limiter.take(len(block))
-                await self._stream.send(pb.PutFrame(portion=pb.Portion(piece=index, offset=offset, data=block)))
-                offset += len(block)
-                self._sent += len(block)
-                self._notify(self._progress())
-            else:
-                arrived = await self._arrived(index)
-
-    async def _arrived(self, index: int) -> pb.Arrived:
-        reply = await self._stream.receive()
-        if reply is None or reply.WhichOneof("reply") != "arrived" or reply.arrived.piece != index:
-            raise ProtocolError("The device acknowledged a piece that was not sent.", SAME_VERSION)
-        self._acknowledged[index] = reply.arrived.size
-        self._notify(self._progress())
-        return reply.arrived
-
-    def _progress(self) -> UploadProgress:
-        total = sum(self._manifest.pieces[index].size for index in self._wanted)
-        return UploadProgress(sum(self._acknowledged.values()), total, self._sent)
+    def close(self) -> None:
+        self._reader.cancel()
+        self._call.cancel()
 
 
 def _blocks(portions: Iterator[bytes | memoryview], skip: int) -> Iterator[bytes]:

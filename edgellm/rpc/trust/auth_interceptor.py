@@ -53,13 +53,11 @@ class AuthInterceptor:
         """Return `method`, restricted to paired devices with this right, or to all paired devices without `right`."""
 
         async def guarded(request: Any, context: Context) -> Any:
-            task = asyncio.current_task()
             try:
                 peer = self.check(caller_id(context), right, caller_host(context))
             except EdgeError as error:
                 await self._refuse(error, context)
-            if task is None:
-                raise NotPaired("The call has no task.", "Try again.")
+            task: Any = asyncio.current_task()
             call = _OpenCall(task, peer.id, right)
             self._open.add(call)
             try:
@@ -75,14 +73,9 @@ class AuthInterceptor:
         return guarded
 
     def check(self, device: DeviceID, right: Right | None, host: str = "") -> Peer:
-        """Return the paired device with this ID, which calls from `host`.
-
-        Raises:
-            NotPaired: the device is unknown, or no longer trusted.
-            IdentityClash: the caller has this device's own identity.
-            NotPermitted: the device lacks the right.
-            TrustUnusable: the list of paired devices cannot be read, so no device is trusted.
-        """
+        """Return the paired device with this ID, which calls from `host`. Raise NotPaired for an unknown device,
+        IdentityClash for this device's own identity, NotPermitted without the right, and TrustUnusable where the list
+        of paired devices cannot be read, so that no device is trusted."""
         if device == self._trust.identity.id:
             raise identity_clash(device, host)
         peer = self._trust.peers.get(device)
@@ -119,11 +112,8 @@ class AuthInterceptor:
 
 
 def caller_id(context: Context) -> DeviceID:
-    """Return the device ID of the caller's client certificate, whose key the caller has proved to hold.
-
-    Raises:
-        NotPaired: the caller has shown no certificate.
-    """
+    """Return the device ID of the caller's client certificate, whose key the caller has proved to hold. Raise NotPaired
+    without a certificate."""
     shown = b"".join((context.auth_context() or {}).get("x509_pem_cert", ()))
     if not shown:
         raise NotPaired("The caller has shown no certificate.", "Connect with mutual TLS.")
@@ -145,8 +135,5 @@ def identity_clash(device: DeviceID, host: str) -> IdentityClash:
         )
     return IdentityClash(
         f"The device at {host or 'the other end'} has this device's identity, {device.short}: its files were copied.",
-        f"On the device with the copy, remove {_IDENTITY}, and pair it again.",
+        "On the device with the copy, remove trust/identity.pem from edgellm's data folder, and pair it again.",
     )
-
-
-_IDENTITY = "the file trust/identity.pem from edgellm's data folder"

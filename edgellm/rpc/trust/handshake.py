@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
@@ -29,6 +29,13 @@ _WELCOME = f"/{_SERVICE.full_name}/Welcome"
 _NONCE = 32  # bytes
 _MAX_OFFERS = 16
 LABEL = b"edgellm welcome 1\0"
+_PAIR = "Run `edgellm pair` on one of the two, and the command that it shows on the other."
+_DOCTOR = "Check that it is on and serves; `edgellm doctor` looks for the cause."
+_NO_ANSWER = {
+    PortState.REFUSED: "No answer from {}: the machine is up, but nothing listens at that port.",
+    PortState.SILENT: "No answer from {}: the machine is off, or a firewall drops the packets.",
+    PortState.UNKNOWN: "No answer from {}: there is no route to that address.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +81,12 @@ def welcome_handlers(
         peer = guard.check(client, None)
         await asyncio.to_thread(trust.peers.record_seen, client)
         own_id = trust.identity.id
-        models = [
-            pb.Offer(
-                role=one.role, model=one.model, size=one.size, vocabulary=bytes.fromhex(one.vocabulary),
-                behind=one.behind,
-            )
-            for one in offers
-        ]  # fmt: skip
+        signature = trust.identity.sign(_statement(request.nonce, own_id, client))
+        models = [pb.Offer(**(asdict(one) | {"vocabulary": bytes.fromhex(one.vocabulary)})) for one in offers]
         return pb.WelcomeReply(
-            protocol=DEVICES_PROTOCOL,
-            device=own_id.digest,
-            signature=trust.identity.sign(_statement(request.nonce, own_id, client)),
-            version=program_version(),
-            rights=sorted(peer.rights),
-            models=models,
-            time=int(time.time()),
-        )
+            protocol=DEVICES_PROTOCOL, device=own_id.digest, signature=signature, version=program_version(),
+            rights=sorted(peer.rights), models=models, time=int(time.time()),
+        )  # fmt: skip
 
     method = grpc.unary_unary_rpc_method_handler(guard.wrap(welcome), None, pb.WelcomeReply.SerializeToString)
     return grpc.method_handlers_generic_handler(_SERVICE.full_name, {"Welcome": method})
@@ -110,10 +107,8 @@ async def connect_authenticated(
     channel = open_channel(address, trust, device)
     try:
         info = await _call_welcome(channel, address, trust, device, seconds)
-    except BaseException as error:
+    except BaseException:
         await channel.close(None)
-        if isinstance(error, grpc.aio.AioRpcError):
-            raise await _error_from_status(error, address, seconds) from None
         raise
     await asyncio.to_thread(trust.peers.record_seen, info.peer.id, address, info.rights)
     return channel, info
@@ -122,29 +117,25 @@ async def connect_authenticated(
 async def fetch_peer_info(address: Address, trust: Trust, device: DeviceID | None = None) -> PeerInfo:
     """Return a device's greeting; its `seconds` are those of a second call, over the open connection."""
     channel, _first = await connect_authenticated(address, trust, device)
-    try:
+    async with channel:
         return await _call_welcome(channel, address, trust, device, HELLO_SECONDS)
-    except grpc.aio.AioRpcError as error:
-        raise await _error_from_status(error, address, HELLO_SECONDS) from None
-    finally:
-        await channel.close(None)
 
 
 async def _call_welcome(
     channel: grpc.aio.Channel, address: Address, trust: Trust, expected: DeviceID | None, seconds: float
 ) -> PeerInfo:
-    nonce = os.urandom(_NONCE)
     call = channel.unary_unary(_WELCOME, pb.WelcomeRequest.SerializeToString, bytes)
+    request = pb.WelcomeRequest(protocol=DEVICES_PROTOCOL, nonce=os.urandom(_NONCE), version=program_version())
 
     async def attempt(deadline: float) -> tuple[bytes, float]:
         began = time.monotonic()
-        data = await call(
-            pb.WelcomeRequest(protocol=DEVICES_PROTOCOL, nonce=nonce, version=program_version()), timeout=deadline
-        )
-        return data, time.monotonic() - began
+        return await call(request, timeout=deadline), time.monotonic() - began
 
-    data, elapsed = await call_with_retry(attempt, address, seconds)
-    return read_welcome(data, nonce, trust, expected, address, elapsed)
+    try:
+        data, elapsed = await call_with_retry(attempt, address, seconds)
+    except grpc.aio.AioRpcError as error:
+        raise await _error_from_status(error, address, seconds) from None
+    return read_welcome(data, request.nonce, trust, expected, address, elapsed)
 
 
 def read_welcome(
@@ -207,12 +198,3 @@ async def _error_from_status(error: grpc.aio.AioRpcError, address: Address, seco
     if found is PortState.OPEN:
         return NotPaired(f"The server at {address} and this device do not trust each other, or no longer do.", _PAIR)
     return VerifierUnreachable(_NO_ANSWER[found].format(address), _DOCTOR)
-
-
-_PAIR = "Run `edgellm pair` on one of the two, and the command that it shows on the other."
-_DOCTOR = "Check that it is on and serves; `edgellm doctor` looks for the cause."
-_NO_ANSWER = {
-    PortState.REFUSED: "No answer from {}: the machine is up, but nothing listens at that port.",
-    PortState.SILENT: "No answer from {}: the machine is off, or a firewall drops the packets.",
-    PortState.UNKNOWN: "No answer from {}: there is no route to that address.",
-}

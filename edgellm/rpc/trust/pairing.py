@@ -40,7 +40,7 @@ from edgellm.errors import (
     VerifierUnreachable,
 )
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import bind_pairing, new_pairing_server, open_pairing_channel, run_in_network_loop
+from edgellm.rpc.channel import bind_pairing, new_server, open_pairing_channel, run_in_network_loop
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import Context, caller_host, identity_clash
 from edgellm.rpc.trust.identity import Certificate, Identity
@@ -250,7 +250,7 @@ class PairingWindow:
         self.close()
 
     async def _open(self, hosts: Sequence[str], port: int) -> list[Address]:
-        self._server = new_pairing_server()
+        self._server = new_server(pairing=True)
         method = grpc.stream_stream_rpc_method_handler(self._pair)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE.full_name, {"Pair": method}),)

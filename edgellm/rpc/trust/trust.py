@@ -35,13 +35,8 @@ class Trust:
         return cls(Identity.load(folder), Peers(folder))
 
     def require_peers(self) -> list[Peer]:
-        """Return the paired devices, at least one.
-
-        Raises:
-            PairingRequired: no device is paired.
-        """
-        peers = self.peers.all()
-        if not peers:
+        """Return the paired devices, at least one. Raise PairingRequired without."""
+        if not (peers := self.peers.all()):
             raise PairingRequired(
                 "No device is paired with this one, and only paired devices may connect.",
                 "Pair the devices first: run `edgellm pair` here, and the command that it shows on the other device.",
