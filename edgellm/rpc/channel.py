@@ -128,12 +128,7 @@ def new_server(*, pairing: bool = False) -> grpc.aio.Server:
 
 def bind(server: grpc.aio.Server, address: Address, trust: Trust | None = None) -> Address:
     """Make `server` listen at `address`, by mutual TLS if `trust` is given; return the address with the real port.
-
-    Raises:
-        PairingRequired: without `trust`, the address is not loopback; with it, no device is paired.
-        PortTaken: something else listens there.
-        InvalidOption: this machine does not have the address, or does not give the port to this user.
-    """
+    Raise PairingRequired, PortTaken or InvalidOption."""
     if trust is None:
         return _bind(server, address.require_loopback(), None)
     trust.require_peers()

@@ -242,11 +242,8 @@ class Conversations(ChatLog):
         return self._found("1")
 
     def find(self, beginning: str) -> Conversation:
-        """Return the conversation whose ID begins with `beginning`.
-
-        Raises:
-            InvalidOption: there is none, or there are several.
-        """
+        """Return the conversation whose ID begins with `beginning`. Raise InvalidOption if there is none, or there are
+        several."""
         found = [one for one in self.all() if beginning and one.id.startswith(beginning.lower())]
         if len(found) != 1:
             what = "There is no conversation" if not found else f"There are {len(found)} conversations"
@@ -266,11 +263,8 @@ class Conversations(ChatLog):
     def save(self, conversation: Conversation, *, replaces: datetime | None = None) -> None:
         """Write a conversation over its earlier state; remove the oldest beyond `MAX_CONVERSATIONS`.
 
-        `replaces` is the time of the state that it was made from; None: any state is replaced.
-
-        Raises:
-            ConversationTooLong: the conversation has become too long to be stored; its earlier state stays.
-            ConversationChanged: the stored state is not of the time `replaces`, or was removed; it stays.
+        `replaces` is the time of the state that it was made from; None: any state is replaced. Raise
+        ConversationTooLong or ConversationChanged.
         """
         found = {"turns": conversation.turns, "name": conversation.name, "page": conversation.page}
         text = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
@@ -339,11 +333,7 @@ def _microseconds(when: datetime) -> int:
 
 
 def parse_age(text: str) -> timedelta | None:
-    """Return the age that `text` means, None for "forever".
-
-    Raises:
-        InvalidOption: the text is not an age.
-    """
+    """Return the age that `text` means, None for "forever". Raise InvalidOption if the text is not an age."""
     text = text.strip().lower()
     if text == FOREVER:
         return None
@@ -359,11 +349,8 @@ def describe_age(age: timedelta | None) -> str:
 
 def max_age() -> timedelta | None:
     """Return the retention, None for no limit: the value of the environment variable `VARIABLE`, else of the last
-    `set_max_age`, else `DEFAULT_AGE`. A damaged setting is ignored.
-
-    Raises:
-        InvalidOption: the variable's value is not an age.
-    """
+    `set_max_age`, else `DEFAULT_AGE`. A damaged setting is ignored. Raise InvalidOption if the variable's value is not an
+    age."""
     if text := os.environ.get(VARIABLE):
         try:
             return parse_age(text)

@@ -45,10 +45,7 @@ class ResolvedPair(NamedTuple):
 
 def resolve_pair(draft: Named | None, verifier: Named | None) -> ResolvedPair:
     """Return the pair with the models that `DEFAULT` means: with a model of the home pair, the home pair's other model.
-
-    Raises:
-        InvalidOption: EDGELLM_PAIR is set to a pair that does not exist.
-    """
+    Raise InvalidOption if EDGELLM_PAIR is set to a pair that does not exist."""
     if DEFAULT not in (draft, verifier):
         return ResolvedPair(draft, verifier)
     chosen, missing = default_pair() if {draft, verifier}.isdisjoint(HOME) else HOME, ""

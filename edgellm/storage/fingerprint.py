@@ -27,11 +27,8 @@ def fingerprint(path: Path) -> str:
     """Return the fingerprint of a model in hex, 64 characters; `path` is its file, or the first part of a split model.
 
     For a model in one file that is the SHA-256 of the file, for a split one as `fingerprint_of` says. Files are read
-    once (about a second per gigabyte), and their hashes remembered as long as size and time of change stay.
-
-    Raises:
-        OSError: a file cannot be read.
-        ModelNotFound, ModelCorrupt, ModelUnsupported: as for `ModelFile.open`, where the name is that of a first part.
+    once (about a second per gigabyte), and their hashes remembered as long as size and time of change stay. Raise
+    OSError, ModelNotFound, ModelCorrupt or ModelUnsupported.
     """
     return FileHash(path).compute()
 
@@ -89,11 +86,8 @@ class FileHash:
     def compute(
         self, should_stop: Callable[[], bool] | None = None, progress: Callable[[float], None] | None = None
     ) -> str:
-        """Return the fingerprint. `progress` is called with the share of the files that is read.
-
-        Raises:
-            Stopped: `should_stop` returned True; the next call continues.
-        """
+        """Return the fingerprint. `progress` is called with the share of the files that is read. Raise Stopped:
+        `should_stop` returned True; the next call continues."""
 
         def reached() -> None:
             size = sum(part.size for part in self._parts)

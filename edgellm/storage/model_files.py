@@ -201,12 +201,7 @@ def find(name: HubName) -> StoredModel:
 
 
 def resolve(name: str) -> Path:
-    """Return the file that a model name means, whichever form it has.
-
-    Raises:
-        InvalidOption: the name has no valid form.
-        ModelNotFound: there is no such file, alias, or model in the cache.
-    """
+    """Return the file that a model name means, whichever form it has. Raise InvalidOption or ModelNotFound."""
     if name in ALIASES:
         return bundled(name)
     if (path := own_file(name)) is not None:

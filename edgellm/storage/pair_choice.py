@@ -101,12 +101,8 @@ class PairProposal:
 def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> PairProposal:
     """Return the pair that suits this machine: the catalogue's first fitting pair with a fast enough verifier, or else
     the fastest that fits; or the pair of the verifier `wanted`. If that verifier has no draft model, a pair with an
-    about equally good verifier is preferred, unless the first is expected to be as fast alone.
-
-    Raises:
-        InvalidOption: there is no model `wanted` in the catalogue.
-        MemoryShort: `wanted`, or every pair, needs more memory than there is.
-    """
+    about equally good verifier is preferred, unless the first is expected to be as fast alone. Raise InvalidOption or
+    MemoryShort."""
     if wanted is not None:
         found = catalog.find(wanted)
         if found is None or found[1] != found[0].quant:

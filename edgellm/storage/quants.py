@@ -136,10 +136,8 @@ def choose(repo: str, files: Mapping[str, int], wanted: str | None, memory: int 
     """Return the model that `wanted` (a quantisation or a file name; None: whatever suits) means in `repo`.
 
     `files` are the repository's files with their lengths in bytes, 0 if unknown. With `memory`, the bytes of memory of
-    this machine, a model that is not asked for by name is one that fits, if there is one.
-
-    Raises:
-        ModelNotFound: the repository has no GGUF, or not this one; the message names those that it has.
+    this machine, a model that is not asked for by name is one that fits, if there is one. Raise ModelNotFound if the
+    repository has no GGUF, or not this one; the message names those that it has.
     """
     found = variants(files)
     models = [model for model in found if model.complete]

@@ -65,10 +65,8 @@ def read_state(path: Path, max_bytes: int = MAX_BYTES, *, links: bool = False) -
 def read_json(path: Path, parse: Callable[[Any], _T], max_bytes: int = MAX_BYTES, *, links: bool = False) -> _T | None:
     """Return the result of `parse` on a JSON file, or None if there is no file.
 
-    `parse` may assume that the data is well-formed: the errors that it raises otherwise become `StateDamaged`.
-
-    Raises:
-        StateDamaged: as for `read_state`, or the file is not JSON, or JSON of another form.
+    `parse` may assume that the data is well-formed: the errors that it raises otherwise become `StateDamaged`. Raise
+    StateDamaged where `read_state` does, or the file is not JSON, or JSON of another form.
     """
     return _parsed(path, lambda data: parse(json.loads(data)), read_state(path, max_bytes, links=links))
 
@@ -88,10 +86,8 @@ def read_toml(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any] | None:
 def write_state(path: Path, data: bytes | str, *, durable: bool = False) -> None:
     """Write `data` to `path` in one step, replacing its earlier content. A folder in its place is set aside.
 
-    A `durable` file outlives a power cut from the moment when this returns.
-
-    Raises:
-        OSError: the file cannot be written; its earlier content is unchanged.
+    A `durable` file outlives a power cut from the moment when this returns. Raise OSError if the file cannot be written;
+    its earlier content is unchanged.
     """
     _make_folder(path.parent)
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.new")
@@ -113,11 +109,8 @@ def write_state(path: Path, data: bytes | str, *, durable: bool = False) -> None
 
 
 def read_private(path: Path) -> bytes | None:
-    """Return the bytes of a file on which the trust between devices rests; None if there is no file.
-
-    Raises:
-        TrustUnusable: as for `read_state`.
-    """
+    """Return the bytes of a file on which the trust between devices rests; None if there is no file. Raise
+    TrustUnusable as `read_state` does."""
     try:
         return read_state(path, _MAX_PRIVATE_BYTES)
     except StateDamaged as error:
@@ -125,22 +118,16 @@ def read_private(path: Path) -> bytes | None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file on which the trust between devices rests.
-
-    Raises:
-        TrustUnusable: the file cannot be written; its earlier content is unchanged.
-    """
+    """Write a file on which the trust between devices rests. Raise TrustUnusable if the file cannot be written; its
+    earlier content is unchanged."""
     with system_errors(TrustUnusable, path, "written"):
         write_state(path, data, durable=True)
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Make `folder`, closed to other users, and hold its lock against other processes until the `with` ends.
-
-    Raises:
-        TrustUnusable: the folder cannot be created, or another process holds its lock.
-    """
+    """Make `folder`, closed to other users, and hold its lock against other processes until the `with` ends. Raise
+    TrustUnusable if the folder cannot be created, or another process holds its lock."""
     with ExitStack() as held:
         with system_errors(TrustUnusable, folder, "used"):
             held.enter_context(hold_lock(private_folder(folder) / "lock"))
@@ -149,12 +136,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold the lock file at `path` against other processes until the `with` ends.
-
-    Raises:
-        TimeoutError: another process holds it.
-        NotImplementedError: the drive has no file locks.
-    """
+    """Hold the lock file at `path` against other processes until the `with` ends. Raise TimeoutError or
+    NotImplementedError."""
     from filelock import FileLock  # the import takes 40 ms
 
     with FileLock(path, timeout=LOCK_SECONDS, mode=0o600).acquire(poll_interval=0.01):
@@ -180,11 +163,8 @@ def system_errors(kind: type[EdgeError], path: Path, action: str) -> Iterator[No
 
 
 def set_aside(path: Path) -> Path:
-    """Rename the file or folder at `path` to NAME.aside, or NAME.aside-2 and so on, and return the new path.
-
-    Raises:
-        OSError: it cannot be renamed.
-    """
+    """Rename the file or folder at `path` to NAME.aside, or NAME.aside-2 and so on, and return the new path. Raise
+    OSError if it cannot be renamed."""
     aside, number = path.with_name(f"{path.name}.aside"), 2
     while os.path.lexists(aside):
         aside, number = path.with_name(f"{path.name}.aside-{number}"), number + 1
@@ -193,10 +173,7 @@ def set_aside(path: Path) -> Path:
 
 def private_folder(path: Path) -> Path:
     """Return the folder `path`, created if it is missing; close it, and edgellm's folders above it, to other users.
-
-    Raises:
-        OSError: it cannot be created, is not a folder, or it or a link in its place belongs to another user.
-    """
+    Raise OSError if it cannot be created, is not a folder, or it or a link in its place belongs to another user."""
     _make_folder(path)
     if HAS_MODES:
         found = path.stat()
@@ -243,10 +220,8 @@ def _close(path: Path) -> None:
 def from_json(kind: type[_T], found: Mapping[str, Any]) -> _T:
     """Return a dataclass from JSON: every field must be present, or have a default, and be of its declared type.
 
-    Lists become tuples; whole numbers may stand for floats. NaN and infinity are refused.
-
-    Raises:
-        TypeError, ValueError, LookupError: a field is missing, unknown or of another type; the message says which.
+    Lists become tuples; whole numbers may stand for floats. NaN and infinity are refused. Raise TypeError, ValueError
+    or LookupError: a field is missing, unknown or of another type; the message says which.
     """
     return kind(**fields_from_json(kind, found))
 

@@ -57,9 +57,7 @@ def chosen_hosts(names: Sequence[str] = ()) -> list[str]:
     """Return the IPv4 addresses of the interfaces with these names or addresses.
 
     Without `names`, use the interfaces in `EDGELLM_INTERFACE` (separated by commas), or else those chosen by default.
-
-    Raises:
-        InvalidOption: there is no such interface.
+    Raise InvalidOption if there is no such interface.
     """
     known = interfaces()
     names = names or [name.strip() for name in os.environ.get("EDGELLM_INTERFACE", "").split(",") if name.strip()]
@@ -115,11 +113,8 @@ async def probe_port(address: Address, seconds: float = 1.0) -> PortState:
 
 async def call_with_retry(ask: Callable[[float], Awaitable[T]], address: Address, seconds: float) -> T:
     """Return the result of `ask`, a call with a deadline in seconds. If no result comes within `seconds`, but something
-    listens at `address`, as on a busy machine, try a second time with `RETRY_FACTOR` times the deadline.
-
-    Raises:
-        grpc.aio.AioRpcError: the error of `ask`; DEADLINE_EXCEEDED if no answer came in time.
-    """
+    listens at `address`, as on a busy machine, try a second time with `RETRY_FACTOR` times the deadline. Raise
+    `grpc.aio.AioRpcError` as `ask` does: DEADLINE_EXCEEDED if no answer came in time."""
     try:
         return await ask(seconds)
     except grpc.aio.AioRpcError as error:

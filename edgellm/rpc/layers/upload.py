@@ -111,12 +111,8 @@ async def upload(
 ) -> UploadProgress:
     """Send a device the `wanted` pieces that it lacks; return the final progress. Pieces are given by index.
 
-    `cut` yields the bytes of a piece, in a thread. `notify` is called with the progress, in the loop.
-
-    Raises:
-        DeviceLost: the connection is lost, or stalls; the device keeps what it has acknowledged.
-        NotPermitted, ProtocolError, LayersRefused and its kinds: the device refuses the pieces, and says why.
-        LayersCorrupt: also if the model's file no longer matches the manifest.
+    `cut` yields the bytes of a piece, in a thread. `notify` is called with the progress, in the loop. Raise DeviceLost,
+    NotPermitted, ProtocolError or LayersCorrupt.
     """
     start: Any = channel.stream_stream(method("Put"), pb.PutFrame.SerializeToString, pb.PutReply.FromString)
     stream = _UploadStream(start(), name)

@@ -95,15 +95,8 @@ def welcome_handlers(
 async def connect_authenticated(
     address: Address, trust: Trust, device: DeviceID | None = None, seconds: float = HELLO_SECONDS
 ) -> tuple[grpc.aio.Channel, PeerInfo]:
-    """Return a channel to a paired device, or only to the given `device`, and its greeting; the caller closes it.
-
-    Raises:
-        PairingRequired: no device is paired.
-        NotPaired: the answering device is not paired, is not `device`, or does not trust this one.
-        IdentityClash: the other side has this device's own identity.
-        PeerTooOld, PeerTooNew, ProtocolError: the other side speaks another version or protocol.
-        VerifierUnreachable: there is no answer.
-    """
+    """Return a channel to a paired device, or only to the given `device`, and its greeting; the caller closes it. Raise
+    PairingRequired, NotPaired, IdentityClash, PeerTooOld, PeerTooNew, ProtocolError or VerifierUnreachable."""
     channel = open_channel(address, trust, device)
     try:
         info = await _call_welcome(channel, address, trust, device, seconds)

@@ -309,15 +309,8 @@ class PairingWindow:
 
 
 def join(address: Address, code: Code, trust: Trust, introduction: Introduction) -> Peer:
-    """Pair with the device whose window is at `address`; return it, now on the list of paired devices.
-
-    Raises:
-        PairingFailed: a wrong code, no window, or a tampered connection; nothing was changed here.
-        IdentityClash: the other device has the identity of this one.
-        PeerTooOld, PeerTooNew: the other device speaks another version.
-        VerifierUnreachable: there is no answer.
-        TrustUnusable: the list of paired devices cannot be written.
-    """
+    """Pair with the device whose window is at `address`; return it, now on the list of paired devices. Raise
+    PairingFailed, IdentityClash, PeerTooOld, PeerTooNew, VerifierUnreachable or TrustUnusable."""
     return run_in_network_loop(_join(address, code, trust, introduction)).result()
 
 

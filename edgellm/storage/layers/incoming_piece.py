@@ -47,12 +47,7 @@ class IncomingPiece:
         self._digest, self.size = hashlib.sha256(), 0
 
     def append(self, data: bytes | memoryview) -> None:
-        """Append bytes.
-
-        Raises:
-            LayersRefused: there are more bytes than announced; the new ones are not taken.
-            DiskFull: there is no room for the new bytes; the earlier ones stay.
-        """
+        """Append bytes. Raise LayersRefused or DiskFull."""
         if self.size + len(data) > self.piece.size:
             raise LayersRefused(
                 f"{str(self.piece).capitalize()} was announced with {self.piece.size} bytes, but more arrived.", _RETRY
@@ -71,12 +66,8 @@ class IncomingPiece:
         self.size += len(data)
 
     def finish(self) -> Path:
-        """Return the piece's final path, after checking its size, hash and layers, and renaming it.
-
-        Raises:
-            LayersRefused: bytes are missing; the arrived ones stay.
-            LayersCorrupt: the hash differs, or the file does not hold the piece's layers; nothing stays.
-        """
+        """Return the piece's final path, after checking its size, hash and layers, and renaming it. Raise LayersRefused
+        or LayersCorrupt."""
         if self.size < self.piece.size:
             raise LayersRefused(
                 f"{str(self.piece).capitalize()} is incomplete: {self.size} of {self.piece.size} bytes have arrived.",
