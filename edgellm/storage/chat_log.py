@@ -349,8 +349,7 @@ def describe_age(age: timedelta | None) -> str:
 
 def max_age() -> timedelta | None:
     """Return the retention, None for no limit: the value of the environment variable `VARIABLE`, else of the last
-    `set_max_age`, else `DEFAULT_AGE`. A damaged setting is ignored. Raise InvalidOption if the variable's value is not an
-    age."""
+    `set_max_age`, else `DEFAULT_AGE`. A damaged setting is ignored. Raise InvalidOption if the variable is no age."""
     if text := os.environ.get(VARIABLE):
         try:
             return parse_age(text)

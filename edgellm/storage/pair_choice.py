@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import NamedTuple, Self
@@ -93,10 +92,6 @@ class PairProposal:
     tokens_per_second: float | None
     reasons: tuple[str, ...]
 
-    def because(self, reason: str) -> Self:
-        """Return the proposal with another reason."""
-        return replace(self, reasons=(*self.reasons, reason))
-
 
 def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> PairProposal:
     """Return the pair that suits this machine: the catalogue's first fitting pair with a fast enough verifier, or else
@@ -125,25 +120,19 @@ def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> Pai
         (one for one in fitting if one.tokens_per_second is None or one.tokens_per_second >= COMFORTABLE),
         max(fitting, key=lambda one: one.tokens_per_second or 0.0),
     )
-    return first if first.draft is not None else _paired(first, fitting)
-
-
-def _paired(alone: PairProposal, fitting: Sequence[PairProposal]) -> PairProposal:
-    """Return the first pair that is about as good as a verifier `alone`, and faster; else `alone`, with the reason."""
-    as_good = [one for one in fitting if _strength(one.verifier) >= _AS_GOOD * _strength(alone.verifier)]
-    pairs = [one for one in as_good if one.draft is not None]
-    if not pairs:
-        return alone.because("no pair that fits is about as good")
-    name = alone.verifier.name
-    for pair in pairs:
-        gain = _drafts_gain(pair) * _alone_speed(pair, alone)
-        if gain > 1:
-            return pair.because(f"{name} fits only alone, which is expected to be {1 / gain:.1f} times as fast")
-    best = max(pairs, key=lambda pair: _drafts_gain(pair) * _alone_speed(pair, alone))
-    times = 1 / (_drafts_gain(best) * _alone_speed(best, alone))
-    return alone.because(
-        f"alone it is expected to be {times:.1f} times as fast as {best.verifier.name} with its draft model"
-    )
+    if first.draft is not None:
+        return first
+    as_good = [one for one in fitting if _strength(one.verifier) >= _AS_GOOD * _strength(first.verifier)]
+    gains = {one: _drafts_gain(one) * _alone_speed(one, first) for one in as_good if one.draft is not None}
+    if not gains:
+        return replace(first, reasons=(*first.reasons, "no pair that fits is about as good"))
+    best = next((pair for pair, gain in gains.items() if gain > 1), max(gains, key=lambda pair: gains[pair]))
+    times = f"{1 / gains[best]:.1f} times as fast"
+    if gains[best] > 1:
+        why = f"{first.verifier.name} fits only alone, which is expected to be {times}"
+        return replace(best, reasons=(*best.reasons, why))
+    why = f"alone it is expected to be {times} as {best.verifier.name} with its draft model"
+    return replace(first, reasons=(*first.reasons, why))
 
 
 def _strength(model: CatalogModel) -> float:

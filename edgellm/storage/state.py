@@ -86,8 +86,8 @@ def read_toml(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any] | None:
 def write_state(path: Path, data: bytes | str, *, durable: bool = False) -> None:
     """Write `data` to `path` in one step, replacing its earlier content. A folder in its place is set aside.
 
-    A `durable` file outlives a power cut from the moment when this returns. Raise OSError if the file cannot be written;
-    its earlier content is unchanged.
+    A `durable` file outlives a power cut from the moment when this returns. Raise OSError where it cannot be
+    written; its earlier content is unchanged.
     """
     _make_folder(path.parent)
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.new")

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
@@ -122,8 +122,8 @@ def browse(
     minimum = minimum or enough
     found: dict[str, Hint] = {}
     resolving: set[str] = set()
-    changed = threading.Condition()
-    closed = threading.Event()
+    changed, closed = threading.Condition(), threading.Event()
+    local = all(ip_address(host).is_loopback for host in hosts)
 
     def on_service(zeroconf: Zeroconf, service_type: str, name: str, **_: Any) -> None:
         """Resolve a new name in a thread of its own: this runs in zeroconf's loop, which must not block."""
@@ -133,37 +133,30 @@ def browse(
 
     def resolve(zeroconf: Zeroconf, service_type: str, name: str) -> None:
         info, timeout_ms = None, _RESOLVE_MS
-        while info is None and not closed.wait(0.0 if timeout_ms == _RESOLVE_MS else _RETRY_SECONDS):
+        while info is None and not closed.is_set():
             with suppress(Error, OSError, RuntimeError):  # the search may have ended meanwhile
                 info = zeroconf.get_service_info(service_type, name, timeout_ms)
             timeout_ms *= 2
-        hint = None if info is None else parse_announcement(info, local)
-        if hint is not None:
+            closed.wait(0.0 if info else _RETRY_SECONDS)
+        if info is not None and (hint := parse_announcement(info, local)):
             with changed:
                 found[name] = hint
                 changed.notify_all()
 
-    local = all(ip_address(host).is_loopback for host in hosts)
-    with _multicast(hosts) as zeroconf:
-        if zeroconf is None:
-            return []
-        browser = ServiceBrowser(zeroconf, kind.value, handlers=[on_service])
-        try:
-            with changed:
-                began, next_check = time.monotonic(), seconds
-                while not enough(list(found.values())):
-                    elapsed = time.monotonic() - began
-                    if elapsed >= seconds and (elapsed >= max_seconds or minimum(list(found.values()))):
-                        break
-                    if elapsed >= next_check:
-                        on_wait(elapsed)
-                        next_check = min(2 * next_check, max_seconds)
-                    changed.wait(next_check - elapsed)
-        finally:
-            closed.set()
-            with suppress(Error, OSError, RuntimeError):
-                browser.cancel()
-    with changed:
+    with ExitStack() as ending:
+        ending.callback(closed.set)
+        zeroconf = ending.enter_context(_multicast(hosts))
+        browser = None if zeroconf is None else ServiceBrowser(zeroconf, kind.value, handlers=[on_service])
+        ending.enter_context(changed)
+        began, next_check = time.monotonic(), seconds
+        while browser is not None and not enough(hints := list(found.values())):
+            elapsed = time.monotonic() - began
+            if elapsed >= seconds and (elapsed >= max_seconds or minimum(hints)):
+                break
+            if elapsed >= next_check:
+                on_wait(elapsed)
+                next_check = min(2 * next_check, max_seconds)
+            changed.wait(next_check - elapsed)
         return sorted(found.values(), key=lambda hint: (hint.short, hint.instance))
 
 

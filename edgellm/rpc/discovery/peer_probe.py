@@ -83,46 +83,43 @@ def ask_peers(
         # devices are probably off where others answer
         longest = MAX_BROWSE_SECONDS if len(missing) == len(peers) else BROWSE_SECONDS
         hints = browse(ServiceKind.DEVICE, hosts, BROWSE_SECONDS, found_all, minimum=found_any, max_seconds=longest)
-    announced = [
-        [address for hint in hints if hint.short == peer.id.short for address in hint.addresses] for peer in peers
-    ]
+    announced: dict[str, list[Address]] = {}
+    for hint in hints:
+        announced.setdefault(hint.short, []).extend(hint.addresses)
     new = [
-        [address for address in addresses if isinstance(answer, EdgeError) and address not in peer.addresses]
-        for peer, answer, addresses in zip(peers, answers, announced, strict=True)
+        [one for one in announced.get(peer.id.short, ()) if peer.id.short in missing and one not in peer.addresses]
+        for peer in peers
     ]
     again = _ask_all(list(zip(peers, new, strict=True)), ask)
     return [
-        (second if tried and _says_more(second, first) else first, bool(addresses))
-        for first, second, tried, addresses in zip(answers, again, new, announced, strict=True)
+        (second if tried and _says_more(second, first) else first, peer.id.short in announced)
+        for peer, first, second, tried in zip(peers, answers, again, new, strict=True)
     ]
 
 
 def _ask_all(
     targets: Sequence[tuple[Peer, Sequence[Address]]], ask: Callable[[Peer, Address], Awaitable[T]]
 ) -> list[T | EdgeError]:
+    async def first_answer(peer: Peer, addresses: Sequence[Address]) -> T | EdgeError:
+        """Return the first answer from any of the addresses, all asked at once; else the error that says most."""
+        failure: EdgeError = _NoAddress(f"No address of {peer.name} is known.", "Give its address: --peer HOST:PORT.")
+        tasks = [asyncio.ensure_future(ask(peer, address)) for address in addresses]
+        try:
+            for completed in asyncio.as_completed(tasks):
+                try:
+                    return await completed
+                except EdgeError as error:
+                    failure = error if _says_more(error, failure) else failure
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return failure
+
     async def asked() -> list[T | EdgeError]:
-        return list(await asyncio.gather(*(_first_answer(peer, addresses, ask) for peer, addresses in targets)))
+        return list(await asyncio.gather(*(first_answer(*target) for target in targets)))
 
     return run_in_network_loop(asked()).result()
-
-
-async def _first_answer(
-    peer: Peer, addresses: Sequence[Address], ask: Callable[[Peer, Address], Awaitable[T]]
-) -> T | EdgeError:
-    """Return the first answer from any of the addresses, all asked at once; else the error that says most."""
-    failure: EdgeError = _NoAddress(f"No address of {peer.name} is known.", "Give its address with --peer HOST:PORT.")
-    tasks = [asyncio.ensure_future(ask(peer, address)) for address in addresses]
-    try:
-        for completed in asyncio.as_completed(tasks):
-            try:
-                return await completed
-            except EdgeError as error:
-                failure = error if _says_more(error, failure) else failure
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return failure
 
 
 class _NoAddress(NotPaired):
