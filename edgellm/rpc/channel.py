@@ -102,12 +102,10 @@ _PAIRING: Options = [
 
 
 def open_channel(address: Address, trust: Trust | None = None, device: DeviceID | None = None) -> grpc.aio.Channel:
-    """Open a channel to a device, which connects on first use: in plain text on this machine, or by mutual TLS.
-
-    With `trust`, the channel uses mutual TLS to the paired `device`, or to any paired device when `device` is None;
+    """Open a channel to a device, which connects on first use: in plain text on this machine, or by mutual TLS. With
+    `trust`, the channel uses mutual TLS to the paired `device`, or to any paired device when `device` is None;
     `rpc.trust.handshake` then finds out which one answers. Raise PairingRequired where no device is paired, and without
-    `trust` for an address that is not loopback.
-    """
+    `trust` for an address that is not loopback."""
     if trust is None:
         return grpc.aio.insecure_channel(str(address.require_loopback()), options=_CHANNEL)
     trust.require_peers()

@@ -24,11 +24,9 @@ def is_local_caller(context: Context) -> bool:
 
 
 def dialable_addresses(peer: Peer, requested: str, local: bool) -> list[Address]:
-    """Return the addresses at which a paired device may be dialled for a caller that asks for `requested`.
-
-    These are `requested` (IP:PORT or empty), if the device was seen at that host on any port, and every address where
-    it was seen. Names are not resolved. Loopback is only for `local` callers, who may ask for any port of it.
-    """
+    """Return the addresses at which a paired device may be dialled for a caller that asks for `requested`. These are
+    `requested` (IP:PORT or empty), if the device was seen at that host on any port, and every address where it was
+    seen. Names are not resolved. Loopback is only for `local` callers, who may ask for any port of it."""
     known = [address for address in peer.addresses if local or not _is_loopback(address.host)]
     hosts = {address.host for address in known}
     try:

@@ -37,10 +37,8 @@ MAX_TOKENIZER_PART = 2**18  # bytes of a part of a tokenizer
 
 
 def parse_message(kind: type[M], data: bytes, max_bytes: int | None = None) -> M:
-    """Return `data` parsed as a message of this `kind`, of at most `max_bytes` bytes. Raise ProtocolError.
-
-    gRPC would parse it before the caller is checked, and with an error that explains nothing.
-    """
+    """Return `data` parsed as a message of this `kind`, of at most `max_bytes` bytes. Raise ProtocolError. gRPC would
+    parse it before the caller is checked, and with an error that explains nothing."""
     if max_bytes is not None and len(data) > max_bytes:
         raise ProtocolError(f"A {kind.DESCRIPTOR.name} has {len(data)} bytes; {max_bytes} are allowed.", SAME_VERSION)
     try:

@@ -41,13 +41,10 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class CatalogModel:
-    """A model of the catalogue.
-
-    `name` is the name to type, such as qwen3:0.6b, and `draft` the name of its draft model, if any. `size` is the
-    length of its files in the quantisation `quant`, in bytes; `parameters`, and those that a token passes through,
-    `active`, are in billions; `context` is in tokens. `template` describes its chat template. Without a `repo_id` it is
-    inside a `wheel`, or part of edgellm.
-    """
+    """A model of the catalogue. `name` is the name to type, such as qwen3:0.6b, and `draft` the name of its draft
+    model, if any. `size` is the length of its files in the quantisation `quant`, in bytes; `parameters`, and those that
+    a token passes through, `active`, are in billions; `context` is in tokens. `template` describes its chat template.
+    Without a `repo_id` it is inside a `wheel`, or part of edgellm."""
 
     name: str
     title: str
@@ -88,10 +85,8 @@ class Catalog:
     sampling: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def find(self, name: str) -> tuple[CatalogModel, str] | None:
-        """Return the model and the quantisation of a short name; None for an unknown name.
-
-        `qwen3:8b` is in the quantisation of the catalogue, `qwen3:8b-q8_0` in that one. Case does not matter.
-        """
+        """Return the model and the quantisation of a short name; None for an unknown name. `qwen3:8b` is in the
+        quantisation of the catalogue, `qwen3:8b-q8_0` in that one. Case does not matter."""
         family, colon, tag = name.lower().partition(":")
         tag = _UNSAID.sub("", tag)
         if not colon or not tag:

@@ -81,11 +81,9 @@ class HistoryFacts:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation so far; `when` is the last addition, in UTC.
-
-    `name` is the user's title for it, empty where there is none. `page` has the web page's additions in its own form:
-    other versions of the turns, thoughts, and who wrote each word.
-    """
+    """A conversation so far; `when` is the last addition, in UTC. `name` is the user's title for it, empty where there
+    is none. `page` has the web page's additions in its own form: other versions of the turns, thoughts, and who wrote
+    each word."""
 
     id: str
     when: datetime
@@ -111,11 +109,9 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ChatLog:
-    """The database of past replies, typed lines and conversations in `folder`, which need not exist yet.
-
-    Any number of processes may use it. Every method raises `HistoryUnusable` if the folder or a file is a link,
-    belongs to another user, or cannot be read or written. A chat should show that as a notice, and go on.
-    """
+    """The database of past replies, typed lines and conversations in `folder`, which need not exist yet. Any number of
+    processes may use it. Every method raises `HistoryUnusable` if the folder or a file is a link, belongs to another
+    user, or cannot be read or written. A chat should show that as a notice, and go on."""
 
     folder: Path = field(default_factory=lambda: data_dir() / "history")
 
@@ -168,19 +164,15 @@ class ChatLog:
 
 @dataclass(frozen=True, slots=True)
 class History(ChatLog):
-    """Past questions and their replies, so that a later reply can repeat them for free; or typed lines.
-
-    All entries of a kind never take more than `MAX_BYTES`: when they would, the oldest are removed until half of that
-    is left. Entries are also removed when they are too old (`max_age`).
-    """
+    """Past questions and their replies, so that a later reply can repeat them for free; or typed lines. All entries of
+    a kind never take more than `MAX_BYTES`: when they would, the oldest are removed until half of that is left. Entries
+    are also removed when they are too old (`max_age`)."""
 
     kind: str = "reply"
 
     def add(self, question: str, reply: str) -> None:
-        """Add a question and its reply as the newest entry; do nothing while the history is off.
-
-        A text is cut to about a quarter of `MAX_BYTES`. A lone surrogate, which is not a character, becomes U+FFFD.
-        """
+        """Add a question and its reply as the newest entry; do nothing while the history is off. A text is cut to about
+        a quarter of `MAX_BYTES`. A lone surrogate, which is not a character, becomes U+FFFD."""
         if not self.on:
             return
         before = oldest()
@@ -196,10 +188,8 @@ class History(ChatLog):
             db.execute("INSERT INTO entry (kind, at, size, question, reply) VALUES (?, ?, ?, ?, ?)", values)
 
     def recent(self, limit_bytes: int = MAX_BYTES) -> list[ChatEntry]:
-        """Return the newest entries, oldest first, whose texts take at most `limit_bytes` of UTF-8 together.
-
-        An entry that is too long for the rest of the limit is skipped. Empty while the history is off.
-        """
+        """Return the newest entries, oldest first, whose texts take at most `limit_bytes` of UTF-8 together. An entry
+        that is too long for the rest of the limit is skipped. Empty while the history is off."""
         if not self.on:
             return []
         before = oldest()
@@ -261,11 +251,9 @@ class Conversations(ChatLog):
         return next(iter(self._found("id = ?", conversation_id)), None)
 
     def save(self, conversation: Conversation, *, replaces: datetime | None = None) -> None:
-        """Write a conversation over its earlier state; remove the oldest beyond `MAX_CONVERSATIONS`.
-
-        `replaces` is the time of the state that it was made from; None: any state is replaced. Raise
-        ConversationTooLong or ConversationChanged.
-        """
+        """Write a conversation over its earlier state; remove the oldest beyond `MAX_CONVERSATIONS`. `replaces` is the
+        time of the state that it was made from; None: any state is replaced. Raise ConversationTooLong or
+        ConversationChanged."""
         found = {"turns": conversation.turns, "name": conversation.name, "page": conversation.page}
         text = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
         if len(text) > MAX_BYTES:

@@ -23,12 +23,10 @@ _MEMORY_READS = 5
 
 
 def cold_read(path: Path) -> tuple[float, str]:
-    """Return bytes/s of reading a file from disk, and a description of how cached pages were avoided.
-
-    A large file is read for some seconds, a small one several times. The result is the median over portions, which a
-    stall does not move. The first portion of each reading is left out, where there are others: many disks that have
-    rested are faster for a moment than they can sustain. Raise OSError if the file cannot be read.
-    """
+    """Return bytes/s of reading a file from disk, and a description of how cached pages were avoided. A large file is
+    read for some seconds, a small one several times. The result is the median over portions, which a stall does not
+    move. The first portion of each reading is left out, where there are others: many disks that have rested are faster
+    for a moment than they can sustain. Raise OSError if the file cannot be read."""
     size, elapsed, step = 0, 0.0, _STEP
     portions: list[float] = []  # seconds for a byte
     first_portions: list[float] = []  # seconds for a byte, in portions at the beginning of a file

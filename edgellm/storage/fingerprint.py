@@ -25,20 +25,16 @@ _POLL = 0.1  # seconds
 
 def fingerprint(path: Path) -> str:
     """Return the fingerprint of a model in hex, 64 characters; `path` is its file, or the first part of a split model.
-
     For a model in one file that is the SHA-256 of the file, for a split one as `fingerprint_of` says. Files are read
     once (about a second per gigabyte), and their hashes remembered as long as size and time of change stay. Raise
-    OSError, ModelNotFound, ModelCorrupt or ModelUnsupported.
-    """
+    OSError, ModelNotFound, ModelCorrupt or ModelUnsupported."""
     return FileHash(path).compute()
 
 
 def fingerprint_of(hashes: Sequence[str]) -> str:
-    """Return the fingerprint of a model whose files have these SHA-256 in hex, the first part first.
-
-    A single file's hash is the fingerprint. That of a split model is the SHA-256 of its files' hashes as text, one on a
-    line, so it depends on every part, and differs from the hash of the first part and from that of the joined file.
-    """
+    """Return the fingerprint of a model whose files have these SHA-256 in hex, the first part first. A single file's
+    hash is the fingerprint. That of a split model is the SHA-256 of its files' hashes as text, one on a line, so it
+    depends on every part, and differs from the hash of the first part and from that of the joined file."""
     if len(hashes) == 1:
         return hashes[0]
     return hashlib.sha256("".join(f"{one}\n" for one in hashes).encode()).hexdigest()

@@ -67,11 +67,9 @@ class HubName:
 
 
 def parse_hub_name(text: str) -> HubName:
-    """Parse `user/repo[@revision][:quant]`, also with `hf.co/` before it. Raise InvalidOption for anything else.
-
-    The pattern is strict, so that no name can lead out of the cache: letters, digits, `-`, `_`, `.`; no `..`, no `--`.
-    A quantisation may follow the at sign, too, as no revision is called like one.
-    """
+    """Parse `user/repo[@revision][:quant]`, also with `hf.co/` before it. Raise InvalidOption for anything else. The
+    pattern is strict, so that no name can lead out of the cache: letters, digits, `-`, `_`, `.`; no `..`, no `--`. A
+    quantisation may follow the at sign, too, as no revision is called like one."""
     match = _HUB_NAME.fullmatch(text)
     if match is None or ".." in text or "--" in f"{match[1]}/{match[2]}":
         raise InvalidOption(f"{text!r} is not a model name.", "Write user/repo, user/repo:quant or user/repo@revision.")
@@ -124,9 +122,8 @@ def bundled(alias: str) -> Path:
 @dataclass(frozen=True, slots=True)
 class StoredModel:
     """A model on this machine. `name` is the name to type; `origin` is `bundled`, `package` or `hub`; `size` in bytes.
-
-    `paths` are its files, the first part of a split model first. `repo_id` is its repository on the hub, "" of others.
-    """
+    `paths` are its files, the first part of a split model first. `repo_id` is its repository on the hub, "" of
+    others."""
 
     name: str
     paths: tuple[Path, ...]
@@ -258,10 +255,8 @@ def removable(name: str) -> list[StoredModel]:
 
 
 def remove(name: str) -> list[StoredModel]:
-    """Delete the models that `removable` lists from the cache, and return them.
-
-    A blob is deleted only when no other snapshot links to it. Your own files and the bundled pair are never touched.
-    """
+    """Delete the models that `removable` lists from the cache, and return them. A blob is deleted only when no other
+    snapshot links to it. Your own files and the bundled pair are never touched."""
     removed = removable(name)
     if packaged(name) is not None:
         removed[0].path.unlink(missing_ok=True)

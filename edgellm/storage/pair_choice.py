@@ -80,10 +80,8 @@ class ModelPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PairProposal:
-    """A verifier and its place, and a draft model and its place, unless the verifier writes alone.
-
-    `tokens_per_second`: an upper bound for the verifier alone, None where unknown. `reasons` explain the choice.
-    """
+    """A verifier and its place, and a draft model and its place, unless the verifier writes alone. `tokens_per_second`:
+    an upper bound for the verifier alone, None where unknown. `reasons` explain the choice."""
 
     verifier: CatalogModel
     verifier_on: str

@@ -48,10 +48,8 @@ _MAX_PARTS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class QuantChoice:
-    """The files of one model in a repository, the first part first, and why it was chosen.
-
-    `warning` says if the model does not fit into this machine's memory.
-    """
+    """The files of one model in a repository, the first part first, and why it was chosen. `warning` says if the model
+    does not fit into this machine's memory."""
 
     files: tuple[str, ...]
     reason: str
@@ -60,10 +58,8 @@ class QuantChoice:
 
 @dataclass(frozen=True, slots=True)
 class ModelVariant:
-    """A model in a repository, in one quantisation.
-
-    `files` are those of its `count` files that are there, in order; `size` is their length in bytes, 0 if unknown.
-    """
+    """A model in a repository, in one quantisation. `files` are those of its `count` files that are there, in order;
+    `size` is their length in bytes, 0 if unknown."""
 
     files: tuple[str, ...]
     count: int
@@ -90,9 +86,7 @@ class ModelVariant:
 
 def quant_of(file: str) -> str | None:
     """Return the quantisation in a file's name (or its folder's), in capitals; the last one where there are several.
-
-    FP16 and FP32 are the same as F16 and F32.
-    """
+    FP16 and FP32 are the same as F16 and F32."""
     found = QUANT.findall(_PART.sub("", file).removesuffix(".gguf"))
     return str(found[-1]).upper().replace("FP1", "F1").replace("FP3", "F3") if found else None
 
@@ -133,12 +127,10 @@ def _usual(models: Sequence[ModelVariant]) -> list[ModelVariant]:
 
 
 def choose(repo: str, files: Mapping[str, int], wanted: str | None, memory: int | None = None) -> QuantChoice:
-    """Return the model that `wanted` (a quantisation or a file name; None: whatever suits) means in `repo`.
-
-    `files` are the repository's files with their lengths in bytes, 0 if unknown. With `memory`, the bytes of memory of
-    this machine, a model that is not asked for by name is one that fits, if there is one. Raise ModelNotFound if the
-    repository has no GGUF, or not this one; the message names those that it has.
-    """
+    """Return the model that `wanted` (a quantisation or a file name; None: whatever suits) means in `repo`. `files` are
+    the repository's files with their lengths in bytes, 0 if unknown. With `memory`, the bytes of memory of this
+    machine, a model that is not asked for by name is one that fits, if there is one. Raise ModelNotFound if the
+    repository has no GGUF, or not this one; the message names those that it has."""
     found = variants(files)
     models = [model for model in found if model.complete]
     if not found:

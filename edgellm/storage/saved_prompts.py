@@ -38,10 +38,8 @@ _log = logging.getLogger(__name__)
 
 
 class SavedPrompts:
-    """The kept prompts of one pair's models. All models together keep at most `limit` bytes on this machine.
-
-    `epoch` says how often `forget` was called.
-    """
+    """The kept prompts of one pair's models. All models together keep at most `limit` bytes on this machine. `epoch`
+    says how often `forget` was called."""
 
     def __init__(self, limit: int, allowed: Callable[[], bool] = lambda: True) -> None:
         """Keep and use nothing where `allowed` returns False."""

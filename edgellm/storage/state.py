@@ -63,11 +63,9 @@ def read_state(path: Path, max_bytes: int = MAX_BYTES, *, links: bool = False) -
 
 
 def read_json(path: Path, parse: Callable[[Any], _T], max_bytes: int = MAX_BYTES, *, links: bool = False) -> _T | None:
-    """Return the result of `parse` on a JSON file, or None if there is no file.
-
-    `parse` may assume that the data is well-formed: the errors that it raises otherwise become `StateDamaged`. Raise
-    StateDamaged where `read_state` does, or the file is not JSON, or JSON of another form.
-    """
+    """Return the result of `parse` on a JSON file, or None if there is no file. `parse` may assume that the data is
+    well-formed: the errors that it raises otherwise become `StateDamaged`. Raise StateDamaged where `read_state` does,
+    or the file is not JSON, or JSON of another form."""
     return _parsed(path, lambda data: parse(json.loads(data)), read_state(path, max_bytes, links=links))
 
 
@@ -84,11 +82,9 @@ def read_toml(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any] | None:
 
 
 def write_state(path: Path, data: bytes | str, *, durable: bool = False) -> None:
-    """Write `data` to `path` in one step, replacing its earlier content. A folder in its place is set aside.
-
-    A `durable` file outlives a power cut from the moment when this returns. Raise OSError where it cannot be
-    written; its earlier content is unchanged.
-    """
+    """Write `data` to `path` in one step, replacing its earlier content. A folder in its place is set aside. A
+    `durable` file outlives a power cut from the moment when this returns. Raise OSError where it cannot be written; its
+    earlier content is unchanged."""
     _make_folder(path.parent)
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.new")
     temporary.unlink(missing_ok=True)  # a crash left the file
@@ -187,10 +183,8 @@ def private_folder(path: Path) -> Path:
 
 
 def close_to_others() -> None:
-    """Remove other users' rights to everything that edgellm stores. Links are not followed.
-
-    A folder that is closed already is not searched: other users cannot reach its content.
-    """
+    """Remove other users' rights to everything that edgellm stores. Links are not followed. A folder that is closed
+    already is not searched: other users cannot reach its content."""
     for root in (data_dir(), state_dir(), cache_dir()):
         if HAS_MODES and root.is_dir() and not root.is_symlink() and root.stat().st_mode & 0o077:
             for folder, folders, files in os.walk(root):
@@ -218,11 +212,9 @@ def _close(path: Path) -> None:
 
 
 def from_json(kind: type[_T], found: Mapping[str, Any]) -> _T:
-    """Return a dataclass from JSON: every field must be present, or have a default, and be of its declared type.
-
-    Lists become tuples; whole numbers may stand for floats. NaN and infinity are refused. Raise TypeError, ValueError
-    or LookupError: a field is missing, unknown or of another type; the message says which.
-    """
+    """Return a dataclass from JSON: every field must be present, or have a default, and be of its declared type. Lists
+    become tuples; whole numbers may stand for floats. NaN and infinity are refused. Raise TypeError, ValueError or
+    LookupError: a field is missing, unknown or of another type; the message says which."""
     return kind(**fields_from_json(kind, found))
 
 

@@ -21,11 +21,9 @@ from edgellm.rpc.trust.trust import Trust
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A device that keeps layers: its address, its layers, and the rights of this device there.
-
-    `peer` is None for a worker on this machine that answers in plain text. `error` is the reason why the worker
-    cannot be used; then `address` and `facts` are None.
-    """
+    """A device that keeps layers: its address, its layers, and the rights of this device there. `peer` is None for a
+    worker on this machine that answers in plain text. `error` is the reason why the worker cannot be used; then
+    `address` and `facts` are None."""
 
     name: str
     peer: Peer | None

@@ -30,10 +30,8 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """The connection from one device to another: round trip in seconds, bits/s there (`up`) and back (`down`).
-
-    Raises ProtocolError for numbers that cannot have been measured.
-    """
+    """The connection from one device to another: round trip in seconds, bits/s there (`up`) and back (`down`). Raises
+    ProtocolError for numbers that cannot have been measured."""
 
     round_trip: float
     up: float
@@ -65,12 +63,9 @@ async def serve_measurement(_frames: Any, stream: Context) -> None:
 
 
 async def measure_link(channel: grpc.aio.Channel, name: str) -> LinkSpeed:
-    """Measure the connection from this device to the other end of `channel`; this takes some seconds.
-
-    The burst that a network lets through after a pause is left out: each way is measured only after a first part of
-    the bytes has arrived. Raise NotPermitted, and ProtocolError or DeviceLost if the other device cannot measure, or is
-    gone.
-    """
+    """Measure the connection from this device to the other end of `channel`; this takes some seconds. The burst that a
+    network lets through after a pause is left out: each way is measured only after a first part of the bytes has
+    arrived. Raise NotPermitted, and ProtocolError or DeviceLost if the other device cannot measure, or is gone."""
     start: Any = channel.stream_stream(method("Flow"), pb.FlowFrame.SerializeToString, pb.FlowFrame.FromString)
     call = start()
     try:

@@ -109,11 +109,9 @@ async def upload(
     limiter: RateLimiter,
     notify: Callable[[UploadProgress], None],
 ) -> UploadProgress:
-    """Send a device the `wanted` pieces that it lacks; return the final progress. Pieces are given by index.
-
-    `cut` yields the bytes of a piece, in a thread. `notify` is called with the progress, in the loop. Raise DeviceLost,
-    NotPermitted, ProtocolError or LayersCorrupt.
-    """
+    """Send a device the `wanted` pieces that it lacks; return the final progress. Pieces are given by index. `cut`
+    yields the bytes of a piece, in a thread. `notify` is called with the progress, in the loop. Raise DeviceLost,
+    NotPermitted, ProtocolError or LayersCorrupt."""
     start: Any = channel.stream_stream(method("Put"), pb.PutFrame.SerializeToString, pb.PutReply.FromString)
     stream = _UploadStream(start(), name)
     acknowledged: dict[int, int] = {}  # bytes of each piece

@@ -20,12 +20,9 @@ _LENGTH = 52  # characters for 256 bits
 
 @dataclass(frozen=True, slots=True, order=True)
 class DeviceID:
-    """The SHA-256 of a certificate's DER bytes. Two devices are the same exactly when these are equal.
-
-    The full form is 8 groups of 7 characters, with a check character in every second group. The short form, for
-    screens, is the first 7 characters and a check character, 35 bits: enough to distinguish a user's devices, but not
-    a basis for trust.
-    """
+    """The SHA-256 of a certificate's DER bytes. Two devices are the same exactly when these are equal. The full form is
+    8 groups of 7 characters, with a check character in every second group. The short form, for screens, is the first 7
+    characters and a check character, 35 bits: enough to distinguish a user's devices, but not a basis for trust."""
 
     digest: bytes
 

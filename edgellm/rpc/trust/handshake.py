@@ -149,11 +149,9 @@ def read_welcome(
 def _verified_peer(
     reply: pb.WelcomeReply, nonce: bytes, trust: Trust, expected: DeviceID | None, address: Address
 ) -> Peer:
-    """Return the server as a paired device, proved by its fingerprint and a signature with its key.
-
-    The signature covers this device's ID as the server has seen it in TLS: a paired device that relays the request to
-    another one, to impersonate it, gets an answer that names the wrong client.
-    """
+    """Return the server as a paired device, proved by its fingerprint and a signature with its key. The signature
+    covers this device's ID as the server has seen it in TLS: a paired device that relays the request to another one, to
+    impersonate it, gets an answer that names the wrong client."""
     if len(reply.device) != 32:
         raise ProtocolError(f"A device ID has {len(reply.device)} bytes.", SAME_VERSION)
     device, own_id = DeviceID(reply.device), trust.identity.id

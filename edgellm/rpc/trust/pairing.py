@@ -133,9 +133,7 @@ def _word(typed: str) -> str:
 
 class Exchange:
     """One side of one exchange: send `spake`, pass the other side's to `agree`, then check each other's confirmation.
-
-    Side A is the device on which the code is typed; it confirms first, so that a guess costs the window.
-    """
+    Side A is the device on which the code is typed; it confirms first, so that a guess costs the window."""
 
     def __init__(self, side: Literal["A", "B"], code: Code, own: Identity) -> None:
         self._side, self._own = side, own

@@ -26,10 +26,7 @@ _SEEN_AGAIN = timedelta(minutes=1)  # least time between two writes for a device
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A paired device. `rights` is what it may do here, `granted` what this device may do there, as of the last
-    handshake.
-
-    `paired` and `seen` are UTC, to the second; the newest address comes first.
-    """
+    handshake. `paired` and `seen` are UTC, to the second; the newest address comes first."""
 
     name: str
     certificate: Certificate
@@ -46,9 +43,8 @@ class Peer:
 
 class Peers:
     """The list in `folder`, which any number of processes may use: each reads it again when another has changed it.
-
-    Every method raises `TrustUnusable` if the file cannot be read or written, or is damaged. Then no device is trusted.
-    """
+    Every method raises `TrustUnusable` if the file cannot be read or written, or is damaged. Then no device is
+    trusted."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.path = (folder or trust_folder()) / "peers.json"

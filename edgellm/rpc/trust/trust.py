@@ -44,13 +44,10 @@ class Trust:
         return peers
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Return credentials for mutual TLS with the devices that are paired at the time of each connection.
-
-        gRPC asks for the configuration before each connection, one at a time. A new configuration replaces the old one,
-        which gRPC frees at once, even if other connections are about to use it, and that crashes the process. So it
-        gets a configuration only when the list has changed, and after a pause much longer than their microseconds of
-        use.
-        """
+        """Return credentials for mutual TLS with the devices that are paired at the time of each connection. gRPC asks
+        for the configuration before each connection, one at a time. A new configuration replaces the old one, which
+        gRPC frees at once, even if other connections are about to use it, and that crashes the process. So it gets a
+        configuration only when the list has changed, and after a pause much longer than their microseconds of use."""
         sent = self._roots()
 
         def changed_configuration() -> grpc.ServerCertificateConfiguration | None:

@@ -119,11 +119,9 @@ def download(
     partial: Path,
     progress: Callable[[Transfer], None] = lambda _: None,
 ) -> None:
-    """Download the rest of `remote` into `partial`, whose bytes so far are kept, and check size and SHA-256.
-
-    After a cut connection it tries again with growing pauses, up to `ATTEMPTS` times without a new byte. Raise
-    PullFailed or DiskFull.
-    """
+    """Download the rest of `remote` into `partial`, whose bytes so far are kept, and check size and SHA-256. After a
+    cut connection it tries again with growing pauses, up to `ATTEMPTS` times without a new byte. Raise PullFailed or
+    DiskFull."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:

@@ -66,12 +66,9 @@ OnTransfer: TypeAlias = Callable[[Transfer], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadPlan:
     """The files of a model, the first part first, and the reason for choosing it. `path` is the first one if all are
-    here already.
-
-    `download` fetches them otherwise, and returns the path of the first one and the bytes that came. `warning` says if
-    the model does not fit into this machine's memory, and `renamed` is the name that the repository has now; both are
-    empty otherwise.
-    """
+    here already. `download` fetches them otherwise, and returns the path of the first one and the bytes that came.
+    `warning` says if the model does not fit into this machine's memory, and `renamed` is the name that the repository
+    has now; both are empty otherwise."""
 
     files: tuple[RemoteFile, ...]
     reason: str
@@ -107,12 +104,9 @@ def pull(name: str, progress: OnTransfer = lambda _: None) -> PulledModel:
 
 def plan(name: str) -> DownloadPlan:
     """Return the model that `name` means on the hub or in a package, or in the cache if the hub cannot be reached.
-
-    Without a quantisation it is one that fits into this machine's memory, if there is one.
-
-    Raise InvalidOption for what is no name, ModelNotFound without a suitable model on the hub, and PullFailed where the
-    hub cannot be reached, or denies access.
-    """
+    Without a quantisation it is one that fits into this machine's memory, if there is one. Raise InvalidOption for what
+    is no name, ModelNotFound without a suitable model on the hub, and PullFailed where the hub cannot be reached, or
+    denies access."""
     if (model := packaged(name)) is not None and model.wheel is not None:
         return _packaged(model, model.wheel)
     if name in ALIASES:

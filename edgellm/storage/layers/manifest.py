@@ -39,9 +39,7 @@ _CUT = 1  # raise this number when the same cut gives other bytes: remembered ha
 @dataclass(frozen=True, slots=True, order=True)
 class LayerPiece:
     """The layers `first` to `last`, counted from 0, both included, in a file of `size` bytes with this SHA-256 in hex.
-
-    Raises `LayersRefused` for values that make no sense.
-    """
+    Raises `LayersRefused` for values that make no sense."""
 
     first: int
     last: int
@@ -68,12 +66,9 @@ class LayerPiece:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Pieces of a model, in ascending order; they may overlap, and leave layers out.
-
-    `fingerprint` is that of the whole model, and `layers` the number of the model's layers.
-
-    Raises `LayersRefused` for pieces that the model cannot have.
-    """
+    """Pieces of a model, in ascending order; they may overlap, and leave layers out. `fingerprint` is that of the whole
+    model, and `layers` the number of the model's layers. Raises `LayersRefused` for pieces that the model cannot
+    have."""
 
     fingerprint: str
     name: str
@@ -158,11 +153,9 @@ def manifest_of(model: ModelFile, stages: Sequence[LayerRange] = (), progress: P
 
 
 def pieces_of(model: ModelFile, ranges: Collection[LayerRange], progress: Progress | None = None) -> Manifest:
-    """Return the pieces of a model file for exactly these ranges of layers.
-
-    The layers are read once, and the hashes remembered. `progress` is called with shares from 0 to 1. Raise
-    InvalidOption without such layers, and the errors of `edgellm.engine.cut`.
-    """
+    """Return the pieces of a model file for exactly these ranges of layers. The layers are read once, and the hashes
+    remembered. `progress` is called with shares from 0 to 1. Raise InvalidOption without such layers, and the errors of
+    `edgellm.engine.cut`."""
     layers = check_cuttable(model.header)
     if unknown := [one for one in ranges if not 0 <= one.start < one.stop <= layers]:
         raise InvalidOption(f"{model.path.name} has no layers {unknown[0]}.", f"Its layers run from 1 to {layers}.")

@@ -87,10 +87,7 @@ class StoredPiece:
 @dataclass(frozen=True, slots=True)
 class StoredModelPieces:
     """The pieces of a model that `owner` uploaded: the complete ones, and the received bytes of each arriving one, by
-    its hash.
-
-    `used` is the last time at which a piece was used or received, in seconds since 1970.
-    """
+    its hash. `used` is the last time at which a piece was used or received, in seconds since 1970."""
 
     owner: str
     manifest: Manifest
@@ -199,11 +196,9 @@ class LayerStore:
         self, manifest: Manifest, pieces: Sequence[LayerPiece], owner: str = OWN
     ) -> Iterator[Callable[[LayerPiece], IncomingPiece]]:
         """Make room for all of `pieces` of `manifest`, and yield a function that opens one of them, with the bytes that
-        have arrived from `owner` so far. It raises LayersRefused for another piece.
-
-        No other process can upload for the same owner until the `with` ends: that raises StoreBusy. If there is no room
-        (`_make_room`), nothing is removed, and StoreFull or DiskFull raised.
-        """
+        have arrived from `owner` so far. It raises LayersRefused for another piece. No other process can upload for the
+        same owner until the `with` ends: that raises StoreBusy. If there is no room (`_make_room`), nothing is removed,
+        and StoreFull or DiskFull raised."""
         if unknown := set(pieces) - set(manifest.pieces):
             raise LayersRefused(f"{min(unknown)} is not in the manifest.", SAME_VERSION)
 
@@ -272,11 +267,9 @@ class LayerStore:
 
     def _make_room(self, more: int, disk: int, what: str, owner: str, wanted: Collection[str] = ()) -> None:
         """Remove files until `more` bytes fit under the limit, and `disk` bytes on the disk, for `what` from `owner`.
-
         Pieces that were cut here go first, as they can be cut again, then the least recently used. Pieces stay that are
         in use, `wanted` by their hash, or of other owners and used within UNUSED_SECONDS. The lock is held. Raise
-        StoreFull or DiskFull, and remove nothing, where that would not be enough.
-        """
+        StoreFull or DiskFull, and remove nothing, where that would not be enough."""
         owners: dict[str, set[str]] = {}
         for one, manifests in self._records().items():
             for sha256 in _hashes(manifests):
@@ -412,10 +405,8 @@ def cut_layers(
     model: ModelFile, manifest: Manifest, layers: LayerRange, store: LayerStore, progress: Progress | None = None
 ) -> None:
     """Cut the pieces of `manifest` for these layers from a model on this device, into a store of this device.
-
     `progress` is called with fractions from 0 to 1. Complete pieces are not cut again. Raise InvalidOption without such
-    layers, and errors as `LayerStore.cut` does.
-    """
+    layers, and errors as `LayerStore.cut` does."""
     pieces = manifest.covering(layers)
     total, done = sum(piece.size for piece in pieces), 0
     with store.receiving(manifest, pieces) as receive:
