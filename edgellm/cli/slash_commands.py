@@ -267,7 +267,7 @@ def _files(_: Conversing, words: str) -> Completions:
 
 
 def _model(conversing: Conversing, words: str) -> None:
-    from edgellm.cli.commands.models.run import fitting_draft, here_or_pulled
+    from edgellm.cli.commands.models import fitting_draft, here_or_pulled
 
     if not words:
         _list_models(conversing)

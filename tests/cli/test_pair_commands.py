@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.cli.commands import pair as pair_command
+from edgellm.cli.commands import peers as pair_command
 from edgellm.rpc.trust.pairing import PAIRING_PORT
 from edgellm.rpc.trust.peer_store import Peers
 from edgellm.rpc.trust.trust import Trust

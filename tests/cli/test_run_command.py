@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli.commands.models import run as command
+from edgellm.cli.commands import models as command
 from edgellm.places import config_dir
 from tests.cli.conftest import Done
 from tests.conftest import Architectures, Heads

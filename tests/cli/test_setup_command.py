@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.cli.commands.models import setup as command
+from edgellm.cli.commands import setup as command
 from edgellm.places import config_file
 from edgellm.rpc.trust.handshake import OfferedModel
 from edgellm.rpc.trust.rights import Right
@@ -39,7 +39,8 @@ def paired(monkeypatch: pytest.MonkeyPatch, *offers: OfferedModel, rights: froze
     answer = SimpleNamespace(
         peer=SimpleNamespace(name="desk"), info=SimpleNamespace(offers=offers, rights=rights), error=None
     )
-    monkeypatch.setattr(command, "_peers", lambda _: [answer])
+    monkeypatch.setattr("edgellm.rpc.discovery.peer_probe.probe_peers", lambda *_: [answer])
+    monkeypatch.setattr("edgellm.rpc.trust.peer_store.Peers.all", lambda _: [answer.peer])
 
 
 def settings() -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.cli.user_service import (
+from edgellm.cli.commands.service import (
     LABEL,
     UNIT,
     LaunchdManager,

@@ -1,22 +1,23 @@
-"""`edgellm history`: show, limit and clear what is kept of past conversations."""
+"""`edgellm history` and `conversations`: what is kept of past conversations, in sum and one by one."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from edgellm.cli.options.models import AsJson
-from edgellm.cli.views.console import emit, facts, make_sure, one_line, out, say, size
+from edgellm.cli.options.models import AsJson, Yes
+from edgellm.cli.views.console import counted, emit, emit_json, facts, harmless, make_sure, one_line, out, say, size
+from edgellm.cli.views.console import show as show_rows
 from edgellm.errors import HistoryUnusable, InvalidOption
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from edgellm.storage import History, HistoryFacts
-
+    from edgellm.storage import History
+    from edgellm.storage.chat_log import Conversation
 
 Action: TypeAlias = Literal["show", "path", "clear", "off", "on", "keep"]
 
@@ -41,14 +42,13 @@ def history(
     from edgellm.storage import History
 
     store = History()
-    if yes and action != "clear":
-        raise InvalidOption(
-            f"--yes has no meaning for `history {action}`.", "Leave it out; it belongs to `history clear`."
-        )
-    if age is not None and action != "keep":
-        raise InvalidOption(
-            f"{age[:40]!r} has no meaning for `history {action}`.", "Leave it out; an age belongs to `history keep`."
-        )
+    for given, owner, what in (
+        ("--yes" if yes else "", "clear", "it"),
+        (repr(age[:40]) if age else "", "keep", "an age"),
+    ):
+        if given and action != owner:
+            next_step = f"Leave it out; {what} belongs to `history {owner}`."
+            raise InvalidOption(f"{given} has no meaning for `history {action}`.", next_step)
     if action in ("show", "clear"):
         tidy()
     if action == "keep":
@@ -58,7 +58,7 @@ def history(
     elif action == "clear":
         _clear(store, yes, as_json)
     elif action == "show":
-        _show(store.facts(), as_json)
+        _show(store, as_json)
     else:
         _turn(store, action, as_json)
 
@@ -72,9 +72,8 @@ def _keep(age: str | None, as_json: bool) -> None:
         try:
             set_max_age(wanted)
         except OSError as error:
-            raise HistoryUnusable(
-                f"The maximum age cannot be set: {error}.", "Check the permissions of the folder."
-            ) from None
+            what = f"The maximum age cannot be set: {error}."
+            raise HistoryUnusable(what, "Check the permissions of the folder.") from None
         if max_age() != wanted:
             say(f"{VARIABLE} sets another age, and takes precedence.", style="yellow")
         expire()
@@ -101,10 +100,8 @@ def _clear(store: History, yes: bool, as_json: bool) -> None:
 def _turn(store: History, action: Action, as_json: bool) -> None:
     if action == "off":
         store.turn_off()
-        say(
-            "The history is off: conversations, and what is derived from them, are neither kept nor read. What was "
-            "kept stays."
-        )
+        off = "The history is off: conversations, and what is derived from them, are neither kept nor read."
+        say(f"{off} What was kept stays.")
         say("Delete it with: edgellm history clear", style="dim")
     else:
         store.turn_on()
@@ -113,25 +110,74 @@ def _turn(store: History, action: Action, as_json: bool) -> None:
         emit(json.dumps({"on": store.on}))
 
 
-def _show(found: HistoryFacts, as_json: bool) -> None:
+def _show(store: History, as_json: bool) -> None:
     from edgellm.llm.pair_stats import kept
     from edgellm.storage.chat_log import describe_age, max_age
 
-    there, age = kept(), describe_age(max_age())
+    found, there, age = store.facts(), kept(), describe_age(max_age())
     if as_json:
-        emit(json.dumps({"path": str(found.path), "on": found.on, "conversations": found.conversations,
-                         "size": found.size, "first": found.first and found.first.isoformat(),
-                         "last": found.last and found.last.isoformat(), "keep": age, "all": asdict(there)},
-                        indent=2))  # fmt: skip
+        emit_json({"path": str(found.path), "on": found.on, "conversations": found.conversations, "size": found.size,
+                   "first": found.first and found.first.isoformat(), "last": found.last and found.last.isoformat(),
+                   "keep": age, "all": asdict(there)})  # fmt: skip
         return
     state = "on" if found.on else "off: nothing is kept or read"
-    out().print(
-        facts(
-            [("history", state), ("holds", str(there)), ("kept for", age), ("size", size(found.size)),
-             ("from", _time(found.first)), ("to", _time(found.last)), ("path", one_line(str(found.path)))]
-        )
-    )  # fmt: skip
+    begin, end = (f"{when:%Y-%m-%d %H:%M} UTC" if when else "-" for when in (found.first, found.last))
+    path = one_line(str(found.path))
+    rows = [("history", state), ("holds", str(there)), ("kept for", age), ("size", size(found.size))]
+    out().print(facts([*rows, ("from", begin), ("to", end), ("path", path)]))
 
 
-def _time(when: datetime | None) -> str:
-    return f"{when:%Y-%m-%d %H:%M} UTC" if when else "-"
+def conversations(
+    action: Annotated[
+        Literal["list", "show", "rm"],
+        typer.Argument(metavar="ACTION", help="list: all, newest first. show: print one. rm: remove some, or --all."),
+    ] = "list",
+    which: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="IDs from the list; their beginnings are enough.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="With rm: remove all conversations.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    from edgellm.storage.chat_log import Conversations
+
+    store = Conversations()
+    if action == "list":
+        if which:
+            what = f"`conversations list` takes no IDs, but {which[0]!r} is given."
+            raise InvalidOption(what, "See: edgellm conversations --help")
+        _list(store.all(), as_json)
+        return
+    if everything == bool(which) or (everything and action != "rm"):
+        what = f"`conversations {action}` needs IDs (or rm --all)."
+        raise InvalidOption(what, "List them with: edgellm conversations")
+    chosen = store.all() if everything else [store.find(one) for one in which or ()]
+    if action == "show":
+        for one in chosen:
+            turns = [{"role": role, "content": text} for role, text in one.turns]
+            text = "\n\n".join(f"{role}: {harmless(text)}" for role, text in one.turns)
+            emit(json.dumps({"id": one.id, "turns": turns}) if as_json else text)
+        return
+    if chosen:
+        make_sure("remove", counted(len(chosen), "conversation"), yes=yes)
+    for one in chosen:
+        store.remove(one)
+    if as_json:
+        emit(json.dumps({"removed": [one.id for one in chosen]}))
+    else:
+        say(f"removed {counted(len(chosen), 'conversation')}")
+
+
+def _list(found: Sequence[Conversation], as_json: bool) -> None:
+    show_rows(
+        [{"id": one.id, "when": one.when.isoformat(), "turns": len(one.turns), "title": one.title} for one in found],
+        {
+            "ID": lambda row: row["id"],
+            "WHEN": lambda row: f"{datetime.fromisoformat(row['when']).astimezone():%Y-%m-%d %H:%M}",
+            " TURNS": lambda row: str(row["turns"]),
+            "FIRST QUESTION": lambda row: row["title"],
+        },
+        as_json,
+        empty="There are no conversations. Those of `edgellm chat` are kept while the history is on.",
+        hint="Continue one with: edgellm chat -c, or edgellm chat --conversation ID",
+    )

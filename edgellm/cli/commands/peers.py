@@ -1,26 +1,199 @@
-"""`edgellm peers`: the paired devices and their rights here."""
+"""`edgellm pair` and `peers`: pair two devices, so that they trust each other; the paired devices and their rights."""
 
 from __future__ import annotations
 
 import json
+import platform
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
+from rich.text import Text
 
-from edgellm.cli.commands.pair import read_grant
 from edgellm.cli.options.models import AsJson, Interfaces, peer_names
-from edgellm.cli.views.console import emit, format_age, one_line, out, say, size, table
-from edgellm.errors import InvalidOption
+from edgellm.cli.options.records import completion
+from edgellm.cli.views.console import Columns, emit, err, facts, format_age, one_line, say, show, size
+from edgellm.errors import InvalidOption, PairingFailed
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from edgellm.rpc.address import Address
+    from edgellm.rpc.discovery.mdns import Hint
     from edgellm.rpc.discovery.peer_probe import ProbeResult
-    from edgellm.rpc.trust.peer_store import Peers
+    from edgellm.rpc.trust.pairing import Code, Introduction
+    from edgellm.rpc.trust.peer_store import Peer
+    from edgellm.rpc.trust.rights import Rights
+    from edgellm.rpc.trust.trust import Trust
+
+RIGHTS = {
+    "verify": ("have drafts verified by {host}", "{host} then reads the prompts and replies of {guest}"),
+    "compute": (
+        "have {host} compute layers of models",
+        "{host} then gets activations, from which prompts can be guessed; {guest} can overload or crash {host}",
+    ),
+    "files": (
+        "copy models from {host}, and store layers of models on it",
+        "{guest} then knows which models {host} has, and uses its disk, up to a limit",
+    ),
+}
+"""What each right allows, and the consequence that both devices should know."""
+_RIGHTS = {right: allows.format(host="this device", guest="it") for right, (allows, _) in RIGHTS.items()}
+PORT = 50150  # a copy: `edgellm.rpc.trust.pairing` is slow to import
+SEARCH_SECONDS = 4.0  # search for the device that shows the code, before a notice
+LONGEST_SEARCH = 30.0
+
+
+def read_grant(text: str) -> Rights:
+    """Parse rights such as `verify,files`, `all` or `none`. Raise InvalidOption for a right that does not exist."""
+    from edgellm.rpc.trust.rights import Right
+
+    words = [word.strip().lower() for word in text.split(",") if word.strip()]
+    if words in (["none"], ["all"]):
+        return frozenset(Right if words == ["all"] else ())
+    unknown = next((word for word in words if word not in RIGHTS), "")
+    if unknown or not words:
+        what = f"There is no right {unknown!r}." if unknown else "No right is given."
+        raise InvalidOption(what, f"Choose from {', '.join(RIGHTS)}; or all, or none.")
+    return frozenset(map(Right, words))
+
+
+def pair(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[HOST:PORT] [CODE]", help="What the other device shows. Default: show a code here."),
+    ] = None,
+    grant: Annotated[
+        str,
+        typer.Option(
+            metavar="RIGHTS", autocompletion=completion(_RIGHTS, _RIGHTS),
+            help="Rights of the other device here: verify, compute, files (separated by commas), all or none.",
+        ),
+    ] = "verify",
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Name of this device on the other one.", show_default="the host name"),
+    ] = None,
+    interface: Interfaces = None,
+    port: Annotated[int, typer.Option(metavar="PORT", help="Port to wait on for the other device.")] = PORT,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the code, then the result.")] = False,
+) -> None:  # fmt: skip
+    from edgellm.rpc.address import Address
+    from edgellm.rpc.channel import DEFAULT_PORT
+    from edgellm.rpc.discovery.interfaces import chosen_hosts
+    from edgellm.rpc.trust.pairing import PAIRING_PORT, Code, Introduction, join
+    from edgellm.rpc.trust.peer_store import checked_name
+    from edgellm.rpc.trust.trust import Trust
+
+    rights, place, given = read_grant(grant), None, words or []
+    own_name = checked_name(platform.node()[:40] or "a device" if name is None else name)
+    if given and (":" in given[0] or "." in given[0]):
+        place = Address.parse(given[0] if ":" in given[0] else f"{given[0]}:{PAIRING_PORT}")
+        given = given[1:]
+        if not given:
+            raise InvalidOption("The code is missing.", "Add it after the address: edgellm pair HOST:PORT 7-lamp-otter")
+    code = Code.parse(" ".join(given)) if given else None
+    hosts = chosen_hosts(interface or ())
+    about = Introduction(own_name, rights, tuple(Address(host, DEFAULT_PORT) for host in hosts))
+    trust = Trust.load()
+    if code is None:
+        peer = _wait(trust, about, hosts, port, as_json)
+    else:
+        peer = join(place or _find(code, hosts), code, trust, about)
+    if as_json:
+        emit(json.dumps(_peer_row(peer, peer.granted)))
+        return
+    say("")
+    err().print(Text.assemble(("paired ", "bold green"), f"with {one_line(peer.name)} ({peer.id.short})"))
+    _print_rights(f"rights of {peer.name} here", peer.rights, "this device", peer.name)
+    _print_rights("rights of this device there", peer.granted, peer.name, "this device")
+    say(f"Change it with `edgellm peers grant|revoke|rename|rm {peer.id.short}`.", style="dim")
+
+
+def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as_json: bool) -> Peer:
+    """Show a code, and wait until a device has tried it or it has expired."""
+    from edgellm.rpc.discovery.mdns import ServiceKind, announce, code_number, new_instance
+    from edgellm.rpc.trust.pairing import WINDOW_SECONDS, Code, PairingWindow
+
+    if not hosts:
+        raise PairingFailed(
+            "This machine is in no network with other devices.", "Join one, or choose an interface with --interface."
+        )
+    instance = new_instance()
+    code = Code.new(code_number(instance))
+    with PairingWindow(trust, code, about, WINDOW_SECONDS) as window:
+        places = window.open(hosts, port)
+        with announce(ServiceKind.PAIRING, trust.identity.id.short, places[0].port, hosts, instance):
+            if as_json:
+                emit(json.dumps({"code": str(code), "addresses": [str(place) for place in places],
+                                 "seconds": WINDOW_SECONDS, "grants": sorted(about.rights)}))  # fmt: skip
+            else:
+                say("On the other device, run:")
+                say(f"\n    edgellm pair {code}\n", style="bold cyan")
+                say(f"or, if it does not find this device:  edgellm pair {places[0]} {code}\n", style="dim")
+                _print_rights("rights of the other device here", about.rights, "this device", "the other device")
+                say("The code is valid for two minutes and one guess. Ctrl-C cancels it.", style="dim")
+            while True:
+                with suppress(TimeoutError):
+                    return window.wait(0.5)  # short waits let Ctrl-C be heard
+
+
+def _find(code: Code, hosts: Sequence[str]) -> Address:
+    """Return the address of the device that announces a code with this number."""
+    from edgellm.rpc.channel import run_in_network_loop
+    from edgellm.rpc.discovery.interfaces import first_listening
+    from edgellm.rpc.discovery.mdns import ServiceKind, browse
+
+    def matching(found: Sequence[Hint]) -> list[Hint]:
+        return [hint for hint in found if hint.number == code.number]
+
+    def waiting(elapsed: float) -> None:
+        say(f"still looking ({elapsed:.0f} s of at most {LONGEST_SEARCH:.0f} s; Ctrl-C ends it) ...", style="dim")
+
+    say("looking for the device that shows this code ...", style="dim")
+    hints = browse(
+        ServiceKind.PAIRING, hosts, SEARCH_SECONDS, lambda found: bool(matching(found)), max_seconds=LONGEST_SEARCH,
+        on_wait=waiting,
+    )  # fmt: skip
+    matches = matching(hints)
+    if len({hint.short for hint in matches}) > 1:
+        raise PairingFailed(
+            f"Several devices show codes that begin with {code.number}.",
+            "Add the address that the right one shows: edgellm pair HOST:PORT CODE",
+        )
+    if not matches:
+        others = f" ({len(hints)} with other codes found)" if hints else ""
+        raise PairingFailed(
+            f"No device with the code {code} was found{others}.",
+            f"Add the address that it shows: edgellm pair HOST:PORT {code}",
+        )
+    return run_in_network_loop(first_listening(matches[0].addresses)).result()
+
+
+def _print_rights(title: str, rights: Iterable[str], host: str, guest: str) -> None:
+    """Print the rights of `guest` on `host`: what each allows, and its consequence."""
+    say(f"{one_line(title)}:")
+    host, guest = one_line(host), one_line(guest)
+    rows: list[tuple[str, Text]] = [] if rights else [("  nothing", Text())]
+    for right, (allows, consequence) in RIGHTS.items():
+        if right in rights:
+            rows.append((f"  {right}", Text(allows.format(host=host, guest=guest))))
+            rows.append(("", Text(consequence.format(host=host, guest=guest), "yellow")))
+    err().print(facts(rows))
+
+
+def _peer_row(peer: Peer, there: Rights) -> dict[str, Any]:
+    """Return a device for a script, with this one's rights `there`."""
+    return {
+        "name": peer.name, "id": str(peer.id), "short": peer.id.short, "may_here": sorted(peer.rights),
+        "may_there": sorted(there), "addresses": [str(address) for address in peer.addresses],
+    }  # fmt: skip
 
 
 Action: TypeAlias = Literal["list", "rm", "rename", "grant", "revoke", "path"]
+_EXAMPLES = {
+    "rm": "rm phone", "rename": "rename phone old-phone", "grant": "grant phone files", "revoke": "revoke phone verify"
+}  # fmt: skip
 
 
 def peers(
@@ -42,22 +215,25 @@ def peers(
     from edgellm.rpc.trust.peer_store import Peers
 
     store = Peers()
-    if action in ("list", "path") and device is not None:
+    if action not in ("list", "path"):
+        _change(action, device, value, as_json)
+    elif device is not None:
         raise InvalidOption(f"`peers {action}` takes no device.", "Leave it out: edgellm peers")
-    if action == "path":
+    elif action == "path":
         emit(json.dumps({"path": str(store.path)}) if as_json else str(store.path))
-    elif action == "list":
-        _list(store, interface, ask, as_json)
     else:
-        _change(store, action, device, value, as_json)
+        _list(store.all(), interface, ask, as_json)
 
 
-def _change(store: Peers, action: Action, device: str | None, value: str | None, as_json: bool) -> None:
+def _change(action: Action, device: str | None, value: str | None, as_json: bool) -> None:
+    from edgellm.rpc.trust.peer_store import Peers
+
+    store, example = Peers(), f"For example: edgellm peers {_EXAMPLES[action]}"
     if device is None:
-        raise InvalidOption(f"`peers {action}` needs a device.", f"For example: edgellm peers {_EXAMPLES[action]}")
+        raise InvalidOption(f"`peers {action}` needs a device.", example)
     if (value is None) is not (action == "rm"):
         what = "takes no value" if action == "rm" else "needs a value"
-        raise InvalidOption(f"`peers {action} {device}` {what}.", f"For example: edgellm peers {_EXAMPLES[action]}")
+        raise InvalidOption(f"`peers {action} {device}` {what}.", example)
     peer = store.find(device)
     if action == "rm":
         store.remove(peer.id)
@@ -67,8 +243,7 @@ def _change(store: Peers, action: Action, device: str | None, value: str | None,
         new = store.rename(peer.id, value or "")
         say(f"{peer.name} ({peer.id.short}) is now called {new.name} here.")
     else:
-        change = store.grant if action == "grant" else store.revoke
-        new = change(peer.id, read_grant(value or ""))
+        new = (store.grant if action == "grant" else store.revoke)(peer.id, read_grant(value or ""))
         say(f"The rights of {peer.name} ({peer.id.short}) here: {', '.join(sorted(new.rights)) or 'none'}.")
     if as_json:
         now = store.get(peer.id)
@@ -76,76 +251,50 @@ def _change(store: Peers, action: Action, device: str | None, value: str | None,
                          "may_here": sorted(now.rights) if now else []}))  # fmt: skip
 
 
-def _list(store: Peers, interface: list[str] | None, ask: bool, as_json: bool) -> None:
+def _list(known: Sequence[Peer], interface: list[str] | None, ask: bool, as_json: bool) -> None:
     from edgellm.rpc.discovery.interfaces import chosen_hosts
     from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_peers
     from edgellm.rpc.trust.trust import Trust
 
-    known = store.all()
+    answers = [ProbeResult(peer, None, None, False) for peer in known]
     if ask and known:
         answers = probe_peers(Trust.load(), known, chosen_hosts(interface or ()))
-    else:
-        answers = [ProbeResult(peer, None, None, False) for peer in known]
-    if as_json:
-        emit(json.dumps([_row(answer) for answer in answers], indent=2))
-    elif not answers:
-        say("No device is paired with this one. Pair one with: edgellm pair")
-    else:
-        out().print(_table(answers, ask))
-        for answer in answers:
-            if answer.error is not None:
-                say(f"{answer.peer.name}: {answer.error}", style="dim")
-
-
-def _table(answers: list[ProbeResult], asked: bool) -> Table:
-    rows = table("name", "id", "may here", "may there", "address", "last seen", "round trip", "offers", "version",
-                 right=("round trip",), fold="offers")  # fmt: skip
-    for answer in answers:
-        peer, welcomed = answer.peer, answer.info
-        address = welcomed.address if welcomed is not None else next(iter(peer.addresses), None)
-        last_seen = "now" if welcomed is not None else format_age((datetime.now(UTC) - peer.seen).total_seconds())
-        rows.add_row(
-            one_line(peer.name),
-            peer.id.short,
-            ", ".join(sorted(peer.rights)) or "nothing",
-            ", ".join(sorted(peer.granted if welcomed is None else welcomed.rights)) or "nothing",
-            str(address or "-"),
-            last_seen,
-            f"{welcomed.seconds * 1e3:.1f} ms" if welcomed is not None else "-" if asked else "not asked",
-            one_line(", ".join(f"{one.model} ({size(one.size)})" for one in welcomed.offers) or "-")
-            if welcomed
-            else "-",
-            one_line(welcomed.version) if welcomed is not None else "-",
-        )
-    return rows
+    rows = [_row(answer) for answer in answers]
+    columns = _COLUMNS if ask else {**_COLUMNS, " round trip": lambda _: "not asked"}
+    show(rows, columns, as_json, empty="No device is paired with this one. Pair one with: edgellm pair", fold="offers")
+    for row in rows:
+        if row["trouble"] and not as_json:
+            say(f"{row['name']}: {row['trouble']}", style="dim")
 
 
 def _row(answer: ProbeResult) -> dict[str, Any]:
-    peer, welcomed = answer.peer, answer.info
-    return {
-        "name": peer.name,
-        "id": str(peer.id),
-        "short": peer.id.short,
-        "may_here": sorted(peer.rights),
-        "may_there": sorted(peer.granted if welcomed is None else welcomed.rights),
-        "addresses": [str(address) for address in peer.addresses],
-        "paired": peer.paired.isoformat(),
-        "last_seen": peer.seen.isoformat(),
-        "there": welcomed is not None,
-        "address": str(welcomed.address) if welcomed is not None else None,
-        "round_trip_ms": round(welcomed.seconds * 1e3, 3) if welcomed is not None else None,
-        "version": welcomed.version if welcomed is not None else None,
-        "offers": [
-            {"role": one.role, "model": one.model, "size": one.size, "vocabulary": one.vocabulary}
-            for one in (welcomed.offers if welcomed is not None else ())
-        ],
-        "trouble": str(answer.error) if answer.error is not None else None,
-    }
+    peer, there = answer.peer, answer.info
+    offers = [
+        {"role": one.role, "model": one.model, "size": one.size, "vocabulary": one.vocabulary}
+        for one in (there.offers if there is not None else ())
+    ]
+    return _peer_row(peer, peer.granted if there is None else there.rights) | {
+        "paired": peer.paired.isoformat(), "last_seen": peer.seen.isoformat(), "there": there is not None,
+        "address": None if there is None else str(there.address),
+        "round_trip_ms": None if there is None else round(there.seconds * 1e3, 3),
+        "version": None if there is None else there.version, "offers": offers,
+        "trouble": None if answer.error is None else str(answer.error),
+    }  # fmt: skip
 
 
-_EXAMPLES = {
-    "rm": "rm phone",
-    "rename": "rename phone old-phone",
-    "grant": "grant phone files",
-    "revoke": "revoke phone verify",
+def _last_seen(row: dict[str, Any]) -> str:
+    since = datetime.now(UTC) - datetime.fromisoformat(row["last_seen"])
+    return "now" if row["there"] else format_age(since.total_seconds())
+
+
+_COLUMNS: Columns = {
+    "name": lambda row: row["name"],
+    "id": lambda row: row["short"],
+    "may here": lambda row: ", ".join(row["may_here"]) or "nothing",
+    "may there": lambda row: ", ".join(row["may_there"]) or "nothing",
+    "address": lambda row: row["address"] or next(iter(row["addresses"]), "-"),
+    "last seen": _last_seen,
+    " round trip": lambda row: f"{row['round_trip_ms']:.1f} ms" if row["there"] else "-",
+    "offers": lambda row: ", ".join(f"{one['model']} ({size(one['size'])})" for one in row["offers"]) or "-",
+    "version": lambda row: row["version"] or "-",
 }

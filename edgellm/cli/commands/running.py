@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgellm.cli.options.models import AsJson
-from edgellm.cli.views.console import emit, harmless, out, say, size, table
+from edgellm.cli.views.console import Columns, emit, harmless, say, show, size
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, ServerUnreachable
 
 if TYPE_CHECKING:
@@ -22,20 +22,27 @@ _START = "Start one with: edgellm serve"
 def ps(as_json: AsJson = False) -> None:
     from edgellm.http.running_servers import running_servers
 
-    found = [(server, _status(server)) for server in running_servers()]
+    found = [asdict(server) | {"url": server.url, **_status(server)} for server in running_servers()]
     if as_json:
-        emit(json.dumps([asdict(server) | {"url": server.url, **status} for server, status in found]))
+        emit(json.dumps(found))
         return
-    if not found:
-        say(f"No server of yours is running. {_START}")
-        return
-    rows = table("PORT", "PROCESS", "MODEL", "DRAFT", "MEMORY", "USED", "STAYS", fold="MODEL")
-    for server, status in found:
-        models = [_row(model) for model in status.get("models", ())]
-        models += [(harmless(name), "", "", "being loaded", "") for name in status.get("loading", ())]
-        for row in models or [(harmless(status.get("state", "no model in memory")), "", "", "", "")]:
-            rows.add_row(str(server.port), str(server.process), *row)
-    out().print(rows)
+    rows = []
+    for server in found:
+        models = [server | {"model": model} for model in server["models"]]
+        models += [server | {"state": name, "used": "being loaded"} for name in server["loading"]]
+        rows += models or [{"state": "no model in memory"} | server]
+    show(rows, _COLUMNS, False, empty=f"No server of yours is running. {_START}", fold="MODEL")
+
+
+_COLUMNS: Columns = {
+    "PORT": lambda row: str(row["port"]),
+    "PROCESS": lambda row: str(row["process"]),
+    "MODEL": lambda row: row["model"]["name"] if "model" in row else row["state"],
+    "DRAFT": lambda row: row["model"]["draft"] or "-" if "model" in row else "",
+    "MEMORY": lambda row: size(sum(row["model"]["memory"].values())) if "model" in row else "",
+    "USED": lambda row: _used(row["model"]) if "model" in row else row.get("used", ""),
+    "STAYS": lambda row: _stays(row["model"]) if "model" in row else "",
+}
 
 
 def stop(
@@ -60,9 +67,8 @@ def stop(
         raise InvalidOption(f"{len(named)} servers are running, at the ports {ports}.", "Name one of them.")
     for server in named:
         if not server.stop(_GRACE_SECONDS):
-            raise ServerUnreachable(
-                f"Process {server.process} has been asked to end, and still runs.", "Its replies may take long; wait."
-            )
+            what = f"Process {server.process} has been asked to end, and still runs."
+            raise ServerUnreachable(what, "Its replies may take long; wait.")
         say(f"The server at port {server.port} has ended.")
 
 
@@ -95,11 +101,12 @@ def _status(server: RunningServer) -> dict[str, Any]:
     return {"models": answer.get("models", []), "loading": answer.get("loading", [])}
 
 
-def _row(model: dict[str, Any]) -> tuple[str, str, str, str, str]:
-    used = f"by {model['users']}" if model["users"] else f"{_time(model['idle_s'])} ago"
-    stays = "until it is stopped" if model["expires_s"] is None else _time(max(0.0, model["expires_s"]))
-    draft = harmless(model["draft"] or "-")
-    return harmless(model["name"]), draft, size(sum(model["memory"].values())), used, stays
+def _used(model: dict[str, Any]) -> str:
+    return f"by {model['users']}" if model["users"] else f"{_time(model['idle_s'])} ago"
+
+
+def _stays(model: dict[str, Any]) -> str:
+    return "until it is stopped" if model["expires_s"] is None else _time(max(0.0, model["expires_s"]))
 
 
 def _time(seconds: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from edgellm.cli.options.records import dashed
 from edgellm.errors import InvalidOption
@@ -13,16 +13,14 @@ if TYPE_CHECKING:
     from edgellm.engine.hardware import Hardware
 
 DRAFT, VERIFIER = "draft", "verifier"
-_PANEL = "Hardware"
-_AUTO = "auto"
+PLANNING = ("gpu_layers", "device", "tensor_split", "threads", "ctx_size", "batch_size", "cache_type", "flash_attn")
+"""The options that a plan for several devices depends on."""
 _SWITCH = {"on": True, "off": False}
 Values = tuple[str, ...]
-T = TypeVar("T")
 
 
-def _hardware(text: str, metavar: str, shown: str, refused: str = "") -> Values:
-    found: Values = flag((), text, metavar, panel=_PANEL, shown=shown, refused=refused)
-    return found
+def _hardware(text: str, metavar: str, shown: str, refused: str = "") -> Any:
+    return flag((), text, metavar, panel="Hardware", shown=shown, refused=refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +52,17 @@ class HardwareOptions:
         return [word for name, texts in self.given.items() for text in texts for word in (dashed(name), text)]
 
     def of(self, role: str) -> Hardware:
-        """Return the hardware of the draft model or the verifier.
-
-        Raises:
-            InvalidOption: a value that does not exist.
-        """
+        """Return the hardware of the draft model or the verifier. Raise InvalidOption for a value that does not
+        exist."""
         from edgellm.engine.hardware import ALL_LAYERS, Hardware
+
+        def value(name: str, *, number: bool = False, **words: Any) -> Any:
+            text = self._text(name, role)
+            if text is None or text in words:
+                return None if text is None else words[text]
+            if not (number and text.isdigit()):
+                raise _wrong(name, text, ", ".join([*words, "a whole number"]) if number else " or ".join(words))
+            return int(text)
 
         devices, split = self._text("device", role), self._text("tensor_split", role)
         try:
@@ -67,21 +70,16 @@ class HardwareOptions:
         except ValueError:
             raise _wrong("tensor_split", split or "", "shares such as 3/1") from None
         return Hardware(
-            gpu_layers=self._number("gpu_layers", role, auto=None, all=ALL_LAYERS),
-            devices=() if devices in (None, _AUTO) else tuple(_parts(devices)),
-            tensor_split=shares, threads=self._number("threads", role, auto=None),
-            n_ctx=self._number("ctx_size", role, auto=None), n_batch=self._number("batch_size", role, auto=None),
-            cache_type=self._text("cache_type", role),
-            flash_attn=self._choice("flash_attn", role, auto=None, **_SWITCH),
-            mlock=bool(self._choice("mlock", role, **_SWITCH)),
+            gpu_layers=value("gpu_layers", number=True, auto=None, all=ALL_LAYERS),
+            devices=() if devices == "auto" else tuple(_parts(devices)), tensor_split=shares,
+            threads=value("threads", number=True, auto=None), n_ctx=value("ctx_size", number=True, auto=None),
+            n_batch=value("batch_size", number=True, auto=None), cache_type=self._text("cache_type", role),
+            flash_attn=value("flash_attn", auto=None, **_SWITCH), mlock=bool(value("mlock", **_SWITCH)),
         )  # fmt: skip
 
     def of_planned(self) -> Hardware:
-        """Return the hardware of this device's part of a planned model.
-
-        Raises:
-            InvalidOption: an unknown value, or a value for a draft model, which a plan lacks.
-        """
+        """Return the hardware of this device's part of a planned model. Raise InvalidOption for an unknown value, or
+        one for a draft model, which a plan lacks."""
         for name, texts in self.given.items():
             if found := [text for text in texts if text.startswith(f"{DRAFT}=")]:
                 raise InvalidOption(
@@ -99,20 +97,6 @@ class HardwareOptions:
                 raise _wrong(name, text, f"VALUE, {DRAFT}=VALUE or {VERIFIER}=VALUE")
             found = value.strip() if of in ("", role) else found
         return found
-
-    def _number(self, name: str, role: str, **names: int | None) -> int | None:
-        text = self._text(name, role)
-        if text is None or text in names:
-            return None if text is None else names[text]
-        if not text.isdigit():
-            raise _wrong(name, text, ", ".join([*names, "a whole number"]))
-        return int(text)
-
-    def _choice(self, name: str, role: str, **values: bool | None) -> bool | None:
-        text = self._text(name, role)
-        if text is not None and text not in values:
-            raise _wrong(name, text, " or ".join(values))
-        return None if text is None else values[text]
 
 
 _EACH_HAS_MEMORY = "Tokens of a prompt and its reply together, for which each device has memory."
@@ -143,10 +127,6 @@ class DeployHardware(PlanHardware):
     batch_size: Values = _hardware(
         "", "VALUE", "", "does not change which layers a device needs: give it to edgellm mesh run"
     )
-
-
-PLANNING = ("gpu_layers", "device", "tensor_split", "threads", "ctx_size", "batch_size", "cache_type", "flash_attn")
-"""The options that a plan for several devices depends on."""
 
 
 def _wrong(name: str, text: str, instead: str) -> InvalidOption:

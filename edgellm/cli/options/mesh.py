@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from edgellm.cli.options.models import DEVICES, ENGINES, Engine, interface_flag, model_names
 from edgellm.flags import flag
 
+Objective: TypeAlias = Literal["ttft", "reply"]
 _LAYERS = "Layers of each device, counted from 1. NAME: here, a paired device, or HOST:PORT."
 _SPLIT = "NAME:A-B,NAME:C-D"
-
-
-class Objective(enum.StrEnum):
-    """The time that a plan minimises: to the first token, or to the end of the reply."""
-
-    TTFT = "ttft"
-    REPLY = "reply"
-
-
-class Overlap(enum.StrEnum):
-    """Work that a device may do while it still loads."""
-
-    PAPER = "paper"
-    RECEIVING = "receiving"
-    STREAMED = "streamed"
 
 
 @dataclass(frozen=True, slots=True)
 class HomeOptions:
     """The devices of a home, and the engine that spreads a model over them."""
 
-    engine: Engine = flag(Engine.AUTO, ENGINES, "auto|stages|rpc")
+    engine: Engine = flag("auto", ENGINES, "auto|stages|rpc")
     peer: tuple[str, ...] = flag(
         (), "Address of a worker besides the paired ones. In a run, a worker without layers replaces a lost one.",
         "[NAME=]HOST:PORT",
@@ -48,21 +34,14 @@ class PlanOptions:
     preset: str | None = flag(None, "Named devices: csgo, those of the paper.", "NAME")
     tokens_in: int = flag(1024, "Tokens of the prompt.", "N", least=1)
     tokens_out: int = flag(128, "Tokens of the reply.", "N", least=0)
-    objective: Objective = flag(
-        Objective.TTFT, "Time to minimise: to the first token (ttft), or to the end of the reply."
-    )
-    overlap: Overlap = flag(
-        Overlap.STREAMED, "What a device does while it loads: nothing (paper), receive, or also compute (streamed)."
+    objective: Objective = flag("ttft", "Time to minimise: to the first token (ttft), or to the end of the reply.")
+    overlap: Literal["paper", "receiving", "streamed"] = flag(
+        "streamed", "What a device does while it loads: nothing (paper), receive, or also compute (streamed)."
     )
     warm: bool = flag(False, "Assume that every device has its layers loaded.", names=("--warm",))
     time_limit: float = flag(10.0, "After this time use the best plan so far.", "SECONDS", least=0.0)
     measure: bool = flag(False, "Measure all devices again.", names=("--measure",))
     plot: Path | None = flag(None, "Also draw the plan: a .png or .svg file.", "FILE")
-
-    @property
-    def described(self) -> bool:
-        """Return whether a file or preset describes the devices."""
-        return self.devices is not None or self.preset is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +63,5 @@ class RunOptions(HomeOptions):
     devices: Path | None = flag(None, "Devices file to plan for; see edgellm mesh plan --help-all.", "FILE.toml")
     draft: str = flag("none", "Small model that drafts; 'none': no drafts.", "MODEL", complete=model_names)
     system: str | None = flag(None, "System prompt.", "TEXT", names=("-s", "--system"))
-    objective: Objective = flag(
-        Objective.TTFT, "Without --split: time to minimise, to the first token or the reply's end."
-    )
+    objective: Objective = flag("ttft", "Without --split: time to minimise, to the first token or the reply's end.")
     f32: bool = flag(False, "Send activations as 32-bit, not 16-bit floats.", names=("--f32",), panel=DEVICES)

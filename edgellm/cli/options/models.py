@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from edgellm.errors import EdgeError, InvalidOption
-from edgellm.flags import AS_MODEL, flag
+from edgellm.flags import AS_MODEL, Completion, flag
 
 if TYPE_CHECKING:
     from edgellm.upstream.opening import UpstreamOptions
@@ -28,9 +27,9 @@ TIERS = "score|fan-out|continue"
 _INTERFACE = "Network to use; can be given several times, or set with EDGELLM_INTERFACE."
 INTERRUPTED = 130
 """The exit code of a reply that its user has stopped."""
-_THINK = {"auto": None, "on": True, "off": False}
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Remove without asking.")]
 Interfaces = Annotated[
     list[str] | None,
     typer.Option(
@@ -44,71 +43,63 @@ def interface_flag() -> Any:
     return flag((), _INTERFACE, "NAME|IP", panel=DEVICES, shown="those of the home")
 
 
-Names = Iterator[tuple[str, str]]
-"""Names for shell completion, each with a line about it."""
+def _completes(known: Callable[[], Iterable[tuple[str, str]]]) -> Completion:
+    """Return the shell completion by names that are `known`, each with a line about it."""
+
+    def complete(incomplete: str) -> Iterator[tuple[str, str]]:
+        with suppress(OSError, EdgeError):
+            yield from (one for one in known() if one[0].lower().startswith(incomplete.lower()))
+
+    return complete
 
 
-def model_names(incomplete: str) -> Names:
+@_completes
+def model_names() -> Iterator[tuple[str, str]]:
     """Yield the models on this machine, with their sizes."""
     from edgellm.cli.views.console import size
     from edgellm.storage import list_models
 
-    with suppress(OSError, EdgeError):
-        for model in list_models():
-            if model.name.lower().startswith(incomplete.lower()):
-                yield model.name, f"{model.origin}, {size(model.size)}"
+    yield from ((model.name, f"{model.origin}, {size(model.size)}") for model in list_models())
 
 
-def catalog_names(incomplete: str) -> Names:
+@_completes
+def catalog_names() -> Iterator[tuple[str, str]]:
     """Yield the models of the catalogue, with their sizes."""
     from edgellm.cli.views.console import size
     from edgellm.storage import catalog
 
-    for model in catalog().models.values():
-        if model.name.startswith(incomplete.lower()):
-            yield model.name, f"{model.title}, {size(model.size)}"
+    yield from ((model.name, f"{model.title}, {size(model.size)}") for model in catalog().models.values())
 
 
-def known_models(incomplete: str) -> Names:
+def known_models(incomplete: str) -> Iterator[tuple[str, str]]:
     """Yield the models on this machine, then those of the catalogue."""
     yield from model_names(incomplete)
     yield from catalog_names(incomplete)
 
 
-def peer_names(incomplete: str) -> Names:
+@_completes
+def peer_names() -> Iterator[tuple[str, str]]:
     """Yield the paired devices, with their short IDs."""
     from edgellm.rpc.trust.peer_store import Peers
 
-    with suppress(OSError, EdgeError):
-        for peer in Peers().all():
-            if peer.name.lower().startswith(incomplete.lower()):
-                yield peer.name, peer.id.short
+    yield from ((peer.name, peer.id.short) for peer in Peers().all())
 
 
-def conversation_ids(incomplete: str) -> Names:
+@_completes
+def conversation_ids() -> Iterator[tuple[str, str]]:
     """Yield the conversations, with their first questions."""
     from edgellm.cli.views.console import one_line
     from edgellm.storage.chat_log import Conversations
 
-    with suppress(EdgeError):
-        for one in Conversations().all():
-            if one.id.startswith(incomplete):
-                yield one.id, one_line(one.title)[:60]
+    yield from ((one.id, one_line(one.title)[:60]) for one in Conversations().all())
 
 
-class Engine(enum.StrEnum):
-    """The engines that spread a model over devices."""
-
-    AUTO = "auto"
-    STAGES = "stages"
-    RPC = "rpc"
-
-
+Engine: TypeAlias = Literal["auto", "stages", "rpc"]
+"""The engines that spread a model over devices."""
 ENGINES = (
     "stages: each device computes its own layers of the file. rpc: llama.cpp's RPC, also for models whose layers "
     "cannot be cut apart. auto: stages where layers can be cut, else rpc."
 )
-"""The help text of the option that chooses an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +123,7 @@ class PairOptions:
         None, "Split the verifier over devices, as in mesh run; 'auto': by the best split. --peer then adds workers by "
         "their addresses.", "SPLIT|FILE.toml|auto", panel=DEVICES,
     )  # fmt: skip
-    engine: Engine = flag(
-        Engine.AUTO,
-        ENGINES,
-        "auto|stages|rpc",
-    )
+    engine: Engine = flag("auto", ENGINES, "auto|stages|rpc")
     verifier_tier: str | None = flag(
         None, "How a stock server (http://...) verifies.", TIERS, panel=DRAFTS, shown="the best way that it has"
     )
@@ -149,19 +136,17 @@ class PairOptions:
         return upstream_options(self.verifier_tier, self.verifier_key_file)
 
 
-def upstream_options(
-    tier: str | None, key_file: Path | None, option: str = "--verifier-tier"
-) -> UpstreamOptions | None:
-    """Return the options for a stock server, None without any. Raises InvalidOption for an unknown tier from
-    `option`."""
-    if tier is None and key_file is None:
+def upstream_options(tier: str | None, key: Path | None, option: str = "--verifier-tier") -> UpstreamOptions | None:
+    """Return the options for a stock server with a file with its `key`, None without any. Raises InvalidOption for an
+    unknown tier from `option`."""
+    if tier is None and key is None:
         return None
     from edgellm.upstream.opening import UpstreamOptions
     from edgellm.upstream.rows import Tier
 
     if tier is not None and tier not in set(Tier):
         raise InvalidOption(f"{option} is {tier!r}.", f"Choose one of {', '.join(Tier)}.")
-    return UpstreamOptions(None if tier is None else Tier(tier), None if key_file is None else key_file.expanduser())
+    return UpstreamOptions(None if tier is None else Tier(tier), None if key is None else key.expanduser())
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,31 +167,24 @@ class ThinkOptions:
     )  # fmt: skip
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of `ReplyOptions` for these options.
-
-        Raises:
-            InvalidOption: `think` is neither a word nor a number, or an argument is not NAME=VALUE.
-        """
+        """Return the fields of `ReplyOptions` for these options. Raise InvalidOption where `think` is neither a word
+        nor a number, or an argument is not NAME=VALUE."""
+        words: dict[str, bool | None] = {"auto": None, "on": True, "off": False}
+        think: bool | int | str | None = words.get(self.think, self.think)
+        if isinstance(think, str):
+            if not re.fullmatch("[0-9]{1,9}", think):
+                raise InvalidOption(f"--think is {think!r}.", "Choose auto, on, off, or a number of tokens.")
+            think = int(think)
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return {"think": _think(self.think), "template_args": effort | dict(map(_argument, self.template_arg))}
-
-
-def _think(text: str) -> bool | int | None:
-    if text in _THINK:
-        return _THINK[text]
-    if not re.fullmatch("[0-9]{1,9}", text):
-        raise InvalidOption(f"--think is {text!r}.", "Choose auto, on, off, or a number of tokens.")
-    return int(text)
+        return {"think": think, "template_args": effort | dict(map(_argument, self.template_arg))}
 
 
 def _argument(text: str) -> tuple[str, object]:
     """Return the name and the value of an argument; a value that is no JSON is a text."""
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise InvalidOption(
-            f"--template-arg is {text!r}.",
-            "Write NAME=VALUE, such as enable_thinking=false; VALUE is JSON or plain text.",
-        )
+        next_step = "Write NAME=VALUE, such as enable_thinking=false; VALUE is JSON or plain text."
+        raise InvalidOption(f"--template-arg is {text!r}.", next_step)
     try:
         return name, json.loads(value)
     except (ValueError, RecursionError):

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -18,10 +18,9 @@ from edgellm.flags import Completion, Flag, flags_of
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Only:
-    names: tuple[str, ...]
-    shown: str
+class _Only(NamedTuple):
+    names: tuple[str, ...] = ()
+    shown: str = ""
 
 
 def only(*names: str, shown: str = "") -> Any:
@@ -40,32 +39,33 @@ class _Record:
     @classmethod
     def of(cls, annotation: Any) -> _Record | None:
         """Return the record that an annotation names; None for any other parameter."""
-        kind, only = get_args(annotation)[:2] if get_origin(annotation) is Annotated else (annotation, _Only((), ""))
+        kind, only = get_args(annotation)[:2] if get_origin(annotation) is Annotated else (annotation, _Only())
         if not (is_dataclass(kind) and isinstance(kind, type)):
             return None
         flags = {name: one for name, one in flags_of(kind).items() if not only.names or name in only.names}
         return cls(kind, {name: replace(one, shown=only.shown or one.shown) for name, one in flags.items()})
 
     def parameters(self) -> Iterator[inspect.Parameter]:
-        """Yield a parameter for each flag."""
-        hints = self._hints()
+        """Yield a parameter for each flag. Names in the types of other fields need not be imported."""
+        hints = dict[str, Any]()
+        for home in reversed(self.kind.__mro__):
+            wanted = {name: hint for name, hint in inspect.get_annotations(home).items() if name in self.flags}
+            for name in wanted:
+                if choices := self.flags[name].choices:
+                    wanted[name] = str if self.flags[name].several else Literal[tuple(choices)]
+            hints |= get_type_hints(SimpleNamespace(__annotations__=wanted), vars(sys.modules[home.__module__]))
         defaults = {one.name: one.default for one in fields(self.kind)}
         for name, one in self.flags.items():
             hint, default = hints[name], defaults[name]
             if get_origin(hint) is tuple:
                 hint, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]
-            yield inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, _option(one)]
-            )
-
-    def _hints(self) -> dict[str, Any]:
-        """Return the types of the fields that have flags; names in other fields' types need not be imported."""
-        found = dict[str, Any]()
-        for home in reversed(self.kind.__mro__):
-            wanted = {name: hint for name, hint in inspect.get_annotations(home).items() if name in self.flags}
-            wanted |= {name: _kind(self.flags[name]) for name in wanted if self.flags[name].choices}
-            found |= get_type_hints(SimpleNamespace(__annotations__=wanted), vars(sys.modules[home.__module__]))
-        return found
+            complete = one.complete or (None if one.choices is None else completion(one.choices, one.several))
+            option = typer.Option(
+                *one.names, metavar=one.metavar, help=one.help, show_default=one.shown or True, envvar=one.variable,
+                autocompletion=complete, rich_help_panel=one.panel, min=one.least, hidden=bool(one.refused),
+            )  # fmt: skip
+            kind = inspect.Parameter.KEYWORD_ONLY
+            yield inspect.Parameter(name, kind, default=default, annotation=Annotated[hint, option])
 
     def build(self, given: dict[str, Any]) -> Any:
         """Return the record, with its values taken out of those that were `given`."""
@@ -80,8 +80,7 @@ class _Record:
 def with_records(command: Callable[..., T]) -> Callable[..., T]:
     """Return a command that has the flags of the records among its parameters, and gets the records."""
     signature = inspect.signature(command, eval_str=True)
-    own = signature.parameters
-    records = {name: found for name, one in own.items() if (found := _Record.of(one.annotation))}
+    records = {name: found for name, one in signature.parameters.items() if (found := _Record.of(one.annotation))}
 
     @functools.wraps(command)
     def run(**given: Any) -> T:
@@ -89,7 +88,7 @@ def with_records(command: Callable[..., T]) -> Callable[..., T]:
         return command(**given, **built)
 
     parameters: list[inspect.Parameter] = []
-    for name, one in own.items():
+    for name, one in signature.parameters.items():
         if name in records:
             parameters += records[name].parameters()
         else:
@@ -97,19 +96,6 @@ def with_records(command: Callable[..., T]) -> Callable[..., T]:
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
-
-
-def _option(one: Flag) -> Any:
-    """Return the Typer option of a flag."""
-    complete = one.complete or (None if one.choices is None else completion(one.choices, one.several))
-    return typer.Option(
-        *one.names, metavar=one.metavar, help=one.help, show_default=one.shown or True, envvar=one.variable,
-        autocompletion=complete, rich_help_panel=one.panel, min=one.least, hidden=bool(one.refused),
-    )  # fmt: skip
-
-
-def _kind(one: Flag) -> Any:
-    return str if one.several or one.choices is None else Literal[tuple(one.choices)]
 
 
 def completion(choices: Mapping[str, str], several: Collection[str] = ()) -> Completion:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import typer
 
@@ -21,15 +21,13 @@ from edgellm.cli.options.models import (
     interface_flag,
     model_names,
     peer_names,
-)
+)  # fmt: skip
 from edgellm.cli.options.records import dashed, on_command_line
 from edgellm.errors import InvalidOption
 from edgellm.flags import flag
 
 HTTP_PORT = 8080
 PORT = 50151  # a copy: `edgellm.rpc.channel` is slow to import
-
-
 Role: TypeAlias = Literal["pair", "verifier", "worker"]
 LogLevel: TypeAlias = Literal["off", "error", "warning", "info", "debug"]
 """The levels of a log; each includes the levels before it."""
@@ -71,7 +69,7 @@ class RoleOptions:
         """Return the model that is named. Raise InvalidOption for several, which only a gateway has."""
         if len(self.model) > 1:
             raise InvalidOption(f"{len(self.model)} models are named: {', '.join(self.model)}.", "Give -m once.")
-        return self.model[0] if self.model else None
+        return next(iter(self.model), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,22 +180,19 @@ class HTTPOptions:
     )
 
 
-def _names(record: type[LinkOptions | PairOptions | ThinkOptions]) -> set[str]:
+def _names(record: type[Any]) -> set[str]:
     return {one.name for one in fields(record)}
 
 
-_LINK = {"model", *_names(LinkOptions)}
 _TEMPLATE = {*_names(ThinkOptions), "ctx_size", "batch_size"}  # options of a model that writes replies
 _USES = {
     "pair": {*_names(ServedPair), *_TEMPLATE, "plan", "keep_alive"},
-    "verifier": {*_LINK, *_TEMPLATE, "draft", "sessions", "upstream", "upstream_tier", "upstream_key_file"},
+    "verifier": {
+        "model", *_names(LinkOptions), *_TEMPLATE, "draft", "sessions", "upstream", "upstream_tier", "upstream_key_file"
+    },
     "worker": {"model", *_names(WorkerOptions)},
-}
-_OF_A_PAIR = {
-    "model": "Use --draft and --verifier.",
-    "host": "Use --http-host.",
-    "port": "Use --http-port.",
-}
+}  # fmt: skip
+_OF_A_PAIR = {"model": "Use --draft and --verifier.", "host": "Use --http-host.", "port": "Use --http-port."}
 
 
 def check_role(role: Role, ctx: typer.Context) -> None:

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import Any, TextIO
 
 import typer
 from rich.color import ColorSystem
-from rich.console import Console
+from rich.console import Console, JustifyMethod, RenderableType
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
 from edgellm.errors import InputNotText, InvalidOption
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
-
-def _harmless() -> dict[int, str]:
-    table = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}  # ESC is shown as ␛
-    table[ord("\r")] = ""  # a carriage return would let later text overwrite earlier text
-    table[0x7F] = "␡"
-    table |= dict.fromkeys(range(0x80, 0xA0), "\ufffd")
-    table |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")  # marks of reading order
-    return table | {0x2028: "\n", 0x2029: "\n"}
-
-
-_HARMLESS = MappingProxyType(_harmless())
+_HARMLESS = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}  # ESC is shown as ␛
+_HARMLESS |= {ord("\r"): "", 0x7F: "␡"}  # a carriage return would let later text overwrite earlier text
+_HARMLESS |= dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
+_HARMLESS |= {0x2028: "\n", 0x2029: "\n"}
 
 
 def harmless(text: str) -> str:
@@ -47,19 +37,14 @@ def one_line(text: str) -> str:
 
 
 def decode(data: bytes, name: str) -> str:
-    """Decode a user's input.
-
-    Raises:
-        InputNotText: it is not UTF-8; says where.
-    """
+    """Decode a user's input. Raise InputNotText, with the place, where it is not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         utf16 = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-        encoding = "UTF-16" if utf16 else "ISO-8859-1"
         raise InputNotText(
             f"{name} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}.",
-            f"Convert it first: iconv -f {encoding} -t UTF-8",
+            f"Convert it first: iconv -f {'UTF-16' if utf16 else 'ISO-8859-1'} -t UTF-8",
         ) from error
 
 
@@ -73,29 +58,24 @@ def size(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Format a number of things: 1 device, 2 devices."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_age(seconds: float) -> str:
     """Format the time since an event for a reader: 3 days ago."""
     for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
-            count = int(seconds // length)
-            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+            return f"{counted(int(seconds // length), unit)} ago"
     return "just now"
 
 
 STYLES = {
-    "draft": "yellow",
-    "accepted": "green",
-    "corrected": "bold magenta",
-    "bonus": "cyan",
-    "retrieved": "blue",
-    "parallel": "italic green",
-    "verifier": "bright_blue",
-}
+    "draft": "yellow", "accepted": "green", "corrected": "bold magenta", "bonus": "cyan", "retrieved": "blue",
+    "parallel": "italic green", "verifier": "bright_blue",
+}  # fmt: skip
 """The style of a token of each `Source`: one of the sixteen colours that every terminal has."""
-
-THOUGHT = "thinking"
-_STYLES = {source: Style.parse(style) for source, style in {**STYLES, THOUGHT: "dim"}.items()}
-
 MEANINGS = {
     "draft": "written by the draft model, not verified",
     "accepted": "drafted, and accepted by the verifier",
@@ -105,6 +85,7 @@ MEANINGS = {
     "parallel": "drafted while a verdict was pending",
     "verifier": "written by the verifier alone",
 }
+THOUGHT = "thinking"
 
 
 def coloured(stream: TextIO) -> bool:
@@ -137,8 +118,9 @@ def out() -> Console:
 
 
 def _console(stream: TextIO, kind: type[Console]) -> Console:
-    system: Literal["auto"] | None = "auto" if coloured(stream) else None
-    console = kind(file=stream, color_system=system, highlight=False, markup=False, emoji=False)
+    console = kind(
+        file=stream, color_system="auto" if coloured(stream) else None, highlight=False, markup=False, emoji=False
+    )
     if not console.is_terminal:
         console.width = 10_000  # a program reads here, so no line is cut or folded
     return console
@@ -170,31 +152,37 @@ def emit(line: str) -> None:
     sys.stdout.flush()
 
 
-class TokenWriter:
-    """Writes tokens to stdout as they are, and keeps track of whether the cursor is within a line.
+def emit_json(value: object) -> None:
+    """Print a value as indented JSON on stdout."""
+    emit(json.dumps(value, indent=2))
 
-    Thoughts, whose source is THOUGHT, are dim, and written on a terminal only.
+
+class TokenWriter:
+    """Writes tokens to stdout as they are. Thoughts, whose source is THOUGHT, are dim, and only for a terminal.
+
+    `by_source`: on a terminal each token has the colour of its source.
     """
 
     def __init__(self, *, by_source: bool = False) -> None:
-        """`by_source`: on a terminal each token has the colour of its source."""
         self._stream = sys.stdout
-        self._by_source = by_source
+        styles = {**STYLES, THOUGHT: "dim"} if by_source else {THOUGHT: "dim"}
+        self._styles = {source: Style.parse(style) for source, style in styles.items()}
         self._colour = coloured(self._stream)
         self.in_line = False
 
     def write(self, text: str, source: str) -> None:
+        """Write a token's text; `source`: THOUGHT, or the name of its source."""
         if not text or (source == THOUGHT and not is_terminal(self._stream)):
             return
         text = harmless(text)
         self.in_line = not text.endswith("\n")
-        if self._colour and (self._by_source or source == THOUGHT):
-            style = _STYLES[source]
+        if self._colour and (style := self._styles.get(source)):
             text = "\n".join(style.render(line, color_system=ColorSystem.STANDARD) for line in text.split("\n"))
         self._stream.write(text)
         self._stream.flush()
 
     def end_line(self) -> None:
+        """End the line if one is begun."""
         if self.in_line:
             self._stream.write("\n")
             self._stream.flush()
@@ -228,20 +216,39 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def table(*columns: str, right: Collection[str] = (), fold: str = "") -> Table:
-    """Return a table for `out` with these headings, aligned right for those in `right`; the column `fold` folds long
-    texts."""
-    from rich.table import Table
-
+    """Return a table for `out` with these headings, aligned right for those in `right`. Long texts are folded in the
+    column `fold`, without one in all columns."""
     made = Table(box=None, pad_edge=False)
     for name in columns:
-        made.add_column(name, justify="right" if name in right else "left", no_wrap=name != fold)
+        justify: JustifyMethod = "right" if name in right else "left"
+        made.add_column(name, justify=justify, no_wrap=fold not in ("", name), overflow="fold")
     return made
+
+
+Columns = Mapping[str, Callable[[dict[str, Any]], str]]
+"""The headings of a table, each with the function that makes a cell of a row."""
+
+
+def show(
+    rows: Sequence[dict[str, Any]], columns: Columns, as_json: bool, *, empty: str, hint: str = "", fold: str = ""
+) -> None:
+    """Print rows as JSON, or as a table and a `hint`; `empty` in place of a table without rows. Numbers, whose headings
+    begin with a blank, are aligned right."""
+    if as_json:
+        emit_json(rows)
+    elif not rows:
+        say(empty)
+    else:
+        made = table(*map(str.strip, columns), right=[name.strip() for name in columns if name[:1] == " "], fold=fold)
+        for row in rows:
+            made.add_row(*(one_line(cell(row)) for cell in columns.values()))
+        out().print(made)
+        if hint:
+            say(hint, style="dim")
 
 
 def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     """Return a table of names and values."""
-    from rich.table import Table
-
     made = Table(box=None, show_header=False, pad_edge=False)
     made.add_column(style="dim", no_wrap=True)
     made.add_column(overflow="fold")

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from html import unescape
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, ClassVar
@@ -23,8 +24,6 @@ from rich.theme import Theme
 from edgellm.cli.views.console import THOUGHT, TokenWriter, harmless
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from rich.console import JustifyMethod
 
 _A_SECOND, _SHARE = 12, 4.0
@@ -45,7 +44,6 @@ _THEME = Theme(
         "markdown.link": "", "markdown.link_url": "underline",
     }
 )  # fmt: skip
-Lines = list[list[Segment]]
 
 
 class MarkdownWriter:
@@ -59,8 +57,7 @@ class MarkdownWriter:
         self._console = Console(
             file=sys.stdout, theme=_THEME, markup=False, highlight=False, emoji=False, color_system="standard"
         )
-        self._source = ""  # the text from the open block on
-        self._begun = False  # whether a block has been printed
+        self._source, self._begun = "", False  # the text from the open block on; whether a block has been printed
         self._live: Live | None = None
         self._drawn, self._drawn_of = _joined([[]]), ("", False)
         self._next_drawing = 0.0
@@ -104,14 +101,16 @@ class MarkdownWriter:
             self._live.refresh()
 
     def _print_finished(self) -> None:
-        blocks, self._source = _finished(self._source)
-        self._next_drawing = 0.0
-        for block in blocks:
-            self._print(block)
+        """Print the blocks before the last one. A line that has not ended may become anything, and is not looked at."""
+        lines = self._source.split("\n")
+        tokens = _PARSER.parse("\n".join(lines[:-1]))
+        cuts = [0, *sorted({token.map[0] for token in tokens if token.map and token.level == 0})[1:]]
+        for start, end in pairwise(cuts):
+            self._print("\n".join(lines[start:end]))
+        self._source, self._next_drawing = "\n".join(lines[cuts[-1] :]), 0.0
 
-    def _print(self, text: str) -> None:
-        """Print a block that will not change any more."""
-        if lines := self._rendered(text):
+    def _print(self, block: str) -> None:
+        if lines := self._rendered(block):
             self._console.print(_joined([*([[]] if self._begun else []), *lines, []]), soft_wrap=True)
             self._begun = True
 
@@ -124,7 +123,7 @@ class MarkdownWriter:
             self._next_drawing = began + (1.0 + _SHARE) * (time.perf_counter() - began)
         return self._drawn
 
-    def _rendered(self, text: str) -> Lines:
+    def _rendered(self, text: str) -> list[list[Segment]]:
         """Return the rendered lines of a text, or its source where they would lack a word."""
         tokens = _PARSER.parse(text)
         options = self._console.options.update(width=max(1, self._console.width - 1), height=None)
@@ -135,11 +134,8 @@ class MarkdownWriter:
             plain = Text(text, no_wrap=True, overflow="ignore")
             lines = list(Segment.split_lines(self._console.render(plain, options)))
         lines = [_stripped(line) for line in lines]
-        while lines and not lines[-1]:
-            lines.pop()
-        while lines and not lines[0]:
-            del lines[0]
-        return lines
+        filled = [at for at, line in enumerate(lines) if line]
+        return lines[filled[0] : filled[-1] + 1] if filled else []
 
 
 class _Live(Live):
@@ -148,28 +144,16 @@ class _Live(Live):
     _shown: RenderableType | None = None
 
     def refresh(self) -> None:
-        """Draw the new lines, if they are not shown already."""
         wanted = self.get_renderable()
         if wanted is not self._shown or not self.is_started:
             self._shown = wanted
             super().refresh()
 
 
-def _joined(lines: Lines) -> Segments:
+def _joined(lines: list[list[Segment]]) -> Segments:
     """Return lines with line ends between them."""
     first, *others = lines
     return Segments([*first, *(part for line in others for part in (Segment.line(), *line))])
-
-
-def _finished(source: str) -> tuple[list[str], str]:
-    """Return the finished blocks of Markdown that is being written, and its last block.
-
-    A line that has not ended may become anything, and is not looked at.
-    """
-    lines = source.split("\n")
-    starts = [token.map[0] for token in _PARSER.parse("\n".join(lines[:-1])) if token.map and token.level == 0]
-    cuts = [0, *sorted(set(starts))[1:]]
-    return ["\n".join(lines[start:end]) for start, end in pairwise(cuts)], "\n".join(lines[cuts[-1] :])
 
 
 def _letters(text: str) -> Counter[str]:
@@ -186,9 +170,7 @@ def _stripped(line: Sequence[Segment]) -> list[Segment]:
     kept = list(line)
     while kept and not kept[-1].text.strip():
         kept.pop()
-    if kept:
-        kept[-1] = Segment(kept[-1].text.rstrip(), kept[-1].style)
-    return kept
+    return [*kept[:-1], Segment(kept[-1].text.rstrip(), kept[-1].style)] if kept else kept
 
 
 class _Heading(Heading):
@@ -210,24 +192,23 @@ class _Code(CodeBlock):
 
     def __init__(self, lexer_name: str, theme: str, token: MarkdownToken) -> None:
         super().__init__(lexer_name, theme)
-        self._fence, self._info, self._nested = token.markup, token.info, token.level > 0
+        self._token = token
 
     @classmethod
     def create(cls, markdown: Markdown, token: MarkdownToken) -> _Code:
-        """Return the element of a token."""
         return _Code(token.info.partition(" ")[0] or "text", markdown.code_theme, token)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the fences and the code."""
         code = Syntax("", self.lexer_name, theme=self.theme).highlight(str(self.text).removesuffix("\n"))
         code.rstrip()
-        for text in (Text(self._fence + self._info, "dim"), code, Text(self._fence, "dim")):
+        fence, nested = self._token.markup, self._token.level > 0
+        for text in (Text(fence + self._token.info, "dim"), code, Text(fence, "dim")):
             if text.plain:
-                yield Text.assemble(text, no_wrap=not self._nested, overflow="fold" if self._nested else "ignore")
+                yield Text.assemble(text, no_wrap=not nested, overflow="fold" if nested else "ignore")
 
 
 class _Page(Markdown):
-    """Parsed Markdown, without links that a terminal hides."""
+    """Parsed Markdown without links that a terminal hides; lines end where the text has them end."""
 
     elements: ClassVar[dict[str, type[MarkdownElement]]] = {
         **Markdown.elements, "heading_open": _Heading, "fence": _Code, "code_block": _Code, "td_open": _Cell,
@@ -240,10 +221,8 @@ class _Page(Markdown):
 
 
 def _shown(tokens: Sequence[MarkdownToken]) -> Iterator[MarkdownToken]:
-    """Yield the tokens of a text as they are shown: lines end where the text has them end, and `<https://...>`, which
-    is its own address, has that once."""
     for token in tokens:
         if token.type == "softbreak":
             yield MarkdownToken("hardbreak", "br", 0)
-        elif token.info != "auto":
+        elif token.info != "auto":  # `<https://...>` is its own address, and is shown once
             yield token

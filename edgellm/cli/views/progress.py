@@ -5,21 +5,47 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from edgellm.cli.views.console import err, harmless, is_terminal, one_line, say, size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from edgellm.mesh.deploy import DeployPart, DeployProgress
     from edgellm.spec.types import PromptProgress
     from edgellm.storage import DownloadPlan, PulledModel, Transfer
 
 QUIET_SECONDS = 1.0
 """Seconds before anything is shown."""
+_LINE_SECONDS = 5.0  # pause between two lines about an upload
 _READING = "reading the prompt"
+
+
+def _bars(*columns: Any, transient: bool = True, **settings: Any) -> Progress:
+    from rich.progress import Progress
+
+    return Progress(*columns, console=err(), transient=transient, **settings)
+
+
+@contextmanager
+def activity(first: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows the current activity: a spinner on a terminal, else a line each after a second."""
+    began, printed = time.monotonic(), set[str]()
+    if is_terminal(sys.stderr):
+        with err().status(one_line(first)) as status:
+            yield lambda text: status.update(one_line(text))
+        return
+
+    def update(text: str) -> None:
+        if time.monotonic() - began > QUIET_SECONDS and text not in printed:
+            printed.add(text)
+            say(one_line(text), style="dim")
+
+    yield update
 
 
 class Loading:
@@ -27,11 +53,9 @@ class Loading:
 
     def __init__(self, verb: str = "loading") -> None:
         """`verb` says what is done with the model."""
-        self._verb = verb
-        self._began = time.monotonic()
-        self._progress: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
-        self._printed: set[str] = set()
+        self._verb, self._began = verb, time.monotonic()
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID | None] = {}
         self._started: dict[str, float] = {}  # times of each model's first report
 
     def __enter__(self) -> Self:
@@ -39,40 +63,35 @@ class Loading:
 
     def __call__(self, name: str, share: float) -> None:
         now = time.monotonic()
-        self._started.setdefault(name, now)
+        began = self._started.setdefault(name, now)
         if now - self._began < QUIET_SECONDS:
             return
         if is_terminal(sys.stderr):
-            self._bar(one_line(name), share)
-        elif name not in self._printed:
-            self._printed.add(name)
-            left = (now - self._started[name]) * (1.0 - share) / share if share > 0.0 else 0.0
+            self._bar(name, share)
+        elif name not in self._tasks:
+            self._tasks[name] = None
+            left = (now - began) * (1.0 - share) / share if share > 0.0 else 0.0
             say(f"{self._verb} {name}" + (f", about {left:.0f} s left" if round(left) else ""))
 
     def _bar(self, name: str, share: float) -> None:
-        if self._progress is None:
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TimeRemainingColumn
 
-            columns = (
-                TextColumn(self._verb + " {task.description}"),
-                BarColumn(),
-                TextColumn("{task.percentage:.0f}%"),
-                TimeRemainingColumn(compact=True),
-            )
-            self._progress = Progress(*columns, console=err(), transient=True)
-            self._progress.start()
-        if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=1.0)
-        self._progress.update(self._tasks[name], completed=share)
+        if self._bars is None:
+            percent, left = "{task.percentage:.0f}%", TimeRemainingColumn(compact=True)
+            self._bars = _bars(self._verb + " {task.description}", BarColumn(), percent, left)
+            self._bars.start()
+        if (task := self._tasks.get(name)) is None:
+            task = self._tasks[name] = self._bars.add_task(one_line(name), total=1.0)
+        self._bars.update(task, completed=share)
 
     def __exit__(self, *_raised: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        if self._bars is not None:
+            self._bars.stop()
 
 
 @dataclass(slots=True)
 class _Reader:
-    """A model that reads the prompt: its first and its last report, with their times."""
+    """A model that reads the prompt: the time and the tokens of its first report, and its last report."""
 
     began: float
     skipped: int
@@ -80,21 +99,14 @@ class _Reader:
     now: float
     told: bool = False
 
-    @property
-    def seconds_left(self) -> float:
-        """Return the seconds that the rest takes at the speed so far; 0 while unknown."""
-        return (self.report.total - self.report.done) / self._speed if self._speed else 0.0
-
-    @property
-    def _speed(self) -> float:
-        """Return the tokens per second; 0 while unknown."""
-        seconds = self.now - self.began
-        return (self.report.done - self.skipped) / seconds if seconds > 0.0 else 0.0
-
-    def __str__(self) -> str:
-        """Return the tokens, the speed and the time left."""
+    def figures(self) -> tuple[str, float]:
+        """Return the tokens, the speed and the time left for a reader, and that time in seconds; 0 while unknown."""
         read = f"{self.report.done:,} of {self.report.total:,} tokens"
-        return f"{read}, {self._speed:,.0f}/s, about {self.seconds_left:.0f} s left" if self._speed else read
+        if not (self.report.done > self.skipped and self.now > self.began):
+            return read, 0.0
+        speed = (self.report.done - self.skipped) / (self.now - self.began)
+        left = (self.report.total - self.report.done) / speed
+        return f"{read}, {speed:,.0f}/s, about {left:.0f} s left", left
 
 
 class PromptBar:
@@ -108,7 +120,7 @@ class PromptBar:
         self._lock = threading.Lock()
         self._quiet_until = time.monotonic() + QUIET_SECONDS
         self._readers: dict[str, _Reader] = {}
-        self._progress: Progress | None = None
+        self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._stopped = False
         self._timer = threading.Timer(QUIET_SECONDS, self._show)
@@ -125,90 +137,102 @@ class PromptBar:
                 reader.report, reader.now = report, now
             self._update()
             quiet = self._stopped or reader.told or now < self._quiet_until or is_terminal(sys.stderr)
-            if not quiet and reader.seconds_left >= QUIET_SECONDS:
+            read, left = reader.figures()
+            if not quiet and left >= QUIET_SECONDS:
                 reader.told = True
-                say(f"{_READING} with {name}: {reader}")
+                say(f"{_READING} with {name}: {read}")
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line above the bar."""
         with self._lock:
-            if self._progress is None:
+            if self._bars is None:
                 say(text, style)
             else:
-                self._progress.console.print(harmless(text), style=style, soft_wrap=True)
+                self._bars.console.print(harmless(text), style=style, soft_wrap=True)
 
     def _show(self) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, TimeElapsedColumn
 
         with self._lock:
-            if self._stopped:
-                return
-            columns = TextColumn("{task.description}"), BarColumn(10), TextColumn("{task.fields[figures]}")
-            self._progress = Progress(
-                *columns, TimeElapsedColumn(), console=err(), transient=True, redirect_stdout=False,
-                redirect_stderr=False,
-            )  # fmt: skip
-            self._update()
-            self._progress.start()
+            if not self._stopped:
+                columns = "{task.description}", BarColumn(10), "{task.fields[figures]}", TimeElapsedColumn()
+                self._bars = _bars(*columns, redirect_stdout=False, redirect_stderr=False)
+                self._update()
+                self._bars.start()
 
     def _update(self) -> None:
         """Show the last reports, or that there are none, with the lock held."""
-        if self._progress is None:
+        if self._bars is None:
             return
         if "" in self._tasks and self._readers:
-            self._progress.remove_task(self._tasks.pop(""))
+            self._bars.remove_task(self._tasks.pop(""))
         for name in self._readers or ("",):
             if name not in self._tasks:
                 described = f"{name} reads" if name else _READING
-                self._tasks[name] = self._progress.add_task(described, total=None, figures="")
+                self._tasks[name] = self._bars.add_task(described, total=None, figures="")
         for name, reader in self._readers.items():
-            known = reader.report.total if reader.report.done else None  # without a report the bar pulses
-            self._progress.update(self._tasks[name], total=known, completed=reader.report.done, figures=str(reader))
+            done = reader.report.done  # without a report the bar pulses
+            total = reader.report.total if done else None
+            self._bars.update(self._tasks[name], total=total, completed=done, figures=reader.figures()[0])
 
     def stop(self) -> None:
         """Remove the line; nothing is shown from now on."""
         self._timer.cancel()
         with self._lock:
             self._stopped = True
-            if self._progress is not None:
-                self._progress.stop()
-                self._progress = None
+            if self._bars is not None:
+                self._bars.stop()
+                self._bars = None
 
 
 def download(plans: Sequence[DownloadPlan]) -> list[PulledModel]:
-    """Download the models of some plans, one after the other, and show one bar over all of them on a terminal; return
-    where they are."""
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    """Download the models of some plans, with one bar over all of them on a terminal; return where they are."""
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from edgellm import storage
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"),
-        DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(compact=True),
+        "{task.description}", BarColumn(), "{task.percentage:.0f}%", DownloadColumn(), TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
     )  # fmt: skip
     pulled: list[PulledModel] = []
-    with Progress(*columns, console=err(), disable=not is_terminal(sys.stderr)) as progress:
-        task = progress.add_task("", total=sum(plan.size for plan in plans))
-        before = 0
+    with _bars(*columns, transient=False, disable=not is_terminal(sys.stderr)) as bars:
+        task = bars.add_task("", total=sum(plan.size for plan in plans))
+        before, resumed = 0, set[str]()
         for plan in plans:
-            progress.update(task, description=one_line(plan.file.rsplit("/", 1)[-1]))
-            resumed = False
+            bars.update(task, description=one_line(plan.file.rsplit("/", 1)[-1]))
 
-            def show(transfer: Transfer, before: int = before) -> None:
-                nonlocal resumed
-                if transfer.resumed and not resumed:
-                    resumed = True
-                    progress.console.print(f"resuming at {size(transfer.resumed)}")
-                progress.update(task, completed=before + transfer.done)
+            def notify(transfer: Transfer, before: int = before, file: str = plan.file) -> None:
+                if transfer.resumed and file not in resumed:
+                    resumed.add(file)
+                    bars.console.print(f"resuming at {size(transfer.resumed)}")
+                bars.update(task, completed=before + transfer.done)
 
-            pulled.append(storage.fetch(plan, show))
+            pulled.append(storage.fetch(plan, notify))
             before += plan.size
-            progress.update(task, completed=before)
+            bars.update(task, completed=before)
     return pulled
+
+
+@contextmanager
+def uploads(parts: Sequence[DeployPart]) -> Iterator[Callable[[DeployProgress], None]]:
+    """Yield a function that shows the progress of a device: a bar on a terminal, else a line now and then."""
+    if not is_terminal(sys.stderr):
+        printed: dict[str, float] = {}
+
+        def line(moved: DeployProgress) -> None:
+            name, now = moved.part.name, time.monotonic()
+            if now - printed.setdefault(name, now) >= _LINE_SECONDS and not moved.done:
+                printed[name] = now
+                say(f"{name}: {size(moved.arrived)} of {size(moved.total)}, {moved.activity}", style="dim")
+
+        yield line
+        return
+    from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
+
+    columns = "{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), "{task.fields[doing]}"
+    with _bars(*columns) as bars:
+        tasks = {part.name: bars.add_task(one_line(part.name), total=None, doing="") for part in parts}
+        yield lambda moved: bars.update(
+            tasks[moved.part.name], completed=moved.arrived, total=moved.total, doing=one_line(moved.activity)
+        )

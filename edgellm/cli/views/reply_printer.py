@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import signal
 import socket
@@ -11,30 +10,31 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.views.console import MEANINGS, STYLES, THOUGHT, TokenWriter, emit, err, redrawable, say, size
+from edgellm.cli.views.console import MEANINGS, STYLES, THOUGHT, TokenWriter, counted, emit, err, redrawable, say, size
 from edgellm.cli.views.progress import PromptBar
 from edgellm.flags import flag
 
 if TYPE_CHECKING:
+    from edgellm.cli.views.markdown_stream import MarkdownWriter
     from edgellm.spec.stream import Reply
     from edgellm.spec.types import Explanation, Notice, Summary, Token
 
-
 _OUTPUT = "Output"  # a section of help pages
+Heard: TypeAlias = list[tuple[str, str]]
+"""The texts of a reply, each with its source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """Settings for showing a reply: JSON in place of text; the reason why each chunk was verified or not; all figures,
-    a line of figures, or none with `quiet`; `colours` by each token's source in place of rendered Markdown."""
+    """Settings for showing a reply."""
 
     as_json: bool = flag(False, "Print one JSON object per token, then a summary.", names=("--json",))
     colours: bool = flag(
@@ -46,30 +46,12 @@ class Display:
     stats: bool = flag(False, "Print all figures of each reply.", names=("--stats",), panel=_OUTPUT)
 
 
-class Writer(Protocol):
-    """Writes a reply to stdout."""
-
-    def write(self, text: str, source: str) -> None:
-        """Write a token's text; `source`: THOUGHT, or the name of its source."""
-
-    def pause(self) -> None:
-        """Make room for other output, and go on with the next token."""
-
-    def end_line(self) -> None:
-        """Write held-back text, and end the line if one is begun."""
-
-
-Heard = list[tuple[str, str]]
-"""The texts of a reply, each with its source."""
-
-
 def print_reply(reply: Reply, display: Display, heard: Heard | None = None) -> Summary:
     """Print a reply on stdout as it is generated, then its figures on stderr, and return its summary. `heard` gets the
     printed text.
 
-    A terminal gets rendered Markdown; anything else gets the text as the model wrote it.
-
-    Ctrl-C stops the reply; the summary's `finish_reason` then is `cancelled`.
+    A terminal gets rendered Markdown; anything else gets the text as the model wrote it. Ctrl-C stops the reply; the
+    summary's `finish_reason` then is `cancelled`.
     """
     reasons: list[Explanation] = []
     if display.explain:
@@ -82,18 +64,22 @@ def print_reply(reply: Reply, display: Display, heard: Heard | None = None) -> S
             sources = _print_text(reply, _writer(display.colours), [] if heard is None else heard)
     summary = reply.summary
     for reason in reasons:
-        about = "reply" if reason.round is None else f"round {reason.round}"
-        say(f"{about}: {reason.text}", style="dim")
+        say(f"{'reply' if reason.round is None else f'round {reason.round}'}: {reason.text}", style="dim")
     if display.as_json:
-        emit(summary_json(summary))
+        figures = {name: _short(value) for name, value in asdict(summary).items()}
+        del figures["first_at"]  # a time of this process's own clock
+        emit(json.dumps({"summary": figures}))
     elif not display.quiet:
-        print_summary(summary, sources if display.colours else Counter())
+        if display.colours and sources:
+            legend = [Text(f"■ {name} {sources[name]}", style=STYLES[name]) for name in STYLES if sources[name]]
+            err().print(Text("  ").join(legend))
+        say(" · ".join(_headline(summary)), style="dim")
     if display.stats:
         print_stats(summary)
     return summary
 
 
-def _writer(colours: bool) -> Writer:
+def _writer(colours: bool) -> TokenWriter | MarkdownWriter:
     if colours or not redrawable(sys.stdout):
         return TokenWriter(by_source=colours)
     from edgellm.cli.views.markdown_stream import MarkdownWriter
@@ -109,12 +95,12 @@ def print_again(heard: Heard) -> None:
     writer.end_line()
 
 
-def _print_text(reply: Reply, writer: Writer, heard: Heard) -> Counter[str]:
+def _print_text(reply: Reply, writer: TokenWriter | MarkdownWriter, heard: Heard) -> Counter[str]:
     """Print the text of a reply; return how many tokens each source has."""
     from edgellm.spec.stream import Utf8
     from edgellm.spec.types import Channel
 
-    texts, sources = {channel: Utf8() for channel in Channel}, Counter[str]()
+    texts, sources, bar = {channel: Utf8() for channel in Channel}, Counter[str](), PromptBar()
     last, thought, began = "draft", 0, None
 
     def write(text: str, source: str) -> None:
@@ -132,7 +118,6 @@ def _print_text(reply: Reply, writer: Writer, heard: Heard) -> Counter[str]:
             say(f"thought for {perf_counter() - began:.0f} s, {thought} tokens", style="dim")
             began = None
 
-    bar = PromptBar()
     reply.listen(on_notice=notice, on_progress=bar)
     try:
         for token in reply:
@@ -160,24 +145,33 @@ def _print_json(reply: Reply) -> None:
     last token gets the rest of the text."""
     from edgellm.spec.stream import Utf8
 
-    bar = PromptBar()
+    bar, text = PromptBar(), Utf8()
+    waiting: tuple[Token, str] | None = None
     reply.listen(on_notice=lambda news: bar.say(news.text), on_progress=bar)
-    text, waiting = Utf8(), None
     try:
         for token in reply:
             bar.stop()
             if waiting is not None:
                 before, complete = waiting
-                emit(token_json(before, complete if before.channel is token.channel else complete + text.end()))
+                _emit_token(before, complete if before.channel is token.channel else complete + text.end())
             waiting = (token, text.feed(token.piece))
             if not text.has_partial:
-                emit(token_json(*waiting))
+                _emit_token(*waiting)
                 waiting = None
     finally:
         bar.stop()
     if waiting is not None:
-        token, complete = waiting
-        emit(token_json(token, complete + text.end()))
+        _emit_token(waiting[0], waiting[1] + text.end())
+
+
+def _emit_token(token: Token, text: str) -> None:
+    """Print a token as a JSON object. `text`: the characters that it completes; joined, they are its channel's text."""
+    names = ("source", "channel", "confidence", "importance", "exit_layer", "round")
+    emit(json.dumps({"id": token.id, "text": text, **{name: _short(getattr(token, name)) for name in names}}))
+
+
+def _short(value: object) -> object:
+    return round(value, 4) if isinstance(value, float) else value
 
 
 @contextmanager
@@ -200,10 +194,15 @@ def stoppable(reply: Reply) -> Iterator[None]:
         pressed = True
         reply.cancel()
 
+    def watch() -> None:
+        while numbers := receiver.recv(64):  # empty once the other end is closed
+            if signal.SIGINT in numbers:
+                reply.cancel()
+
     sender, receiver = socket.socketpair()
     sender.setblocking(False)
-    watch = threading.Thread(target=_watch, args=(receiver, reply), name="edgellm-ctrl-c", daemon=True)
-    watch.start()
+    watching = threading.Thread(target=watch, name="edgellm-ctrl-c", daemon=True)
+    watching.start()
     before, woken = signal.signal(signal.SIGINT, stop), signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     try:
         yield
@@ -211,49 +210,10 @@ def stoppable(reply: Reply) -> Iterator[None]:
         signal.set_wakeup_fd(woken)
         signal.signal(signal.SIGINT, before)
         sender.close()
-        watch.join()
+        watching.join()
         receiver.close()
         if sys.exc_info()[0] is not None:
             reply.cancel()
-
-
-def _watch(receiver: socket.socket, reply: Reply) -> None:
-    """Cancel the reply when `receiver` gets a SIGINT; return when the other end is closed."""
-    while numbers := receiver.recv(64):
-        if signal.SIGINT in numbers:
-            reply.cancel()
-
-
-def token_json(token: Token, text: str) -> str:
-    """Return a token as a JSON object. `text`: the characters that it completes; joined, they are the text of its
-    channel."""
-    return json.dumps(
-        {
-            "id": token.id,
-            "text": text,
-            "source": token.source,
-            "channel": token.channel,
-            "confidence": _short(token.confidence),
-            "importance": _short(token.importance),
-            "exit_layer": token.exit_layer,
-            "round": token.round,
-        }
-    )
-
-
-def summary_json(summary: Summary) -> str:
-    figures = {name: _short(value) for name, value in dataclasses.asdict(summary).items()}
-    del figures["first_at"]  # a time of this process's own clock
-    return json.dumps({"summary": figures})
-
-
-def print_summary(summary: Summary, sources: Counter[str]) -> None:
-    """Print a line of figures on stderr; before it, if there are `sources`, the legend with their counts."""
-    console = err()
-    if sources:
-        legend = [Text(f"■ {source} {sources[source]}", style=STYLES[source]) for source in STYLES if sources[source]]
-        console.print(Text("  ").join(legend))
-    console.print(Text(" · ".join(_headline(summary)), style="dim"))
 
 
 _ENDS = {"length": "stopped at the length limit, see --max-tokens", "cancelled": "stopped by you"}
@@ -261,19 +221,17 @@ _ENDS = {"length": "stopped at the length limit, see --max-tokens", "cancelled":
 
 def _headline(summary: Summary) -> Iterator[str]:
     """Yield the figures that say the most."""
-    yield f"{summary.tokens} {'token' if summary.tokens == 1 else 'tokens'}"
+    yield counted(summary.tokens, "token")
     if summary.thinking_tokens:
         yield f"{summary.thinking_tokens} of them thought"
-    if summary.tokens_per_second is not None:
-        yield f"{summary.tokens_per_second:.{0 if summary.tokens_per_second >= 100 else 1}f} tokens/s"
-    thought, answer = summary.share_verified_thinking, summary.share_verified_answer
-    if summary.share_verified == 1.0:
+    if (speed := summary.tokens_per_second) is not None:
+        yield f"{speed:.{0 if speed >= 100 else 1}f} tokens/s"
+    share, thought, answer = summary.share_verified, summary.share_verified_thinking, summary.share_verified_answer
+    if share == 1.0:
         yield "all verified"
-    elif summary.share_verified is not None:
-        apart = (
-            "" if thought is None or answer is None else f" ({thought:.0%} of the thought, {answer:.0%} of the answer)"
-        )
-        yield f"{summary.share_verified:.0%} verified{apart}"
+    elif share is not None:
+        apart = "" if None in (thought, answer) else f" ({thought:.0%} of the thought, {answer:.0%} of the answer)"
+        yield f"{share:.0%} verified{apart}"
     elif summary.tokens:
         yield "not verified"
     if summary.finish_reason in _ENDS:
@@ -282,74 +240,57 @@ def _headline(summary: Summary) -> Iterator[str]:
 
 def print_stats(summary: Summary) -> None:
     """Print every figure and its meaning on stderr."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(justify="right")
-    table.add_column()
-    table.add_column(style="dim")
-    for value, name, meaning in _rows(summary):
-        table.add_row(value, name, meaning)
-    err().print(table)
+    made = Table(box=None, show_header=False, pad_edge=False)
+    made.add_column(justify="right")
+    made.add_column()
+    made.add_column(style="dim")
+    for value, form, name, meaning in _rows(summary):
+        made.add_row("-" if value is None else format(value, form), name, meaning)
+    err().print(made)
 
 
-def _rows(summary: Summary) -> Iterator[tuple[str, str, str]]:
-    """Yield each figure with its name and its meaning."""
-
-    def number(value: float | None, form: str) -> str:
-        return "-" if value is None else format(value, form)
-
+def _rows(summary: Summary) -> Iterator[tuple[float | str | None, str, str, str]]:
+    """Yield each figure, its format, its name and its meaning."""
     chunks = f"{summary.chunks_verified_thinking} of its {summary.chunks_thinking} chunks"
     whole = f"{summary.chunks_accepted_whole} of {summary.chunks_verified}"
     sources = ", ".join(f"{name} {count}" for name, count in summary.retrieved_from)
     copied = f"accepted, from these sources: {sources}" if sources else "drafts from earlier text that were accepted"
-    yield str(summary.prompt_tokens), "prompt tokens", "the whole conversation, as the model gets it"
-    yield str(summary.tokens), "tokens", "in this reply"
-    yield str(summary.thinking_tokens), "tokens of thought", "before the answer, with the markup around it"
-    yield number(summary.ttft_ms, ".1f"), "ms to the first", "from the request to the first token"
-    yield number(summary.tokens_per_second, ".1f"), "tokens/s", "after the first round"
-    yield number(summary.share_verified, ".1%"), "verified", "tokens accepted or written by the verifier"
-    yield number(summary.share_verified_thinking, ".1%"), "of the thought verified", chunks
-    yield number(summary.acceptance_rate, ".1%"), "of drafts accepted", "of the drafted tokens that the verifier judged"
-    yield number(summary.mean_acceptance_length, ".2f"), "tokens per check", "with the verifier's own token"
-    yield number(summary.verifier_passes_per_token, ".2f"), "verifier passes per token", "1 without drafts"
-    yield whole, "chunks whole", "accepted to their last token"
-    yield str(summary.drafted), "drafted", f"in {summary.rounds} rounds"
-    yield str(summary.retrieved), "copied", copied
-    yield _trying(summary)
-    yield "", "drafted now", "" if summary.trying is None else summary.trying.reason
-    yield str(summary.from_context), "from the context", "drafted where the draft model was unsure"
-    yield str(summary.exits), "early exits", "drafted without the draft model's last layers"
-    yield number(summary.share_offloaded, ".1%"), "offloaded", "of all chunks so far, to hold against the budget"
+    spent, trying = None, "lookups and wrong drafts, of plain decoding's time"
+    if (cost := summary.trying) is not None and summary.tokens:
+        lookups, copies, model, saved, spent = (
+            decodes / summary.tokens for decodes in (cost.lookups, cost.copies, cost.model, cost.saved, cost.total)
+        )
+        trying = f"of plain decoding's time: lookups {lookups:.2%}, wrong copies {copies:.2%}, the draft model "
+        trying += f"{model:.2%}; saved {saved:.2%}"
+    yield summary.prompt_tokens, "", "prompt tokens", "the whole conversation, as the model gets it"
+    yield summary.tokens, "", "tokens", "in this reply"
+    yield summary.thinking_tokens, "", "tokens of thought", "before the answer, with the markup around it"
+    yield summary.ttft_ms, ".1f", "ms to the first", "from the request to the first token"
+    yield summary.tokens_per_second, ".1f", "tokens/s", "after the first round"
+    yield summary.share_verified, ".1%", "verified", "tokens accepted or written by the verifier"
+    yield summary.share_verified_thinking, ".1%", "of the thought verified", chunks
+    yield summary.acceptance_rate, ".1%", "of drafts accepted", "of the drafted tokens that the verifier judged"
+    yield summary.mean_acceptance_length, ".2f", "tokens per check", "with the verifier's own token"
+    yield summary.verifier_passes_per_token, ".2f", "verifier passes per token", "1 without drafts"
+    yield whole, "", "chunks whole", "accepted to their last token"
+    yield summary.drafted, "", "drafted", f"in {summary.rounds} rounds"
+    yield summary.retrieved, "", "copied", copied
+    yield spent, ".2%", "spent on trying", trying
+    yield "", "", "drafted now", "" if cost is None else cost.reason
+    yield summary.from_context, "", "from the context", "drafted where the draft model was unsure"
+    yield summary.exits, "", "early exits", "drafted without the draft model's last layers"
+    yield summary.share_offloaded, ".1%", "offloaded", "of all chunks so far, to hold against the budget"
     guesses = f"{summary.guesses_hit} of {summary.guesses_tried}"
-    yield guesses, "verdicts predicted", "while they were pending"
-    yield number(summary.stall_hidden, ".0%"), "of waiting hidden", "spent on drafts that were used"
-    yield number(summary.bytes_per_chunk, ".0f"), "bytes per chunk", "sent and received, with the prompt's share"
-    yield size(summary.bytes_up), "up", "sent to the verifier"
-    yield size(summary.bytes_down), "down", "received from it"
-    yield str(summary.seed), "seed", "repeats a sampled reply with --seed"
-    yield summary.finish_reason, "ended by", "stop: the model; length: the limit; cancelled: you"
-
-
-def _trying(summary: Summary) -> tuple[str, str, str]:
-    """Return the cost of exploring lookups and drafts."""
-    cost, tokens, name = summary.trying, summary.tokens, "spent on trying"
-    if cost is None or not tokens:
-        return "-", name, "lookups and wrong drafts, of plain decoding's time"
-    lookups, copies, model, saved = (
-        f"{decodes / tokens:.2%}" for decodes in (cost.lookups, cost.copies, cost.model, cost.saved)
-    )
-    return (
-        f"{cost.total / tokens:.2%}",
-        name,
-        f"of plain decoding's time: lookups {lookups}, wrong copies {copies}, the draft model {model}; saved {saved}",
-    )
+    yield guesses, "", "verdicts predicted", "while they were pending"
+    yield summary.stall_hidden, ".0%", "of waiting hidden", "spent on drafts that were used"
+    yield summary.bytes_per_chunk, ".0f", "bytes per chunk", "sent and received, with the prompt's share"
+    yield size(summary.bytes_up), "", "up", "sent to the verifier"
+    yield size(summary.bytes_down), "", "down", "received from it"
+    yield summary.seed, "", "seed", "repeats a sampled reply with --seed"
+    yield summary.finish_reason, "", "ended by", "stop: the model; length: the limit; cancelled: you"
 
 
 def print_legend() -> None:
     """Print the meaning of each colour on stderr."""
-    console = err()
     for source, meaning in MEANINGS.items():
-        console.print(Text.assemble(("■ ", STYLES[source]), (f"{source:<10}", STYLES[source]), meaning))
-
-
-def _short(value: object) -> object:
-    return round(value, 4) if isinstance(value, float) else value
+        err().print(Text.assemble(("■ ", STYLES[source]), (f"{source:<10}", STYLES[source]), meaning))

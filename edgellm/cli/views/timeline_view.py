@@ -21,22 +21,19 @@ if TYPE_CHECKING:
     from edgellm.spec.types import Summary
 
 
-Spans = Sequence[tuple[float, float]]
-
-
 def print_timeline(console: Console, found: Measured, plan: PlanOption | None) -> None:
     """Print the reply's figures, then a Gantt chart up to the first token, or the moves of a reply in phases."""
-    if found.moves:
-        print_moves(console, found, plan)
-        return
-    console.print(figures(found.option, plan))
-    console.print()
-    for line in gantt(found, plan, min(WIDEST, console.width - 32)):
-        console.print(line)
+    made = _moves(found, plan) if found.moves else _figures(found.option, plan)
+    made.caption = None if plan is None else "measured (planned)"
+    console.print(made)
+    if not found.moves:
+        console.print()
+        for line in gantt(found, plan, min(WIDEST, console.width - 32)):
+            console.print(line)
 
 
-def print_moves(console: Console, found: Measured, plan: PlanOption | None) -> None:
-    """Print the token and the time at which each placement took over."""
+def _moves(found: Measured, plan: PlanOption | None) -> Table:
+    """Return a table of the token and the time at which each placement took over."""
     right = ("FROM TOKEN", "LOADED", "HAD READ THE TEXT", "TOOK OVER")
     made = table(right[0], "ON", *right[1:], right=right, fold="ON")
     for move in found.moves:
@@ -46,31 +43,26 @@ def print_moves(console: Console, found: Measured, plan: PlanOption | None) -> N
         times = zip((move.loaded, move.ready, move.at), expected, strict=True)
         where = ", ".join(f"{one_line(share.name)} {share.layers}" for share in move.shares)
         made.add_row(token, where, *(_both(*one) for one in times))
-    ends = (("first token", "ttft_s"), ("last token", "reply_s"))
-    for name, key in ends:
-        both = _both(getattr(found.option, key), None if plan is None else getattr(plan, key))
-        made.add_row("", name, "", "", both)
-    made.caption = None if plan is None else "measured (planned)"
-    console.print(made)
+    for name, key in (("first token", "ttft_s"), ("last token", "reply_s")):
+        made.add_row("", name, "", "", _compared(found.option, plan, key))
+    return made
 
 
-def figures(way: PlanOption, plan: PlanOption | None) -> Table:
+def _figures(way: PlanOption, plan: PlanOption | None) -> Table:
     """Return a table of the stages with measured and planned figures."""
     times = ("LOADED", "RECEIVED", "COMPUTED FOR", "DONE")
     made = table("DEVICE", "LAYERS", *times, right=times)
     for stage in way.stages:
-        before = planned_for(stage, plan)
-        both = [
-            _both(getattr(stage, key), None if before is None else getattr(before, key))
-            for key in ("load_s", "received_s", "compute_s", "finish_s")
-        ]
+        keys = ("load_s", "received_s", "compute_s", "finish_s")
+        both = [_compared(stage, planned_for(stage, plan), key) for key in keys]
         made.add_row(one_line(stage.device), str(stage.layers), *both)
-    ttft = _both(way.ttft_s, None if plan is None else plan.ttft_s)
-    token = _both(way.token_s, None if plan is None else plan.token_s)
-    made.add_row("first token", "", "", "", "", ttft)
-    made.add_row("per token", "", "", "", "", token)
-    made.caption = None if plan is None else "measured (planned)"
+    for name, key in (("first token", "ttft_s"), ("per token", "token_s")):
+        made.add_row(name, "", "", "", "", _compared(way, plan, key))
     return made
+
+
+def _compared(measured: object, planned: object | None, key: str) -> str:
+    return _both(getattr(measured, key), None if planned is None else getattr(planned, key))
 
 
 def _both(measured: float, planned: float | None) -> str:
@@ -84,34 +76,33 @@ def gantt(found: Measured, plan: PlanOption | None, width: int) -> list[Text]:
     cell = (max(ends) or 1.0) / width
     moments = [(at + 0.5) * cell for at in range(width)]
     names = [one_line(one.device)[:18] for one in found.timelines]
-    column = max(map(len, names), default=0) + 2
-    lines = []
-    for name, did, stage in zip(names, found.timelines, found.option.stages, strict=True):
-        before = planned_for(stage, plan)
+    column, lines = max(map(len, names), default=0) + 2, []
+    for device, did, stage in zip(names, found.timelines, found.option.stages, strict=True):
+        head, before = device.ljust(column), planned_for(stage, plan)
         if before is not None:
             cells = [activity_at(before, moment, cell) for moment in moments]
-            lines.append(chart_line(name.ljust(column) + "plan  ", cells, before.finish_s))
-            name = ""  # noqa: PLW2901  the second line of a device
+            lines.append(chart_line(f"{head}plan  ", cells, before.finish_s))
+            head = " " * column
         cells = [_measured_activity(did, stage, moment, cell, found.option.ttft_s) for moment in moments]
-        lines.append(chart_line(name.ljust(column) + "run   ", cells, stage.finish_s))
+        lines.append(chart_line(f"{head}run   ", cells, stage.finish_s))
     return [*lines, legend(column + len("plan  "))]
 
 
 def _measured_activity(did: DeviceTimeline, stage: PlannedStage, moment: float, cell: float, until: float) -> str:
     """Return the activity of a device at a moment, even one shorter than a cell."""
+
+    def within(spans: Sequence[tuple[float, float]]) -> bool:
+        return any(begin - cell / 2.0 <= moment <= end + cell / 2.0 for begin, end in spans)
+
     if moment - cell / 2.0 > max(stage.finish_s, stage.load_s) or moment > until + cell:
         return ""
-    loading, computing = _within(did.loading, moment, cell), _within(did.computing, moment, cell)
-    if computing:
+    loading = within(did.loading)
+    if within(did.computing):
         return "loading and computing" if loading else "computing"
     if loading:
         return "loading"
     sent = stage.received_s - stage.network_s
     return "sending" if stage.network_s and sent <= moment <= stage.received_s + cell else "idle"
-
-
-def _within(spans: Spans, moment: float, cell: float) -> bool:
-    return any(begin - cell / 2.0 <= moment <= end + cell / 2.0 for begin, end in spans)
 
 
 class Reports:
@@ -126,13 +117,12 @@ class Reports:
 
     def reply_finished(self, summary: Summary) -> None:
         """Print each device's work for the reply that has ended."""
-        found = self._replies.on_reply(summary)
-        if found is None:
+        if (found := self._replies.on_reply(summary)) is None:
             return
         did, plan = found
         if self._as_json:
             emit(json.dumps({"mesh": comparison(did.option, plan, did.disproved, did.moves)}))
-        else:
-            print_timeline(err(), did, plan)
-            for sentence in did.disproved:
-                say(sentence, style="yellow")
+            return
+        print_timeline(err(), did, plan)
+        for sentence in did.disproved:
+            say(sentence, style="yellow")

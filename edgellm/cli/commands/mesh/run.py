@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgellm.cli.commands.mesh.peers import find_home_workers, print_left_out, print_units, survey_workers
 from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions, MeshHardware
 from edgellm.cli.options.mesh import HomeOptions, RunOptions
 from edgellm.cli.options.models import INTERRUPTED, Engine, PairOptions, ThinkOptions, model_names
 from edgellm.cli.options.records import only, with_records
 from edgellm.cli.views.console import say
-from edgellm.cli.views.device_table import find_home_workers, print_left_out, print_units, survey_workers
 from edgellm.cli.views.progress import Loading
 from edgellm.cli.views.reply_printer import Display
 from edgellm.errors import InvalidOption, PlanImpossible
@@ -22,6 +22,7 @@ from edgellm.spec.params import ReplyOptions
 
 if TYPE_CHECKING:
     from edgellm.cli.views.timeline_view import Reports
+    from edgellm.coldstart.home import Objective
     from edgellm.engine import ModelFile
     from edgellm.llm import LLM
     from edgellm.llm.home import EngineChoice, Workload
@@ -60,7 +61,7 @@ def run(
     spread = Spread.of(model, asked, asked.draft, hardware, explain=display.explain)
     if spread.choice.over_rpc and (asked.f32 or asked.devices is not None):
         raise InvalidOption(f"--{'f32' if asked.f32 else 'devices'} is for stages only.", "Leave it out.")
-    workload = spread.workload(max(1, len(question) // 4), options.max_tokens, asked.objective.value)
+    workload = spread.workload(max(1, len(question) // 4), options.max_tokens, asked.objective)
     with spread.open(asked.split, asked.devices, workload, wide=asked.f32) as opened:
         reports = None
         if isinstance(opened, OpenedMesh):
@@ -127,9 +128,7 @@ class Spread:
         file = ModelFile.open(resolve(model))
         return cls(model, file, engine_for(file, home.engine), home, draft, hardware, explain)
 
-    def workload(
-        self, tokens_in: int, tokens_out: int, objective: Literal["ttft", "reply"], sessions: int = 1
-    ) -> Workload:
+    def workload(self, tokens_in: int, tokens_out: int, objective: Objective, sessions: int = 1) -> Workload:
         """Return what is planned for, with this device's hardware."""
         from edgellm.llm.home import Workload
 
@@ -147,28 +146,27 @@ class Spread:
         from edgellm.llm.model_loading import EngineConfig
         from edgellm.llm.rpc_llm import RpcOptions, open_over_rpc
         from edgellm.mesh.fleet_file import read_fleet
+        from edgellm.mesh.model_costs import model_costs, rpc_costs
 
-        stages: Placement | None = None
-        over_rpc: RpcPlacement | None = None
+        over_rpc, stages, placed = self.choice.over_rpc, None, None
         if described is not None:
             stages = place_described(self.file, read_fleet(described), workload)
         elif split is None:
-            survey = self._survey(workload)
-            if survey is None:
-                split = self._all_here()
-            elif self.choice.over_rpc:
-                over_rpc = self._placed_over_rpc(survey, workload)
+            if (survey := self._survey(workload)) is None:
+                layers = rpc_costs(self.file).layers if over_rpc else model_costs(self.file).shape.layers
+                split = f"{HERE}:1-{layers}"
+            elif over_rpc:
+                placed = self._placed_over_rpc(survey, workload)
             else:
                 stages = self._placed(survey, workload)
-        sessions = workload.sessions
         config = EngineConfig(
             self.draft, hardware=workload.hardware, draft_hardware=self.hardware.of(DRAFT), history=history
         )
-        if self.choice.over_rpc:
-            rpc = RpcOptions(split, over_rpc, self.home.peer, workload.context, sessions)
+        if over_rpc:
+            rpc = RpcOptions(split, placed, self.home.peer, workload.context, workload.sessions)
             with Loading() as loading:
                 return open_over_rpc(self.file, rpc, config, _notify, loading)
-        options = MeshOptions(split, stages, self.home.peer, workload.context, sessions, wide, rests)
+        options = MeshOptions(split, stages, self.home.peer, workload.context, workload.sessions, wide, rests)
         opened = open_mesh(self.file, options, config, _notify)
         if opened.phases is not None and opened.phases.following:
             say(opened.phases.sentence, style="dim")
@@ -177,18 +175,12 @@ class Spread:
     def _survey(self, workload: Workload) -> Survey | None:
         """Measure the devices; return None without other devices, and then nothing is measured."""
         workers = find_home_workers(self.home.interface, self.home.peer)
-        if all(worker.error is not None for worker in workers):
-            print_left_out([(worker.name, worker.error) for worker in workers if worker.error is not None])
-            say("No other device can be used, so this one holds all layers.", style="dim")
-            return None
-        return survey_workers(self.file, workers, False, workload.hardware, by_stand_in=self.choice.over_rpc)
-
-    def _all_here(self) -> str:
-        """Return the split with all layers on this device."""
-        from edgellm.mesh.model_costs import model_costs, rpc_costs
-
-        layers = rpc_costs(self.file).layers if self.choice.over_rpc else model_costs(self.file).shape.layers
-        return f"{HERE}:1-{layers}"
+        unusable = [(worker.name, worker.error) for worker in workers if worker.error is not None]
+        if len(unusable) < len(workers):
+            return survey_workers(self.file, workers, False, workload.hardware, by_stand_in=self.choice.over_rpc)
+        print_left_out(unusable)
+        say("No other device can be used, so this one holds all layers.", style="dim")
+        return None
 
     def _placed(self, survey: Survey, workload: Workload) -> Placement:
         """Return the best stages on the measured devices; print why."""
@@ -202,7 +194,7 @@ class Spread:
                 raise
             raise PlanImpossible(error.what, f"{error.next_step} Or add --engine rpc.") from None
         if deployed := placed.advice(self.model):
-            say(deployed, style="yellow")
+            _notify(deployed)
         say(placed.reason, style="dim")
         if self.explain:
             print_units(survey)
@@ -217,10 +209,9 @@ class Spread:
         placed = place_over_rpc(self.file, survey, workload)
         say(placed.plan.advice, style="dim")
         if (better := placed.one_model_each(self.model)) is not None:
-            say(better, style="yellow")
-        if self.explain:
-            for name, why in placed.left_out:
-                say(f"left out: {name}: {why}", style="dim")
+            _notify(better)
+        for name, why in placed.left_out if self.explain else ():
+            say(f"left out: {name}: {why}", style="dim")
         return placed
 
 
@@ -228,8 +219,8 @@ def engine_for(file: ModelFile, asked: Engine) -> EngineChoice:
     """Return the engine for a model; say why where it is RPC without having been asked for."""
     from edgellm.llm.home import choose_engine
 
-    choice = choose_engine(file, asked.value)
-    if asked is Engine.AUTO and choice.over_rpc:
+    choice = choose_engine(file, asked)
+    if asked == "auto" and choice.over_rpc:
         say(f"engine: {choice.engine}. {choice.reason}", style="dim")
     return choice
 

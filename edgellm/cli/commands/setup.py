@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import typer
 from edgellm.cli.options.models import catalog_names, interface_flag
 from edgellm.cli.options.records import with_records
 from edgellm.cli.settings import write_settings
-from edgellm.cli.views.console import emit, is_terminal, one_line, out, say, size, table
+from edgellm.cli.views.console import emit_json, is_terminal, one_line, out, say, size, table
 from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, PullFailed
 from edgellm.flags import flag
@@ -21,13 +20,11 @@ from edgellm.places import config_file
 
 if TYPE_CHECKING:
     from edgellm.rpc.discovery.peer_probe import ProbeResult
-    from edgellm.storage import Catalog, CatalogModel, DownloadPlan
+    from edgellm.storage import Catalog, DownloadPlan
     from edgellm.storage.pair_choice import ModelRoom, PairProposal
 
-AUTO = "auto"
-NONE = "none"
+AUTO, NONE = "auto", "none"
 _COMMANDS = ("chat", "serve", "profile")  # commands that use the pair
-_DRAFT, _VERIFIER = "draft", "verifier"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,6 @@ class ModelChoice:
     """A model of the pair: its name, which is AUTO for a paired device's verifier and NONE for no draft model, bytes,
     where it runs, and how it is downloaded, None where it need not or cannot be."""
 
-    role: str
     name: str
     size: int = 0
     runs_on: str = ""
@@ -67,10 +63,13 @@ class SetupChoice:
         """Return the models that are to be downloaded."""
         return [model for model in (self.draft, self.verifier) if model.name not in (AUTO, NONE) and not model.here]
 
-    @property
-    def download_size(self) -> int:
-        """Return the bytes that are to be downloaded."""
-        return sum(model.size for model in self.missing)
+    def row(self, *, dry_run: bool) -> dict[str, Any]:
+        """Return the choice as JSON."""
+        return {
+            "machine": self.machine, "verifier": self.verifier.row(), "draft": self.draft.row(),
+            "reasons": list(self.reasons), "expect": self.expect, "settings": str(config_file()),
+            "download": sum(model.size for model in self.missing), "dry_run": dry_run,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,46 +109,41 @@ class SetupOptions:
 
 @with_records
 def setup(context: typer.Context, asked: SetupOptions) -> None:
-    asks, answers = asked.asks, _peers(asked.interface)
+    from edgellm.rpc.discovery.interfaces import chosen_hosts
+    from edgellm.rpc.discovery.peer_probe import probe_peers
+    from edgellm.rpc.trust.peer_store import Peers
+    from edgellm.rpc.trust.trust import Trust
+
+    asks, known = asked.asks, Peers().all()
+    answers = probe_peers(Trust.load(), known, chosen_hosts(asked.interface)) if known else []
     choice = _choose(asked.verifier, answers, must_ask_hub=not asked.dry_run)
     if not asked.as_json:
         _print(choice)
     if asked.dry_run:
         if asked.as_json:
-            emit(json.dumps(_row(choice, dry_run=True), indent=2))
+            emit_json(choice.row(dry_run=True))
         return
-    wanted = choice.download_size
+    wanted = sum(model.size for model in choice.missing)
     question = f"Download {size(wanted)}, and use this pair from now on?" if wanted else "Use this pair from now on?"
     if asks and not typer.confirm(question, default=True, err=True):
         raise typer.Exit(1)
     pulled = download([model.plan for model in choice.missing if model.plan is not None])
     draft = _checked(choice)
-    values = {_DRAFT: draft, _VERIFIER: choice.verifier.name}
+    values = {"draft": draft, "verifier": choice.verifier.name}
     root: Any = context.find_root()
     write_settings(root, dict.fromkeys(_COMMANDS, values))
     if not asked.as_json:
         say(f"chat, serve and profile use this pair now: {config_file()}")
     if asked.wants(asked.at_login, "Serve it at every login?"):
         _call(context, "service", "install")
-    if asked.wants(False if answers and asked.pair_device is None else asked.pair_device, "Pair another device now?"):
+    if asked.wants(False if known and asked.pair_device is None else asked.pair_device, "Pair another device now?"):
         _call(context, "pair")
     if asked.as_json:
-        row = _row(choice, dry_run=False)
+        row = choice.row(dry_run=False)
         row["draft"]["name"] = draft
-        emit(json.dumps({**row, "received": sum(one.sent for one in pulled)}, indent=2))
+        emit_json({**row, "received": sum(one.sent for one in pulled)})
     else:
         say('Ask it something: edgellm chat "Why is the sky blue?"', style="bold")
-
-
-def _peers(interface: Sequence[str]) -> list[ProbeResult]:
-    """Return the paired devices, with what they offer now."""
-    from edgellm.rpc.discovery.interfaces import chosen_hosts
-    from edgellm.rpc.discovery.peer_probe import probe_peers
-    from edgellm.rpc.trust.peer_store import Peers
-    from edgellm.rpc.trust.trust import Trust
-
-    known = Peers().all()
-    return probe_peers(Trust.load(), known, chosen_hosts(interface)) if known else []
 
 
 def _choose(wanted: str | None, peers: Sequence[ProbeResult], *, must_ask_hub: bool) -> SetupChoice:
@@ -158,92 +152,78 @@ def _choose(wanted: str | None, peers: Sequence[ProbeResult], *, must_ask_hub: b
     from edgellm.storage.pair_choice import ModelRoom, propose
 
     known, room = catalog(), ModelRoom.look(measure=True)
-    machine = _machine(room, peers)
-    offered = _best_offer(known, room, peers)
-    short = ""
+    offered, short, local = _best_offer(known, room, peers), "", None
     try:
         local = None if wanted == AUTO else propose(known, room, wanted)
     except EdgeError as error:
         if wanted is not None or offered is None:
             raise
-        local, short = None, error.what
-    if local is not None and (offered is None or wanted is not None or offered.size <= local.verifier.size):
-        return _local(machine, local, must_ask_hub)
+        short = error.what
+    if local is not None and (offered is None or wanted is not None or offered[0].size <= local.verifier.size):
+        return _local(_machine(room, peers), local, must_ask_hub)
     if offered is None:
         raise InvalidOption(
             "No paired device serves a verifier of the catalogue.",
             "There: edgellm serve --role verifier -m NAME --host ADDRESS",
         )
-    return _with_offer(machine, offered, short, must_ask_hub)
+    verifier, draft, file = offered
+    device = verifier.runs_on
+    reason = short or f"{file} on {device} is larger than what suits this machine"
+    expect = f"{device} reads your prompts; while it is away, the draft model writes alone."
+    return SetupChoice(_machine(room, peers), verifier, _planned(draft, must_ask_hub), (reason,), expect)
 
 
 def _local(machine: str, local: PairProposal, must_ask_hub: bool) -> SetupChoice:
     """Return the choice of a pair on this machine. Raise what `_planned` raises."""
-    draft = ModelChoice(_DRAFT, NONE)
+    draft = ModelChoice(NONE)
     if local.draft is not None:
-        draft = _planned(_DRAFT, local.draft.name, local.draft.size, local.draft_on, must_ask_hub)
+        draft = _planned(ModelChoice(local.draft.name, local.draft.size, local.draft_on), must_ask_hub)
     expect = f"How fast it is on {local.verifier_on} is not known before it is there."
     if local.tokens_per_second is not None:
         expect = f"The verifier alone writes at most {local.tokens_per_second:.0f} tokens a second here"
         expect += "; a draft model makes it faster where it is right." if local.draft is not None else "."
-    chosen = _planned(_VERIFIER, local.verifier.name, local.verifier.size, local.verifier_on, must_ask_hub)
+    chosen = _planned(ModelChoice(local.verifier.name, local.verifier.size, local.verifier_on), must_ask_hub)
     return SetupChoice(machine, chosen, draft, local.reasons, expect)
 
 
-def _with_offer(machine: str, offer: VerifierOffer, short: str, must_ask_hub: bool) -> SetupChoice:
-    """Return the choice of a paired device's verifier and its draft model here. Raise what `_planned` raises."""
-    draft = _planned(_DRAFT, offer.draft.name, offer.draft.size, offer.draft_on, must_ask_hub)
-    reason = short or f"{offer.model} on {offer.device} is larger than what suits this machine"
-    expect = f"{offer.device} reads your prompts; while it is away, the draft model writes alone."
-    return SetupChoice(machine, ModelChoice(_VERIFIER, AUTO, offer.size, offer.device), draft, (reason,), expect)
-
-
-@dataclass(frozen=True, slots=True)
-class VerifierOffer:
-    """A verifier of a paired device, its bytes, and the draft model for it here."""
-
-    device: str
-    model: str
-    size: int
-    draft: CatalogModel
-    draft_on: str
-
-
-def _best_offer(known: Catalog, room: ModelRoom, peers: Sequence[ProbeResult]) -> VerifierOffer | None:
-    """Return the largest verifier of the paired devices that this one may use, and has room for a draft model of."""
+def _best_offer(
+    known: Catalog, room: ModelRoom, peers: Sequence[ProbeResult]
+) -> tuple[ModelChoice, ModelChoice, str] | None:
+    """Return the largest verifier of the paired devices that this one may use and has room for a draft model of, that
+    draft model, and the name of the verifier's file."""
     found = []
     for answer in peers:
         offers = answer.info.offers if answer.info is not None and "verify" in answer.info.rights else ()
         for offer in offers:
             model = known.find_file(offer.model)
-            if offer.role == _VERIFIER and model is not None and model.draft is not None:
+            if offer.role == "verifier" and model is not None and model.draft is not None:
                 draft = known.models[model.draft]
                 if (place := room.place(draft.size)) is not None:
-                    found.append(VerifierOffer(answer.peer.name, offer.model, offer.size, draft, place.on))
-    return max(found, key=lambda offer: offer.size, default=None)
+                    verifier = ModelChoice(AUTO, offer.size, answer.peer.name)
+                    found.append((verifier, ModelChoice(draft.name, draft.size, place.on), offer.model))
+    return max(found, key=lambda one: one[0].size, default=None)
 
 
-def _planned(role: str, name: str, listed: int, runs_on: str, must_ask_hub: bool) -> ModelChoice:
-    """Return a model with its size on the hub, or in the catalogue where the hub cannot and need not be asked. Raise
-    what `plan` raises."""
+def _planned(model: ModelChoice, must_ask_hub: bool) -> ModelChoice:
+    """Return a model with its size on the hub; as it is where the hub cannot and need not be asked. Raise what `plan`
+    raises."""
     from edgellm import storage
 
     try:
-        plan = storage.plan(name)
+        plan = storage.plan(model.name)
     except PullFailed as error:
         if must_ask_hub:
             raise
-        say(f"{error.what} The size of {name} is that of the catalogue.", style="yellow")
-        return ModelChoice(role, name, listed, runs_on)
-    return ModelChoice(role, name, plan.size, runs_on, plan)
+        say(f"{error.what} The size of {model.name} is that of the catalogue.", style="yellow")
+        return model
+    return ModelChoice(model.name, plan.size, model.runs_on, plan)
 
 
 def _machine(room: ModelRoom, peers: Sequence[ProbeResult]) -> str:
     cards = f"{' and '.join(room.cards)} with {size(room.card_memory)}" if room.cards else "no graphics card"
-    there = [answer for answer in peers if answer.info is not None]
     offers = [
         f"{answer.peer.name} ({', '.join(offer.model for offer in answer.info.offers) or 'offers nothing'})"
-        for answer in there
+        for answer in peers
         if answer.info is not None
     ]
     devices = ", ".join(offers) if offers else f"{len(peers)} paired, none answers" if peers else "none paired"
@@ -271,12 +251,10 @@ def _checked(choice: SetupChoice) -> str:
     from edgellm.llm.abilities import same_tokenizer
     from edgellm.storage import resolve
 
-    if NONE in (choice.draft.name, choice.verifier.name) or choice.verifier.name == AUTO:
-        return choice.draft.name
-    files = [ModelFile.open(resolve(name)) for name in (choice.draft.name, choice.verifier.name)]
-    if same_tokenizer(*files):
-        return choice.draft.name
-    say(f"{choice.draft.name} has another tokenizer than {choice.verifier.name}, which writes alone.", style="yellow")
+    draft, verifier = choice.draft.name, choice.verifier.name
+    if draft == NONE or verifier == AUTO or same_tokenizer(*(ModelFile.open(resolve(n)) for n in (draft, verifier))):
+        return draft
+    say(f"{draft} has another tokenizer than {verifier}, which writes alone.", style="yellow")
     return NONE
 
 
@@ -291,11 +269,3 @@ def _call(context: typer.Context, *words: str) -> None:
         parent.command.invoke(parent)
     except EdgeError as error:
         say(f"{error}", style="yellow")
-
-
-def _row(choice: SetupChoice, *, dry_run: bool) -> dict[str, Any]:
-    return {
-        "machine": choice.machine, "verifier": choice.verifier.row(), "draft": choice.draft.row(),
-        "reasons": list(choice.reasons), "expect": choice.expect, "settings": str(config_file()),
-        "download": choice.download_size, "dry_run": dry_run,
-    }  # fmt: skip

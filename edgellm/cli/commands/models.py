@@ -1,0 +1,305 @@
+"""`edgellm catalog`, `pull`, `ls`, `show`, `rm`: find, download, list, show and remove models; `run`: talk to one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from edgellm.cli.options.models import AsJson, Yes, catalog_names, known_models, model_names
+from edgellm.cli.views.console import emit, emit_json, facts, harmless, is_terminal, make_sure, one_line, out, say, size
+from edgellm.cli.views.console import show as show_rows
+from edgellm.cli.views.progress import download
+from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from edgellm.cli.views.console import Columns
+    from edgellm.engine import ModelFile
+
+_NAME = "Name from `edgellm ls` or `edgellm catalog`, user/repo[:quant], or path."
+Name = Annotated[str, typer.Argument(metavar="MODEL", help=_NAME, autocompletion=model_names)]
+_LEFT_TO_US = ("draft", "verifier", "peer", "mesh", "profile")  # settings of `chat` that belong to another pair
+
+
+def catalog(
+    family: Annotated[
+        str | None, typer.Argument(metavar="[FAMILY]", help="List this family only, such as qwen3.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    from edgellm.storage import catalog as read_catalog
+    from edgellm.storage import list_models
+    from edgellm.storage.pair_choice import ModelRoom
+
+    known, here, room = read_catalog(), {model.name for model in list_models()}, ModelRoom.look()
+    names = list(known.models) if family is None else known.sizes(family)
+    if not names:
+        families = dict.fromkeys(name.partition(":")[0] for name in known.models)
+        raise InvalidOption(f"The catalogue has no family {family!r}.", f"It has {', '.join(families)}.")
+    rows = []
+    for model in (known.models[name] for name in names):
+        place = room.place(model.size)
+        rows.append({
+            "name": model.name, "title": model.title, "repository": model.repo_id, "quantisation": model.quant,
+            "size": model.size, "parameters": model.parameters, "active_parameters": model.active,
+            "context": model.context, "draft": model.draft, "template": model.template, "license": model.license,
+            "here": model.name in here, "fits": place is not None, "runs_on": None if place is None else place.on,
+        })  # fmt: skip
+    hint = "Download one with: edgellm pull NAME; another quantisation with NAME-q8_0. Sizes are from lists."
+    columns: Columns = {
+        "NAME": lambda row: row["name"],
+        " SIZE": lambda row: size(row["size"]),
+        " CONTEXT": lambda row: f"{row['context']:,}",
+        "DRAFT MODEL": lambda row: row["draft"] or "-",
+        "HERE": lambda row: "yes" if row["here"] else "-",
+        "FITS": lambda row: f"on {row['runs_on']}" if row["fits"] else "no",
+    }
+    show_rows(rows, columns, as_json, empty="", hint=hint)
+
+
+def pull(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME|USER/REPO[@REVISION][:QUANT]", autocompletion=catalog_names,
+                       help="Name from `edgellm catalog`, or a model on the Hugging Face hub.")
+    ],
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    from edgellm import storage
+
+    plan = storage.plan(name)
+    if plan.renamed:
+        say(f"{storage.hub_name(name).repo_id} is called {plan.renamed} now.")
+    if plan.warning:
+        say(f"{plan.warning}.")
+    parts = f" in {len(plan.files)} files" if len(plan.files) > 1 else ""
+    if plan.path is not None:
+        say(f"{one_line(plan.file)} is already on this machine ({size(plan.size)}{parts}; {plan.reason}).")
+        pulled = storage.fetch(plan)
+    else:
+        say(f"downloading {one_line(plan.file)} ({size(plan.size)}{parts}; {plan.reason})")
+        (pulled,) = download([plan])
+    if as_json:
+        emit(json.dumps({"name": name, "file": plan.file, "files": [file.name for file in plan.files],
+                         "path": str(pulled.path), "size": plan.size, "reason": plan.reason, "warning": plan.warning,
+                         "renamed": plan.renamed, "received": pulled.sent}))  # fmt: skip
+    else:
+        say(str(pulled.path), style="dim")
+
+
+def ls(as_json: AsJson = False) -> None:
+    from edgellm.storage import list_models
+
+    models = list_models()
+    rows = [
+        {"name": m.name, "path": str(m.path), "size": m.size, "origin": m.origin, "repository": m.repo_id or None}
+        for m in models
+    ]
+    bundled = all(model.origin == "bundled" for model in models)
+    hint = "These know little more than a made-up home. For a real pair: edgellm setup" if bundled else ""
+    columns: Columns = {
+        "NAME": lambda row: row["name"],
+        " SIZE": lambda row: size(row["size"]),
+        "SOURCE": lambda row: row["repository"] or row["origin"],
+    }
+    show_rows(rows, columns, as_json, empty=hint, hint=hint)
+
+
+def show(name: Name, as_json: AsJson = False) -> None:
+    from edgellm.storage import resolve
+
+    found = model_facts(resolve(name))
+    if as_json:
+        emit_json(found)
+    else:
+        out().print(facts(row for key, value in found.items() for row in _described(key, value)))
+
+
+def _described(key: str, value: Any) -> Iterator[tuple[str, RenderableType]]:
+    """Yield the rows of a fact: its name, and what a person reads."""
+    name = key.replace("_", " ")
+    if key == "abilities":
+        for ability in value:
+            able = ("yes  ", "green") if ability["able"] else ("no  ", "yellow")
+            yield ability["name"], Text.assemble(able, harmless(ability["reason"]))
+    elif key == "context_memory":
+        for row in value:
+            text = f"{row['tokens']:,} tokens: {size(row['cache'])} of keys and values, about {size(row['index'])} for"
+            more = f", {size(row['attention'])} for importance gates and profiles" if row["attention"] else ""
+            yield "memory", f"{text} copies{more}"
+    elif key == "parts":
+        for part in value:
+            yield "part", harmless(f"{part['sha256']}  {size(part['size'])}  {Path(part['path']).name}")
+    elif key == "main_type":
+        yield "weights", "-" if value is None else f"{value[1]:.0%} {value[0]}"
+    elif key == "sampling":
+        figures = ", ".join(f"{one.replace('_', '-')} {number:g}" for one, number in value.items() if one != "origin")
+        yield name, harmless(f"{figures} ({value['origin']})")
+    elif value is None or isinstance(value, bool):
+        yield name, {None: "-", True: "yes", False: "no"}[value]
+    elif isinstance(value, int):
+        yield name, size(value) if key == "size" else f"{value:,}"
+    else:
+        yield name, harmless(str(value))
+
+
+def rm(name: Name, yes: Yes = False, as_json: AsJson = False) -> None:
+    from edgellm import storage
+
+    listed = ", ".join(f"{model.name} ({size(model.size)})" for model in storage.removable(name))
+    make_sure("remove", listed, yes=yes)
+    removed = storage.remove(name)
+    if as_json:
+        emit(json.dumps([{"name": model.name, "path": str(model.path), "size": model.size} for model in removed]))
+    else:
+        say(f"removed {listed}")
+
+
+def model_facts(path: Path) -> dict[str, Any]:
+    """Return the facts of a model in the order of printing; its files are hashed. Raises what `ModelFile.open` raises.
+
+    Of a split model, `sha256` is the hash over its parts that `fingerprint_of` describes, and `parts` are its files.
+    """
+    from edgellm.engine import ModelFile
+    from edgellm.engine.gguf.reader import GgufArray
+    from edgellm.llm.abilities import abilities, context_memory
+    from edgellm.spec.model_sampling import sampling_of
+    from edgellm.storage.fingerprint import fingerprint_of, sha256_of
+
+    model = ModelFile.open(path)
+    header, meta, family = model.header, model.header.metadata, model.header.architecture
+    tokens = meta.get("tokenizer.ggml.tokens")
+    hashes = [sha256_of(file) for file in model.paths]
+    parts = [
+        {"path": str(file), "size": part.file_size, "sha256": digest}
+        for file, part, digest in zip(model.paths, model.parts, hashes, strict=True)
+    ]
+    return {
+        "path": str(path), "size": header.file_size, "sha256": fingerprint_of(hashes),
+        **({"parts": parts} if len(parts) > 1 else {}),
+        "name": meta.get("general.name"), "architecture": family,
+        "parameters": sum(tensor.n_elements for tensor in header.tensors),
+        "layers": meta.get(f"{family}.block_count"), "width": meta.get(f"{family}.embedding_length"),
+        "trained_context": meta.get(f"{family}.context_length"),
+        "vocabulary": tokens.count if isinstance(tokens, GgufArray) else None,
+        "quantisation": header.quantisation, "main_type": header.main_type,
+        "chat_template": "tokenizer.chat_template" in meta, "license": meta.get("general.license"),
+        "sampling": asdict(sampling_of(model)), "gguf_version": header.version,
+        "context_memory": [asdict(row) for row in context_memory(header)],
+        "abilities": [asdict(ability) for ability in abilities(model, other_models(path))],
+    }  # fmt: skip
+
+
+def other_models(path: Path) -> dict[str, ModelFile]:
+    """Return the models of `edgellm ls` that can be read, except that at `path`, by name."""
+    from edgellm.engine import ModelFile
+    from edgellm.storage import list_models
+
+    found = {}
+    for model in list_models():
+        with suppress(EdgeError):
+            if model.path.resolve() != path.resolve():
+                found[model.name] = ModelFile.open(model.path)
+    return found
+
+
+def run(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=_NAME, autocompletion=known_models)],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PROMPT]", help="Question, and options of edgellm chat. Default: piped input, or a "
+                       "conversation."),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option("-m", "--draft", metavar="MODEL", help="Small model that drafts; 'none': MODEL writes alone.",
+                     show_default="one that is here and fits", autocompletion=known_models),
+    ] = None,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Download MODEL without asking if it is not here.")] = False,
+) -> int:  # fmt: skip
+    if model.startswith("-"):
+        raise InvalidOption(f"{model} is before the model.", "Name the model first: edgellm run MODEL PROMPT")
+    path = here_or_pulled(model, yes=yes)
+    if draft is None:
+        draft, reason = fitting_draft(model, path)
+        say(reason, style="dim")
+    root = context.find_root()
+    given = ["--draft", draft, "--verifier", model, *(words or [])]
+    command = root.command.get_command(root, "chat")  # type: ignore[attr-defined]
+    settings = (root.default_map or {}).get("chat") or {}
+    kept = {name: value for name, value in settings.items() if name not in _LEFT_TO_US}
+    with command.make_context("chat", given, parent=root, default_map=kept) as chat:
+        code: int = command.invoke(chat)
+    return code
+
+
+def here_or_pulled(name: str, *, yes: bool) -> Path:
+    """Return the file of a model; one that is not here is downloaded if the user says so.
+
+    Raises:
+        ModelNotFound: there is no such model, or it is not here and nobody has said that it may be downloaded.
+        What `plan` and `fetch` raise.
+    """
+    from edgellm import storage
+
+    try:
+        return storage.resolve(name)
+    except ModelNotFound as error:
+        if " " in name:
+            raise ModelNotFound(f"{name!r} is not a model.", "To ask the pair that is set up: edgellm chat") from None
+        if storage.looks_like_path(name):
+            raise
+        try:
+            if storage.catalog().find(name) is None:
+                storage.hub_name(name)
+        except EdgeError:
+            raise error from None
+        if not yes and not is_terminal(sys.stdin):
+            raise ModelNotFound(error.what, f"{error.next_step}; or add --yes to download it now.") from None
+    plan = storage.plan(name)
+    if plan.path is not None:
+        return plan.path
+    if plan.warning:
+        say(f"{plan.warning}.", style="yellow")
+    about = f"{one_line(plan.file)} ({size(plan.size)}; {plan.reason})"
+    if yes:
+        say(f"downloading {about}")
+    elif not typer.confirm(f"{name} is not here. Download {about}?", default=True, err=True):
+        raise typer.Exit(1)
+    return download([plan])[0].path
+
+
+def fitting_draft(name: str, path: Path) -> tuple[str, str]:
+    """Return the draft model, or EAGLE-3 head, for a verifier among those here, or "none", and the reason."""
+    from edgellm.engine import ModelFile
+    from edgellm.llm.abilities import draft_for, heads_for
+    from edgellm.storage import catalog
+    from edgellm.storage.pair_choice import ModelRoom
+
+    file, others = ModelFile.open(path), other_models(path)
+    if heads := heads_for(file, others):
+        return heads[0], f"{heads[0]} drafts for {name}: it is an EAGLE-3 head for it. Alone: --draft none"
+    found = draft_for(file, others)
+    if found is None:
+        known = catalog().find(name)
+        wanted = None if known is None else known[0].draft
+        more = f" {wanted} would draft for it: edgellm pull {wanted}" if wanted else ""
+        return "none", f"{name} writes alone: no smaller model with its tokenizer is here.{more}"
+    whole, part = file.header.file_size, others[found].header.file_size
+    place = ModelRoom.look().place(whole)
+    if place is None or place.left.place(part) is None:
+        return "none", f"{name} writes alone: {found} would draft for it, and there is no memory for both."
+    return (
+        found,
+        f"{found} drafts for {name}: it has its tokenizer and {part / whole:.0%} of its size. Alone: --draft none",
+    )
