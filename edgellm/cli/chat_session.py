@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
-from edgellm.cli.views.console import decode, say
+from edgellm.cli.views.console import counted, decode, say
 from edgellm.errors import EdgeError, InvalidOption, PromptTooLong
 
 if TYPE_CHECKING:
-    from edgellm.cli.pair_opener import Remember
     from edgellm.cli.views.timeline_view import Reports
     from edgellm.engine import Message
     from edgellm.llm import LLM
@@ -20,20 +19,15 @@ if TYPE_CHECKING:
     from edgellm.spec.types import Summary
     from edgellm.storage.chat_log import Conversation, Conversations
 
-
-_COUNTED = 2**20
-"""The most tokens that are counted of a text that is too long."""
-_MARKUP = 64
-"""Tokens that the chat template adds, at most, when a longer context is proposed."""
+Remember: TypeAlias = Callable[[str, str], None]
+"""Adds a question and its reply to the history."""
+_COUNTED = 2**20  # the most tokens that are counted of a text that is too long
+_MARKUP = 64  # tokens that the chat template adds, at most, when a longer context is proposed
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file to answer from.
-
-    Raises:
-        InvalidOption: it cannot be read.
-        InputNotText: it is not UTF-8.
-    """
+    """Return the text of a file to answer from. Raise InvalidOption where it cannot be read, and InputNotText where it
+    is not UTF-8."""
     try:
         return decode(path.expanduser().read_bytes(), str(path))
     except OSError as error:
@@ -51,11 +45,7 @@ class StoredConversation:
     @classmethod
     def open(cls, again: bool, which: str | None, on: bool) -> Self:
         """Open the last conversation (`again`), the one named `which`, or a new one. Nothing is stored unless `on`, or
-        while the history is off.
-
-        Raises:
-            InvalidOption: there is no such conversation, or both are given.
-        """
+        while the history is off. Raise InvalidOption where there is no such conversation, or both are given."""
         from edgellm.storage import History
         from edgellm.storage.chat_log import Conversation, Conversations
 
@@ -65,16 +55,6 @@ class StoredConversation:
         past = store.find(which) if which is not None else store.latest() if again else Conversation.new()
         return cls(store, past, on and History().on)
 
-    def messages(self) -> list[Message]:
-        """Return the stored messages."""
-        from edgellm.engine import Message
-
-        return [Message(role, text) for role, text in self.conversation.turns]
-
-    def begin(self) -> None:
-        """Begin a new conversation; the stored one stays."""
-        self.conversation = type(self.conversation).new()
-
     def save(self, messages: Sequence[Message]) -> None:
         """Store these messages as the conversation; without any, remove it. An error is printed once, and ends the
         storing."""
@@ -82,10 +62,7 @@ class StoredConversation:
             return
         self.conversation = self.conversation.with_turns([(message.role, message.content) for message in messages])
         try:
-            if messages:
-                self.store.save(self.conversation)
-            else:
-                self.store.remove(self.conversation)
+            (self.store.save if messages else self.store.remove)(self.conversation)
         except EdgeError as error:
             say(f"This conversation cannot be continued later: {error}", style="yellow")
             self.on = False
@@ -101,23 +78,6 @@ class ChatTurn:
     replies: tuple[Message, ...] = ()
 
 
-def _compose(prompt: str, **parts: Any) -> list[Message]:
-    from edgellm.llm import compose  # the import is slow
-
-    return compose(prompt, **parts)
-
-
-def _turns(messages: Sequence[Message]) -> list[ChatTurn]:
-    """Return messages as turns, each of which begins with a user's message."""
-    found: list[ChatTurn] = []
-    for message in messages:
-        if message.role == "user" or not found:
-            found.append(ChatTurn(message))
-        else:
-            found[-1] = replace(found[-1], replies=(*found[-1].replies, message))
-    return found
-
-
 class Chat:
     """The turns so far. `context` texts, by name, are sent with the first question, and with the first one after
     `clear`.
@@ -127,16 +87,9 @@ class Chat:
     """
 
     def __init__(
-        self,
-        pair: LLM,
-        options: ReplyOptions,
-        *,
-        context: Sequence[tuple[str, str]] = (),
-        system: str | None = None,
-        remember: Remember | None = None,
-        stored: StoredConversation | None = None,
-        reports: Reports | None = None,
-    ) -> None:
+        self, pair: LLM, options: ReplyOptions, *, context: Sequence[tuple[str, str]] = (), system: str | None = None,
+        remember: Remember | None = None, stored: StoredConversation | None = None, reports: Reports | None = None,
+    ) -> None:  # fmt: skip
         """Args:
         context: names and texts.
         system: the system prompt, in place of that of `stored`.
@@ -144,21 +97,21 @@ class Chat:
         stored: a conversation to continue; gets all messages after each change.
         reports: prints a report after each reply, if several devices hold the model.
         """
-        before = [] if stored is None else stored.messages()
-        opening = [message for message in before[:1] if message.role == "system"]
-        self.pair = pair
-        self.system = system or next((message.content for message in opening), None)
+        from edgellm.engine import Message
+
+        self.pair, self.system, self.context = pair, system, dict(context)
         self.summary: Summary | None = None  # the last reply's; None before the first one of a conversation
         self._options, self._remember, self._stored, self._reports = options, remember, stored, reports
-        self._context = dict(context)
-        self._turns = _turns(before[len(opening) :])
+        self._turns: list[ChatTurn] = []
         self._left_out = 0  # turns at the beginning that are no longer sent
         self._asked: ChatTurn | None = None
-
-    @property
-    def context(self) -> Mapping[str, str]:
-        """Return the texts that questions are answered from, by name."""
-        return self._context
+        for at, (role, text) in enumerate(() if stored is None else stored.conversation.turns):
+            if role == "system" and at == 0:
+                self.system = system or text
+            elif role == "user" or not self._turns:
+                self._turns.append(ChatTurn(Message(role, text)))
+            else:
+                self._turns[-1] = replace(self._turns[-1], replies=(*self._turns[-1].replies, Message(role, text)))
 
     @property
     def turns(self) -> list[tuple[str, str]]:
@@ -177,11 +130,11 @@ class Chat:
     def add_context(self, name: str, text: str) -> None:
         """Add or replace a text; the next question is asked with it."""
         self.drop_context(name)
-        self._context[name] = text
+        self.context[name] = text
 
     def drop_context(self, name: str) -> bool:
         """Remove a text, also from the question with which it was sent; return False if there is none of that name."""
-        if self._context.pop(name, None) is None:
+        if self.context.pop(name, None) is None:
             return False
         for place, turn in enumerate(self._turns):
             if name in turn.texts:
@@ -194,38 +147,41 @@ class Chat:
         """Return the reply to `prompt`, by default with the temperature of all replies. After an error, `prompt` is not
         kept; PromptTooLong names the tokens of each text, and what would help."""
         from edgellm.engine import Message
-        from edgellm.llm.messages import leave_out_turns
+        from edgellm.llm import compose
+        from edgellm.llm.messages import leave_out_turns, room_for_reply
 
         options = self._options if temperature is None else replace(self._options, temperature=temperature)
         if self._reports is not None:
             self._reports.reply_started()
-        before, most = self._left_out, self.pair.context_length - self._room()
+        before, length = self._left_out, self.pair.context_length
+        room = room_for_reply(self._options.max_tokens, length)
 
         def request(begin: int) -> Reply:
             sent = {name for turn in self._turns[begin:] for name in turn.texts}
-            texts = tuple(name for name in self._context if name not in sent)
+            texts = tuple(name for name in self.context if name not in sent)
             self._asked = ChatTurn(Message("user", prompt), texts)
-            context = [self._context[name] for name in texts]
-            messages = _compose(prompt, context=context, history=self._messages(begin), system=self.system)
+            context = [self.context[name] for name in texts]
+            messages = compose(prompt, context=context, history=self._messages(begin), system=self.system)
             return self.pair.reply(messages, options)
 
         try:
+            count = len(self._turns)
             reply, self._left_out = leave_out_turns(
-                range(len(self._turns)), len(self._turns), request, lambda reply: reply.prompt_tokens <= most, before
+                range(count), count, request, lambda reply: reply.prompt_tokens <= length - room, before
             )
         except PromptTooLong:
-            raise self._too_long(prompt) from None
+            raise self._too_long(prompt, room) from None
         if self._left_out and not before:
             say(
-                f"The conversation is longer than the context of {self.pair.context_length} tokens. Its oldest turns "
-                "are no longer sent to the model; for a longer context: --ctx-size",
+                f"The conversation is longer than the context of {length} tokens. Its oldest turns are no longer sent "
+                "to the model; for a longer context: --ctx-size",
                 style="yellow",
             )
         return reply
 
-    def _too_long(self, prompt: str) -> PromptTooLong:
-        """Return the error for texts and a question that are longer than the context."""
-        texts = [*self._context.items(), ("The question", prompt)]
+    def _too_long(self, prompt: str, room: int) -> PromptTooLong:
+        """Return the error for texts and a question that are longer than the context without `room` for the reply."""
+        texts = [*self.context.items(), ("The question", prompt)]
         if self.system:
             texts.insert(0, ("The system prompt", self.system))
         counts: list[tuple[int, str]] = []
@@ -238,25 +194,20 @@ class Chat:
         length, total = self.pair.context_length, sum(count for count, _ in counts)
         other = f", {total} with the rest of the prompt" if _COUNTED > total > longest else ""
         more = "more than " if longest == _COUNTED else ""
-        unit = "token" if longest == 1 else "tokens"
         return PromptTooLong(
-            f"{name} has {more}{longest} {unit}{other}, and the context holds {length} with the reply.",
-            self.pair.longer_context(total + _MARKUP + self._room()),
+            f"{name} has {more}{counted(longest, 'token')}{other}, and the context holds {length} with the reply.",
+            self.pair.longer_context(total + _MARKUP + room),
         )
 
     def _messages(self, begin: int = 0) -> list[Message]:
         """Return the messages of the turns from `begin` on, questions with their texts."""
+        from edgellm.llm import compose
+
         found: list[Message] = []
         for turn in self._turns[begin:]:
-            texts = [self._context[name] for name in turn.texts]
-            found += [_compose(turn.question.content, context=texts)[-1] if texts else turn.question, *turn.replies]
+            texts = [self.context[name] for name in turn.texts]
+            found += [compose(turn.question.content, context=texts)[-1] if texts else turn.question, *turn.replies]
         return found
-
-    def _room(self) -> int:
-        """Return how many tokens of the context the reply should have."""
-        from edgellm.llm.messages import room_for_reply
-
-        return room_for_reply(self._options.max_tokens, self.pair.context_length)
 
     def add_reply(self, summary: Summary) -> None:
         """Add the finished reply to the conversation: a stopped one as far as it got, an empty one not at all."""
@@ -289,16 +240,15 @@ class Chat:
         """Forget all messages; the stored copy stays, and a new copy begins."""
         self._turns, self._left_out, self.summary = [], 0, None
         if self._stored is not None:
-            self._stored.begin()
+            self._stored.conversation = self._stored.conversation.new()
 
     def close(self) -> None:
         """Close the models."""
         self.pair.close()
 
     def _save(self) -> None:
-        if self._stored is None or not (self._turns or self._stored.conversation.turns):
-            return
         from edgellm.engine import Message
 
-        opening = [Message("system", self.system)] if self.system and self._turns else []
-        self._stored.save([*opening, *self._messages()])
+        if self._stored is not None and (self._turns or self._stored.conversation.turns):
+            opening = [Message("system", self.system)] if self.system and self._turns else []
+            self._stored.save([*opening, *self._messages()])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
 
 import typer
 from prompt_toolkit import PromptSession
@@ -20,35 +20,17 @@ from edgellm.cli.slash_commands import QUOTES, Conversing, completions
 from edgellm.cli.views.console import coloured, fail, say
 from edgellm.errors import EdgeError, HistoryUnusable
 
-if TYPE_CHECKING:
-    from edgellm.cli.chat_session import Chat
-    from edgellm.cli.pair_opener import ChatPairOpener
-    from edgellm.cli.views.reply_printer import Display
-
 _MENU_ROWS = 6  # rows for completions below the prompt
 
 
-def converse(
-    session: Chat,
-    display: Display,
-    opener: ChatPairOpener,
-    models: tuple[str, str] | None,
-    *,
-    history: bool = True,
-) -> int:
-    """Converse until the user leaves, and return the exit code. `models` are the names of the draft model and the
-    verifier, None if the verifier is on other devices. Without `history` no typed line is kept."""
-    conversing = Conversing(session, display, opener, models)
+def converse(conversing: Conversing, *, history: bool = True) -> int:
+    """Converse until the user leaves, and return the exit code. Without `history` no typed line is kept."""
     terminal: PromptSession[str] = PromptSession(
-        history=_TypedLines() if history else InMemoryHistory(),
-        completer=_Completer(conversing),
-        reserve_space_for_menu=_MENU_ROWS,
-        key_bindings=_keys(),
-        multiline=True,
-        prompt_continuation=". ",
+        history=_TypedLines() if history else InMemoryHistory(), completer=_Completer(conversing),
+        reserve_space_for_menu=_MENU_ROWS, key_bindings=_keys(), multiline=True, prompt_continuation=". ",
         output=create_output(stdout=sys.stderr),  # the answer alone goes to stdout
         color_depth=None if coloured(sys.stderr) else ColorDepth.DEPTH_1_BIT,
-    )
+    )  # fmt: skip
     say("Ask something, or type /help.", style="dim")
     while not conversing.left:
         try:
@@ -67,13 +49,12 @@ def converse(
 
 
 class _Completer(Completer):
-    """Completes commands and their arguments."""
+    """Completes commands, in a line that begins with a slash, and their arguments."""
 
     def __init__(self, conversing: Conversing) -> None:
         self._conversing = conversing
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:  # noqa: ARG002
-        """Yield completions of a line that begins with a slash."""
         line = document.text_before_cursor
         if line.startswith("/") and "\n" not in line:
             for text, replaced, about in completions(self._conversing, line):
@@ -110,23 +91,20 @@ class _TypedLines(History):
         super().__init__()
         self._lines, self._usable = typed_lines(), True
 
-    def load_history_strings(self) -> Iterator[str]:
-        """Yield the earlier texts, the newest first."""
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Print an error of the store, after which no line is kept."""
         try:
-            pasts = self._lines.recent()
+            yield
         except HistoryUnusable as error:
-            self._fail(error)
-            return
-        yield from (past.question for past in reversed(pasts))
+            self._usable = False
+            say(f"Typed lines are not kept: {error}", style="yellow")
+
+    def load_history_strings(self) -> Iterator[str]:
+        with self._told():
+            yield from (past.question for past in reversed(self._lines.recent()))
 
     def store_string(self, string: str) -> None:
-        """Keep the typed text, where that is possible."""
         if self._usable:
-            try:
+            with self._told():
                 self._lines.add(string, "")
-            except HistoryUnusable as error:
-                self._fail(error)
-
-    def _fail(self, error: HistoryUnusable) -> None:
-        self._usable = False
-        say(f"Typed lines are not kept: {error}", style="yellow")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,11 @@ from edgellm.cli.views.progress import Loading, download
 from edgellm.errors import EdgeError, HistoryUnusable
 
 if TYPE_CHECKING:
+    from edgellm.cli.chat_session import Remember
     from edgellm.llm import LLM
     from edgellm.spec.params import ReplyOptions
     from edgellm.upstream.opening import UpstreamOptions
 
-Remember = Callable[[str, str], None]
 RECALLED = 2**16
 """Bytes of past conversations to draft from: more would delay a reply's first token noticeably."""
 TOY = (
@@ -65,8 +65,8 @@ def with_default_pair(draft: str, verifier: str) -> tuple[str, str]:
 @dataclass(frozen=True, slots=True)
 class ChatPairOpener:
     """Opens pairs that can make replies with these options. Without `history` no past conversation is used; `introduce`
-    prints a notice where the home pair or SmolLM2 answers. `upstream` has the options for a stock server. Prompts that
-    were read are kept in `prompt_cache` bytes on disk."""
+    prints a notice where the home pair or SmolLM2 answers. Prompts that were read are kept in `prompt_cache` bytes on
+    disk."""
 
     options: ReplyOptions
     hardware: HardwareOptions
@@ -93,11 +93,8 @@ class ChatPairOpener:
         return self.prepare(pair)
 
     def prepare(self, pair: LLM) -> LLM:
-        """Return an opened pair after checking that it can make the replies, and printing its notice.
-
-        Raises:
-            InvalidOption: the pair cannot make the replies; it is closed.
-        """
+        """Return an opened pair after checking that it can make the replies, and printing its notice. Raise
+        InvalidOption where it cannot; it is closed."""
         from edgellm.spec.gates.factory import needs_profile
 
         announce(pair.verifier_reason, pair.notices)

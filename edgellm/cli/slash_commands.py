@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from prompt_toolkit.completion import CompleteEvent, PathCompleter
 from prompt_toolkit.document import Document
+from rich.table import Table
 
-from edgellm.cli.chat_session import read_text
+from edgellm.cli.chat_session import Chat, read_text
 from edgellm.cli.views.console import err, one_line, say, size
 from edgellm.cli.views.reply_printer import Display, Heard, print_again, print_legend, print_reply, print_stats
 from edgellm.errors import EdgeError, InvalidOption
 
 if TYPE_CHECKING:
-    from edgellm.cli.chat_session import Chat, ChatTurn
     from edgellm.cli.pair_opener import ChatPairOpener
 
 KEYS = """\
@@ -45,9 +45,9 @@ class Conversing:
     def __init__(self, session: Chat, display: Display, opener: ChatPairOpener, models: tuple[str, str] | None) -> None:
         self.session, self.display, self.models = session, display, models
         self.left = False  # whether the user has left
+        self.heard: Heard = []  # the last reply
+        self.saved: Path | None = None
         self._opener = opener
-        self._heard: Heard = []
-        self._saved: Path | None = None
 
     def enter(self, line: str) -> None:
         """Run a line as a command, or answer it. Errors are raised."""
@@ -55,27 +55,23 @@ class Conversing:
         if line.strip() in _LEAVE:
             self.left = True
         elif _NAME.fullmatch(first):
-            find(first).run(self, rest.strip())
+            if (found := _known(first)) is None:
+                near = difflib.get_close_matches(first, [*_ALIASES, *(one.name for one in COMMANDS)], 1)
+                other = (
+                    f"Did you mean {near[0]}?" if near else "/help lists them; a blank before the slash sends the line."
+                )
+                raise InvalidOption(f"There is no command {first}.", other)
+            found.run(self, rest.strip())
         elif question := line.strip().removeprefix(QUOTES).removesuffix(QUOTES).strip():
             self.answer(question)
 
     def answer(self, question: str, temperature: float | None = None) -> bool:
         """Print the reply to a question; return whether it is part of the conversation now."""
         reply = self.session.ask(question, temperature)
-        self._heard = []
-        summary = print_reply(reply, self.display, self._heard)
+        self.heard = []
+        summary = print_reply(reply, self.display, self.heard)
         self.session.add_reply(summary)
         return bool(summary.text)
-
-    def leave(self) -> None:
-        """End the conversation after this command."""
-        self.left = True
-
-    def show_colours(self, on: bool) -> None:
-        """Show or hide each token's source by colours, also in the last reply."""
-        self.display = replace(self.display, colours=on)
-        if on and self._heard:
-            print_again(self._heard)
 
     def switch(self, draft: str, verifier: str) -> None:
         """Have other models answer. Where opening them fails, raise the error and use the former models again."""
@@ -95,28 +91,6 @@ class Conversing:
         self.session.use(pair, self._opener.recall(pair))
         self.models = (draft, verifier)
 
-    def save(self, path: Path | None, text: str) -> Path:
-        """Write a text to a file that is not there yet, or was written by this conversation. Return its path.
-
-        Raises:
-            InvalidOption: there is such a file, or it cannot be written.
-        """
-        target = path or self._saved or _free_name(self.session)
-        try:
-            with target.open("w" if target == self._saved else "x", encoding="utf-8") as file:
-                file.write(text)
-        except FileExistsError:
-            raise InvalidOption(f"{target} exists.", "Give another name: /save FILE") from None
-        except OSError as error:
-            raise InvalidOption(f"{target} cannot be written: {error.strerror}.", "Give another: /save FILE") from error
-        self._saved = target
-        return target
-
-    def begin(self) -> None:
-        """Begin a new conversation."""
-        self.session.clear()
-        self._heard, self._saved = [], None
-
 
 @dataclass(frozen=True, slots=True)
 class SlashCommand:
@@ -133,19 +107,6 @@ class SlashCommand:
 def _known(name: str) -> SlashCommand | None:
     """Return the command of a name or of another program's name for it."""
     return next((one for one in COMMANDS if one.name == _ALIASES.get(name, name)), None)
-
-
-def find(name: str) -> SlashCommand:
-    """Return the command of a name.
-
-    Raises:
-        InvalidOption: there is none.
-    """
-    if (found := _known(name)) is None:
-        near = difflib.get_close_matches(name, [*_ALIASES, *(one.name for one in COMMANDS)], 1)
-        meant = f"Did you mean {near[0]}?" if near else "/help lists them; a blank before the slash sends the line."
-        raise InvalidOption(f"There is no command {name}.", meant)
-    return found
 
 
 def completions(conversing: Conversing, line: str) -> Iterator[tuple[str, int, str]]:
@@ -168,41 +129,44 @@ def _help(conversing: Conversing, _: str) -> None:
 
 
 def _bye(conversing: Conversing, _: str) -> None:
-    conversing.leave()
+    conversing.left = True
 
 
 def _clear(conversing: Conversing, _: str) -> None:
-    conversing.begin()
+    conversing.session.clear()
+    conversing.heard, conversing.saved = [], None
     say("The next question starts a new conversation.", style="dim")
 
 
 def _stats(conversing: Conversing, _: str) -> None:
-    session = conversing.session
-    if session.summary is None:
+    if (summary := conversing.session.summary) is None:
         say("There is no reply yet.", style="dim")
         return
-    print_stats(session.summary)
-    used = session.summary.prompt_tokens + session.summary.tokens
-    say(f"{used} of {session.pair.context_length} tokens of context are used.")
+    print_stats(summary)
+    used, length = summary.prompt_tokens + summary.tokens, conversing.session.pair.context_length
+    say(f"{used} of {length} tokens of context are used.")
 
 
 def _colors(conversing: Conversing, words: str) -> None:
     if words not in ("", "on", "off"):
         raise InvalidOption(f"/colors {words} is not known.", "Type /colors, /colors on or /colors off.")
     on = words == "on" or (not words and not conversing.display.colours)
-    conversing.show_colours(on)
-    if on:
-        print_legend()
-    else:
+    conversing.display = replace(conversing.display, colours=on)
+    if not on:
         say("Replies are shown as text with rendered Markdown.", style="dim")
+        return
+    if conversing.heard:
+        print_again(conversing.heard)
+    print_legend()
 
 
 def _retry(conversing: Conversing, words: str) -> None:
+    session = conversing.session
     try:
         temperature = float(words) if words else None
     except ValueError:
         raise InvalidOption(f"{words} is not a temperature.", "Type /retry, or /retry 0.8") from None
-    turn = conversing.session.undo()
+    turn = session.undo()
     if turn is None:
         say("There is no question to ask again.", style="dim")
         return
@@ -212,17 +176,15 @@ def _retry(conversing: Conversing, words: str) -> None:
         added = conversing.answer(turn.question.content, temperature)
     finally:
         if not added:
-            conversing.session.put_back(turn)
-    if not words and conversing.session.turns[-1][1] in [reply.content for reply in turn.replies]:
+            session.put_back(turn)
+    if not words and session.turns[-1][1] in [reply.content for reply in turn.replies]:
         say("The same reply again. For another one: /retry 0.8", style="dim")
 
 
 def _undo(conversing: Conversing, _: str) -> None:
-    turn: ChatTurn | None = conversing.session.undo()
-    if turn is None:
-        say("There is nothing to undo.", style="dim")
-    else:
-        say(f"Taken back: {one_line(turn.question.content)}", style="dim")
+    turn = conversing.session.undo()
+    taken = None if turn is None else f"Taken back: {one_line(turn.question.content)}"
+    say(taken or "There is nothing to undo.", style="dim")
 
 
 def _system(conversing: Conversing, words: str) -> None:
@@ -285,34 +247,43 @@ def _model(conversing: Conversing, words: str) -> None:
 
 
 def _list_models(conversing: Conversing) -> None:
-    from rich.table import Table
-
     from edgellm.storage import list_models
 
     draft, verifier = conversing.models or (None, None)
-    table = Table(box=None, show_header=False, pad_edge=False)
+    made = Table(box=None, show_header=False, pad_edge=False)
     for model in list_models():
         role = "verifies" if model.name == verifier else "drafts" if model.name == draft else ""
-        table.add_row("*" if role else " ", one_line(model.name), size(model.size), role)
-    err().print(table)
+        made.add_row("*" if role else " ", one_line(model.name), size(model.size), role)
+    err().print(made)
     say("Switch: /model NAME, or /model NAME DRAFT. Others: edgellm catalog", style="dim")
 
 
 def _model_names(_: Conversing, words: str) -> Completions:
-    from edgellm.cli.options.models import catalog_names, model_names
+    from edgellm.cli.options.models import known_models
 
     before, space, last = words.rpartition(" ")
-    known = dict([*catalog_names(last), *model_names(last)])
-    return [(f"{before}{space}{name}", about) for name, about in known.items()]
+    return [(f"{before}{space}{name}", about) for name, about in dict(known_models(last)).items()]
 
 
 def _save(conversing: Conversing, words: str) -> None:
+    """Write the conversation to a file that is not there yet, or was written by this conversation."""
     session = conversing.session
     if not session.turns:
         say("There is nothing to save yet.", style="dim")
         return
-    path = Path(words.strip("'\"")).expanduser() if words else None
-    say(f"saved to {conversing.save(path, transcript(session))}", style="dim")
+    title = re.sub(r"\W+", "-", session.turns[0][1].lower())[:_MOST_TITLE].strip("-") or "conversation"
+    free = (Path(f"{title}{'' if number == 1 else f'-{number}'}.md") for number in itertools.count(1))
+    target = Path(words.strip("'\"")).expanduser() if words else conversing.saved
+    target = target or next(path for path in free if not path.exists())
+    try:
+        with target.open("w" if target == conversing.saved else "x", encoding="utf-8") as file:
+            file.write(transcript(session))
+    except FileExistsError:
+        raise InvalidOption(f"{target} exists.", "Give another name: /save FILE") from None
+    except OSError as error:
+        raise InvalidOption(f"{target} cannot be written: {error.strerror}.", "Give another: /save FILE") from error
+    conversing.saved = target
+    say(f"saved to {target}", style="dim")
 
 
 def transcript(session: Chat) -> str:
@@ -324,13 +295,6 @@ def transcript(session: Chat) -> str:
     for role, text in session.turns:
         parts += [f"## {names.get(role, role)}", text.strip()]
     return "\n\n".join(parts) + "\n"
-
-
-def _free_name(session: Chat) -> Path:
-    """Return a file that is not there, named after the first question."""
-    title = re.sub(r"\W+", "-", session.turns[0][1].lower())[:_MOST_TITLE].strip("-") or "conversation"
-    names = (Path(f"{title}{'' if number == 1 else f'-{number}'}.md") for number in itertools.count(1))
-    return next(path for path in names if not path.exists())
 
 
 COMMANDS = (

@@ -101,9 +101,10 @@ def chat(
     with closing(session):
         if question is None:
             from edgellm.cli.interactive import converse
+            from edgellm.cli.slash_commands import Conversing
 
             names = None if models.mesh is not None or models.peer else (str(named.draft), str(named.verifier))
-            return converse(session, display, opener, names, history=talk.history)
+            return converse(Conversing(session, display, opener, names), history=talk.history)
         summary = print_reply(session.ask(question), display)
         session.add_reply(summary)
         return INTERRUPTED if summary.finish_reason == "cancelled" else 0

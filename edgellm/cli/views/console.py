@@ -60,7 +60,7 @@ def size(count: int) -> str:
 
 def counted(count: int, noun: str) -> str:
     """Format a number of things: 1 device, 2 devices."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def format_age(seconds: float) -> str:
