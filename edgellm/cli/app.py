@@ -133,22 +133,19 @@ def _show_all(ctx: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
-def _help_all(
-    _: Annotated[
-        bool,
-        typer.Option(
-            "--help-all", is_eager=True, expose_value=False, callback=_show_all, help="Show all options, and exit."
-        ),
-    ] = False,
-) -> None:
-    """Declare the option."""
+_SHOW_ALL = typer.Option("--help-all", is_eager=True, expose_value=False, callback=_show_all,
+                         help="Show all options, and exit.")  # fmt: skip
 
 
 @cache
 def _help_all_option() -> Any:
-    """Return the option that `_help_all` declares, which takes as long as the options of a command."""
+    """Return the option --help-all, which takes as long to make as the options of a command."""
     holder = typer.Typer(add_completion=False)
-    holder.command()(_help_all)
+
+    @holder.command()
+    def _command(_: Annotated[bool, _SHOW_ALL] = False) -> None:
+        """Declare the option."""
+
     return get_command(holder).params[0]
 
 
@@ -174,17 +171,13 @@ def _made(path: str) -> Any:
 
 
 def _bind_variables(command: Any, path: str) -> None:
-    """Have each option of a command, such as `mesh plan`, read the environment variable of its long name; the option's
-    own variable takes precedence."""
+    """Have each option of a command read the environment variable of its long name; its own takes precedence."""
     for name, option in options_of(command).items():
         variable = f"edgellm {path} {name}".replace(" ", "_").replace("-", "_").upper()
         option.show_envvar = option.envvar is not None  # all variables would double the help pages
         option.envvar = [variable] if option.envvar is None else [option.envvar, variable]
-        option.split_envvar_value = _split_at_commas  # a value may contain blanks
-
-
-def _split_at_commas(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+        # a value may contain blanks
+        option.split_envvar_value = lambda text: [part.strip() for part in text.split(",") if part.strip()]
 
 
 app = _group("edgellm")

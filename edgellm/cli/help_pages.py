@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -15,13 +15,15 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from edgellm.cli.views.console import out
 
+if TYPE_CHECKING:
+    from edgellm.cli.app import Page
+
 WIDTH = 100
 """Columns of a page, at most."""
 SHORT = 14
 """Most options of a page that is shown whole; longer pages leave out the options in `PANELS`, and examples."""
 _SHORT_EXAMPLES = 6
 _NAMES_WIDTH = 34  # columns of the names of options; longer names have a line of their own
-
 PANELS = (
     "Conversation", "Several devices", "Drafts and verification", "Sampling", "Thinking", "HTTP", "Worker", "Hardware",
     "Output",
@@ -34,44 +36,9 @@ _DEFAULT = re.compile(r"default: \((.*?)\)(?=[];])")
 _RANGE = re.compile(r"; x>=[\d.]+\]")
 
 
-class PageText(Protocol):
-    """The text of a page besides the options, as in `edgellm.cli.app`."""
-
-    @property
-    def heading(self) -> str: ...
-
-    @property
-    def summary(self) -> str: ...
-
-    @property
-    def more(self) -> str: ...
-
-    @property
-    def examples(self) -> Sequence[tuple[str, str]]: ...
-
-
-def command_page(command: TyperCommand, ctx: typer.Context, page: PageText, *, everything: bool) -> str:
+def command_page(command: TyperCommand, ctx: typer.Context, page: Page, *, everything: bool) -> str:
     """Return the page of a command: a short one, unless everything is asked for."""
-    return _rendered(_command_parts(command, ctx, page, everything))
-
-
-def group_page(group: TyperGroup, ctx: typer.Context, page: PageText, listed: Mapping[str, PageText]) -> str:
-    """Return the page of a group of commands, by name."""
-    rows = dict[str, list[tuple[str, str]]]()
-    for name, one in listed.items():
-        rows.setdefault("Commands" if ctx.parent else one.heading, []).append((name, one.summary))
-    parts = [*_head(group, ctx, page, True)]
-    for title, lines in rows.items():
-        parts += _section(title, lines)
-    return _rendered([*parts, *_section(_OPTIONS, _rows(group.get_params(ctx), ctx))])
-
-
-def _command_parts(
-    command: TyperCommand, ctx: typer.Context, page: PageText, everything: bool
-) -> Iterator[RenderableType]:
-    """Yield the parts of a command's page."""
     given = command.get_params(ctx)
-    arguments = [one for one in given if one.param_type_name == "argument"]
     options = [one for one in given if isinstance(one, TyperOption) and not one.hidden]
     short = sum(not one.is_eager for one in options) > SHORT
     everything = everything or not short
@@ -79,28 +46,35 @@ def _command_parts(
     for one in options:
         if short or "--help-all" not in one.opts:
             panels[one.rich_help_panel or _OPTIONS if short else _OPTIONS].append(one)
-    yield from _head(command, ctx, page, everything)
-    yield from _section("Arguments", _rows(arguments, ctx))
+    parts = _head(command, ctx, page, everything)
+    parts += _section("Arguments", _rows([one for one in given if one.param_type_name == "argument"], ctx))
     for name in panels if everything else (_OPTIONS,):
-        yield from _section(name, _rows(panels[name], ctx))
+        parts += _section(name, _rows(panels[name], ctx))
     if not everything:
         names = ", ".join(name if name.isupper() else name.lower() for name in PANELS if panels[name])
-        yield Text.assemble(f"\nMore options ({names}): ", (f"{ctx.command_path} --help-all", _NAME))
+        parts.append(Text.assemble(f"\nMore options ({names}): ", (f"{ctx.command_path} --help-all", _NAME)))
+    return _rendered(parts)
 
 
-def _head(
-    command: TyperCommand | TyperGroup, ctx: typer.Context, page: PageText, everything: bool
-) -> Iterator[RenderableType]:
-    """Yield the usage, the summary, the examples and the details."""
-    yield Text(command.get_usage(ctx), "bold")
-    yield Text(f"\n{page.summary}")
+def group_page(group: TyperGroup, ctx: typer.Context, page: Page, listed: Mapping[str, Page]) -> str:
+    """Return the page of a group of commands, by name."""
+    rows = dict[str, list[tuple[str, str]]]()
+    for name, one in listed.items():
+        rows.setdefault("Commands" if ctx.parent else one.heading, []).append((name, one.summary))
+    rows[_OPTIONS] = _rows(group.get_params(ctx), ctx)
+    return _rendered([*_head(group, ctx, page, True), *(part for one in rows.items() for part in _section(*one))])
+
+
+def _head(command: TyperCommand | TyperGroup, ctx: typer.Context, page: Page, everything: bool) -> list[RenderableType]:
+    """Return the usage, the summary, the examples and the details."""
+    parts: list[RenderableType] = [Text(command.get_usage(ctx), "bold"), Text(f"\n{page.summary}")]
     if page.examples:
-        yield Text("\nExamples:", "bold")
+        parts.append(Text("\nExamples:", "bold"))
     for line, what in page.examples if everything else page.examples[:_SHORT_EXAMPLES]:
-        yield Text(f"  {line}", _NAME)
-        yield Padding(Text(what), (0, 0, 0, 6))
+        parts += [Text(f"  {line}", _NAME), Padding(Text(what), (0, 0, 0, 6))]
     if page.more and everything:
-        yield Text(f"\n{page.more}")
+        parts.append(Text(f"\n{page.more}"))
+    return parts
 
 
 def _section(title: str, rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:

@@ -21,8 +21,7 @@ from edgellm.cli.options.records import options_of
 from edgellm.errors import ConfigUnusable, StateDamaged
 from edgellm.places import config_file
 
-FILE = "file"
-DEFAULT = "default"
+FILE, DEFAULT = "file", "default"
 _MAX_BYTES = 2**20
 
 
@@ -46,10 +45,9 @@ def read_file(root: typer.Context) -> dict[str, Any]:
 
     path = config_file()
     try:
-        tables = read_toml(path, _MAX_BYTES)
+        return _default_map(root, read_toml(path, _MAX_BYTES) or {}, "")
     except StateDamaged as error:
         raise ConfigUnusable(f"{path} cannot be read as TOML: {error.reason}.", "Correct it or move it away.") from None
-    return _default_map(root, tables or {}, "")
 
 
 def write_settings(root: typer.Context, tables: Mapping[str, Mapping[str, str]]) -> None:
@@ -58,13 +56,12 @@ def write_settings(root: typer.Context, tables: Mapping[str, Mapping[str, str]])
     Raises:
         ConfigUnusable: the file has an error, or the options are written in it in a form that only its user can change.
     """
-    read_file(root)
-    path = config_file()
     from edgellm.storage.state import read_state, write_state
 
+    read_file(root)
+    path = config_file()
     before = (read_state(path, _MAX_BYTES, links=True) or b"").decode()
-    wanted = tomllib.loads(before)
-    lines = before.splitlines()
+    wanted, lines = tomllib.loads(before), before.splitlines()
     for table, values in tables.items():
         wanted[table] = {**wanted.get(table, {}), **values}
         for name, value in values.items():
@@ -75,10 +72,9 @@ def write_settings(root: typer.Context, tables: Mapping[str, Mapping[str, str]])
     except tomllib.TOMLDecodeError:
         same = False
     if not same:
-        shown = "; ".join(
-            f"[{table}] {name} = {value!r}" for table, values in tables.items() for name, value in values.items()
-        )
-        raise ConfigUnusable(f"{path} is written in a form that edgellm cannot change.", f"Write into it: {shown}")
+        shown = (f"[{table}] {name} = {value!r}" for table, values in tables.items() for name, value in values.items())
+        what = f"{path} is written in a form that edgellm cannot change."
+        raise ConfigUnusable(what, f"Write into it: {'; '.join(shown)}")
     write_state(path.resolve() if path.is_symlink() else path, after)
 
 
@@ -90,23 +86,26 @@ def _set_line(lines: list[str], table: str, name: str, value: str) -> None:
         lines += [*[""] * bool(lines and lines[-1].strip()), f"[{table}]"]
         start = len(lines) - 1
     end = next((at for at in range(start + 1, len(lines)) if lines[at].lstrip().startswith("[")), len(lines))
-    key = re.compile(rf"\s*\"?{re.escape(name)}\"?\s*=")
+    key, last = re.compile(rf"\s*\"?{re.escape(name)}\"?\s*="), start
     for at in range(start + 1, end):
         if key.match(lines[at]):
             lines[at] = f"{name} = {value}"
             return
-    last = next((at for at in range(end - 1, start - 1, -1) if lines[at].strip()), start)
+        last = at if lines[at].strip() else last
     lines.insert(last + 1, f"{name} = {value}")
 
 
-def settings(root: typer.Context) -> Iterator[Setting]:
-    """Yield the settings of all options: from the environment, the default map of `root`, or their defaults."""
-    for context in _commands(root):
-        for name, option in options_of(context.command).items():
-            value, source = option.consume_value(context, {})
-            if source.name != "DEFAULT" or not option.hidden:
-                origins = {"DEFAULT": DEFAULT, "DEFAULT_MAP": FILE}
-                yield Setting(_words(context), name, value, origins.get(source.name) or variable_of(option))
+def settings(parent: typer.Context) -> Iterator[Setting]:
+    """Yield the settings of all options of a command and of those below it: from the environment, the default map of
+    the root, or their defaults."""
+    for name, option in options_of(parent.command).items():
+        value, source = option.consume_value(parent, {})
+        if source.name != "DEFAULT" or not option.hidden:
+            origins = {"DEFAULT": DEFAULT, "DEFAULT_MAP": FILE}
+            words = tuple(parent.command_path.split()[1:])
+            yield Setting(words, name, value, origins.get(source.name) or variable_of(option))
+    for name in _names(parent):
+        yield from settings(_child(parent, name))
 
 
 def variable_of(option: Any) -> str:
@@ -115,26 +114,14 @@ def variable_of(option: Any) -> str:
     return next(name for name in names if os.environ.get(name))
 
 
-def _commands(parent: typer.Context) -> Iterator[typer.Context]:
-    """Yield the command of `parent` and all visible ones below it."""
-    yield parent
-    for name in _names(parent):
-        yield from _commands(_child(parent, name))
-
-
-def _child(parent: typer.Context, name: str) -> typer.Context:
-    command: Any = parent.command
-    return typer.Context(command.get_command(parent, name), parent=parent, info_name=name)
-
-
 def _names(parent: typer.Context) -> list[str]:
     """Return the names of the commands below a group; none of another command."""
     return parent.command.list_commands(parent) if hasattr(parent.command, "list_commands") else []
 
 
-def _words(context: typer.Context) -> tuple[str, ...]:
-    """Return the names of a command, such as mesh, plan."""
-    return tuple(context.command_path.split()[1:])
+def _child(parent: typer.Context, name: str) -> typer.Context:
+    command: Any = parent.command
+    return typer.Context(command.get_command(parent, name), parent=parent, info_name=name)
 
 
 def _default_map(context: typer.Context, table: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 from itertools import groupby
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import typer
 
 from edgellm.cli import settings
 from edgellm.cli.options.models import AsJson
-from edgellm.cli.views.console import emit, say
+from edgellm.cli.views.console import emit, emit_json, say
 from edgellm.errors import InvalidOption
 from edgellm.places import cache_dir, config_file, data_dir, state_dir
-
-Place: TypeAlias = Literal["config", "data", "cache", "state"]
 
 
 def path(
     place: Annotated[
-        Place,
+        Literal["config", "data", "cache", "state"],
         typer.Argument(metavar="PLACE", help="config: the settings file. data: profiles, identity, paired devices, "
                        "history. cache: files that can be made again. state: crash logs."),
     ] = "config",
@@ -45,7 +43,13 @@ def show(
         raise InvalidOption(f"There is no command {' '.join(words)!r}.", "See: edgellm --help")
     chosen = [one for one in known if everything or one.origin != settings.DEFAULT]
     if as_json:
-        emit(json.dumps(_tree(chosen, origin), indent=2))
+        tree: dict[str, Any] = {}
+        for one in chosen:
+            table = tree
+            for word in one.command:
+                table = table.setdefault(word, {})
+            table[one.option] = {"value": one.value, "origin": one.origin} if origin else one.value
+        emit_json(tree)
         return
     if not chosen:
         say(f"Nothing is set. To set options, write {config_file()}; see: edgellm config show --help")
@@ -57,13 +61,3 @@ def show(
             line = f"# {one.option}" if one.value is None else f"{one.option} = {value}"
             place = config_file() if one.origin == settings.FILE else one.origin
             emit(f"{line}  # {place}" if origin else line)
-
-
-def _tree(chosen: list[settings.Setting], origin: bool) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for one in chosen:
-        table = tree
-        for word in one.command:
-            table = table.setdefault(word, {})
-        table[one.option] = {"value": one.value, "origin": one.origin} if origin else one.value
-    return tree
