@@ -187,10 +187,9 @@ def test_a_port_that_was_asked_for_is_not_exchanged_and_the_usual_one_is(
         done = edge("serve", "--http-port", str(port))
         assert (done.code, str(port) in done.err) == (1, True)
         monkeypatch.setattr(options, "HTTP_PORT", port)
-        server = options.start_server(HTTPOptions(), 1, paired_only=False)
-        assert server is not None
-        assert server.address.port != port
-        server.stop()
+        with options.http_server(HTTPOptions(), 1, paired_only=False) as server:
+            assert server is not None
+            assert server.address.port != port
     assert f"Port {port} is in use" in capsys.readouterr().err
 
 

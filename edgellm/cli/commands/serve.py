@@ -17,6 +17,16 @@ from edgellm.cli.serving.http import embedding, http_server
 from edgellm.errors import InvalidOption
 from edgellm.spec.params import ReplyOptions
 
+_AT_ONCE = {"pair": 2, "verifier": 8, "worker": 1}  # replies over HTTP
+
+
+class _OneLine(logging.Formatter):
+    """A formatter with one line per record, so that text from another device cannot forge a second one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
 
 def log_to_stderr(level: LogLevel) -> None:
     """Log edgellm's records of `level` and above to stderr, and those of libraries from one level higher."""
@@ -28,17 +38,6 @@ def log_to_stderr(level: LogLevel) -> None:
     handler.setFormatter(_OneLine("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     logging.basicConfig(level=min(number + 10, logging.ERROR), handlers=[handler], force=True)
     logging.getLogger("edgellm").setLevel(number)
-
-
-class _OneLine(logging.Formatter):
-    """A formatter with one line per record, so that text from another device cannot forge a second one."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
-_AT_ONCE = {"pair": 2, "verifier": 8, "worker": 1}  # replies over HTTP
 
 
 @with_records
@@ -56,10 +55,9 @@ def serve(
 
     log_to_stderr(served.log_level)
     tidy()
-    asked = roles.Asked(
-        served, models, http, link, hardware, ReplyOptions(**think.fields()),
-        at_once=_AT_ONCE[served.role] if http.replies is None else http.replies,
-    )  # fmt: skip
+    replies, at_once = ReplyOptions(**think.fields()), http.replies
+    if at_once is None:
+        at_once = _AT_ONCE[served.role]
     check_role(served.role, ctx)
     if not served.upstream and (served.upstream_tier is not None or served.upstream_key_file is not None):
         name = "--upstream-key-file" if served.upstream_tier is None else "--upstream-tier"
@@ -72,7 +70,7 @@ def serve(
         "worker": roles.serve_worker,
     }[served.role]
     with (
-        http_server(http, asked.at_once, paired_only=link.paired_only) as server,
+        http_server(http, at_once, paired_only=link.paired_only) as server,
         embedding(server, http.embeddings, hardware.of(VERIFIER)),
     ):
-        run(ctx, asked, server)
+        run(ctx, roles.Asked(served, models, http, link, hardware, replies, at_once), server)

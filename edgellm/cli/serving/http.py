@@ -7,10 +7,11 @@ import platform
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from edgellm.cli.options.serve import HTTP_PORT, HTTPOptions
 from edgellm.cli.views.console import say
@@ -19,21 +20,27 @@ from edgellm.errors import InvalidOption, PortTaken, TrustUnusable
 if TYPE_CHECKING:
     from edgellm.engine.hardware import Hardware
     from edgellm.http.server import Credentials, HttpServer
-    from edgellm.rpc.address import Address
+    from edgellm.services.server.listener import Listener
+
+    Server: TypeAlias = HttpServer | Listener
 
 
-def start_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> HttpServer | None:
-    """Start a server that writes up to `replies` at once, and return it; None with --no-http. Until `HttpServer.open`
-    it answers that the model loads. With `paired_only` other programs on this machine need a key, too.
+@contextmanager
+def http_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Iterator[HttpServer | None]:
+    """Start a server that writes up to `replies` at once, and stop it after the `with`; None with --no-http. Until
+    `HttpServer.open` it answers that the model loads. With `paired_only` other programs on this machine need a key,
+    too.
 
     Raises:
         PortTaken: the chosen port is in use.
         InvalidOption, TrustUnusable: the server cannot be started with these options.
     """
     if not options.http:
-        return None
+        yield None
+        return
     from edgellm.http.middleware import checked_host
     from edgellm.http.model_pool import keep_alive_seconds
+    from edgellm.http.running_servers import recorded
     from edgellm.http.server import HttpConfig, HttpServer
     from edgellm.rpc.address import Address
 
@@ -49,44 +56,20 @@ def start_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Ht
         credentials, key, _page_key(), [*names, *allowed], options.allow_origin, replies, options.waiting,
         options.strict, keep_alive_seconds(options.keep_alive), print_event,
     )  # fmt: skip
-
-    def start(at: Address) -> HttpServer:
-        server = HttpServer(at, config)
-        server.start()
-        return server
-
+    server = HttpServer(address, config)
     try:
-        return start(address)
+        server.start()
     except PortTaken:
         if options.http_port is not None:
             raise
-        server = start(replace(address, port=0))
+        server = HttpServer(replace(address, port=0), config)
+        server.start()
         say(f"Port {HTTP_PORT} is in use; HTTP uses port {server.address.port}.", style="yellow")
-        return server
-
-
-@contextmanager
-def http_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Iterator[HttpServer | None]:
-    """Start the server as `start_server` does, and stop it after the `with`."""
-    server = start_server(options, replies, paired_only=paired_only)
-    if server is None:
-        yield None
-        return
-    from edgellm.http.running_servers import recorded
-
     try:
         with recorded(server.reached_at, server.address.port, server.certificate):
             yield server
     finally:
         server.stop(0)
-
-
-class Server(Protocol):
-    """A server that `until_stopped` can stop."""
-
-    def request_stop(self, grace: float = ...) -> None: ...
-
-    def wait(self, timeout: float | None = None) -> bool: ...
 
 
 STOP_HINT = "Ctrl-C finishes requests in flight, then stops; a second one stops at once."
@@ -138,10 +121,9 @@ def embedding(server: HttpServer | None, model: str | None, hardware: Hardware) 
     from edgellm.storage import name_of, resolve
 
     path = resolve(model)
-    name = name_of(path)
     with Model.load(path, LoadSpec(hardware, embeds=True)) as loaded, Embedder(loaded) as embedder:
-        server.open_embedder(ServedEmbedder(embedder, name))
-        say(f"Embeddings: {server.url}/v1/embeddings, {embedder.width} numbers of {name}", style="dim")
+        server.open_embedder(ServedEmbedder(embedder, name_of(path)))
+        say(f"Embeddings: {server.url}/v1/embeddings, {embedder.width} numbers of {name_of(path)}", style="dim")
         yield
 
 
@@ -149,13 +131,11 @@ def print_urls(server: HttpServer, room: int | None = None) -> None:
     """Print the addresses of the server, and how many replies it writes at once. There may be memory for `room`."""
     say(f"Web page: {server.page_url}", style="bold")
     say(f"OpenAI's API: {server.url}/v1", style="bold")
-    most = min(server.config.replies, room or server.config.replies)
+    wanted, waiting = server.config.replies, server.config.waiting
+    most = min(wanted, room or wanted)
     replies = f"{most} replies are" if most > 1 else "1 reply is"
-    why = "each takes memory and slows the others" if most == server.config.replies else "there is no memory for more"
-    say(
-        f"{replies} written at once (--replies), as {why}; {server.config.waiting} more requests wait (--waiting).",
-        style="dim",
-    )
+    why = "each takes memory and slows the others" if most == wanted else "there is no memory for more"
+    say(f"{replies} written at once (--replies), as {why}; {waiting} more requests wait (--waiting).", style="dim")
 
 
 def _credentials(options: HTTPOptions, names: Sequence[str]) -> Credentials:
@@ -185,25 +165,29 @@ def _page_key() -> str | None:
 def _api_key(path: Path | None) -> str:
     from edgellm.http.middleware import api_key
 
-    file, key = api_key(path.expanduser() if path is not None else None)
+    file, key = api_key(None if path is None else path.expanduser())
     say(f"HTTP clients need the API key in {file}.", style="dim")
     return key
+
+
+def is_unspecified(host: str) -> bool:
+    """Return whether a server that listens at `host` is reached by all addresses of its machine."""
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False
 
 
 def _host_names(host: str) -> list[str]:
     """Return the names of a machine that listens at `host`: that address, or for 0.0.0.0 and :: all addresses, and its
     host name."""
-    from ipaddress import ip_address
-
     from edgellm.rpc.discovery.interfaces import own_hosts
 
-    hosts = [host]
-    with suppress(ValueError):
-        if ip_address(host).is_unspecified:
-            hosts = sorted(own_hosts())
+    hosts = sorted(own_hosts()) if is_unspecified(host) else [host]
     node = platform.node().partition(".")[0].lower()
     return [*hosts, *([node, f"{node}.local"] if node.replace("-", "").isalnum() and node.isascii() else [])]
 
 
-def print_event(text: str) -> None:
-    say(f"{time.strftime('%H:%M:%S')}  {text}", style="yellow")
+def print_event(text: str, style: str = "yellow") -> None:
+    """Print what has happened, with its time."""
+    say(f"{time.strftime('%H:%M:%S')}  {text}", style=style)

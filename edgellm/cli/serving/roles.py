@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from edgellm.cli.options.models import DEFAULT, upstream_options
 from edgellm.cli.options.records import dashed, on_command_line
 from edgellm.cli.options.serve import HTTPOptions, LinkOptions, RoleOptions, ServedPair, WorkerOptions
 from edgellm.cli.pair_opener import with_default_pair
-from edgellm.cli.serving.http import print_event, print_urls, until_stopped
+from edgellm.cli.serving.http import is_unspecified, print_event, print_urls, until_stopped
 from edgellm.cli.views.console import announce, say, size
 from edgellm.cli.views.progress import Loading
 from edgellm.cli.views.reply_printer import Display
@@ -96,10 +95,8 @@ def _over_devices(asked: Asked, draft: str, verifier: str) -> ServedModel:
     from edgellm.http.mesh_status import MeshRecorder
     from edgellm.storage.default_pair import resolve_pair
 
-    opened = over_devices(
-        asked.models, resolve_pair(draft, verifier), _PLANNED, asked.hardware, display=Display(),
-        sessions=asked.at_once,
-    )  # fmt: skip
+    pair, shown = resolve_pair(draft, verifier), Display()
+    opened = over_devices(asked.models, pair, _PLANNED, asked.hardware, display=shown, sessions=asked.at_once)
     recorder = None if opened.mesh is None else MeshRecorder(opened.mesh)
     return ServedModel(opened.pair, opened.pair.name, in_turns=False, options=asked.replies, recorder=recorder)
 
@@ -124,20 +121,24 @@ def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) ->
             return ModelCurve(loaded, None, file_hash).measure(progress=partial(measuring, path.name))
 
         server = start(
-            path, Listening(link.host, link.port, link.paired_only, print_server_event),
+            path, Listening(link.host, link.port, link.paired_only, _print_report),
             VerifierOptions(asked.served.sessions), hardware=asked.hardware.of(VERIFIER), eagle3=head,
             progress=partial(loading, path.name), measure=measured,
         )  # fmt: skip
     say(f"{server.placement}.", style="dim")
     say(f"{server.pieces}.", style="dim")
-    say_how_to_use(server, link)
-    with ExitStack() as closing:
+    _say_how_to_use(server, link)
+    with ExitStack() as opened:
         if http is not None:
-            pair = closing.enter_context(LLM(server.model, verifier=server.inside()))
-            pair.prompts.check(asked.replies)
-            http.open(ServedModel(pair, pair.name, in_turns=False, options=asked.replies))
+            http.open(_served(asked, opened.enter_context(LLM(server.model, verifier=server.inside()))))
             print_urls(http)
-        serve_until_stopped(server, http, link)
+        _serve_until_stopped(server, http, link)
+
+
+def _served(asked: Asked, pair: LLM) -> ServedModel:
+    """Return a pair, whose replies are written beside those of devices, for HTTP clients."""
+    pair.prompts.check(asked.replies)
+    return ServedModel(pair, pair.name, in_turns=False, options=asked.replies)
 
 
 def _eagle3(ctx: typer.Context, draft: str) -> ModelFile | None:
@@ -159,13 +160,12 @@ def serve_worker(_: typer.Context, asked: Asked, http: HttpServer | None) -> Non
     model, link = asked.served.only_model, asked.link
     file = None if model is None else ModelFile.open(resolve(model))
     worker = start_worker(file, link, asked.hardware.of(VERIFIER))
-    with ExitStack() as closing:
-        closing.callback(worker.close)
+    with closing(worker):
         if http is not None:
             http.open_without_model("This process computes layers for other devices, and generates no text.")
             say(f"Status: {http.url}/health", style="dim")
-        closing.enter_context(announcing(worker, link))
-        until_stopped([http, worker], "Ctrl-C stops it; replies go on if other devices hold its layers.")
+        with announcing(worker, link):
+            until_stopped([http, worker], "Ctrl-C stops it; replies go on if other devices hold its layers.")
 
 
 def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardware = ON_PROCESSOR) -> WorkerServer:
@@ -191,7 +191,7 @@ def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardwar
     own = () if model is None else (WholeModel(model, layer_store),)
     limit, reason = unit.available() if link.memory is None else (int(link.memory * 1e9), "--memory")
     cache = WeightCache(SeveralSources(*own, stored), unit=unit, memory=limit, keep=link.keep)
-    server = WorkerServer(cache, address, on_event=print_server_event, trust=trust, stored=stored, rpc_engine=link.rpc)
+    server = WorkerServer(cache, address, on_event=_print_report, trust=trust, stored=stored, rpc_engine=link.rpc)
     server.start()
     say(f"Use it with: edgellm mesh run MODEL PROMPT --split here:1-6,{server.address}:7-12", style="bold")
     say(f"Layers are computed on {unit.name or 'the processor'} ({unit.description}): {unit.reason}.", style="dim")
@@ -212,37 +212,33 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
     served, link = asked.served, asked.link
     how = upstream_options(served.upstream_tier, served.upstream_key_file, "--upstream-tier") or UpstreamOptions()
     _check_gateway(ctx, asked)
-    server = start(
-        served.upstream, [resolve(one) for one in served.model],
-        Listening(link.host, link.port, link.paired_only, print_server_event), replace(how, timing=TIMING),
-    )  # fmt: skip
+    listening = Listening(link.host, link.port, link.paired_only, _print_report)
+    server = start(served.upstream, [resolve(one) for one in served.model], listening, replace(how, timing=TIMING))
 
     def say_how() -> None:
         names = [model.name for model in server.models]
-        say_how_to_use(server, link, names if len(names) > 1 else ())
+        _say_how_to_use(server, link, names if len(names) > 1 else ())
 
-    with ExitStack() as closing:
+    with ExitStack() as opened:
         if http is not None and not server.models:
             http.open_without_model("None of the servers behind this gateway has answered yet.")
 
-        def open_model(served: ServedGatewayModel) -> None:
-            model = served.model
+        def open_model(ready: ServedGatewayModel) -> None:
+            model = ready.model
             for one in model.pool.servers:
                 named = f"{model.name}: " * (len(server.models) > 1)
                 say(f"{named}{one.opened.finding}.", style="dim")
                 for notice in one.opened.notices:
                     say(notice)
             if http is not None:
-                pair = closing.enter_context(_pair_over(model, served.verifying.inside()))
-                pair.prompts.check(asked.replies)
-                over_http = ServedModel(pair, pair.name, in_turns=False, options=asked.replies)
+                over_http = _served(asked, opened.enter_context(_pair_over(model, ready.verifying.inside())))
                 (http.open if model is server.models[0] else http.add)(over_http)
 
-        def open_late(served: ServedGatewayModel) -> None:
+        def open_late(ready: ServedGatewayModel) -> None:
             try:
-                open_model(served)
+                open_model(ready)
             except EdgeError as error:
-                say(f"{served.model.name} is not served over HTTP. {error}", style="yellow")
+                say(f"{ready.model.name} is not served over HTTP. {error}", style="yellow")
             if len(server.models) > 1:  # with a single model nothing has changed
                 say_how()
 
@@ -251,15 +247,14 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
         if http is not None:
             http.add_metrics(lambda: families(server.backends, len(server.away)))
             print_urls(http)
-        serve_until_stopped(server, http, link)
+        _serve_until_stopped(server, http, link)
 
 
 def _check_gateway(ctx: typer.Context, asked: Asked) -> None:
     """Refuse a gateway without a tokenizer, and options for a model that it does not load."""
     not_computed = "no model is computed here"
-    refused = {"draft": not_computed} if on_command_line(ctx, "draft") else {}
-    if on_command_line(ctx, "sessions"):
-        refused["sessions"] = "its servers keep the texts"
+    refused = {"draft": not_computed, "sessions": "its servers keep the texts"}
+    refused = {name: why for name, why in refused.items() if on_command_line(ctx, name)}
     for name, why in (refused | dict.fromkeys(asked.hardware.given, not_computed)).items():
         raise InvalidOption(f"{dashed(name)} has no meaning with --upstream: {why}.", "Leave it out.")
     if not asked.served.model:
@@ -286,16 +281,9 @@ def _pair_over(model: GatewayModel, verifier: ColocatedVerifier) -> LLM:
 
 def hosts_of(server: Listener, interface: Sequence[str]) -> list[str]:
     """Return the hosts at which others reach a server: its address, or all addresses of this machine in the home."""
-    from ipaddress import ip_address
-
     from edgellm.rpc.discovery.interfaces import chosen_hosts
 
-    host = server.address.host
-    try:
-        everywhere = ip_address(host).is_unspecified
-    except ValueError:  # a name
-        everywhere = False
-    return chosen_hosts(interface) if everywhere else [host]
+    return chosen_hosts(interface) if is_unspecified(server.address.host) else [server.address.host]
 
 
 @contextmanager
@@ -308,7 +296,8 @@ def announcing(server: Listener, link: LinkOptions) -> Iterator[None]:
     if trust is None or address.loopback or not link.announce:
         yield
         return
-    hosts = [host for host in hosts_of(server, link.interface) if _is_ipv4(host)]  # announcements are made over IPv4
+    # announcements are made over IPv4
+    hosts = [host for host in hosts_of(server, link.interface) if host.replace(".", "").isdigit()]
     short = trust.identity.id.short
 
     def warn_of_copies() -> None:
@@ -324,20 +313,13 @@ def announcing(server: Listener, link: LinkOptions) -> Iterator[None]:
         yield
 
 
-def serve_until_stopped(server: Listener, http: HttpServer | None, link: LinkOptions) -> None:
+def _serve_until_stopped(server: Listener, http: HttpServer | None, link: LinkOptions) -> None:
     """Serve devices, and HTTP if it is given, until the user stops them; close `server`."""
-    with announcing(server, link):
-        try:
-            until_stopped([http, server])
-        finally:
-            server.close()
+    with announcing(server, link), closing(server):
+        until_stopped([http, server])
 
 
-def _is_ipv4(host: str) -> bool:
-    return host.replace(".", "").isdigit()
-
-
-def say_how_to_use(server: Listener, link: LinkOptions, models: Sequence[str] = ()) -> None:
+def _say_how_to_use(server: Listener, link: LinkOptions, models: Sequence[str] = ()) -> None:
     """Print how devices have drafts verified here, by one of several `models` if there are."""
     from edgellm.rpc.address import ModelAddress
 
@@ -346,13 +328,12 @@ def say_how_to_use(server: Listener, link: LinkOptions, models: Sequence[str] = 
             say(f"Use it with: edgellm chat --verifier {ModelAddress(server.address, model)}", style="bold")
         return
     say("Use it on a paired device with: edgellm chat --verifier auto", style="bold")
+    else_ = "or to choose a model" if models else "or, if it is not found"
     for host in hosts_of(server, link.interface):
         for model in models or ("",):
             where = ModelAddress(replace(server.address, host=host), model)
-            say(f"{'or to choose a model' if models else 'or, if it is not found'}: edgellm chat --peer {where}",
-                style="dim")  # fmt: skip
+            say(f"{else_}: edgellm chat --peer {where}", style="dim")
 
 
-def print_server_event(event: ServerEvent) -> None:
-    """Print a server's report with its time."""
-    say(f"{time.strftime('%H:%M:%S')}  {event.text}")
+def _print_report(event: ServerEvent) -> None:
+    print_event(event.text, style="")
