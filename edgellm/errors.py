@@ -65,8 +65,8 @@ class ModelUnsupported(EdgeError):
 
 
 class VocabularyMismatch(EdgeError):
-    """Draft model and verifier have different vocabularies. `tokenizer` is the SHA-256 in hex of the verifier's
-    tokenizer, which it sends to devices; "" if it does not."""
+    """Draft model and verifier have different vocabularies. `tokenizer` is the SHA-256 in hex of the one that the
+    verifier sends to devices; "" if it sends none."""
 
     def __init__(self, what: str, next_step: str, tokenizer: str = "") -> None:
         super().__init__(what, next_step)
@@ -102,20 +102,8 @@ class PlanImpossible(EdgeError):
     """The devices together cannot hold the model."""
 
 
-class ConfigUnusable(EdgeError):
-    """The settings file is invalid, or has an invalid value."""
-
-    exit_code = 2
-
-
 class ServiceFailed(EdgeError):
     """The system's manager of services is missing, or refuses a request."""
-
-
-class FleetUnreadable(EdgeError):
-    """The devices file is invalid, or has an invalid value."""
-
-    exit_code = 2
 
 
 class PromptTooLong(EdgeError):
@@ -243,10 +231,6 @@ class StoreBusy(LayersRefused):
 
 class LayersMissing(EdgeError):
     """Layers of a model are missing from this store, or incomplete."""
-
-
-class DeployFailed(EdgeError):
-    """Sending layers to a device failed; the part that has arrived is kept."""
 
 
 class DeviceLost(EdgeError):

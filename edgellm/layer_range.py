@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 from edgellm.errors import InvalidOption
 
+HERE = "here"
+"""The name of this device in a split, and in a plan."""
+EXAMPLE = "Give NAME:FIRST-LAST for every device, in order: --split here:1-12,desk:13-24"
+_PART = re.compile(r"(.+):(\d+)(?:-(\d+))?")
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class LayerRange:
@@ -39,16 +44,6 @@ class LayerRange:
         return f"{self.start + 1}" if len(self) == 1 else f"{self.start + 1}-{self.stop}"
 
 
-HERE = "here"
-"""The name of this device in a split, and in a plan."""
-
-
-EXAMPLE = "Give NAME:FIRST-LAST for every device, in order: --split here:1-12,desk:13-24"
-
-
-_PART = re.compile(r"(.+):(\d+)(?:-(\d+))?")
-
-
 @dataclass(frozen=True, slots=True)
 class StageShare:
     """Layers, and the name of the device that is to hold them."""
@@ -58,32 +53,29 @@ class StageShare:
 
 
 def read_split(text: str) -> tuple[StageShare, ...]:
-    """Parse the value of `--split`: names and layers counted from 1, both ends included.
-
-    Raises:
-        InvalidOption: it is not a valid split.
-    """
+    """Parse the value of `--split`: names and layers counted from 1, both ends included. Raise InvalidOption where it
+    is not a valid split."""
     shares = []
-    for part in text.split(","):
-        match = _PART.fullmatch(part.strip())
+    for part in map(str.strip, text.split(",")):
+        match = _PART.fullmatch(part)
         if match is None:
-            raise InvalidOption(f"{part.strip()!r} is not a part of a split.", EXAMPLE)
+            raise InvalidOption(f"{part!r} is not a part of a split.", EXAMPLE)
         first, last = int(match[2]), int(match[3] or match[2])
         if not 1 <= first <= last:
-            raise InvalidOption(f"{part.strip()!r} has an invalid range of layers.", EXAMPLE)
+            raise InvalidOption(f"{part!r} has an invalid range of layers.", EXAMPLE)
         shares.append(StageShare(match[1], LayerRange(first - 1, last)))
     return tuple(shares)
 
 
 def ranges(layers: Iterable[int]) -> str:
     """Format layers, counted from 0, for people, who count from 1: 1-4, 7."""
-    runs: list[list[int]] = []
+    runs: list[LayerRange] = []
     for layer in sorted(layers):
-        if runs and runs[-1][1] == layer - 1:
-            runs[-1][1] = layer
+        if runs and runs[-1].stop == layer:
+            runs[-1] = LayerRange(runs[-1].start, layer + 1)
         else:
-            runs.append([layer, layer])
-    return ", ".join(f"{a + 1}" if a == b else f"{a + 1}-{b + 1}" for a, b in runs) or "none"
+            runs.append(LayerRange(layer, layer + 1))
+    return ", ".join(map(str, runs)) or "none"
 
 
 def chain(ranges: Iterable[LayerRange], layers: LayerRange) -> tuple[LayerRange, ...]:

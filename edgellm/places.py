@@ -8,17 +8,10 @@ from pathlib import Path
 
 import platformdirs
 
-_PACKAGE = Path(__file__).parent
-
-
-def config_dir() -> Path:
-    """Return the folder of the user's settings, `config.toml`. It need not exist."""
-    return _folder("config", platformdirs.user_config_path)
-
 
 def config_file() -> Path:
     """Return the path of the settings file, which need not exist."""
-    return config_dir() / "config.toml"
+    return _folder("config", platformdirs.user_config_path) / "config.toml"
 
 
 def data_dir() -> Path:
@@ -38,7 +31,8 @@ def state_dir() -> Path:
 
 def bundled_dirs() -> tuple[Path, Path]:
     """Return the folders that may hold the bundled models: that of an installed package, and that of a checkout."""
-    return _PACKAGE / "bundled", _PACKAGE.parent / "models"
+    package = Path(__file__).parent
+    return package / "bundled", package.parent / "models"
 
 
 def _folder(name: str, usual: Callable[[str], Path]) -> Path:

@@ -22,11 +22,11 @@ if sys.platform != "win32":
     import fcntl
     import resource
 
+BINARY: int = getattr(os, "O_BINARY", 0)
 NO_LINKS: int = getattr(os, "O_NOFOLLOW", 0)
 """A flag of `os.open`: a link is not followed; on Windows it is."""
-NOT_BLOCKING: int = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+NOT_BLOCKING: int = getattr(os, "O_NONBLOCK", 0) | BINARY
 """Flags of `os.open`: a pipe is not waited for, and bytes are as they are in the file."""
-BINARY: int = getattr(os, "O_BINARY", 0)
 NOT_INHERITED: int = getattr(os, "O_CLOEXEC", 0)
 FOLDER: int = getattr(os, "O_DIRECTORY", 0)
 """A flag of `os.open`: anything but a folder is refused."""
@@ -36,23 +36,16 @@ SHARES_CORES = sys.platform == "linux"
 """True where processes can see in shared memory which other processes compute and are alive."""
 _PERFORMANCE = 0.5  # share of the best processor's capacity; efficiency cores have less
 _DONTNEED = 4  # MADV_DONTNEED
-_THREADS = Path("/proc/self/task")
-_PROCESSORS = Path("/sys/devices/system/cpu")
+_THREADS, _PROCESSORS = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
 _HYBRID = Path("/sys/devices/cpu_core/cpus")  # performance cores of Intel's hybrid processors
 CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 """Linux's paths of the limits of control groups (cgroup), and of the list of this process's groups."""
-_V1_MEMORY = "memory.limit_in_bytes", "memory.usage_in_bytes"
-_V2_MEMORY = "memory.max", "memory.current"
+_MEMORY_FILES = (("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current"))
 _WINDOWS_AVX2, _WINDOWS_AVX512 = 40, 41  # PF_AVX2_INSTRUCTIONS_AVAILABLE, PF_AVX512F_INSTRUCTIONS_AVAILABLE
-_CARDS = ("/dev/dri", "/dev/nvidiactl", "/dev/dxg")
-
-
-# --- files ----------------------------------------------------------------------------------------------------------
 
 
 def lock_shared(file: BinaryIO) -> None:
-    """Lock an open file until it is closed, beside other shared locks. Do nothing on Windows, where an open file cannot
-    be removed."""
+    """Lock an open file until it is closed, beside other shared locks; on Windows an open file cannot be removed."""
     if sys.platform != "win32":
         fcntl.flock(file, fcntl.LOCK_SH)
 
@@ -67,14 +60,11 @@ def lock_exclusive(file: BinaryIO) -> None:
 
 
 def try_lock(file: int) -> bool:
-    """Try to lock an open file until it is closed or this process ends; return whether it is locked, never on
-    Windows."""
+    """Lock an open file until it is closed or this process ends; return False if others have, and on Windows."""
     if sys.platform != "win32":
-        try:
+        with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
+            return True
     return False
 
 
@@ -95,9 +85,7 @@ def is_mine(found: os.stat_result) -> bool:
 
 def user() -> str:
     """Return the user's number, "0" where there is none."""
-    if sys.platform != "win32":
-        return str(os.getuid())
-    return "0"
+    return "0" if sys.platform == "win32" else str(os.getuid())
 
 
 def close_to_others(file: int) -> None:
@@ -136,15 +124,10 @@ def drop_pages(file: int) -> str:
     return "perhaps from memory: this system cannot drop a file's pages"
 
 
-# --- this process ---------------------------------------------------------------------------------------------------
-
-
 def limit(name: str, value: int, *, soft: bool = False) -> None:
     """Set a limit such as RLIMIT_CORE, for good unless `soft`; do nothing where the system lacks the limit."""
-    if sys.platform != "win32":
-        number = getattr(resource, name, None)
-        if number is None:
-            return
+    if sys.platform != "win32" and hasattr(resource, name):
+        number = getattr(resource, name)
         _, most = resource.getrlimit(number)
         value = value if most == resource.RLIM_INFINITY else min(value, most)
         with suppress(OSError, ValueError):
@@ -161,6 +144,14 @@ def mapped_memory() -> int | None:
     return _pages(2)
 
 
+def _pages(column: int) -> int | None:
+    """Return the bytes in a column of this process's memory; None where the system does not tell."""
+    if sys.platform == "linux":
+        with suppress(OSError), open("/proc/self/statm", "rb") as pages:  # noqa: PTH123
+            return int(pages.read().split()[column]) * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
 def release_mapped(path: Path) -> None:
     """Release this process's memory of a file that is mapped read-only; pages are read again when needed. Systems other
     than Linux do so when memory is short."""
@@ -171,14 +162,6 @@ def release_mapped(path: Path) -> None:
             if name == real and "w" not in access:
                 start, end = (int(address, 16) for address in addresses.split("-"))
                 advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONTNEED)
-
-
-def _pages(column: int) -> int | None:
-    """Return the bytes in a column of this process's memory; None where the system does not tell."""
-    if sys.platform == "linux":
-        with suppress(OSError), open("/proc/self/statm", "rb") as pages:  # noqa: PTH123
-            return int(pages.read().split()[column]) * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def be_killed_first() -> None:
@@ -219,14 +202,10 @@ def end_process(process: int) -> None:
 
 def is_stopped(process: int) -> bool:
     """Return whether a process was stopped by a signal or a debugger; False where that is unknown."""
-    try:
+    with suppress(OSError):
         status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] in ("T", "t")
-
-
-# --- memory and control groups --------------------------------------------------------------------------------------
+        return status.rpartition(")")[2].split()[0] in ("T", "t")
+    return False
 
 
 def total_memory() -> int:
@@ -246,20 +225,17 @@ def available_memory() -> tuple[int, str]:
 
 
 def _memory_limits() -> Iterator[tuple[int, int]]:
-    """Yield the limit in bytes, and the bytes left, of each control group that has a limit."""
+    """Yield the limit in bytes, and the bytes left, of each control group that has a limit. Files that a group keeps in
+    memory are given up for programs."""
     for group in _control_groups("memory"):
-        for names in (_V1_MEMORY, _V2_MEMORY):
+        cached = 0
+        with suppress(OSError, ValueError):
+            values = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+            cached = sum(int(values.get(name, 0)) for name in ("active_file", "inactive_file"))
+        for names in _MEMORY_FILES:
             with suppress(OSError, ValueError):  # "max": no limit
                 limit, used = (int((group / name).read_text(encoding="ascii")) for name in names)
-                yield limit, max(0, limit - used + _cached(group / "memory.stat"))
-
-
-def _cached(stat: Path) -> int:
-    """Return the bytes of files that a control group keeps in memory, and gives up for programs."""
-    with suppress(OSError, ValueError):
-        values = dict(line.split() for line in stat.read_text(encoding="ascii").splitlines())
-        return sum(int(values.get(name, 0)) for name in ("active_file", "inactive_file"))
-    return 0
+                yield limit, max(0, limit - used + cached)
 
 
 def _control_groups(controller: str) -> Iterator[Path]:
@@ -274,7 +250,18 @@ def _control_groups(controller: str) -> Iterator[Path]:
                 yield from (group for group in (folder, *folder.parents) if group.is_relative_to(root))
 
 
-# --- processors -----------------------------------------------------------------------------------------------------
+def processor_quota() -> int | None:
+    """Return the processors' worth of time that the control groups grant, rounded up; None without a limit."""
+    granted, old = [], ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    for group in _control_groups("cpu"):
+        with suppress(OSError, ValueError, ZeroDivisionError):  # "max" or -1: no limit
+            try:
+                quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
+            except FileNotFoundError:
+                quota, period = ((group / name).read_text(encoding="ascii") for name in old)
+            if int(quota) > 0:
+                granted.append(-(-int(quota) // int(period)))
+    return min(granted, default=None)
 
 
 def processor() -> str:
@@ -330,8 +317,7 @@ def performance_cores() -> int:
 def fast_processors(processors: Collection[int]) -> Collection[int]:
     """Return the `processors` of performance cores; all of them where the system does not tell cores apart."""
     with suppress(OSError, ValueError):
-        fast = processor_list(_HYBRID.read_text(encoding="ascii")) & set(processors)
-        return fast or processors
+        return processor_list(_HYBRID.read_text(encoding="ascii")) & set(processors) or processors
     capacity: dict[int, int] = {}
     for cpu in processors:
         with suppress(OSError, ValueError):
@@ -347,17 +333,15 @@ def processor_list(text: str) -> set[int]:
 
 
 def _siblings(cpu: int) -> str:
-    try:
+    with suppress(OSError):
         return (_PROCESSORS / f"cpu{cpu}" / "topology/thread_siblings_list").read_text(encoding="ascii").strip()
-    except OSError:
-        return str(cpu)
+    return str(cpu)
 
 
 def fast_cores(information: bytes) -> int:
     """Return the number of cores of the highest efficiency class, in what Windows'
     GetLogicalProcessorInformationEx(RelationProcessorCore) returns. Raise struct.error if it is cut off."""
-    classes: list[int] = []
-    at = 0
+    classes, at = [], 0
     while at < len(information):
         relation, size, _flags, efficiency = struct.unpack_from("<IIBB", information, at)
         if relation == 0:
@@ -368,8 +352,7 @@ def fast_cores(information: bytes) -> int:
 
 def _processor_information() -> bytes:
     """Return Windows' information about its cores. Raise OSError where there is none."""
-    query = ctypes.CDLL("kernel32").GetLogicalProcessorInformationEx
-    size = ctypes.c_uint32(0)
+    query, size = ctypes.CDLL("kernel32").GetLogicalProcessorInformationEx, ctypes.c_uint32(0)
     query(0, None, ctypes.byref(size))
     buffer = ctypes.create_string_buffer(size.value)
     if not query(0, buffer, ctypes.byref(size)):
@@ -379,35 +362,21 @@ def _processor_information() -> bytes:
 
 def may_have_card() -> bool:
     """Return whether there may be a graphics card: on Linux, whether a driver has made a device for one."""
-    return sys.platform != "linux" or any(Path(device).exists() for device in _CARDS)
-
-
-def processor_quota() -> int | None:
-    """Return the processors' worth of time that the control groups grant, rounded up; None without a limit."""
-    granted = []
-    old = "cpu.cfs_quota_us", "cpu.cfs_period_us"
-    for group in _control_groups("cpu"):
-        with suppress(OSError, ValueError, ZeroDivisionError):  # "max" or -1: no limit
-            try:
-                quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
-            except FileNotFoundError:
-                quota, period = ((group / name).read_text(encoding="ascii") for name in old)
-            if int(quota) > 0:
-                granted.append(-(-int(quota) // int(period)))
-    return min(granted, default=None)
+    drivers = ("/dev/dri", "/dev/nvidiactl", "/dev/dxg")
+    return sys.platform != "linux" or any(Path(device).exists() for device in drivers)
 
 
 def running_threads() -> int:
     """Return the number of running or runnable threads of the system; 0 if unknown."""
-    try:
+    with suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[0])
-    except (OSError, ValueError, IndexError):
-        return 0
+    return 0
 
 
 def load() -> float:
     """Return the number of threads that ran or could run in the last minute; 0 if unknown."""
-    if sys.platform != "win32":
-        with suppress(OSError):
-            return os.getloadavg()[0]
+    import psutil
+
+    with suppress(OSError):
+        return float(psutil.getloadavg()[0])
     return 0.0

@@ -55,6 +55,10 @@ class StoredConversation:
         past = store.find(which) if which is not None else store.latest() if again else Conversation.new()
         return cls(store, past, on and History().on)
 
+    def begin(self) -> None:
+        """Begin a new conversation; the stored one stays."""
+        self.conversation = self.conversation.new()
+
     def save(self, messages: Sequence[Message]) -> None:
         """Store these messages as the conversation; without any, remove it. An error is printed once, and ends the
         storing."""
@@ -240,7 +244,7 @@ class Chat:
         """Forget all messages; the stored copy stays, and a new copy begins."""
         self._turns, self._left_out, self.summary = [], 0, None
         if self._stored is not None:
-            self._stored.conversation = self._stored.conversation.new()
+            self._stored.begin()
 
     def close(self) -> None:
         """Close the models."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import typer
 from rich.console import Group, RenderableType
@@ -14,9 +14,6 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from edgellm.cli.views.console import out
-
-if TYPE_CHECKING:
-    from edgellm.cli.app import Page
 
 WIDTH = 100
 """Columns of a page, at most."""
@@ -31,6 +28,7 @@ PANELS = (
 """The sections of options that `--help` of a command with more than `SHORT` leaves out, in their order."""
 _OPTIONS = "Options"
 _NAME = "cyan"
+Page: TypeAlias = Any  # of `edgellm.cli.app`, which imports this module when it is asked for a page
 _NOTE = re.compile(r"(.*?) *\[((?:env var|default|required).*)\]", re.DOTALL)
 _DEFAULT = re.compile(r"default: \((.*?)\)(?=[];])")
 _RANGE = re.compile(r"; x>=[\d.]+\]")

@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from edgellm.cli.options.records import options_of
-from edgellm.errors import ConfigUnusable, StateDamaged
+from edgellm.errors import InvalidOption, StateDamaged
 from edgellm.places import config_file
 
 FILE, DEFAULT = "file", "default"
@@ -39,7 +39,7 @@ def read_file(root: typer.Context) -> dict[str, Any]:
     """Return the values in the settings file as a default map: by command, then by parameter.
 
     Raises:
-        ConfigUnusable: the file is not TOML, names an unknown command or option, or has a value of a wrong type.
+        InvalidOption: the file is not TOML, names an unknown command or option, or has a value of a wrong type.
     """
     from edgellm.storage.state import read_toml
 
@@ -47,14 +47,14 @@ def read_file(root: typer.Context) -> dict[str, Any]:
     try:
         return _default_map(root, read_toml(path, _MAX_BYTES) or {}, "")
     except StateDamaged as error:
-        raise ConfigUnusable(f"{path} cannot be read as TOML: {error.reason}.", "Correct it or move it away.") from None
+        raise InvalidOption(f"{path} cannot be read as TOML: {error.reason}.", "Correct it or move it away.") from None
 
 
 def write_settings(root: typer.Context, tables: Mapping[str, Mapping[str, str]]) -> None:
     """Set options in the settings file, by command; comments and everything else in it stay as they are.
 
     Raises:
-        ConfigUnusable: the file has an error, or the options are written in it in a form that only its user can change.
+        InvalidOption: the file has an error, or the options are written in it in a form that only its user can change.
     """
     from edgellm.storage.state import read_state, write_state
 
@@ -74,7 +74,7 @@ def write_settings(root: typer.Context, tables: Mapping[str, Mapping[str, str]])
     if not same:
         shown = (f"[{table}] {name} = {value!r}" for table, values in tables.items() for name, value in values.items())
         what = f"{path} is written in a form that edgellm cannot change."
-        raise ConfigUnusable(what, f"Write into it: {'; '.join(shown)}")
+        raise InvalidOption(what, f"Write into it: {'; '.join(shown)}")
     write_state(path.resolve() if path.is_symlink() else path, after)
 
 
@@ -137,12 +137,12 @@ def _default_map(context: typer.Context, table: Mapping[str, Any], prefix: str) 
             known = [f"[{prefix}{child}]" for child in children] or list(options)
             near = difflib.get_close_matches(f"[{prefix}{name}]" if children else name, known, 1)
             next_step = f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(known)}."
-            raise ConfigUnusable(f"{where} is not {kind}.", next_step)
+            raise InvalidOption(f"{where} is not {kind}.", next_step)
         found[option.name] = [value] if option.multiple and not isinstance(value, list) else value
         try:
             option.process_value(context, found[option.name])
         except typer.BadParameter as error:
             shown, why = json.dumps(value, default=str)[:60], error.message.removeprefix("Value error, ").rstrip(".")
             next_step = f"Correct it; see: {context.command_path} --help"
-            raise ConfigUnusable(f"{where} cannot be {shown}: {why[:300]}.", next_step) from None
+            raise InvalidOption(f"{where} cannot be {shown}: {why[:300]}.", next_step) from None
     return found

@@ -45,8 +45,8 @@ class Conversing:
     def __init__(self, session: Chat, display: Display, opener: ChatPairOpener, models: tuple[str, str] | None) -> None:
         self.session, self.display, self.models = session, display, models
         self.left = False  # whether the user has left
-        self.heard: Heard = []  # the last reply
-        self.saved: Path | None = None
+        self._heard: Heard = []  # the last reply
+        self._saved: Path | None = None
         self._opener = opener
 
     def enter(self, line: str) -> None:
@@ -68,8 +68,8 @@ class Conversing:
     def answer(self, question: str, temperature: float | None = None) -> bool:
         """Print the reply to a question; return whether it is part of the conversation now."""
         reply = self.session.ask(question, temperature)
-        self.heard = []
-        summary = print_reply(reply, self.display, self.heard)
+        self._heard = []
+        summary = print_reply(reply, self.display, self._heard)
         self.session.add_reply(summary)
         return bool(summary.text)
 
@@ -90,6 +90,145 @@ class Conversing:
         pair = self._opener.open(draft, verifier)
         self.session.use(pair, self._opener.recall(pair))
         self.models = (draft, verifier)
+
+    def list_commands(self, _: str) -> None:
+        width = max(len(f"{one.name} {one.arguments}") for one in COMMANDS)
+        for one in COMMANDS:
+            say(f"{f'{one.name} {one.arguments}':<{width}}  {one.about}")
+        say(KEYS, style="dim")
+        if self.display.colours:
+            print_legend()
+
+    def leave(self, _: str) -> None:
+        self.left = True
+
+    def clear(self, _: str) -> None:
+        self.session.clear()
+        self._heard, self._saved = [], None
+        say("The next question starts a new conversation.", style="dim")
+
+    def show_stats(self, _: str) -> None:
+        if (summary := self.session.summary) is None:
+            say("There is no reply yet.", style="dim")
+            return
+        print_stats(summary)
+        used, length = summary.prompt_tokens + summary.tokens, self.session.pair.context_length
+        say(f"{used} of {length} tokens of context are used.")
+
+    def show_colours(self, words: str) -> None:
+        if words not in ("", "on", "off"):
+            raise InvalidOption(f"/colors {words} is not known.", "Type /colors, /colors on or /colors off.")
+        on = words == "on" or (not words and not self.display.colours)
+        self.display = replace(self.display, colours=on)
+        if not on:
+            say("Replies are shown as text with rendered Markdown.", style="dim")
+            return
+        if self._heard:
+            print_again(self._heard)
+        print_legend()
+
+    def retry(self, words: str) -> None:
+        session = self.session
+        try:
+            temperature = float(words) if words else None
+        except ValueError:
+            raise InvalidOption(f"{words} is not a temperature.", "Type /retry, or /retry 0.8") from None
+        turn = session.undo()
+        if turn is None:
+            say("There is no question to ask again.", style="dim")
+            return
+        say(f"> {one_line(turn.question.content)}", style="dim")
+        added = False
+        try:
+            added = self.answer(turn.question.content, temperature)
+        finally:
+            if not added:
+                session.put_back(turn)
+        if not words and session.turns[-1][1] in [reply.content for reply in turn.replies]:
+            say("The same reply again. For another one: /retry 0.8", style="dim")
+
+    def undo(self, _: str) -> None:
+        turn = self.session.undo()
+        taken = None if turn is None else f"Taken back: {one_line(turn.question.content)}"
+        say(taken or "There is nothing to undo.", style="dim")
+
+    def set_system(self, words: str) -> None:
+        session = self.session
+        if words:
+            session.set_system(None if words == "off" else words)
+            say("The system prompt is changed." if words != "off" else "There is no system prompt now.", style="dim")
+        elif session.system is None:
+            say("There is no system prompt. Set one: /system TEXT", style="dim")
+        else:
+            say(session.system)
+
+    def context(self, words: str) -> None:
+        session = self.session
+        action, _, name = words.partition(" ")
+        if not words:
+            for known, text in session.context.items():
+                say(f"{one_line(known)}  {session.pair.count_tokens(text)} tokens")
+            if not session.context:
+                say("There is no file to answer from. Add one: /context FILE", style="dim")
+        elif action == "drop" and name.strip():
+            if not session.drop_context(name.strip()):
+                raise InvalidOption(f"{name.strip()} is not in the context.", "Type /context to see what is.")
+            say(f"{one_line(name)} is no longer in the context.", style="dim")
+        else:
+            path = words.strip("'\"")
+            session.add_context(path, text := read_text(Path(path)))
+            say(
+                f"{one_line(path)} ({session.pair.count_tokens(text)} tokens) comes with the next question.",
+                style="dim",
+            )
+
+    def model(self, words: str) -> None:
+        from edgellm.cli.commands.models import fitting_draft, here_or_pulled
+
+        if not words:
+            self._list_models()
+            return
+        name, _, draft = words.partition(" ")
+        if self.models is not None:
+            path = here_or_pulled(name, yes=False)
+            if not draft:
+                draft, reason = fitting_draft(name, path)
+                say(reason, style="dim")
+            elif draft.strip() != "none":
+                here_or_pulled(draft.strip(), yes=False)
+        self.switch(draft.strip(), name)
+        say(f"{name} answers from now on; the conversation goes on.", style="dim")
+
+    def _list_models(self) -> None:
+        from edgellm.storage import list_models
+
+        draft, verifier = self.models or (None, None)
+        made = Table(box=None, show_header=False, pad_edge=False)
+        for model in list_models():
+            role = "verifies" if model.name == verifier else "drafts" if model.name == draft else ""
+            made.add_row("*" if role else " ", one_line(model.name), size(model.size), role)
+        err().print(made)
+        say("Switch: /model NAME, or /model NAME DRAFT. Others: edgellm catalog", style="dim")
+
+    def save(self, words: str) -> None:
+        """Write the conversation to a file that is not there yet, or was written by this conversation."""
+        session = self.session
+        if not session.turns:
+            say("There is nothing to save yet.", style="dim")
+            return
+        title = re.sub(r"\W+", "-", session.turns[0][1].lower())[:_MOST_TITLE].strip("-") or "conversation"
+        free = (Path(f"{title}{'' if number == 1 else f'-{number}'}.md") for number in itertools.count(1))
+        target = Path(words.strip("'\"")).expanduser() if words else self._saved
+        target = target or next(path for path in free if not path.exists())
+        try:
+            with target.open("w" if target == self._saved else "x", encoding="utf-8") as file:
+                file.write(transcript(session))
+        except FileExistsError:
+            raise InvalidOption(f"{target} exists.", "Give another name: /save FILE") from None
+        except OSError as error:
+            raise InvalidOption(f"{target} cannot be written: {error.strerror}.", "Give another: /save FILE") from error
+        self._saved = target
+        say(f"saved to {target}", style="dim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,104 +258,7 @@ def completions(conversing: Conversing, line: str) -> Iterator[tuple[str, int, s
         yield from ((text, len(rest), about) for text, about in command.complete(conversing, rest))
 
 
-def _help(conversing: Conversing, _: str) -> None:
-    width = max(len(f"{one.name} {one.arguments}") for one in COMMANDS)
-    for one in COMMANDS:
-        say(f"{f'{one.name} {one.arguments}':<{width}}  {one.about}")
-    say(KEYS, style="dim")
-    if conversing.display.colours:
-        print_legend()
-
-
-def _bye(conversing: Conversing, _: str) -> None:
-    conversing.left = True
-
-
-def _clear(conversing: Conversing, _: str) -> None:
-    conversing.session.clear()
-    conversing.heard, conversing.saved = [], None
-    say("The next question starts a new conversation.", style="dim")
-
-
-def _stats(conversing: Conversing, _: str) -> None:
-    if (summary := conversing.session.summary) is None:
-        say("There is no reply yet.", style="dim")
-        return
-    print_stats(summary)
-    used, length = summary.prompt_tokens + summary.tokens, conversing.session.pair.context_length
-    say(f"{used} of {length} tokens of context are used.")
-
-
-def _colors(conversing: Conversing, words: str) -> None:
-    if words not in ("", "on", "off"):
-        raise InvalidOption(f"/colors {words} is not known.", "Type /colors, /colors on or /colors off.")
-    on = words == "on" or (not words and not conversing.display.colours)
-    conversing.display = replace(conversing.display, colours=on)
-    if not on:
-        say("Replies are shown as text with rendered Markdown.", style="dim")
-        return
-    if conversing.heard:
-        print_again(conversing.heard)
-    print_legend()
-
-
-def _retry(conversing: Conversing, words: str) -> None:
-    session = conversing.session
-    try:
-        temperature = float(words) if words else None
-    except ValueError:
-        raise InvalidOption(f"{words} is not a temperature.", "Type /retry, or /retry 0.8") from None
-    turn = session.undo()
-    if turn is None:
-        say("There is no question to ask again.", style="dim")
-        return
-    say(f"> {one_line(turn.question.content)}", style="dim")
-    added = False
-    try:
-        added = conversing.answer(turn.question.content, temperature)
-    finally:
-        if not added:
-            session.put_back(turn)
-    if not words and session.turns[-1][1] in [reply.content for reply in turn.replies]:
-        say("The same reply again. For another one: /retry 0.8", style="dim")
-
-
-def _undo(conversing: Conversing, _: str) -> None:
-    turn = conversing.session.undo()
-    taken = None if turn is None else f"Taken back: {one_line(turn.question.content)}"
-    say(taken or "There is nothing to undo.", style="dim")
-
-
-def _system(conversing: Conversing, words: str) -> None:
-    session = conversing.session
-    if words:
-        session.set_system(None if words == "off" else words)
-        say("The system prompt is changed." if words != "off" else "There is no system prompt now.", style="dim")
-    elif session.system is None:
-        say("There is no system prompt. Set one: /system TEXT", style="dim")
-    else:
-        say(session.system)
-
-
-def _context(conversing: Conversing, words: str) -> None:
-    session = conversing.session
-    action, _, name = words.partition(" ")
-    if not words:
-        for known, text in session.context.items():
-            say(f"{one_line(known)}  {session.pair.count_tokens(text)} tokens")
-        if not session.context:
-            say("There is no file to answer from. Add one: /context FILE", style="dim")
-    elif action == "drop" and name.strip():
-        if not session.drop_context(name.strip()):
-            raise InvalidOption(f"{name.strip()} is not in the context.", "Type /context to see what is.")
-        say(f"{one_line(name)} is no longer in the context.", style="dim")
-    else:
-        path = words.strip("'\"")
-        session.add_context(path, text := read_text(Path(path)))
-        say(f"{one_line(path)} ({session.pair.count_tokens(text)} tokens) comes with the next question.", style="dim")
-
-
-def _context_names(conversing: Conversing, words: str) -> Completions:
+def _texts(conversing: Conversing, words: str) -> Completions:
     if words.startswith("drop "):
         return [(f"drop {name}", "") for name in conversing.session.context if f"drop {name}".startswith(words)]
     action = [("drop ", "remove a file")] if conversing.session.context and "drop ".startswith(words) else []
@@ -228,62 +270,11 @@ def _files(_: Conversing, words: str) -> Completions:
     return [(words[: len(words) + one.start_position] + one.text, "") for one in found]
 
 
-def _model(conversing: Conversing, words: str) -> None:
-    from edgellm.cli.commands.models import fitting_draft, here_or_pulled
-
-    if not words:
-        _list_models(conversing)
-        return
-    name, _, draft = words.partition(" ")
-    if conversing.models is not None:
-        path = here_or_pulled(name, yes=False)
-        if not draft:
-            draft, reason = fitting_draft(name, path)
-            say(reason, style="dim")
-        elif draft.strip() != "none":
-            here_or_pulled(draft.strip(), yes=False)
-    conversing.switch(draft.strip(), name)
-    say(f"{name} answers from now on; the conversation goes on.", style="dim")
-
-
-def _list_models(conversing: Conversing) -> None:
-    from edgellm.storage import list_models
-
-    draft, verifier = conversing.models or (None, None)
-    made = Table(box=None, show_header=False, pad_edge=False)
-    for model in list_models():
-        role = "verifies" if model.name == verifier else "drafts" if model.name == draft else ""
-        made.add_row("*" if role else " ", one_line(model.name), size(model.size), role)
-    err().print(made)
-    say("Switch: /model NAME, or /model NAME DRAFT. Others: edgellm catalog", style="dim")
-
-
-def _model_names(_: Conversing, words: str) -> Completions:
+def _models(_: Conversing, words: str) -> Completions:
     from edgellm.cli.options.models import known_models
 
     before, space, last = words.rpartition(" ")
     return [(f"{before}{space}{name}", about) for name, about in dict(known_models(last)).items()]
-
-
-def _save(conversing: Conversing, words: str) -> None:
-    """Write the conversation to a file that is not there yet, or was written by this conversation."""
-    session = conversing.session
-    if not session.turns:
-        say("There is nothing to save yet.", style="dim")
-        return
-    title = re.sub(r"\W+", "-", session.turns[0][1].lower())[:_MOST_TITLE].strip("-") or "conversation"
-    free = (Path(f"{title}{'' if number == 1 else f'-{number}'}.md") for number in itertools.count(1))
-    target = Path(words.strip("'\"")).expanduser() if words else conversing.saved
-    target = target or next(path for path in free if not path.exists())
-    try:
-        with target.open("w" if target == conversing.saved else "x", encoding="utf-8") as file:
-            file.write(transcript(session))
-    except FileExistsError:
-        raise InvalidOption(f"{target} exists.", "Give another name: /save FILE") from None
-    except OSError as error:
-        raise InvalidOption(f"{target} cannot be written: {error.strerror}.", "Give another: /save FILE") from error
-    conversing.saved = target
-    say(f"saved to {target}", style="dim")
 
 
 def transcript(session: Chat) -> str:
@@ -298,16 +289,16 @@ def transcript(session: Chat) -> str:
 
 
 COMMANDS = (
-    SlashCommand("/help", "", "list the commands", _help),
-    SlashCommand("/model", "[NAME [DRAFT]]", "have another model answer, or list them", _model, _model_names),
-    SlashCommand("/context", "[FILE | drop FILE]", "answer from a file, or list the files", _context, _context_names),
-    SlashCommand("/system", "[TEXT | off]", "set or print the system prompt", _system),
-    SlashCommand("/retry", "[TEMPERATURE]", "ask the last question again, with another seed", _retry),
-    SlashCommand("/undo", "", "take back the last question and its reply", _undo),
-    SlashCommand("/clear", "", "start a new conversation; context files stay", _clear),
-    SlashCommand("/save", "[FILE]", "write the conversation to a Markdown file", _save, _files),
-    SlashCommand("/colors", "[on | off]", "show by colours which model wrote what", _colors),
-    SlashCommand("/stats", "", "print all figures of the last reply", _stats),
-    SlashCommand("/bye", "", "leave, as with exit, quit or Ctrl-D", _bye),
+    SlashCommand("/help", "", "list the commands", Conversing.list_commands),
+    SlashCommand("/model", "[NAME [DRAFT]]", "have another model answer, or list them", Conversing.model, _models),
+    SlashCommand("/context", "[FILE | drop FILE]", "answer from a file, or list the files", Conversing.context, _texts),
+    SlashCommand("/system", "[TEXT | off]", "set or print the system prompt", Conversing.set_system),
+    SlashCommand("/retry", "[TEMPERATURE]", "ask the last question again, with another seed", Conversing.retry),
+    SlashCommand("/undo", "", "take back the last question and its reply", Conversing.undo),
+    SlashCommand("/clear", "", "start a new conversation; context files stay", Conversing.clear),
+    SlashCommand("/save", "[FILE]", "write the conversation to a Markdown file", Conversing.save, _files),
+    SlashCommand("/colors", "[on | off]", "show by colours which model wrote what", Conversing.show_colours),
+    SlashCommand("/stats", "", "print all figures of the last reply", Conversing.show_stats),
+    SlashCommand("/bye", "", "leave, as with exit, quit or Ctrl-D", Conversing.leave),
 )  # fmt: skip
 """All commands, in the order in which they are listed."""

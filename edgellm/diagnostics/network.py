@@ -1,4 +1,4 @@
-"""The checks of `edgellm doctor` that need the network: interfaces, multicast, and each paired device.
+"""The checks of `edgellm doctor` that need the network: interfaces, multicast, and each paired device; all checks.
 
 Multicast and TCP fail for different reasons, so each is tried: missing announcements point to client isolation or a
 filter in the access point, and a TCP port that does not answer points to a firewall.
@@ -9,22 +9,80 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from edgellm.diagnostics.local import Finding, fine, note, problem
+from edgellm.diagnostics.local import Finding, examine_machine, fine, note, problem
 from edgellm.errors import EdgeError, PeerTooNew, PeerTooOld, ProtocolError, VerifierUnreachable
-from edgellm.rpc.address import Address
+from edgellm.llm.model_loading import is_url
+from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import run_in_network_loop
-from edgellm.rpc.discovery.interfaces import Interface, PortState, interfaces, probe_port
+from edgellm.rpc.discovery.interfaces import PortState, chosen_hosts, interfaces, probe_port
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce, browse, multicast_error, new_instance
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
 from edgellm.rpc.trust.handshake import PeerInfo
-from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL, check_version, program_version
+from edgellm.storage.default_pair import DEFAULT, resolve_pair
 
 LISTEN_SECONDS = 2.5
 _LONGEST_LISTEN = 10.0  # longest wait for this machine's own announcement
 _SKEW = 120.0  # seconds by which two clocks may differ
+
+
+def examine(*, draft: str = DEFAULT, peers: Sequence[str] = (), interfaces: Sequence[str] = ()) -> Iterator[Finding]:
+    """Yield the findings of all checks; this takes some seconds, as it listens to the network.
+
+    Args:
+        draft: the model whose vocabulary verifiers should have.
+        peers: addresses (HOST:PORT, or the URL of a stock server) to check too; a model behind # is left out of
+            HOST:PORT, as all that are served there are named.
+        interfaces: names or addresses of the networks to use, instead of those of the home.
+
+    Raises:
+        InvalidOption: one of `peers` is not an address, or there is no such interface.
+    """
+    from edgellm.engine import Model
+    from edgellm.storage import resolve
+
+    addresses = [ModelAddress.parse(text).address for text in peers if not is_url(text)]
+    hosts, vocabulary = chosen_hosts(interfaces), ""
+    draft = str(resolve_pair(draft, None).draft)
+    yield from examine_machine()
+    try:
+        with Model.load(resolve(draft)) as model:
+            vocabulary = model.vocabulary.fingerprint
+    except EdgeError as error:
+        yield problem("vocabulary", f"The draft model cannot be read: {error.what}", error.next_step)
+    for url in filter(is_url, peers):
+        yield from examine_server(url, draft)
+    yield from examine_interfaces(hosts)
+    try:
+        trust = Trust.load()
+        trust.peers.all()
+    except EdgeError:  # `examine_machine` has reported it
+        return
+    received = listen(trust.identity.id.short, hosts)
+    yield from examine_multicast(received, trust.identity.id.short, hosts)
+    yield from examine_peers(trust, received, vocabulary)
+    for address in addresses:
+        yield from examine_address(trust, address, vocabulary)
+
+
+def examine_server(url: str, draft: str) -> Iterator[Finding]:
+    """Report on the server at `url` for drafts of the model `draft`."""
+    from edgellm.engine.model import TEXT_ONLY, Model
+    from edgellm.storage import resolve
+    from edgellm.upstream.opening import open_upstream
+
+    try:
+        with Model.load(resolve(draft), TEXT_ONLY) as text:
+            opened = open_upstream(url, text)
+            opened.verifier.close()
+    except EdgeError as error:
+        yield problem("server", error.what, error.next_step)
+        return
+    yield fine("server", f"{opened.finding}.")
+    for notice in opened.notices:
+        yield note("server", notice, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +97,14 @@ def examine_interfaces(hosts: Sequence[str]) -> Iterator[Finding]:
     """Report the networks of this machine, and which of them are used."""
     known = interfaces()
     used = [one for one in known if set(one.hosts) & set(hosts)]
-    left = [one for one in known if one not in used]
+    others = "; ".join(f"{one.name} ({one.reason})" for one in known if one not in used)
     if not used:
-        yield problem(
-            "interfaces", f"This machine is not in a home network (interfaces: {_names(left) or 'none'}).",
-            "Join the home's network, or choose an interface with --interface.",
-        )  # fmt: skip
+        what = f"This machine is not in a home network (interfaces: {others or 'none'})."
+        yield problem("interfaces", what, "Join the home's network, or choose an interface with --interface.")
     for one in used:
         yield fine("interfaces", f"{one.name} ({', '.join(one.hosts)}) is used: {one.reason}.")
-    if used and left:
-        yield fine("interfaces", f"Not used: {_names(left)}.")
+    if used and others:
+        yield fine("interfaces", f"Not used: {others}.")
 
 
 def listen(short: str, hosts: Sequence[str]) -> ReceivedAnnouncements:
@@ -67,16 +123,11 @@ def examine_multicast(received: ReceivedAnnouncements, short: str, hosts: Sequen
     """Report whether announcements leave this machine, and whether another device announces its identity."""
     for host in hosts:
         if why := multicast_error(host):
-            yield problem(
-                "multicast",
-                f"Announcements on {host} fail: {why}.",
-                "Allow UDP port 5353 in the firewall, or use --peer HOST:PORT.",
-            )
+            next_step = "Allow UDP port 5353 in the firewall, or use --peer HOST:PORT."
+            yield problem("multicast", f"Announcements on {host} fail: {why}.", next_step)
     if hosts and not received.own_came_back:
-        yield problem(
-            "multicast", "Announcements of this machine do not come back to it.",
-            "Allow UDP port 5353 (multicast DNS) in its firewall, or use --peer HOST:PORT.",
-        )  # fmt: skip
+        next_step = "Allow UDP port 5353 (multicast DNS) in its firewall, or use --peer HOST:PORT."
+        yield problem("multicast", "Announcements of this machine do not come back to it.", next_step)
     others = [hint for hint in received.hints if not hint.own]
     if received.own_came_back:
         count = f"{len(others)} other device{'' if len(others) == 1 else 's'}"
@@ -98,7 +149,11 @@ def examine_peers(trust: Trust, received: ReceivedAnnouncements, vocabulary: str
         else:
             yield _answering(answer.info, bool(announcements or answer.announced))
             yield from examine_welcome(answer.info, vocabulary)
-        yield from _versions(answer.peer, announcements)
+        for hint in announcements:
+            try:
+                check_version(hint.protocol, DEVICES_PROTOCOL, answer.peer.name)
+            except (PeerTooOld, PeerTooNew) as error:
+                yield problem("versions", error.what, error.next_step)
 
 
 def examine_address(trust: Trust, address: Address, vocabulary: str) -> Iterator[Finding]:
@@ -114,24 +169,19 @@ def examine_address(trust: Trust, address: Address, vocabulary: str) -> Iterator
 
 def examine_welcome(welcomed: PeerInfo, vocabulary: str) -> Iterator[Finding]:
     """Report on the clock, version, rights and vocabulary of a device."""
-    name = welcomed.peer.name
-    if abs(welcomed.clock_ahead) > _SKEW:
-        way = "ahead of" if welcomed.clock_ahead > 0 else "behind"
-        yield note(
-            "clock", f"The clock of {name} is {abs(welcomed.clock_ahead) / 60:.0f} minutes {way} this one.",
-            "Turn on network time on both devices.",
-        )  # fmt: skip
+    name, ahead = welcomed.peer.name, welcomed.clock_ahead
+    if abs(ahead) > _SKEW:
+        way = "ahead of" if ahead > 0 else "behind"
+        what = f"The clock of {name} is {abs(ahead) / 60:.0f} minutes {way} this one."
+        yield note("clock", what, "Turn on network time on both devices.")
     if welcomed.version != program_version():
-        yield note(
-            "versions",
-            f"{name} runs edgellm {welcomed.version}, but this device runs {program_version()}.",
-            "Update the older one.",
-        )
+        what = f"{name} runs edgellm {welcomed.version}, but this device runs {program_version()}."
+        yield note("versions", what, "Update the older one.")
     if Right.VERIFY not in welcomed.rights:
-        yield note(
-            "rights", f"{name} does not verify this device's drafts.",
-            "If it should, grant the right there: edgellm peers grant NAME verify (NAME: this device's name there)",
-        )  # fmt: skip
+        next_step = (
+            "If it should, grant the right there: edgellm peers grant NAME verify (NAME: this device's name there)"
+        )
+        yield note("rights", f"{name} does not verify this device's drafts.", next_step)
     offers = [offer for offer in welcomed.offers if offer.role == "verifier"]
     fits = any(offer.vocabulary == vocabulary for offer in offers)
     for offer in offers:
@@ -141,11 +191,10 @@ def examine_welcome(welcomed: PeerInfo, vocabulary: str) -> Iterator[Finding]:
             yield fine("vocabulary", f"{name} verifies with {offer.model}, which has the draft model's vocabulary.")
         elif vocabulary and not fits:  # one fitting model is enough
             yield note(
-                "vocabulary",
-                f"{name} verifies with {offer.model}, which does not have the draft model's vocabulary: drafts are "
-                "translated, and fewer are accepted.",
+                "vocabulary", f"{name} verifies with {offer.model}, which does not have the draft model's vocabulary: "
+                "drafts are translated, and fewer are accepted.",
                 "Use a draft model of the verifier's family: -m MODEL.",
-            )
+            )  # fmt: skip
 
 
 def _answering(welcomed: PeerInfo, announced_itself: bool) -> Finding:
@@ -176,25 +225,10 @@ def _not_answering(answer: ProbeResult, announcements: Sequence[Hint]) -> Findin
             f"Allow TCP port {place.port} in the firewall of {name}, and restart its server.",
         )  # fmt: skip
     if refused:
-        return note(
-            "peers", f"{name} is on, but nothing listens at {', '.join(refused)}.",
-            "Start it there: edgellm serve --role verifier --host ITS-ADDRESS",
-        )  # fmt: skip
-    known = ", ".join(map(str, places)) or "no known address"
+        what = f"{name} is on, but nothing listens at {', '.join(refused)}."
+        return note("peers", what, "Start it there: edgellm serve --role verifier --host ITS-ADDRESS")
     return note(
-        "peers", f"{name} does not answer ({known}).",
+        "peers", f"{name} does not answer ({', '.join(map(str, places)) or 'no known address'}).",
         "Check that it is on and in this network. If it is, switch off client (AP) isolation in the access point, and "
         "check its firewall. If its address has changed, use --peer HOST:PORT.",
     )  # fmt: skip
-
-
-def _versions(peer: Peer, announcements: Sequence[Hint]) -> Iterator[Finding]:
-    for hint in announcements:
-        try:
-            check_version(hint.protocol, DEVICES_PROTOCOL, peer.name)
-        except (PeerTooOld, PeerTooNew) as error:
-            yield problem("versions", error.what, error.next_step)
-
-
-def _names(known: Sequence[Interface]) -> str:
-    return "; ".join(f"{one.name} ({one.reason})" for one in known)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from edgellm.engine import ModelFile
 from edgellm.errors import (
-    DeployFailed,
     DeviceLost,
     EdgeError,
     InvalidOption,
@@ -163,7 +162,7 @@ class _Deployment:
             except (DeviceLost, VerifierUnreachable) as error:
                 failures = 0 if state.now.arrived > before else failures + 1
                 if failures >= ATTEMPTS:
-                    raise DeployFailed(
+                    raise DeviceLost(
                         f"{worker.name} was lost, with {state.now.arrived} of {state.now.total} bytes sent:"
                         f" {error.what}",
                         "Deploy again when it is back: what has arrived is kept.",

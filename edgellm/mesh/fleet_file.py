@@ -11,7 +11,7 @@ from typing import Any
 from edgellm.coldstart import hardware
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, Link
-from edgellm.errors import FleetUnreadable, InvalidOption
+from edgellm.errors import InvalidOption
 
 PRESETS = ("csgo",)
 MAX_BYTES = 2**20
@@ -45,23 +45,21 @@ def preset(name: str) -> Fleet:
 def read_fleet(path: Path) -> Fleet:
     """Read a file of devices.
 
-    Raises `FleetUnreadable` if it cannot be read, is not TOML, or has an invalid key or value; the error says which,
+    Raises `InvalidOption` if it cannot be read, is not TOML, or has an invalid key or value; the error says which,
     and what is expected.
     """
     try:
         data = path.expanduser().read_bytes()
     except OSError as error:
-        raise FleetUnreadable(
-            f"{path} cannot be read: {error.strerror}.", "Check the path given to --devices."
-        ) from None
+        raise InvalidOption(f"{path} cannot be read: {error.strerror}.", "Check the path given to --devices.") from None
     if len(data) > MAX_BYTES:
-        raise FleetUnreadable(
+        raise InvalidOption(
             f"{path} has {len(data)} bytes.", f"At most {MAX_BYTES} are read; a file of devices has a few hundred."
         )
     try:
         found = tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise FleetUnreadable(f"{path} is not TOML: {error}.", "See: edgellm mesh plan --help-all") from None
+        raise InvalidOption(f"{path} is not TOML: {error}.", "See: edgellm mesh plan --help-all") from None
     return _Reader(path).fleet(found)
 
 
@@ -146,5 +144,5 @@ class _Reader:
         if strange := sorted(set(table) - keys):
             raise self._wrong(f"{where} has an unknown key {strange[0]!r}", f"Known keys: {', '.join(sorted(keys))}.")
 
-    def _wrong(self, what: str, expected: str) -> FleetUnreadable:
-        return FleetUnreadable(f"In {self.path}, {what}.", expected)
+    def _wrong(self, what: str, expected: str) -> InvalidOption:
+        return InvalidOption(f"In {self.path}, {what}.", expected)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from edgellm.cli.app import pages
-from edgellm.cli.help_pages import PANELS, SHORT
+from edgellm.cli.help_pages import PANELS, SHORT, pages
 from tests.cli.conftest import Done, commands
 
 ROOT = Path(__file__).parents[2]

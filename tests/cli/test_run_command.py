@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.cli.commands import models as command
-from edgellm.places import config_dir
+from edgellm.places import config_file
 from tests.cli.conftest import Done
 from tests.conftest import Architectures, Heads
 from tests.storage.hub import Hub
@@ -84,9 +84,9 @@ def test_the_draft_model_of_a_known_verifier_is_named_if_it_is_not_here(
 
 
 def test_settings_of_chat_hold_except_those_of_another_pair(edge: Edge) -> None:
-    config_dir().mkdir(parents=True, exist_ok=True)
+    config_file().parent.mkdir(parents=True, exist_ok=True)
     text = '[chat]\nverifier = "nowhere:1"\npeer = ["nobody"]\nmax-tokens = 2\n'
-    (config_dir() / "config.toml").write_text(text, encoding="utf-8")
+    config_file().write_text(text, encoding="utf-8")
     done = edge("run", "edgellm-verifier", "Hello", "--json", "--no-history")
     assert len(ids(done)) == 2
 

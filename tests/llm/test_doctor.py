@@ -14,15 +14,15 @@ import pytest
 
 from edgellm import __version__, system
 from edgellm.diagnostics import local, network
-from edgellm.diagnostics.local import Finding, State
+from edgellm.diagnostics.local import Finding
 from edgellm.diagnostics.network import (
     ReceivedAnnouncements,
+    examine,
     examine_interfaces,
     examine_multicast,
     examine_peers,
     examine_welcome,
 )
-from edgellm.diagnostics.run import examine
 from edgellm.engine import library
 from edgellm.engine.ggml_rpc.backend import how_to_compile
 from edgellm.engine.hardware import ComputeDevice
@@ -73,7 +73,7 @@ def peers_of(me: Trust, *hints: Hint) -> list[Finding]:
 
 def test_a_sound_machine_has_no_problem_and_says_what_next_where_there_is_one(me: Trust) -> None:
     found = list(examine())
-    assert not [one for one in found if one.state is State.PROBLEM]
+    assert not [one for one in found if one.state == "problem"]
     assert {one.topic for one in found} >= {
         "llama.cpp",
         "memory",
@@ -83,24 +83,24 @@ def test_a_sound_machine_has_no_problem_and_says_what_next_where_there_is_one(me
         "interfaces",
         "multicast",
     }
-    assert all(bool(one.next_step) is (one.state is not State.OK) for one in found)
+    assert all(bool(one.next_step) is (one.state != "ok") for one in found)
 
 
 def test_what_is_damaged_is_told_and_the_rest_looked_at(me: Trust, tmp_path: Path) -> None:
     (tmp_path / "home" / "data" / "trust" / "identity.pem").write_text("nonsense")
     found = list(examine(draft=str(tmp_path / "nothing.gguf")))
-    assert only(iter(found), "identity").state is State.PROBLEM
+    assert only(iter(found), "identity").state == "problem"
     assert "nothing.gguf" in only(iter(found), "vocabulary").what
-    assert {one.state for one in found if one.topic == "interfaces"} == {State.OK}
+    assert {one.state for one in found if one.topic == "interfaces"} == {"ok"}
 
 
 def test_a_device_without_an_identity_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "new"))
-    assert only(local.examine_machine(), "identity").state is State.NOTE
+    assert only(local.examine_machine(), "identity").state == "note"
 
 
-@pytest.mark.parametrize(("free", "state"), [(2**20, State.PROBLEM), (2**31, State.NOTE), (2**40, State.OK)])
-def test_little_room_is_told(me: Trust, monkeypatch: pytest.MonkeyPatch, free: int, state: State) -> None:
+@pytest.mark.parametrize(("free", "state"), [(2**20, "problem"), (2**31, "note"), (2**40, "ok")])
+def test_little_room_is_told(me: Trust, monkeypatch: pytest.MonkeyPatch, free: int, state: str) -> None:
     class Usage(NamedTuple):
         free: int
 
@@ -111,12 +111,12 @@ def test_little_room_is_told(me: Trust, monkeypatch: pytest.MonkeyPatch, free: i
 def test_little_memory_is_told(me: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "available_memory", lambda: (2**20, "the free memory of its control group"))
     found = only(local.examine_machine(), "memory")
-    assert (found.state, "control group" in found.what) == (State.PROBLEM, True)
+    assert (found.state, "control group" in found.what) == ("problem", True)
 
 
 def test_a_clock_that_has_lost_its_time_is_told() -> None:
-    assert local.clock(datetime(1970, 1, 1, tzinfo=UTC)).state is State.PROBLEM
-    assert local.clock(datetime.now(UTC)).state is State.OK
+    assert local.clock(datetime(1970, 1, 1, tzinfo=UTC)).state == "problem"
+    assert local.clock(datetime.now(UTC)).state == "ok"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_library_that_could_be_faster_is_told(
     monkeypatch.setattr("edgellm.engine.native.features", lambda: library)
     monkeypatch.setattr(system, "processor_flags", lambda: frozenset({"avx2"}))
     monkeypatch.setattr(shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
-    notes = [one for one in local.examine_machine() if one.topic == topic and one.state is State.NOTE]
+    notes = [one for one in local.examine_machine() if one.topic == topic and one.state == "note"]
     assert len(notes) == 1
     assert says in notes[0].what
     if "pip install" in notes[0].next_step:
@@ -146,7 +146,7 @@ def test_a_graphics_card_is_shown_with_its_memory(me: Trust, monkeypatch: pytest
     monkeypatch.setattr("edgellm.engine.hardware.compute_devices", lambda: [card])
     found = only(local.examine_machine(), "graphics card")
     assert (found.state, found.what) == (
-        State.OK,
+        "ok",
         "CUDA0 (a card): 10.0 GiB of 12.0 GiB is free, and layers go there first.",
     )
 
@@ -161,7 +161,7 @@ def test_a_card_that_vulkan_alone_shows_is_told_of(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("edgellm.engine.native.features", lambda: Features(("AVX2",), ("CPU",), mmap=True))
     notes = [one for one in local.examine_machine() if one.topic == "graphics card"]
-    assert [one.state for one in notes] == [State.NOTE] * told
+    assert [one.state for one in notes] == ["note"] * told
     assert all(one.next_step.endswith(library.how_to_compile("-DGGML_VULKAN=on", "--gpu vulkan")) for one in notes)
 
 
@@ -174,7 +174,7 @@ def test_what_decodes_and_what_stays_idle_is_said(me: Trust) -> None:
 
 
 def test_a_machine_in_no_network_is_told() -> None:
-    assert only(examine_interfaces([]), "interfaces").state is State.PROBLEM
+    assert only(examine_interfaces([]), "interfaces").state == "problem"
 
 
 def test_silence_where_not_even_our_own_word_comes_back_is_a_firewall_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,14 +187,14 @@ def test_silence_where_not_even_our_own_word_comes_back_is_a_firewall_here(monke
 
 
 def test_where_nothing_can_be_announced_is_told() -> None:
-    told = [one for one in examine_multicast(SILENCE, "0000-0000", ["192.0.2.99"]) if one.state is State.PROBLEM]
+    told = [one for one in examine_multicast(SILENCE, "0000-0000", ["192.0.2.99"]) if one.state == "problem"]
     assert "Announcements on 192.0.2.99 fail" in told[0].what
 
 
 def test_another_device_with_our_identity_is_told(me: Trust) -> None:
     copy = hint(me, Address("192.0.2.7", 5))
     found = only(examine_multicast(ReceivedAnnouncements((copy,), True), me.identity.id.short, []), "identity")
-    assert found.state is State.PROBLEM
+    assert found.state == "problem"
     assert found.what.startswith("192.0.2.7")
     assert "identity.pem" in found.next_step
 
@@ -211,14 +211,14 @@ async def there(me: Trust, desk: Trust, address: Address) -> None:
     quiet = await asyncio.to_thread(peers_of, me)
     heard = await asyncio.to_thread(peers_of, me, hint(desk, address))
     old = await asyncio.to_thread(peers_of, me, hint(desk, address, protocol=DEVICES_PROTOCOL - 1))
-    assert [one.topic for one in heard if one.state is State.OK] == ["peers", "vocabulary"]
-    assert [one.topic for one in quiet if one.state is State.NOTE] == ["multicast"]
+    assert [one.topic for one in heard if one.state == "ok"] == ["peers", "vocabulary"]
+    assert [one.topic for one in quiet if one.state == "note"] == ["multicast"]
     assert "--peer" in quiet[0].next_step
-    (too_old,) = [one for one in old if one.state is State.PROBLEM]
+    (too_old,) = [one for one in old if one.state == "problem"]
     assert (too_old.topic, too_old.next_step) == ("versions", "Update edgellm on desk.")
     desk.peers.remove(me.identity.id)
     (stranger,) = await asyncio.to_thread(peers_of, me)
-    assert stranger.state is State.PROBLEM
+    assert stranger.state == "problem"
     assert "do not trust each other" in stranger.what
 
 
@@ -227,7 +227,7 @@ async def test_a_device_of_another_version_says_who_is_to_update(me: Trust, desk
     async with answering(desk, lambda reply: setattr(reply, "protocol", DEVICES_PROTOCOL + 1)) as address:
         me.peers.record_seen(desk.identity.id, address)
         (one,) = await asyncio.to_thread(peers_of, me)
-        assert (one.topic, one.state) == ("versions", State.PROBLEM)
+        assert (one.topic, one.state) == ("versions", "problem")
         assert "this device" in one.next_step
 
 
@@ -237,13 +237,13 @@ def test_a_device_that_is_on_and_serves_nothing(me: Trust, desk: Trust) -> None:
     assert "desk is on, but nothing listens at 127.0.0.1:1" in one.what
     assert "edgellm serve" in one.next_step
     (one,) = peers_of(me, hint(desk, Address("127.0.0.1", 1)))
-    assert (one.topic, one.state) == ("firewall", State.PROBLEM)
+    assert (one.topic, one.state) == ("firewall", "problem")
     assert "refuses" in one.what
 
 
 def test_a_device_of_which_there_is_no_sign(me: Trust, desk: Trust) -> None:
     (one,) = peers_of(me)
-    assert one.state is State.PROBLEM
+    assert one.state == "problem"
     assert "No address of desk is known" in one.what
 
 
@@ -273,7 +273,7 @@ def test_what_a_device_says_of_itself_is_judged(
     sound: PeerInfo, changes: dict[str, Any], topic: str, says: str
 ) -> None:
     found = examine_welcome(replace(sound, **changes), VOCABULARY)
-    bad = [one for one in found if one.state is not State.OK]
+    bad = [one for one in found if one.state != "ok"]
     assert [one.topic for one in bad] == [topic]
     assert says in bad[0].what
     assert bad[0].next_step
@@ -282,29 +282,29 @@ def test_what_a_device_says_of_itself_is_judged(
 def test_one_of_several_models_with_the_draft_models_vocabulary_is_enough(sound: PeerInfo) -> None:
     others = (OfferedModel("verifier", "other", 0, "00" * 32, "vLLM by score"), *sound.offers)
     found = list(examine_welcome(replace(sound, offers=others), VOCABULARY))
-    assert all(one.state is State.OK for one in found)
+    assert all(one.state == "ok" for one in found)
     assert any("is a gateway to other, by vLLM by score" in one.what for one in found)
 
 
 def test_an_address_that_was_given_is_tried(me: Trust, desk: Trust) -> None:
     found = list(network.examine_address(me, Address("127.0.0.1", 1), VOCABULARY))
-    assert [one.state for one in found] == [State.PROBLEM]
+    assert [one.state for one in found] == ["problem"]
     assert Identity.load().id == me.identity.id
 
 
 @pytest.mark.parametrize(
     ("kind", "state", "words"),
     [
-        (("llama.cpp's RPC backend, which is compiled in", None), State.OK, "compiled in"),
-        (("the program /opt/rpc-server", Path("/opt/rpc-server")), State.NOTE, "cannot ask others"),
-        (("", None), State.NOTE, "Nothing here serves"),
+        (("llama.cpp's RPC backend, which is compiled in", None), "ok", "compiled in"),
+        (("the program /opt/rpc-server", Path("/opt/rpc-server")), "note", "cannot ask others"),
+        (("", None), "note", "Nothing here serves"),
     ],
 )
 def test_what_serves_rpc_is_said(
-    monkeypatch: pytest.MonkeyPatch, kind: tuple[str, Path | None], state: State, words: str
+    monkeypatch: pytest.MonkeyPatch, kind: tuple[str, Path | None], state: str, words: str
 ) -> None:
     monkeypatch.setattr("edgellm.engine.ggml_rpc.backend.server_kind", lambda: kind)
     found = local.rpc_engine()
     assert (found.topic, found.state) == ("rpc engine", state)
     assert words in found.what
-    assert (how_to_compile() in found.next_step) == (state is State.NOTE)
+    assert (how_to_compile() in found.next_step) == (state == "note")

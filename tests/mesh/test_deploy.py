@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edgellm.engine import ModelFile
-from edgellm.errors import DeployFailed, LayersCorrupt, NotPermitted, PairingRequired, StoreFull
+from edgellm.errors import DeviceLost, LayersCorrupt, NotPermitted, PairingRequired, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.mesh import deploy as deploying
 from edgellm.mesh.deploy import DeployPart, DeployProgress, deploy
@@ -152,7 +152,7 @@ def test_a_device_that_is_gone_is_given_time_and_then_said_to_be_so(
     monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
     nowhere = Worker("desk", home.workers()["desk"].peer, Address("127.0.0.1", 1))
     gone, done = send((nowhere, 0, 5), ("phone", 6, 11))
-    assert isinstance(gone.error, DeployFailed)
+    assert isinstance(gone.error, DeviceLost)
     assert "0 of" in str(gone.error)
     assert gone.attempts == deploying.ATTEMPTS
     assert done.error is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine import ModelFile
-from edgellm.errors import FleetUnreadable, InvalidOption
+from edgellm.errors import InvalidOption
 from edgellm.mesh.fleet_file import MAX_BYTES, preset, read_fleet
 from edgellm.mesh.model_costs import model_costs
 
@@ -76,15 +76,15 @@ def test_devices_links_and_a_model_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said_with_key_value_and_what_is_expected(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(FleetUnreadable, match=said):
+    with pytest.raises(InvalidOption, match=said):
         read_fleet(written(tmp_path, text))
 
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
-    with pytest.raises(FleetUnreadable, match="cannot be read"):
+    with pytest.raises(InvalidOption, match="cannot be read"):
         read_fleet(tmp_path / "none.toml")
     (tmp_path / "x.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(FleetUnreadable, match="is not TOML"):
+    with pytest.raises(InvalidOption, match="is not TOML"):
         read_fleet(tmp_path / "x.toml")
 
 

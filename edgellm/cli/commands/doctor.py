@@ -33,7 +33,7 @@ def doctor(
     interface: Interfaces = None,
     as_json: AsJson = False,
 ) -> int:  # fmt: skip
-    from edgellm.diagnostics.run import examine
+    from edgellm.diagnostics.network import examine
 
     findings: list[Finding] = []
     if not as_json:

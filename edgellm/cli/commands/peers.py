@@ -37,7 +37,7 @@ RIGHTS = {
         "{guest} then knows which models {host} has, and uses its disk, up to a limit",
     ),
 }
-"""What each right allows, and the consequence that both devices should know."""
+"""The actions that each right allows, and the consequence that both devices should know."""
 _RIGHTS = {right: allows.format(host="this device", guest="it") for right, (allows, _) in RIGHTS.items()}
 PORT = 50150  # a copy: `edgellm.rpc.trust.pairing` is slow to import
 SEARCH_SECONDS = 4.0  # search for the device that shows the code, before a notice
