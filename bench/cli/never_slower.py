@@ -43,7 +43,7 @@ from typing import Annotated, Any, Literal
 from bench.harness.progress import track
 from bench.harness.results import Figures
 from edgellm.engine import Model
-from edgellm.http.model_pool import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address

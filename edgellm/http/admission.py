@@ -33,26 +33,20 @@ class Admission:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def wait_seconds(self) -> float:
-        """Return how long a new request would have to wait, judging by recent replies."""
-        return self._average_seconds * (self.waiting + 1) / self.max_running
-
     async def acquire(self, model: str = "", most: int | None = None) -> None:
         """Take a slot for a reply of `model`, which writes at most `most` at once; its requests are served in the order
-        of arrival. `release` gives the slot back.
-
-        Raises:
-            ApiError: the queue is full (429), or was closed.
-        """
-        own = self._slots_of(model, most or self.max_running)
+        of arrival. `release` gives the slot back. Raises ApiError where the queue is full (429), or was closed."""
+        most = most or self.max_running
+        if self._of_models.get(model, (0, None))[0] != most:  # the number may change while the model is closed
+            self._of_models[model] = most, asyncio.Semaphore(most)
+        own = self._of_models[model][1]
         if (own.locked() or self._slots.locked()) and self.waiting >= self.max_waiting and self._closed is None:
-            raise ApiError(
-                ErrorInfo(
-                    429, f"The queue is full: {self.running} replies are being written, and {self.waiting} requests"
-                    " wait. Try again later.", "rate_limit_error", code="queue_full",
-                    retry_after=self.wait_seconds(),
-                )
-            )  # fmt: skip
+            message = (
+                f"The queue is full: {self.running} replies are being written, and {self.waiting} requests wait."
+                " Try again later."
+            )
+            seconds = self._average_seconds * (self.waiting + 1) / self.max_running
+            raise ApiError(ErrorInfo(429, message, "rate_limit_error", code="queue_full", retry_after=seconds))
         self.waiting += 1
         try:
             await own.acquire()
@@ -87,12 +81,6 @@ class Admission:
         for slots in (self._slots, *(slots for _, slots in self._of_models.values())):
             for _ in range(self.waiting + 1):  # wakes all waiting requests, and leaves a slot for a late one
                 slots.release()
-
-    def _slots_of(self, model: str, most: int) -> asyncio.Semaphore:
-        """Return the slots of a model, whose number may change while the model is closed."""
-        if model not in self._of_models or self._of_models[model][0] != most:
-            self._of_models[model] = most, asyncio.Semaphore(most)
-        return self._of_models[model][1]
 
     async def wait_until_empty(self) -> None:
         """Wait until no reply is being written."""

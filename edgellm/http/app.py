@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -17,22 +15,22 @@ from starlette.responses import Response
 
 from edgellm.errors import EdgeError
 from edgellm.http.conversations import add_conversations
-from edgellm.http.dialects import add_dialects, error_body
-from edgellm.http.handlers import IGNORED, RequestHandler
+from edgellm.http.dialects import DIALECTS, error_body
 from edgellm.http.metrics import CONTENT_TYPE
-from edgellm.http.middleware import redact
+from edgellm.http.middleware import HIDDEN, known_peers, redact, redact_all
+from edgellm.http.replies import IGNORED, RequestHandler
 from edgellm.http.schemas.body import BodyRoute
-from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info, error_responses
+from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info, error_responses, validation_error
 from edgellm.http.schemas.requests import UnloadRequest
 from edgellm.http.schemas.responses import Health, ModelInfo, ModelList, Unloaded
-from edgellm.http.status import ServerStatus, server_health, server_status
+from edgellm.http.status import LinkStatus, ModelInMemory, PairedDevice, RequestCounts, ServerStatus
+from edgellm.llm import LLM
 
 _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _PAGE = files("edgellm.http") / "page"
-_FOLDERS = ("", "vendor/")
 _FILES = frozenset(
     folder + file.name
-    for folder in _FOLDERS
+    for folder in ("", "vendor/")
     for file in (_PAGE / folder).iterdir()
     if Path(file.name).suffix in _MEDIA_TYPES
 )
@@ -40,6 +38,11 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'"
 )
+_HTTP_MESSAGES = {
+    400: "The body cannot be read as JSON. Send a JSON object in UTF-8.",
+    404: "There is nothing at this path. /openapi.json describes every path.",
+    405: "This path does not support this method. /openapi.json describes every path.",
+}
 
 
 def page_file(name: str) -> Response:
@@ -71,18 +74,17 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
     )  # fmt: skip
     app.router.route_class = BodyRoute
     _add_error_handlers(app, handler)
-    _add_models(app, handler)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["server"], summary="Whether requests are accepted", responses=error_responses(503),
              response_model_exclude_none=True)  # fmt: skip
     async def health() -> Health:
-        return server_health(handler)
+        return _health(handler)
 
     @app.get("/status", tags=["server"], summary="The page's data: models, devices, links",
              responses=error_responses(503))  # fmt: skip
     def status() -> ServerStatus:
-        return server_status(handler)
+        return _status(handler)
 
     @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
@@ -97,14 +99,6 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
              responses={200: {"content": {CONTENT_TYPE: {"schema": {"type": "string"}}}}})  # fmt: skip
     def metrics() -> Response:
         return Response(handler.metrics.text(), media_type=CONTENT_TYPE)
-
-    add_conversations(app, page_key)
-    add_dialects(app, handler)
-    return app
-
-
-def _add_models(app: FastAPI, handler: RequestHandler) -> None:
-    """Add the paths that list and unload models."""
 
     def shown(info: ModelInfo) -> ModelInfo:
         return info.model_copy(update={"device": None}) if handler.anonymous else info
@@ -122,105 +116,86 @@ def _add_models(app: FastAPI, handler: RequestHandler) -> None:
     async def unload(body: UnloadRequest) -> Unloaded:
         return Unloaded(model=body.model, unloaded=await handler.models.unload(body.model))
 
+    add_conversations(app, page_key)
+    for dialect in DIALECTS:
+        dialect.add(app, handler)
+    return app
+
 
 def _add_error_handlers(app: FastAPI, handler: RequestHandler) -> None:
     """Have every error answered in the form of the API that was asked."""
 
-    def respond(request: Request, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> Response:
+    async def respond(request: Request, error: Exception) -> Response:
+        headers: Mapping[str, str] = {}
+        if isinstance(error, RequestValidationError):
+            info = validation_error(request, error.errors())
+        elif isinstance(error, HTTPException):
+            info = ErrorInfo(error.status_code, _HTTP_MESSAGES.get(error.status_code, str(error.detail)))
+            headers = error.headers or {}
+        else:
+            handler.report_unexpected(error)
+            info = error_info(error)
         message = redact(info.message) if handler.anonymous else info.message
         body = error_body(request.url.path, replace(info, message=message))
-        return Response(body, info.status, {**info.headers(), **(headers or {})}, "application/json")
+        return Response(body, info.status, {**info.headers(), **headers}, "application/json")
 
-    async def handle_known(request: Request, error: Exception) -> Response:
-        return respond(request, error_info(error))
-
-    async def handle_validation(request: Request, error: Exception) -> Response:
-        errors = error.errors() if isinstance(error, RequestValidationError) else []
-        return respond(request, _validation_error(request, errors))
-
-    async def handle_http(request: Request, error: Exception) -> Response:
-        if not isinstance(error, HTTPException):
-            return respond(request, error_info(error))
-        message = _HTTP_MESSAGES.get(error.status_code, str(error.detail))
-        return respond(request, ErrorInfo(error.status_code, message), error.headers)
-
-    async def handle_unexpected(request: Request, error: Exception) -> Response:
-        handler.report_unexpected(error)
-        return respond(request, error_info(error))
-
-    app.add_exception_handler(ApiError, handle_known)
-    app.add_exception_handler(EdgeError, handle_known)
-    app.add_exception_handler(RequestValidationError, handle_validation)
-    app.add_exception_handler(HTTPException, handle_http)
-    app.add_exception_handler(Exception, handle_unexpected)
+    for kind in (ApiError, EdgeError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, respond)
 
 
-_HTTP_MESSAGES = {
-    400: "The body cannot be read as JSON. Send a JSON object in UTF-8.",
-    404: "There is nothing at this path. /openapi.json describes every path.",
-    405: "This path does not support this method. /openapi.json describes every path.",
-}
-_FIELD = re.compile(r"[a-z_]+|\d+")
-_TYPES = ("str", "int", "float", "bool", "list")  # pydantic adds the alternatives' names to an error's location
+def _health(handler: RequestHandler) -> Health:
+    """Return that requests are accepted, and the models; none are named where clients need a key. Raises ApiError where
+    the model is being loaded."""
+    _ = handler.models.default_name
+    if not handler.anonymous:
+        return Health(models=None)
+    loaded = handler.models.loaded
+    return Health(models={name: "ok" if one.can_write else "away" for name, one in loaded.items()} or None)
 
 
-def _validation_error(request: Request, errors: Sequence[Any]) -> ErrorInfo:
-    """Return a sentence about the first invalid part of a request, and the parameter that it is about."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    of_body = not errors or any(error["loc"][0] == "body" for error in errors)
-    if of_body and media_type != "application/json" and not media_type.endswith("+json"):
-        return ErrorInfo(415, f"The Content-Type is {media_type or 'missing'}. Send application/json.")
-    if not errors:
-        return ErrorInfo(400, "The request is not as /openapi.json describes it.")
-    # the alternative that came nearest: a list that is too long is of the right kind
-    first = max(
-        errors, key=lambda error: (error["type"] == "too_long", len(error["loc"]), not error["type"].endswith("_type"))
-    )
-    if first["type"] == "json_invalid":
-        return ErrorInfo(400, f"The body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}.")
-    name = ".".join(part for part in map(str, first["loc"][1:]) if _FIELD.fullmatch(part) and part not in _TYPES)
-    if first["type"] == "missing":
-        return ErrorInfo(400, f"{name or 'The body'} is missing. /openapi.json describes it.", param=name or None)
-    value = first["input"]
-    shown = (
-        f" is {reprlib.repr(value)}" if isinstance(value, (str, int, float)) or value == [] else " has a wrong value"
-    )
-    return ErrorInfo(400, f"{name or 'The body'}{shown}. {_advice(first)}", param=name or None)
+def _status(handler: RequestHandler) -> ServerStatus:
+    """Return the state of the server and its pair; without an API key other devices are not named. Raises ApiError
+    where the model is being loaded."""
+    models, admission = handler.models, handler.admission
+    served = models.default
+    places = min(admission.max_running, (served and served.replies) or admission.max_running)
+    status = ServerStatus(
+        **({} if served is None else _pair_fields(handler, served.pair)),
+        model=models.default_name,
+        mesh=None if served is None or served.recorder is None else served.recorder.status(),
+        requests=RequestCounts(running=admission.running, waiting=admission.waiting, places=places),
+        devices=[] if handler.anonymous else _paired_devices(),
+        anonymous=handler.anonymous,
+        models=[
+            ModelInMemory(
+                **_pair_fields(handler, one.served.pair), name=one.name, memory=dict(one.served.pair.memory.by_device),
+                users=one.users, idle_s=one.idle_s, expires_s=one.expires_s,
+            )
+            for one in models.by_use()
+        ],
+        loading=list(models.loading),
+        plan=handler.plan,
+    )  # fmt: skip
+    return redact_all(status) if handler.anonymous else status
 
 
-_KINDS = {
-    "string": "a text", "int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list",
-    "datetime": "a time such as 2026-01-31T12:00:00Z",
-    "dict": "an object", "model": "an object", "model_attributes": "an object", "dataclass": "an object",
-}  # fmt: skip
-_BOUNDS = {
-    "greater_than_equal": ("a number of at least {ge}", "ge"), "greater_than": ("a number above {gt}", "gt"),
-    "less_than_equal": ("a number of at most {le}", "le"), "less_than": ("a number below {lt}", "lt"),
-    "string_too_long": ("at most {max_length} characters", "max_length"),
-    "string_too_short": ("at least {min_length} characters", "min_length"),
-    "too_long": ("at most {max_length} of them", "max_length"),
-    "too_short": ("at least {min_length} of them", "min_length"),
-    "literal_error": ("one of {expected}", "expected"),
-    "string_pattern_mismatch": ("a text of the form {pattern}", "pattern"),
-}  # fmt: skip
-"""Advice by pydantic's name of an error, and the figure in the error."""
+def _pair_fields(handler: RequestHandler, pair: LLM) -> dict[str, Any]:
+    """Return the fields of a `PairStatus`, for anonymous clients without the verifier's address."""
+    link = None
+    if pair.verifier_up is not None:
+        address, reason = (HIDDEN, "") if handler.anonymous else (pair.verifier_at, pair.verifier_reason)
+        link = LinkStatus(address=address, up=pair.verifier_up(), reason=reason, rtt_ms=handler.rtt_ms)
+    return {
+        "draft": pair.draft_name, "verifier": pair.verifier_name, "context_length": pair.context_length,
+        "sampling": pair.sampling, "link": link,
+    }  # fmt: skip
 
 
-def _advice(error: Mapping[str, Any]) -> str:
-    """Return advice for a value that pydantic refuses."""
-    name: str = error["type"]
-    kind = _KINDS.get(name.removesuffix("_type").removesuffix("_parsing"))
-    if name in ("finite_number", "int_from_float"):
-        kind = _KINDS["float" if name == "finite_number" else "int"]
-    if name.startswith(("datetime", "timezone")):
-        kind = _KINDS["datetime"]
-    if kind is not None:
-        return f"Give {kind}."
-    if name == "none_required":
-        return "It is not supported here; leave it out."
-    if name == "string_unicode":
-        return "Give a text in valid Unicode."
-    bound, figure = _BOUNDS.get(name, ("", ""))
-    if figure in error.get("ctx", {}):
-        return f"Give {bound.format(**error['ctx'])}."
-    return "/openapi.json describes what it takes."
+def _paired_devices() -> list[PairedDevice]:
+    return [
+        PairedDevice(
+            name=peer.name, short=peer.id.short, addresses=[str(address) for address in peer.addresses],
+            may_here=sorted(peer.rights), may_there=sorted(peer.granted),
+        )
+        for peer in known_peers()
+    ]  # fmt: skip

@@ -18,7 +18,7 @@ from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import trained_positions
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import EdgeError, MemoryShort, ModelNotFound, Stopped, TrustUnusable, VocabularyMismatch
-from edgellm.http.model_pool import Opener, ServedModel
+from edgellm.http.model_host import Opener, ServedModel
 from edgellm.http.schemas.responses import ModelInfo
 from edgellm.llm import AUTO, LLM, Named
 from edgellm.llm.abilities import MOST_OF_VERIFIER, draft_for, heads_for

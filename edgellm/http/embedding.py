@@ -1,10 +1,9 @@
-"""The model that embeds texts for HTTP clients, besides the model that writes replies."""
+"""The model that embeds texts for HTTP clients, besides the models that write replies."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import time
 
 import numpy as np
@@ -13,14 +12,6 @@ from edgellm.engine import Floats, ModelFile
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.errors import InvalidOption, Stopped
 from edgellm.http.schemas.responses import ModelInfo
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddedTexts:
-    """The vectors of texts, in their order, and the tokens that were read for them."""
-
-    vectors: Sequence[Floats]
-    tokens: int
 
 
 class ServedEmbedder:
@@ -46,27 +37,27 @@ class ServedEmbedder:
 
     def embed(
         self, texts: Sequence[str | Sequence[int]], has_left: Callable[[], bool], *, cut: bool = False
-    ) -> EmbeddedTexts:
-        """Return the vectors of `texts`, each a text or the ids of its tokens. `has_left` is polled, and tells whether
-        the client has gone; with `cut`, texts that are too long lose their end.
+    ) -> tuple[list[Floats], int]:
+        """Return the vectors of `texts`, each a text or the ids of its tokens, and how many tokens they have.
+
+        `has_left` is polled, and tells whether the client has gone; with `cut`, texts that are too long lose their end.
 
         Raises:
             InvalidOption: an id is no token of the model.
             Stopped: the client has gone.
             PromptTooLong, TextRefused: as for `Embedder`.
         """
-        vectors, tokens = [], 0
+        vectors, tokens, n_vocab = [], 0, self._embedder.model.n_vocab
         for text in texts:
             if has_left():
                 raise Stopped
             if isinstance(text, str):
                 ids = self._embedder.ids(text, cut=cut, should_stop=has_left)
+            elif (bad := next((one for one in text if not 0 <= one < n_vocab), None)) is not None:
+                raise InvalidOption(f"{bad} is not a token of {self.name}.", f"Ids are 0 to {n_vocab - 1}.")
             else:
-                n_vocab = self._embedder.model.n_vocab
-                if (bad := next((one for one in text if not 0 <= one < n_vocab), None)) is not None:
-                    raise InvalidOption(f"{bad} is not a token of {self.name}.", f"Ids are 0 to {n_vocab - 1}.")
                 ids = np.array(text, dtype=np.int32)
             with self._lock:
                 vectors.append(self._embedder.embed(ids))
             tokens += len(ids)
-        return EmbeddedTexts(vectors, tokens)
+        return vectors, tokens

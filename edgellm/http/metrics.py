@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -11,13 +12,17 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from edgellm.http.admission import Admission
-from edgellm.http.streaming import TokenTimes
 from edgellm.spec.types import Summary
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Family: TypeAlias = tuple[str, str, Sequence[str], Sequence[tuple[Sequence[str], float]]]
 """A metric's name (a counter's with `_total`), its meaning, the names of its labels, and its values by the labels'
 values."""
+_COUNTERS = {
+    "prompt_tokens": "Tokens of prompts", "generation_tokens": "Tokens written",
+    "spec_rounds": "Drafted chunks that were verified", "spec_draft_tokens": "Drafted tokens that were tested",
+    "spec_accepted_tokens": "Drafted tokens that were accepted",
+}  # fmt: skip
 
 
 class Metrics:
@@ -28,30 +33,18 @@ class Metrics:
         self._requests = Counter("edgellm_requests", "Requests by how they ended", ["outcome"], registry=registry)
         for outcome in ("stop", "length", "cancelled", "failed", "refused"):  # report each from the start
             self._requests.labels(outcome)
-        self._prompt = Counter("edgellm_prompt_tokens", "Tokens of prompts", registry=registry)
-        self._generated = Counter("edgellm_generation_tokens", "Tokens written", registry=registry)
-        running = Gauge("edgellm_requests_running", "Replies being written", registry=registry)
-        running.set_function(lambda: admission.running)
-        waiting = Gauge("edgellm_requests_waiting", "Requests that wait for a slot", registry=registry)
-        waiting.set_function(lambda: admission.waiting)
-        self._ttft = Histogram(
-            "edgellm_time_to_first_token_seconds", "Time from the request to its first token",
-            buckets=_buckets(0.01, 100), registry=registry,
-        )  # fmt: skip
-        self._latency = Histogram(
-            "edgellm_inter_token_latency_seconds", "Time between two tokens of a reply",
-            buckets=_buckets(0.001, 2.5), registry=registry,
-        )  # fmt: skip
-        self._rounds = Counter("edgellm_spec_rounds", "Drafted chunks that were verified", registry=registry)
-        self._drafted = Counter("edgellm_spec_draft_tokens", "Drafted tokens that were tested", registry=registry)
-        self._accepted = Counter("edgellm_spec_accepted_tokens", "Drafted tokens that were accepted", registry=registry)
-        self._accepted_per_position = Counter(
+        self._counters = {name: Counter(f"edgellm_{name}", about, registry=registry)
+                          for name, about in _COUNTERS.items()}  # fmt: skip
+        self._gauge("requests_running", "Replies being written", lambda: admission.running)
+        self._gauge("requests_waiting", "Requests that wait for a slot", lambda: admission.waiting)
+        self._ttft = self._histogram("time_to_first_token", "Time from the request to its first token", 0.01, 100)
+        self._latency = self._histogram("inter_token_latency", "Time between two tokens of a reply", 0.001, 2.5)
+        self._rtt = self._histogram(
+            "peer_rtt", "A reply's median wait for a verdict, without the verifier's computing time", 0.0005, 2.5
+        )
+        self._accepted_at = Counter(
             "edgellm_spec_accepted_per_pos", "Accepted tokens by their position in the chunk", ["position"],
             registry=registry,
-        )  # fmt: skip
-        self._rtt = Histogram(
-            "edgellm_peer_rtt_seconds", "A reply's median wait for a verdict, without the verifier's computing time",
-            buckets=_buckets(0.0005, 2.5), registry=registry,
         )  # fmt: skip
         self._bytes = Counter("edgellm_peer_bytes", "Bytes to and from the verifier", ["dir"], registry=registry)
         for direction in ("up", "down"):
@@ -59,8 +52,7 @@ class Metrics:
 
     def watch_verifier(self, is_up: Callable[[], bool]) -> None:
         """Report from now on whether the verifier on another device is reachable."""
-        gauge = Gauge("edgellm_peer_up", "Whether the verifier on another device is reachable", registry=self._registry)
-        gauge.set_function(lambda: float(is_up()))
+        self._gauge("peer_up", "Whether the verifier on another device is reachable", is_up)
 
     def add(self, families: Callable[[], Iterable[Family]]) -> None:
         """Report the metrics that `families` yields, too, from now on."""
@@ -74,32 +66,32 @@ class Metrics:
         """Count a request that was refused before anything was computed for it."""
         self._requests.labels("refused").inc()
 
-    def record_reply(self, summary: Summary | None, times: TokenTimes, failed: bool) -> None:
-        """Count a reply that has ended, complete or not. May be called from any thread."""
+    def record_reply(self, summary: Summary | None, times: Sequence[float], failed: bool) -> None:
+        """Count a reply that has ended, complete or not. `times` are those of the request and of each token, in
+        seconds. May be called from any thread."""
         self._requests.labels("failed" if failed or summary is None else summary.finish_reason).inc()
         if summary is None:
             return
-        self._prompt.inc(summary.prompt_tokens)
-        self._generated.inc(summary.tokens)
-        self._rounds.inc(summary.chunks_verified)
-        self._drafted.inc(summary.tested)
-        self._accepted.inc(summary.accepted)
+        counted = (summary.prompt_tokens, summary.tokens, summary.chunks_verified, summary.tested, summary.accepted)
+        for counter, count in zip(self._counters.values(), counted, strict=True):
+            counter.inc(count)
         for position, count in enumerate(summary.accepted_at):
-            self._accepted_per_position.labels(str(position)).inc(count)
-        if times.first is not None:
-            self._ttft.observe(times.first)
-        for gap in times.gaps:
-            self._latency.observe(gap)
+            self._accepted_at.labels(str(position)).inc(count)
+        for number, (earlier, later) in enumerate(pairwise(times)):
+            (self._latency if number else self._ttft).observe(later - earlier)
         if summary.rtt_ms is not None:
             self._rtt.observe(summary.rtt_ms / 1e3)
         self._bytes.labels("up").inc(summary.bytes_up)
         self._bytes.labels("down").inc(summary.bytes_down)
 
+    def _gauge(self, name: str, about: str, value: Callable[[], float]) -> None:
+        Gauge(f"edgellm_{name}", about, registry=self._registry).set_function(lambda: float(value()))
 
-def _buckets(least: float, most: float) -> list[float]:
-    """Return bounds in seconds, in steps of 1, 2.5 and 5 in each power of ten."""
-    steps = (float(f"{step}e{power}") for power in range(-4, 3) for step in (1, 2.5, 5))
-    return [step for step in steps if least <= step <= most]
+    def _histogram(self, name: str, about: str, least: float, most: float) -> Histogram:
+        """Return a histogram of seconds, with bounds in steps of 1, 2.5 and 5 in each power of ten."""
+        steps = [float(f"{step}e{power}") for power in range(-4, 3) for step in (1, 2.5, 5)]
+        buckets = [step for step in steps if least <= step <= most]
+        return Histogram(f"edgellm_{name}_seconds", about, buckets=buckets, registry=self._registry)
 
 
 class _Collector(Collector):

@@ -14,8 +14,8 @@ import logging
 import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from ipaddress import ip_address
+from contextlib import nullcontext, suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -51,20 +51,14 @@ def api_key(path: Path | None = None) -> tuple[Path, str]:
         TrustUnusable: the file is a link, or cannot be read or written.
     """
     path = path or http_folder() / "api-key"
-    if path.parent == http_folder():
-        with lock_folder(path.parent):
-            return path, _read_or_make_key(path)
-    return path, _read_or_make_key(path)
+    with lock_folder(path.parent) if path.parent == http_folder() else nullcontext():
+        return path, _read_or_make_key(path)
 
 
 def page_key() -> str:
-    """Return the key of the page, which opens the user's conversations, too; it is made if missing.
-
-    Raises:
-        InvalidOption, TrustUnusable: as `api_key` raises them.
-    """
-    with lock_folder(http_folder()):
-        return _read_or_make_key(http_folder() / "page-key")
+    """Return the key of the page, which opens the user's conversations, too; it is made if missing. Raises as `api_key`
+    does."""
+    return api_key(http_folder() / "page-key")[1]
 
 
 def bearer_token(values: Sequence[str]) -> str:
@@ -87,20 +81,13 @@ def _read_or_make_key(path: Path) -> str:
     return key
 
 
-Redact: TypeAlias = Callable[[str], str]
-
 HIDDEN = "(hidden)"
 _ADDRESS = re.compile(r"\[[0-9a-fA-F:.]+(?:%\w+)?\](?::\d+)?|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?![\w.]*\w)")
 
 
-def unredacted(text: str) -> str:
-    """Return `text` as it is, for clients that have shown the key."""
-    return text
-
-
 def redact(text: str, peers: Iterable[Peer] | None = None) -> str:
     """Return `text` with "device N" in place of paired devices, and `HIDDEN` in place of other machines' addresses."""
-    for number, peer in enumerate(_peers() if peers is None else peers, 1):
+    for number, peer in enumerate(known_peers() if peers is None else peers, 1):
         names = {peer.name, str(peer.id), peer.id.short, *map(str, peer.addresses)}
         names |= {address.host for address in peer.addresses if not address.loopback}
         words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
@@ -119,7 +106,8 @@ def redact_all(data: Any) -> Any:
     return [redact_all(value) for value in data] if isinstance(data, (list, tuple)) else data
 
 
-def _peers() -> list[Peer]:
+def known_peers() -> list[Peer]:
+    """Return the paired devices, none where their list is damaged."""
     try:
         return Peers().all()
     except TrustUnusable:
@@ -127,12 +115,10 @@ def _peers() -> list[Peer]:
 
 
 def _hide(match: re.Match[str]) -> str:
-    address = match[0]
-    host = address[1:].partition("]")[0] if address.startswith("[") else address.partition(":")[0]
-    try:
-        return address if ip_address(host.partition("%")[0]).is_loopback else HIDDEN
-    except ValueError:
-        return address
+    text = match[0]
+    host = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
+    address = _address(host.partition("%")[0])
+    return text if address is None or address.is_loopback else HIDDEN
 
 
 MAX_BYTES = 8 * 2**20
@@ -151,7 +137,7 @@ def checked_host(host: str) -> str:
     """Return the name of a host, in lower case, without the brackets of an IPv6 address. Raise InvalidOption for
     anything else."""
     name = host.strip().lower().removeprefix("[").removesuffix("]")
-    if len(name) > 253 or not (_HOST.fullmatch(name) or _is_address(name)):
+    if len(name) > 253 or not (_HOST.fullmatch(name) or _address(name)):
         raise InvalidOption(
             f"--allow-host is {host[:60]!r}.",
             "Give the name of one host, without a port, such as host.docker.internal; there is no wildcard, as any page"
@@ -160,11 +146,11 @@ def checked_host(host: str) -> str:
     return name
 
 
-def _is_address(name: str) -> bool:
+def _address(name: str) -> IPv4Address | IPv6Address | None:
     try:
-        return bool(ip_address(name))
+        return ip_address(name)
     except ValueError:
-        return False
+        return None
 
 
 def checked_origin(origin: str) -> str:
@@ -185,23 +171,16 @@ def checked_origin(origin: str) -> str:
 ErrorBody: TypeAlias = Callable[[str, ErrorInfo], bytes]
 """Returns the JSON of an error at a path, in the form of its API."""
 _HEADERS = {
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
+    "x-content-type-options": "nosniff", "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin", "cache-control": "no-store",
+}  # fmt: skip
 
 
 class SecurityMiddleware:
     """ASGI middleware that refuses requests. The body of a refused request is not read."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        names: Iterable[str],
-        keys: Iterable[str],
-        body: ErrorBody,
-        origins: Iterable[str] = (),
+        self, app: ASGIApp, names: Iterable[str], keys: Iterable[str], body: ErrorBody, origins: Iterable[str] = ()
     ) -> None:
         """`names`: hosts, without ports, that a Host header may name. A request must show one of `keys`, if there are
         any. `body` returns the body of an error at a path. Pages of `origins` may read from the server, too. Raise
@@ -226,16 +205,30 @@ class SecurityMiddleware:
             await self._answer(scope, receive, send)
 
     async def _answer_known(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that names this server and comes from no page of another origin that is not allowed."""
+        """Answer a request that names this server and comes from no page of another origin that is not allowed.
+
+        Browsers neither guess the type of the answer nor cache it.
+        """
         if (refusal := self._refusal(scope)) is not None:
             await self._refuse(scope, refusal, receive, send)
             return
-        started_at, status = perf_counter(), [0]
+        started_at, status = perf_counter(), 0
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message.setdefault("headers", [])
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
         # the application has answered and reported unexpected errors; they go no further
         with suppress(Exception):
-            await self._app(scope, _limit_body(receive), _add_headers(send, status))
+            await self._app(scope, _limit_body(receive), send_with_headers)
         milliseconds = 1e3 * (perf_counter() - started_at)
-        _log.info("%s %.100r %d in %.0f ms", scope["method"], scope["path"], status[0], milliseconds)
+        _log.info("%s %.100r %d in %.0f ms", scope["method"], scope["path"], status, milliseconds)
 
     async def _refuse(self, scope: Scope, refusal: ErrorInfo, receive: Receive, send: Send) -> None:
         _log.warning("%s %.100r refused: %d %s", scope["method"], scope["path"], refusal.status, refusal.code)
@@ -329,18 +322,3 @@ def _limit_body(receive: Receive) -> Receive:
         return message
 
     return read
-
-
-def _add_headers(send: Send, status: list[int]) -> Send:
-    """Add headers by which browsers neither guess types nor cache answers; put the status into `status`."""
-
-    async def send_with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            status[:] = [message["status"]]
-            message.setdefault("headers", [])
-            headers = MutableHeaders(scope=message)
-            for name, value in _HEADERS.items():
-                headers.setdefault(name, value)
-        await send(message)
-
-    return send_with_headers

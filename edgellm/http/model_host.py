@@ -1,19 +1,91 @@
-"""The models that requests may name, and the one that embeds texts."""
+"""The models of one server: found by name, opened when they are asked for, shared by requests, closed when idle.
+
+One model is opened at a time. A model is closed when nobody has used it for its keep-alive, or when another one needs
+its memory; never while a reply uses it. What does not fit even then is refused before anything is closed.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+import logging
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic, time
+from typing import Any, Protocol
 
 from edgellm.engine import ModelFile
-from edgellm.errors import ModelNotFound
+from edgellm.errors import EdgeError, InvalidOption, MemoryShort, ModelNotFound, Stopped
+from edgellm.http.admission import STOPPING
 from edgellm.http.embedding import ServedEmbedder
-from edgellm.http.model_pool import KEEP_ALIVE, Lease, LoadedModel, ModelPool, Opener, ServedModel
 from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo
 from edgellm.http.schemas.responses import ModelInfo
+from edgellm.http.status import MeshRecorder
+from edgellm.llm import LLM
+from edgellm.llm.model_loading import PairMemory
+from edgellm.spec.params import ReplyOptions
+from edgellm.system import mapped_memory
 
+KEEP_ALIVE = 300.0  # seconds
+MIN_IDLE_SECONDS = 2.0  # least time before a model that was opened may be closed unused
+BUSY_SECONDS = 120.0  # longest wait for the memory of models in use
 LOADING = ErrorInfo(503, "The model is being loaded. Try again soon.", SERVER, code="loading", retry_after=1.0)
+_DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ms|s|m|h|)")
+_UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+_log = logging.getLogger(__name__)
+
+
+def keep_alive_seconds(value: str | float) -> float:
+    """Return the seconds of a keep-alive such as 5m, 30s, 1h30m or 300; below zero it is infinite, as in Ollama. Raise
+    InvalidOption for anything else."""
+    text = str(value).strip()
+    parts = list(_DURATION.finditer(text))
+    if not parts or "".join(part[0] for part in parts) != text:
+        raise InvalidOption(f"The keep-alive is {text[:40]!r}.", "Give a time such as 5m or 300, or -1 for no end.")
+    if text.startswith("-"):
+        return math.inf
+    return sum(float(part[1]) * _UNITS[part[2]] for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A pair and the name that it is served by. `in_turns`: replies compute on this device's processor, round by round.
+
+    `options` are the choices that requests do not make. `recorder` records what the devices of a mesh do for a reply.
+    At most `replies` are written at once; None: as many as the server writes.
+    """
+
+    pair: LLM
+    name: str
+    in_turns: bool = True
+    options: ReplyOptions = field(default_factory=ReplyOptions)
+    recorder: MeshRecorder | None = None
+    replies: int | None = None
+    created: int = field(default_factory=lambda: int(time()))
+
+    def info(self) -> ModelInfo:
+        return ModelInfo(id=self.name, created=self.created, context_length=self.pair.context_length, loaded=True)
+
+
+class Opener(Protocol):
+    """A model that can be opened, and again once it was closed. The methods are called in a thread."""
+
+    @property
+    def name(self) -> str: ...
+
+    def file(self) -> ModelFile | None:
+        """Return the file of the model that decides the text; None where it is on another device."""
+
+    def check_fits(self, beside: Counter[str]) -> None:
+        """Raise MemoryShort where the model does not fit; `beside` as for `LLM.open`."""
+
+    def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
+        """Open the model. Raise Stopped where `is_closing` returns True meanwhile."""
 
 
 class ModelCatalog(Protocol):
@@ -26,40 +98,126 @@ class ModelCatalog(Protocol):
         """Return all models that can be named."""
 
 
+class LoadedModel:
+    """A model in memory, which `users` requests use, and which is closed after `keep_alive` seconds without any; it is
+    `owned` if it may be closed at all."""
+
+    def __init__(self, served: ServedModel, keep_alive: float, *, owned: bool) -> None:
+        self.served, self.name, self.keep_alive, self.owned = served, served.name, keep_alive, owned
+        self.users = 0
+        self.closing = False  # no further request gets the model
+        self.used_at = monotonic()
+        self.timer: asyncio.TimerHandle | None = None
+        self.unused = asyncio.Event()
+        self.unused.set()
+
+    def enter(self, keep_alive: float | None) -> None:
+        """Note that a request uses the model, to be kept for `keep_alive` seconds afterwards if that is given."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if keep_alive is not None and self.owned:
+            self.keep_alive = keep_alive
+        self.users += 1
+        self.unused.clear()
+
+    def leave(self) -> None:
+        """Note that a request uses the model no more."""
+        self.users -= 1
+        self.used_at = monotonic()
+        if not self.users:
+            self.unused.set()
+
+    def mark(self, *, closing: bool) -> None:
+        """Stop giving the model to further requests, or give it again."""
+        self.closing = closing
+
+    def expire_after(self, seconds: float, expire: Callable[[], object]) -> None:
+        """Call `expire` after so many seconds, unless the model is never closed or is used again."""
+        if self.owned and not math.isinf(seconds):
+            self.timer = asyncio.get_running_loop().call_later(seconds, expire)
+
+    @property
+    def idle_s(self) -> float:
+        """Return the seconds since a request last used the model."""
+        return 0.0 if self.users else monotonic() - self.used_at
+
+    @property
+    def expires_s(self) -> float | None:
+        """Return the seconds until the model is closed; None: it stays."""
+        return None if math.isinf(self.keep_alive) else self.keep_alive - self.idle_s
+
+    @property
+    def can_write(self) -> bool:
+        """Return whether the model can write a reply: one without a draft model here cannot while its verifier is
+        away."""
+        pair = self.served.pair
+        return pair.draft_name is not None or pair.verifier_up is None or pair.verifier_up()
+
+
+class Lease:
+    """A model that is not closed before `release`, which the end of a `with` calls."""
+
+    def __init__(self, served: ServedModel, on_released: Callable[[], None]) -> None:
+        self.served = served
+        self._on_released: Callable[[], None] | None = on_released
+
+    def release(self) -> None:
+        """Give the model back; a second call does nothing."""
+        on_released, self._on_released = self._on_released, None
+        if on_released is not None:
+            on_released()
+
+    def __enter__(self) -> ServedModel:
+        return self.served
+
+    def __exit__(self, *_raised: object) -> None:
+        self.release()
+
+
 class ModelHost:
     """The models of one server, by their names. Methods other than `open`, `add`, `open_without_model` and `close` are
     for its event loop."""
 
     def __init__(self, keep_alive: float = KEEP_ALIVE, waiting: int = 16) -> None:
-        """Set up a `ModelPool` with these arguments."""
-        self.pool = ModelPool(keep_alive, waiting)
+        """A model that was opened here is closed `keep_alive` seconds after its last use. Up to `waiting` requests wait
+        for models to be opened."""
+        self._keep_alive, self._most_waiting = keep_alive, waiting
+        self.loaded: dict[str, LoadedModel] = {}
+        self.loading: dict[str, asyncio.Task[None]] = {}
+        """The tasks that open models, by name, for which requests wait."""
+        self.embedder: ServedEmbedder | None = None
+        """The model that embeds texts, besides the models that write replies."""
         self._openers: dict[str, Opener] = {}
         self._catalog: ModelCatalog | None = None
         self._default: str | None = None
         self._no_model_reason = ""
-        self.embedder: ServedEmbedder | None = None
-        """The model that embeds texts, besides the models that write replies."""
+        self._waiting = 0
+        self._lock = asyncio.Lock()  # the lock for opening and closing models
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="edgellm-models")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
 
     def open(self, served: ServedModel, *, opener: Opener | None = None, catalog: ModelCatalog | None = None) -> None:
-        """Serve `served` by default from now on, and the models of `catalog` by name; `opener` as for `ModelPool.add`,
-        which opens the model again when it is named."""
+        """Serve `served` by default from now on, and the models of `catalog` by name. With an `opener` the host owns
+        the model: it is closed when others need its memory, and opened again when it is named."""
         self._catalog = catalog
         if opener is not None:
             self._openers[served.name] = opener
-        self.pool.add(served, opener)
+        self.add(served)
         self._default = served.name
 
     def add(self, served: ServedModel) -> None:
-        """Serve another model by its name from now on; it is left open."""
-        self.pool.add(served)
-
-    def open_embedder(self, embedder: ServedEmbedder) -> None:
-        """Embed texts with `embedder` from now on."""
-        self.embedder = embedder
+        """Serve another model by its name from now on; without an opener it is left open."""
+        model = LoadedModel(served, math.inf, owned=served.name in self._openers)
+        self.loaded = {**self.loaded, served.name: model}  # others may read the old one
 
     def open_without_model(self, reason: str) -> None:
         """Refuse requests for a model with `reason` from now on."""
         self._no_model_reason = reason
+
+    def open_embedder(self, embedder: ServedEmbedder) -> None:
+        """Embed texts with `embedder` from now on."""
+        self.embedder = embedder
 
     @property
     def default_name(self) -> str | None:
@@ -72,25 +230,18 @@ class ModelHost:
     @property
     def default(self) -> ServedModel | None:
         """Return the model that is served by default; None if there is none, or if it is not in memory."""
-        loaded = self.pool.loaded.get(self.default_name or "")
+        loaded = self.loaded.get(self.default_name or "")
         return None if loaded is None else loaded.served
 
-    def answers(self) -> list[tuple[str, bool]]:
-        """Return the names of the models in memory, and whether each can write a reply: one without a draft model here
-        cannot while its verifier is away."""
-
-        def writes(one: LoadedModel) -> bool:
-            pair = one.served.pair
-            return pair.draft_name is not None or pair.verifier_up is None or pair.verifier_up()
-
-        return [(name, writes(one)) for name, one in self.pool.loaded.items()]
+    def by_use(self) -> list[LoadedModel]:
+        """Return the models in memory, the latest used first."""
+        return sorted(self.loaded.values(), key=lambda one: (not one.users, -one.used_at))
 
     async def infos(self) -> list[ModelInfo]:
         """Return all models that can be named, the default one first."""
         listed = [] if self._catalog is None else await asyncio.to_thread(self._catalog.infos)
-        here = {name: one.served.info() for name, one in self.pool.loaded.items()}
-        embeds = {} if self.embedder is None else {self.embedder.name: self.embedder.info()}
-        known = {info.id: info for info in listed} | embeds | here
+        embedders = [] if self.embedder is None else [self.embedder.info()]
+        known = {info.id: info for info in (*listed, *embedders, *(one.served.info() for one in self.loaded.values()))}
         first = [self.default_name] if self.default_name in known else []
         return [known[name] for name in dict.fromkeys([*first, *known])]
 
@@ -98,7 +249,7 @@ class ModelHost:
         """Return a model by name. Raises ApiError (404) without such a model."""
         found = name if self._embeds(name) else await self._find(name)
         known = next((info for info in await self.infos() if info.id == found), None)
-        return known or self.pool.loaded[found].served.info()
+        return known or self.loaded[found].served.info()
 
     async def file(self, name: str) -> ModelFile | None:
         """Return the file of a model; None where it is on another device. Raises ApiError (404) without such a
@@ -106,7 +257,7 @@ class ModelHost:
         if self.embedder is not None and self._embeds(name):
             return self.embedder.file
         found = await self._find(name)
-        model = None if (loaded := self.pool.loaded.get(found)) is None else loaded.served.pair.text_model
+        model = None if (loaded := self.loaded.get(found)) is None else loaded.served.pair.text_model
         if model is not None:
             return model.file
         opener = self._openers.get(found)
@@ -117,16 +268,51 @@ class ModelHost:
         seconds it stays in memory after its use.
 
         Raises:
-            ApiError: there is no such model (404), it is being loaded for the first time (503), or as
-                `ModelPool.lease`.
+            ApiError: there is no such model (404), it is being loaded for the first time (503), too many requests wait
+                for models (429), or it waits too long for memory that others use (503).
             EdgeError: it cannot be opened; MemoryShort if it does not fit.
         """
         found = await self._find(name)
-        return await self.pool.lease(found, self._openers.get(found), keep_alive, stays=found == self._default)
+        while (loaded := self.loaded.get(found)) is None or loaded.closing:
+            if self._waiting >= self._most_waiting:
+                message = f"{self._waiting} requests wait for models to be loaded. Try again later."
+                raise ApiError(ErrorInfo(429, message, "rate_limit_error", code="queue_full", retry_after=5.0))
+            self._waiting += 1
+            try:
+                # the task goes on where this request ends: others may wait for it
+                await asyncio.shield(self._load(found))
+            finally:
+                self._waiting -= 1
+        loaded.enter(keep_alive)
+        return Lease(loaded.served, partial(self._release, loaded))
 
     async def unload(self, name: str) -> bool:
-        """Close a model as `ModelPool.unload`."""
-        return await self.pool.unload(await self._find(name))
+        """Close a model once no request uses it; return whether it is closed already. Raises ApiError where it is not
+        in memory (404), or stays there as long as the server runs (400)."""
+        found = await self._find(name)
+        if (loaded := self.loaded.get(found)) is None:
+            raise ApiError(ErrorInfo(404, f"{found} is not in memory.", code="model_not_loaded", param="model"))
+        if not loaded.owned:
+            message = f"{found} stays in memory as long as this server runs. Stop the server."
+            raise ApiError(ErrorInfo(400, message, param="model"))
+        task = self._retire(loaded)
+        if loaded.users:
+            return False
+        await asyncio.shield(task)
+        return True
+
+    def stop(self) -> None:
+        """Open no more models."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Close all models that are the host's. Called when no request uses them any more, in any thread."""
+        self.stop()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        for loaded in list(self.loaded.values()):
+            if loaded.owned:
+                loaded.served.pair.close()
+        self.loaded.clear()
 
     async def _find(self, name: str | None) -> str:
         """Return the name of the model that `name` means, for which there is an opener if it is not loaded."""
@@ -138,10 +324,10 @@ class ModelHost:
         if self._embeds(name):
             message = f"{name} embeds texts, and writes no replies. Ask for {default!r}, or leave model out."
             raise ApiError(ErrorInfo(400, message, param="model"))
-        if name in self.pool.loaded or name in self._openers:
+        if name in self.loaded or name in self._openers:
             return name
         if self._catalog is None:
-            others = "".join(f" or {one!r}" for one in self.pool.loaded if one != default)
+            others = "".join(f" or {one!r}" for one in self.loaded if one != default)
             message = f"The model {name!r} is not served here. Ask for {default!r}{others}, or leave model out."
             raise ApiError(ErrorInfo(404, message, code="model_not_found", param="model"))
         try:
@@ -154,4 +340,139 @@ class ModelHost:
 
     def _embeds(self, name: str) -> bool:
         """Return whether `name` is the model that embeds texts, and no other one in memory."""
-        return self.embedder is not None and name == self.embedder.name and name not in self.pool.loaded
+        return self.embedder is not None and name == self.embedder.name and name not in self.loaded
+
+    def _release(self, loaded: LoadedModel) -> None:
+        loaded.leave()
+        if not loaded.users:
+            loaded.expire_after(loaded.keep_alive, partial(self._expire, loaded))
+
+    def _expire(self, loaded: LoadedModel) -> None:
+        if not loaded.users and not loaded.closing and not self._stopped:
+            _log.info("%s is closed: unused for %.0f s", loaded.name, loaded.keep_alive)
+            self._retire(loaded)
+
+    def _load(self, name: str) -> asyncio.Task[None]:
+        if (task := self.loading.get(name)) is None:
+            task = self.loading[name] = self._begin(self._open(name))
+            task.add_done_callback(lambda _: self.loading.pop(name))
+        return task
+
+    def _retire(self, loaded: LoadedModel) -> asyncio.Task[None]:
+        """Have a model closed once nobody uses it."""
+
+        async def close() -> None:
+            await loaded.unused.wait()
+            async with self._lock:
+                if self.loaded.get(loaded.name) is loaded:
+                    await self._close([loaded])
+
+        loaded.mark(closing=True)
+        return self._begin(close())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin a task, and keep it until it has ended; its error is for the requests that wait for the task."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+
+        def ended(done: asyncio.Task[None]) -> None:
+            self._tasks.discard(done)
+            if not done.cancelled():
+                done.exception()
+
+        task.add_done_callback(ended)
+        return task
+
+    async def _open(self, name: str) -> None:
+        """Open a model, closing others first where it does not fit beside them."""
+        async with self._lock:
+            loaded = self.loaded.get(name)
+            if loaded is not None and not loaded.closing:
+                return
+            if loaded is not None:
+                await self._close([loaded])
+            if self._stopped:
+                raise ApiError(STOPPING)
+            opener, run = self._openers[name], asyncio.get_running_loop().run_in_executor
+            await self._make_room(await run(self._thread, self._victims, opener), name)
+            beside = beside_memory([one.served.pair.memory for one in self.loaded.values()], ())
+            served = await run(self._thread, self._opened, opener, beside)
+            keep_alive = math.inf if name == self._default else self._keep_alive
+            self.loaded[name] = loaded = LoadedModel(served, keep_alive, owned=True)
+            # all requests for the model may have left
+            loaded.expire_after(max(keep_alive, MIN_IDLE_SECONDS), partial(self._expire, loaded))
+
+    def _opened(self, opener: Opener, beside: Counter[str]) -> ServedModel:
+        try:
+            served = opener.open(beside, lambda: self._stopped)
+        except Stopped:
+            raise ApiError(STOPPING) from None
+        if self._stopped:
+            served.pair.close()
+            raise ApiError(STOPPING)
+        return served
+
+    def _victims(self, opener: Opener) -> list[LoadedModel]:
+        """Return as few models as must be closed for another one to fit: unused ones first, the longest unused before
+        others. Raise MemoryShort where it does not fit even then."""
+        loaded = list(self.loaded.values())
+        candidates = sorted((one for one in loaded if one.owned), key=lambda one: (bool(one.users), one.used_at))
+        for count in range(len(candidates) + 1):
+            victims = candidates[:count]
+            kept = [one.served.pair.memory for one in loaded if one not in victims]
+            try:
+                opener.check_fits(beside_memory(kept, [one.served.pair.memory for one in victims]))
+            except MemoryShort:
+                if count == len(candidates):
+                    raise
+            else:
+                return victims
+        return []
+
+    async def _make_room(self, victims: Sequence[LoadedModel], name: str) -> None:
+        """Close models once no request uses them. Raises ApiError where that takes too long: all are kept then."""
+        marked = [one for one in victims if not one.closing]
+        for one in marked:
+            one.mark(closing=True)
+        try:
+            async with asyncio.timeout(BUSY_SECONDS):
+                for one in victims:
+                    await one.unused.wait()
+        except TimeoutError:
+            for one in marked:
+                one.mark(closing=False)
+            busy = ", ".join(one.name for one in victims if one.users)
+            raise ApiError(ErrorInfo(503, f"{name} needs the memory of {busy}, which is still in use. Try again later.",
+                                     SERVER, code="memory_in_use", retry_after=BUSY_SECONDS / 4)) from None  # fmt: skip
+        if victims:
+            _log.info("%s closed: %s needs memory", ", ".join(one.name for one in victims), name)
+        await self._close(victims)
+
+    async def _close(self, models: Iterable[LoadedModel]) -> None:
+        for one in models:
+            await one.unused.wait()
+            if one.timer is not None:
+                one.timer.cancel()
+            del self.loaded[one.name]
+            with suppress(EdgeError):
+                await asyncio.get_running_loop().run_in_executor(self._thread, one.served.pair.close)
+
+
+def beside_memory(kept: Sequence[PairMemory], closed: Sequence[PairMemory]) -> Counter[str]:
+    """Return the bytes by device to add to the memory that the system counts as taken: weights of `kept` models that
+    are pages of files, and their unopened contexts, less the counted memory of models that are `closed` first.
+
+    A model's weights are in memory as pages of a file or, where llama.cpp has repacked them, as memory of its own.
+    """
+    mapped = sum(one.mapped for one in (*kept, *closed))
+    resident = mapped_memory()
+    share = 1.0 if resident is None or not mapped else min(1.0, resident / mapped)
+    found: Counter[str] = Counter()
+    for one in kept:
+        found["CPU"] += int(share * one.mapped)
+        found.update(one.unopened)
+    for one in closed:
+        found.subtract(one.by_device)
+        found.update(one.unopened)
+        found["CPU"] += int(share * one.mapped)
+    return found

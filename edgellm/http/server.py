@@ -13,10 +13,9 @@ import ssl
 import struct
 import threading
 from asyncio import TimerHandle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
@@ -24,18 +23,14 @@ from typing import Self
 import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http.app import make_app
 from edgellm.http.dialects import error_body
-from edgellm.http.embedding import ServedEmbedder
-from edgellm.http.handlers import RequestHandler
-from edgellm.http.mesh_status import PlanOut
-from edgellm.http.metrics import Family
 from edgellm.http.middleware import SecurityMiddleware
-from edgellm.http.model_host import ModelCatalog
-from edgellm.http.model_pool import KEEP_ALIVE, Opener, ServedModel
+from edgellm.http.model_host import KEEP_ALIVE, ModelCatalog, Opener, ServedModel
+from edgellm.http.replies import RequestHandler
+from edgellm.http.status import PlanOut
 from edgellm.rpc.address import Address
 from edgellm.rpc.versions import program_version
 
@@ -43,72 +38,68 @@ HEAD_SECONDS = 10.0  # limit for a TLS handshake, and then for the head of the f
 NEXT_SECONDS = 40.0  # limit between a response and the head of the next request
 READ_SECONDS = 30.0  # limit while a client leaves data unread
 MAX_CONNECTIONS = 512
+GRACE_SECONDS = 10.0  # limit for replies being written when the server stops
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 seconds
 _RETRY_SECONDS = 0.5  # pause when the system has no file descriptor left
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class TimedConnection(H11Protocol):
     """uvicorn's connection, with limits of time from the moment that it is accepted."""
 
-    def __init__(
-        self, config: uvicorn.Config, server_state: ServerState, sock: socket.socket, *,
-        on_closed: Callable[[TimedConnection], None], on_idle: Callable[[TimedConnection, bool], None],
-    ) -> None:  # fmt: skip
-        """`on_idle` is called with whether the connection is idle, that is serves no request, when that changes."""
-        super().__init__(config, server_state, app_state={})
+    def __init__(self, config: uvicorn.Config, server: _UvicornServer, sock: socket.socket) -> None:
+        super().__init__(config, server.server_state, app_state={})
         self._untimed_app, self.app = self.app, self._serve
-        self._sock, self._on_closed, self._on_idle = sock, on_closed, on_idle
+        self._server, self._sock = server, sock
         self._requests = 0  # requests being served; the next can start just before the last ends
-        self._connected = self._closed = False
         self._idle_timer: TimerHandle | None = None
         self._write_timer: TimerHandle | None = None
 
     def abort(self) -> None:
         """Close the connection at once, whatever is under way."""
-        if self._connected:
-            if self.transport.get_write_buffer_size():  # otherwise the system goes on offering unread data
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            self.transport.abort()
+        if self.transport is None:
+            with suppress(OSError):  # ends a handshake as if the client had left
+                self._sock.shutdown(socket.SHUT_RDWR)
             return
-        with suppress(OSError):  # ends a handshake as if the client had left
-            self._sock.shutdown(socket.SHUT_RDWR)
+        if self.transport.get_write_buffer_size():  # otherwise the system goes on offering unread data
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.abort()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request: the connection is not idle, and its client owes nothing."""
         self._requests += 1
         _cancel(self._idle_timer)
-        self._on_idle(self, False)
+        self._server.mark(self, idle=False)
         try:
             await self._untimed_app(scope, receive, send)
         finally:
             self._requests -= 1
-            if not self._requests and not self._closed:
+            if not self._requests and self in self._server.connections:
                 self._wait_for_request(NEXT_SECONDS)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._connected = True
         super().connection_made(transport)
         self._wait_for_request(HEAD_SECONDS)
 
     def pause_writing(self) -> None:
-        self._write_timer = asyncio.get_running_loop().call_later(READ_SECONDS, self.abort)
         super().pause_writing()
+        _cancel(self._write_timer)
+        self._write_timer = asyncio.get_running_loop().call_later(READ_SECONDS, self.abort)
 
     def resume_writing(self) -> None:
         _cancel(self._write_timer)
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closed = True
         _cancel(self._idle_timer)
         _cancel(self._write_timer)
-        self._on_closed(self)
+        self._server.connections.pop(self, None)
         super().connection_lost(exc)
 
     def _wait_for_request(self, seconds: float) -> None:
         _cancel(self._idle_timer)
         self._idle_timer = asyncio.get_running_loop().call_later(seconds, self.abort)
-        self._on_idle(self, True)
+        self._server.mark(self, idle=True)
 
 
 def _cancel(timer: TimerHandle | None) -> None:
@@ -116,68 +107,83 @@ def _cancel(timer: TimerHandle | None) -> None:
         timer.cancel()
 
 
-class ConnectionLimiter:
-    """Accepts connections, up to a limit. For use in one event loop."""
+class _UvicornServer(uvicorn.Server):
+    """A uvicorn server that limits connections from the moment that the system has accepted them."""
 
-    def __init__(
-        self, listener: socket.socket, tls: ssl.SSLContext | None, make_connection: Callable[..., TimedConnection]
-    ) -> None:
-        """`make_connection` is called with a socket, and `on_closed` and `on_idle` as for `TimedConnection`."""
-        self._listener, self._tls, self._make_connection = listener, tls, make_connection
-        self._connections: set[TimedConnection] = set()
-        self._idle: dict[TimedConnection, None] = {}  # longest idle first
-        self._handshakes: dict[asyncio.Task[None], TimedConnection] = {}
-        listener.setblocking(False)
-        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+    def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
+        super().__init__(config)
+        self.started_or_failed = threading.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.connections: dict[TimedConnection, bool] = {}
+        """Each connection with whether it is idle, in the order in which that last changed."""
+        self._listener = listener
+        self._accepting: asyncio.Task[None] | None = None
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._ending = asyncio.Event()
 
-    async def close(self) -> None:
-        """Accept no more connections, and abort handshakes. Open connections stay."""
-        self._accepting.cancel()
-        for connection in self._handshakes.values():
-            connection.abort()
-        await asyncio.gather(self._accepting, *self._handshakes, return_exceptions=True)
+    def mark(self, connection: TimedConnection, *, idle: bool) -> None:
+        """Note that a connection has become `idle` or busy."""
+        if self.connections.pop(connection, None) is not None:
+            self.connections[connection] = idle
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
+        self.loop = asyncio.get_running_loop()
+        await super().startup([])
+        self._listener.setblocking(False)
+        self._accepting = self.loop.create_task(self._accept(self.loop))
+        self.started_or_failed.set()
+
+    async def main_loop(self) -> None:
+        """Wait for the end, and renew the date of answers each second. uvicorn's own looks ten times a second, and
+        notices the end as late."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), 1.0)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+            for connection in list(self.connections):
+                if connection.transport is None:
+                    connection.abort()
+            await asyncio.gather(self._accepting, *self._handshakes, return_exceptions=True)
+        await super().shutdown(sockets)
+
+    async def end(self, handler: RequestHandler, grace: float) -> None:
+        """Stop once `handler` has ended its replies, for which it has `grace` seconds."""
+        await handler.shut_down(grace)
+        self.should_exit = True
+        self._ending.set()
+
+    async def _accept(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
             try:
                 sock, _ = await loop.sock_accept(self._listener)
             except OSError:
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
-            while len(self._connections) >= MAX_CONNECTIONS and self._idle:
-                longest = next(iter(self._idle))
-                self._forget(longest)
+            while len(self.connections) >= MAX_CONNECTIONS:
+                longest = next((one for one, idle in self.connections.items() if idle), None)
+                if longest is None:
+                    break
+                del self.connections[longest]
                 longest.abort()
-            if len(self._connections) >= MAX_CONNECTIONS:  # all connections are being served
+            if len(self.connections) >= MAX_CONNECTIONS:  # all connections are being served
                 sock.close()
                 continue
-            connection = self._make_connection(sock, on_closed=self._forget, on_idle=self._set_idle)
-            self._connections.add(connection)
-            self._set_idle(connection, True)
-            handshake = loop.create_task(self._connect(connection, sock))
-            self._handshakes[handshake] = connection
-            handshake.add_done_callback(self._handshakes.pop)
+            connection = TimedConnection(self.config, self, sock)
+            self.connections[connection] = True
+            handshake = loop.create_task(self._connect(loop, connection, sock))
+            self._handshakes.add(handshake)
+            handshake.add_done_callback(self._handshakes.discard)
 
-    async def _connect(self, connection: TimedConnection, sock: socket.socket) -> None:
-        timeout = {} if self._tls is None else {"ssl_handshake_timeout": HEAD_SECONDS}
+    async def _connect(self, loop: asyncio.AbstractEventLoop, connection: TimedConnection, sock: socket.socket) -> None:
+        tls = self.config.ssl
+        seconds = None if tls is None else HEAD_SECONDS
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, sock, ssl=self._tls, **timeout)
+            await loop.connect_accepted_socket(lambda: connection, sock, ssl=tls, ssl_handshake_timeout=seconds)
         except OSError:  # the client has left, or speaks no TLS
-            self._forget(connection)
-
-    def _forget(self, connection: TimedConnection) -> None:
-        self._connections.discard(connection)
-        self._idle.pop(connection, None)
-
-    def _set_idle(self, connection: TimedConnection, idle: bool) -> None:
-        self._idle.pop(connection, None)
-        if idle and connection in self._connections:
-            self._idle[connection] = None
-
-
-GRACE_SECONDS = 10.0  # limit for replies being written when the server stops
-_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+            self.connections.pop(connection, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +202,7 @@ class HttpConfig:
     `names`: hosts that a Host header may name, besides the address. Pages of `origins` may read from the server,
     besides its own. `key` is an API key for loopback without TLS. `page_key` opens the user's conversations, and is
     accepted in place of the API key; without it they stay closed. `replies` are written at once, and up to `waiting`
-    requests wait. `strict` refuses unknown parameters. `keep_alive` is in seconds, as for `ModelPool`. `on_event` is
+    requests wait. `strict` refuses unknown parameters. `keep_alive` is in seconds, as for `ModelHost`. `on_event` is
     called with a sentence for an unexpected error.
     """
 
@@ -233,16 +239,13 @@ class HttpServer:
             if not least <= value <= 1000:
                 raise InvalidOption(f"{name} is {value}.", f"Give a whole number from {least} to 1000.")
         self.address, self.scheme = address, "http" if config.credentials is None else "https"
-        self._handler = RequestHandler(
-            config.replies,
-            config.waiting,
-            config.on_event,
-            anonymous=config.api_key is None,
-            strict=config.strict,
+        self._handler = handler = RequestHandler(
+            config.replies, config.waiting, config.on_event, anonymous=config.api_key is None, strict=config.strict,
             keep_alive=config.keep_alive,
-        )
+        )  # fmt: skip
+        self.models, self.metrics = handler.models, handler.metrics
         hosts = {address.host, *config.names, *(_LOOPBACK_NAMES if address.loopback else ())}
-        app = make_app(self._handler, program_version(), config.page_key)
+        app = make_app(handler, program_version(), config.page_key)
         keys = [key for key in (config.api_key, config.page_key) if key] if config.api_key is not None else []
         self._app = SecurityMiddleware(app, hosts, keys, error_body, config.origins)
         self._server: _UvicornServer | None = None
@@ -291,12 +294,12 @@ class HttpServer:
         except (OSError, ssl.SSLError) as error:
             listener.close()
             raise InvalidOption(
-                f"The certificate {tls and tls.certificate} cannot be used: {error}.",
+                f"The certificate {self.certificate} cannot be used: {error}.",
                 "Give the PEM files of a certificate and of its key.",
             ) from error
         if config.ssl is not None:
             config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
-        server = self._server = _UvicornServer(config)
+        server = self._server = _UvicornServer(config, listener)
         self._thread = threading.Thread(target=self._run, args=(server, listener), name="edgellm-http", daemon=True)
         self._thread.start()
         server.started_or_failed.wait()
@@ -308,28 +311,15 @@ class HttpServer:
     ) -> None:  # fmt: skip
         """Answer requests from now on, and show `plan` on the page; the rest as for `ModelHost.open`. Until then every
         answer is that the model is being loaded."""
-        self._handler.open(served, plan, opener=opener, catalog=catalog)
-
-    def open_without_model(self, reason: str) -> None:
-        """Answer requests for a reply with `reason`, and all others as usual."""
-        self._handler.models.open_without_model(reason)
-
-    def add(self, served: ServedModel) -> None:
-        """Answer requests that name another model, too."""
-        self._handler.models.add(served)
-
-    def add_metrics(self, families: Callable[[], Iterable[Family]]) -> None:
-        """Report the metrics that `families` yields, too, from now on."""
-        self._handler.metrics.add(families)
-
-    def open_embedder(self, embedder: ServedEmbedder) -> None:
-        """Embed texts with `embedder` from now on."""
-        self._handler.models.open_embedder(embedder)
+        self._handler.show_plan(plan)
+        if served.pair.verifier_up is not None:
+            self.metrics.watch_verifier(served.pair.verifier_up)
+        self.models.open(served, opener=opener, catalog=catalog)
 
     def request_stop(self, grace: float = GRACE_SECONDS) -> None:
         """Begin to stop, and return at once. May be called in a signal handler, and again with less grace."""
         if self._server is not None and self._server.loop is not None and not self.wait(0):
-            self._server.loop.call_soon_threadsafe(self._server.begin_shutdown, self._handler, grace)
+            asyncio.run_coroutine_threadsafe(self._server.end(self._handler, grace), self._server.loop)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the server has stopped, for at most `timeout` seconds; return whether it has."""
@@ -351,51 +341,11 @@ class HttpServer:
 
     def _run(self, server: _UvicornServer, listener: socket.socket) -> None:
         try:
-            asyncio.run(server.serve(sockets=[listener]))
+            asyncio.run(server.serve())
         finally:
             server.started_or_failed.set()
             listener.close()
             self._handler.close()
-
-
-class _UvicornServer(uvicorn.Server):
-    """A uvicorn server that accepts connections in a `ConnectionLimiter`, and lets replies end before it closes."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.started_or_failed = threading.Event()
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self._ending = asyncio.Event()
-        self._limiters: list[ConnectionLimiter] = []
-        self._shutdowns: set[asyncio.Task[None]] = set()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.loop = asyncio.get_running_loop()
-        await super().startup([])
-        make_connection = partial(TimedConnection, self.config, self.server_state)
-        self._limiters = [ConnectionLimiter(one, self.config.ssl, make_connection) for one in sockets or ()]
-        self.started_or_failed.set()
-
-    async def main_loop(self) -> None:
-        """Wait for the end, and renew the date of answers each second. uvicorn's own looks ten times a second, and
-        notices the end as late."""
-        while not await self.on_tick(0):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), 1.0)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for limiter in self._limiters:
-            await limiter.close()
-        await super().shutdown(sockets)
-
-    def begin_shutdown(self, handler: RequestHandler, grace: float) -> None:
-        """Stop once `handler` has ended its replies, for which it has `grace` seconds."""
-        self._shutdowns.add(asyncio.get_running_loop().create_task(self._shut_down(handler, grace)))
-
-    async def _shut_down(self, handler: RequestHandler, grace: float) -> None:
-        await handler.shut_down(grace)
-        self.should_exit = True
-        self._ending.set()
 
 
 def _listen(address: Address) -> socket.socket:

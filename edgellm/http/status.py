@@ -2,18 +2,59 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from edgellm.errors import TrustUnusable
-from edgellm.http.handlers import RequestHandler
-from edgellm.http.mesh_status import MeshStatus, PlanOut
-from edgellm.http.middleware import HIDDEN, redact_all
-from edgellm.http.model_pool import LoadedModel
-from edgellm.http.schemas.responses import Health
-from edgellm.llm import LLM
-from edgellm.rpc.trust.peer_store import Peers
+from edgellm.coldstart.plan import PlanOption
+from edgellm.errors import InvalidOption
+from edgellm.llm.mesh_llm import OpenedMesh
+from edgellm.llm.mesh_timeline import Measured, Replies, comparison
+from edgellm.spec.model_sampling import ModelSampling
+from edgellm.spec.types import Summary
+
+_MAX_BYTES = 2**20
+_MAX_SPANS = 200  # spans drawn per device and kind
+
+
+class DeviceLayers(BaseModel):
+    """Consecutive layers on a device, counted from 1, both ends included."""
+
+    device: str
+    first_layer: int
+    last_layer: int
+
+
+class StageOut(DeviceLayers):
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    device: str = Field(max_length=200)
+    load_s: float
+    wait_s: float
+    network_s: float
+    compute_s: float
+    finish_s: float
+
+
+class PlanOut(BaseModel):
+    """The part of a plan that the page draws."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    ttft_s: float
+    advice: str = Field(max_length=2000)
+    stages: list[StageOut] = Field(min_length=1, max_length=256)
+
+
+class MeshStatus(BaseModel):
+    """The layers of each device, and the last measured reply as `comparison` returns it, with each device's work from
+    when to when in seconds; before the first reply, the plan."""
+
+    holders: list[DeviceLayers]
+    last: dict[str, Any] | None
 
 
 class LinkStatus(BaseModel):
@@ -23,19 +64,6 @@ class LinkStatus(BaseModel):
     up: bool
     reason: str
     rtt_ms: float | None
-
-
-class SamplingStatus(BaseModel):
-    """The sampling of requests that ask for none, and who wants it so."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    origin: str
 
 
 class RequestCounts(BaseModel):
@@ -52,31 +80,30 @@ class PairedDevice(BaseModel):
     may_there: list[str]
 
 
-class ModelInMemory(BaseModel):
-    """A model in memory. `memory` are bytes by device, as estimated; `expires_s` is null where it stays, `link` where
-    it verifies here."""
+class PairStatus(BaseModel):
+    """A pair; `link` is null where it verifies here."""
+
+    draft: str | None = None
+    verifier: str | None = None
+    context_length: int | None = None
+    sampling: ModelSampling | None = None
+    link: LinkStatus | None = None
+
+
+class ModelInMemory(PairStatus):
+    """A model in memory. `memory` are bytes by device, as estimated; `expires_s` is null where it stays."""
 
     name: str
-    draft: str | None
-    verifier: str | None
-    context_length: int
-    sampling: SamplingStatus
-    link: LinkStatus | None
     memory: dict[str, int]
     users: int
     idle_s: float
     expires_s: float | None
 
 
-class ServerStatus(BaseModel):
+class ServerStatus(PairStatus):
     """The state of the server. Fields about the pair are null where it serves none, or it is not in memory."""
 
     model: str | None = None
-    draft: str | None = None
-    verifier: str | None = None
-    context_length: int | None = None
-    sampling: SamplingStatus | None = None
-    link: LinkStatus | None = None
     requests: RequestCounts
     devices: list[PairedDevice]
     anonymous: bool
@@ -86,78 +113,66 @@ class ServerStatus(BaseModel):
     plan: PlanOut | None
 
 
-def server_health(handler: RequestHandler) -> Health:
-    """Return that requests are accepted, and the models; none are named where clients need a key.
-
-    Raises:
-        ApiError: the model is being loaded.
-    """
-    _ = handler.models.default_name
-    if not handler.anonymous:
-        return Health(models=None)
-    return Health(models={name: "ok" if up else "away" for name, up in handler.models.answers()} or None)
-
-
-def server_status(handler: RequestHandler) -> ServerStatus:
-    """Return the state of the server and its pair. Without an API key other devices are not named.
-
-    Raises:
-        ApiError: the model is being loaded.
-    """
-    models, admission = handler.models, handler.admission
-    served = models.default
-    places = admission.max_running
-    if served is not None and served.replies is not None:
-        places = min(places, served.replies)
-    own = {} if served is None else _pair_status(handler, served.pair)
-    status = ServerStatus(
-        **own,
-        model=models.default_name,
-        mesh=None if served is None or served.recorder is None else served.recorder.status(),
-        requests=RequestCounts(running=admission.running, waiting=admission.waiting, places=places),
-        devices=[] if handler.anonymous else _paired_devices(),
-        anonymous=handler.anonymous,
-        models=[_in_memory(handler, model) for model in models.pool.by_use()],
-        loading=list(models.pool.loading),
-        plan=handler.plan,
-    )
-    return redact_all(status) if handler.anonymous else status
-
-
-def _pair_status(handler: RequestHandler, pair: LLM) -> dict[str, Any]:
-    """Return the fields of the server's own pair and of each pair in memory."""
-    return {
-        "draft": pair.draft_name, "verifier": pair.verifier_name, "context_length": pair.context_length,
-        "sampling": SamplingStatus.model_validate(pair.sampling), "link": _link(handler, pair),
-    }  # fmt: skip
-
-
-def _in_memory(handler: RequestHandler, model: LoadedModel) -> ModelInMemory:
-    pair = model.served.pair
-    return ModelInMemory(
-        **_pair_status(handler, pair), name=model.name, memory=dict(pair.memory.by_device), users=model.users,
-        idle_s=model.idle_s, expires_s=model.expires_s,
-    )  # fmt: skip
-
-
-def _link(handler: RequestHandler, pair: LLM) -> LinkStatus | None:
-    """Return the state of a pair's link to its verifier, None where that is here; for anonymous clients without the
-    address."""
-    if pair.verifier_up is None:
-        return None
-    address, reason = (HIDDEN, "") if handler.anonymous else (pair.verifier_at, pair.verifier_reason)
-    return LinkStatus(address=address, up=pair.verifier_up(), reason=reason, rtt_ms=handler.rtt_ms)
-
-
-def _paired_devices() -> list[PairedDevice]:
+def read_plan(path: Path) -> PlanOut:
+    """Read a plan as `edgellm mesh plan --json` prints it. Raises InvalidOption where the file cannot be read, or holds
+    something else."""
     try:
-        peers = Peers().all()
-    except TrustUnusable:
-        return []
-    return [
-        PairedDevice(
-            name=peer.name, short=peer.id.short, addresses=[str(address) for address in peer.addresses],
-            may_here=sorted(peer.rights), may_there=sorted(peer.granted),
-        )
-        for peer in peers
-    ]  # fmt: skip
+        with path.open("rb") as file:
+            return PlanOut.model_validate(json.loads(file.read(_MAX_BYTES)))
+    except OSError as error:
+        raise InvalidOption(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
+    except (ValueError, RecursionError) as error:
+        what = error.errors()[0]["loc"] if isinstance(error, ValidationError) else error
+        raise InvalidOption(
+            f"{path} holds no plan ({what}).", f"Make one: edgellm mesh plan ... --json > {path.name}"
+        ) from None
+
+
+class MeshRecorder:
+    """Records the last reply of one mesh. Replies start and finish in threads of their own. Replies that overlapped are
+    left out, since their work cannot be told apart."""
+
+    def __init__(self, opened: OpenedMesh) -> None:
+        self._opened, self._replies = opened, Replies(opened)
+        self._lock = threading.Lock()
+        self._running = 0
+        self._overlapped = False
+        self._last = None if opened.placed is None else comparison(None, opened.placed.option)
+
+    def reply_started(self) -> None:
+        """Note that a reply starts. May wait for the devices' reports on earlier replies."""
+        with self._lock:
+            self._running += 1
+            if self._running > 1:
+                self._overlapped = True
+                return
+            self._replies.on_request(restart=self._overlapped or self._replies.is_loaded)
+            self._overlapped = False
+
+    def reply_finished(self, summary: Summary | None) -> None:
+        """Note that a reply has finished; `summary` is None where it failed. May wait for the devices' reports."""
+        with self._lock:
+            self._running -= 1
+            found = None if self._overlapped or summary is None else self._replies.on_reply(summary)
+            if found is None:
+                self._overlapped = True  # the work so far belongs to no single reply
+            else:
+                self._last = _with_spans(*found)
+
+    def status(self) -> MeshStatus:
+        holders = [
+            DeviceLayers(device=one.name, first_layer=one.layers.start + 1, last_layer=one.layers.stop)
+            for one in self._opened.verifier.mesh.shares
+        ]
+        return MeshStatus(holders=holders, last=self._last)
+
+
+def _with_spans(found: Measured, plan: PlanOption | None) -> dict[str, Any]:
+    """Return `comparison`'s data, and when each device loaded and computed up to the first token."""
+    until = found.option.ttft_s
+    reply = comparison(found.option, plan, found.disproved, found.moves)
+    for stage, timeline in zip(reply["stages"], found.timelines, strict=True):
+        for name, spans in (("loading", timeline.loading), ("computing", timeline.computing)):
+            cut = [(begin, min(end, until)) for begin, end in spans if begin < until]
+            stage["measured"][name] = cut[:_MAX_SPANS]
+    return reply

@@ -316,5 +316,5 @@ def page_in_state(context: BrowserContext, server: HttpServer, name: str) -> Ite
 def server_without_model() -> HttpServer:
     """Return a server for `page_in_state`, which is to be started. It stores conversations in EDGELLM_HOME."""
     server = HttpServer(Address.parse("127.0.0.1:0"), HttpConfig(page_key=KEY))
-    server.open_without_model("This server has no model.")
+    server.models.open_without_model("This server has no model.")
     return server

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.http.model_pool import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address

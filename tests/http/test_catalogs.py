@@ -15,9 +15,9 @@ from huggingface_hub import constants
 
 from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
-from edgellm.http import catalogs, handlers
+from edgellm.http import catalogs, replies
 from edgellm.http.catalogs import LocalModels, ModelDefaults, ModelOpener, PairOpener
-from edgellm.http.model_pool import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.llm.model_loading import EngineConfig, place_pair
@@ -191,7 +191,7 @@ def test_a_named_model_writes_no_more_replies_at_once_than_fit(own: LLM) -> None
         prompts, piece = own.prompts, own.piece
 
     with serving(own, "own", replies=3) as server:
-        server.add(ServedModel(cast(LLM, Waiting()), "waiting", in_turns=False, replies=1))
+        server.models.add(ServedModel(cast(LLM, Waiting()), "waiting", in_turns=False, replies=1))
         ask, answers = asker(server), list[Answer]()
         threads = [threading.Thread(target=lambda: answers.append(chat(ask, "waiting"))) for _ in range(2)]
         for thread in threads:
@@ -273,7 +273,7 @@ class Slow(PairOpener):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_stream_that_waits_gives_a_sign_of_life(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    monkeypatch.setattr(handlers, "SIGN_OF_LIFE", 0.05)
+    monkeypatch.setattr(replies, "SIGN_OF_LIFE", 0.05)
     hardware = Hardware(n_ctx=512, threads=1)
     slow = Slow(ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append))
     with HttpServer(HOME) as server:

@@ -12,9 +12,9 @@ from playwright.sync_api import Page, expect
 
 from edgellm.coldstart.plan import PlanOption, predict
 from edgellm.engine import ModelFile
-from edgellm.http.mesh_status import MeshRecorder
-from edgellm.http.model_pool import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
+from edgellm.http.status import MeshRecorder
 from edgellm.llm.home import Workload, place_described
 from edgellm.llm.mesh_llm import MeshOptions, OpenedMesh, open_mesh
 from edgellm.llm.mesh_timeline import Measured, Replies

@@ -15,7 +15,7 @@ from edgellm.errors import InvalidOption, PortTaken
 from edgellm.http import middleware
 from edgellm.http.dialects import error_body
 from edgellm.http.middleware import checked_host, checked_origin
-from edgellm.http.model_pool import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address

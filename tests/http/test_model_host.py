@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from edgellm.engine import ModelFile
 from edgellm.errors import EngineFailed, InvalidOption, MemoryShort, ModelNotFound
-from edgellm.http import model_pool
-from edgellm.http.model_host import ModelHost
-from edgellm.http.model_pool import Lease, ServedModel, beside_memory, keep_alive_seconds
+from edgellm.http import model_host
+from edgellm.http.model_host import Lease, ModelHost, ServedModel, beside_memory, keep_alive_seconds
 from edgellm.http.schemas.errors import ApiError
 from edgellm.http.schemas.responses import ModelInfo
 from edgellm.llm import LLM
@@ -99,7 +98,7 @@ def run(walk: Callable[[ModelHost, Shelf], Awaitable[None]], **options: Any) -> 
         finally:
             for opening in list(shelf.openings.values()):
                 opening.may_open.set()
-            await asyncio.to_thread(host.pool.close)
+            await asyncio.to_thread(host.close)
         return shelf
 
     shelf = asyncio.run(all_of_it())
@@ -132,7 +131,7 @@ def test_what_is_unused_for_longest_makes_room() -> None:
         (await host.lease("3-old")).release()
         (await host.lease("2-new")).release()
         await host.lease("3-next")
-        assert [model.name for model in host.pool.by_use()] == ["3-next", "4-used", "2-new"]  # 1-default went first
+        assert [model.name for model in host.by_use()] == ["3-next", "4-used", "2-new"]  # 1-default went first
         assert used.served is (await host.lease("4-used")).served
 
     run(walk)
@@ -143,7 +142,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_closed() -> None:
         (await host.lease("9-big")).release()
         with pytest.raises(MemoryShort, match="11-huge takes 11"):
             await host.lease("11-huge")
-        assert {model.name for model in host.pool.by_use()} == {"1-default", "9-big"}
+        assert {model.name for model in host.by_use()} == {"1-default", "9-big"}
 
     run(walk)
 
@@ -152,7 +151,7 @@ def test_what_is_in_use_is_waited_for() -> None:
     async def walk(host: ModelHost, shelf: Shelf) -> None:
         lease = await host.lease("6-a")
         wanted = asyncio.ensure_future(host.lease("7-b"))
-        await until(lambda: any(one.closing for one in host.pool.loaded.values()))
+        await until(lambda: any(one.closing for one in host.loaded.values()))
         late = asyncio.ensure_future(host.lease("6-a"))  # behind the one that waits: or that would wait for ever
         await asyncio.sleep(0.02)
         assert not wanted.done()
@@ -168,7 +167,7 @@ def test_what_is_in_use_is_waited_for() -> None:
 
 
 def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_pool, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(model_host, "BUSY_SECONDS", 0.05)
 
     async def walk(host: ModelHost, shelf: Shelf) -> None:
         lease = await host.lease("6-a")
@@ -196,7 +195,7 @@ def test_only_so_many_wait() -> None:
     async def walk(host: ModelHost, shelf: Shelf) -> None:
         shelf.find("2-slow").may_open.clear()
         waiting = [asyncio.ensure_future(host.lease("2-slow")) for _ in range(3)]
-        await until(lambda: [*host.pool.loading] == ["2-slow"])
+        await until(lambda: [*host.loading] == ["2-slow"])
         with pytest.raises(ApiError, match="3 requests wait") as refused:
             await host.lease("2-other")
         assert refused.value.info.status == 429
@@ -222,7 +221,7 @@ def test_a_model_is_closed_after_its_keep_alive() -> None:
         assert shelf.openings["1-default"].in_memory
         (await host.lease("2-stays", 0.0)).release()
         (await host.lease(None, 0.0)).release()
-        await until(lambda: not host.pool.loaded)
+        await until(lambda: not host.loaded)
         assert host.default is None
         assert (await host.lease(None)).served.name == "1-default"
 
@@ -230,12 +229,12 @@ def test_a_model_is_closed_after_its_keep_alive() -> None:
 
 
 def test_a_model_that_nobody_takes_is_closed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_pool, "MIN_IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(model_host, "MIN_IDLE_SECONDS", 0.02)
 
     async def walk(host: ModelHost, shelf: Shelf) -> None:
         shelf.find("2-a").may_open.clear()
         waiting = asyncio.ensure_future(host.lease("2-a"))
-        await until(lambda: [*host.pool.loading] == ["2-a"])
+        await until(lambda: [*host.loading] == ["2-a"])
         waiting.cancel()
         shelf.openings["2-a"].may_open.set()
         await until(lambda: bool(shelf.openings["2-a"].opened))
@@ -260,7 +259,7 @@ def test_a_model_is_unloaded_when_it_is_asked_for() -> None:
 
 def test_a_server_that_stops_opens_nothing_more() -> None:
     async def walk(host: ModelHost, shelf: Shelf) -> None:
-        host.pool.stop()
+        host.stop()
         with pytest.raises(ApiError, match="stopping"):
             await host.lease("2-a")
 
@@ -304,9 +303,9 @@ def test_memory_holds_and_nothing_in_use_is_closed(steps: list[tuple[str, bool]]
 
 def test_what_others_take_and_give_back(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, closed = PairMemory(Counter(CPU=12), 10), PairMemory(Counter(CPU=25, Card0=7), 20)
-    monkeypatch.setattr(model_pool, "mapped_memory", lambda: None)
+    monkeypatch.setattr(model_host, "mapped_memory", lambda: None)
     assert beside_memory([kept], [closed]) == {"CPU": 10 - 5, "Card0": -7}
-    monkeypatch.setattr(model_pool, "mapped_memory", lambda: 0)  # llama.cpp has packed all weights again
+    monkeypatch.setattr(model_host, "mapped_memory", lambda: 0)  # llama.cpp has packed all weights again
     assert beside_memory([kept], [closed]) == {"CPU": -25, "Card0": -7}
     kept, closed = replace(kept, unopened=Counter(CPU=2)), replace(closed, unopened=Counter(CPU=3, Card0=4))
     assert beside_memory([kept], [closed]) == {"CPU": 2 - (25 - 3), "Card0": -(7 - 4)}

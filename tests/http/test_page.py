@@ -19,9 +19,9 @@ from playwright.sync_api import BrowserContext, ConsoleMessage, Page, expect
 
 from edgellm.engine import Message, Model
 from edgellm.errors import InvalidOption
-from edgellm.http.mesh_status import PlanOut, read_plan
-from edgellm.http.model_pool import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
+from edgellm.http.status import PlanOut, read_plan
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer

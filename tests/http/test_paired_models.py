@@ -15,7 +15,7 @@ from edgellm.engine import Model
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import ModelNotFound, TrustUnusable
 from edgellm.http.catalogs import LocalModels, ModelDefaults, PairedModels, probe, verifying
-from edgellm.http.model_pool import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address

@@ -10,7 +10,7 @@ import pytest
 
 from edgellm.errors import VerifierLost
 from edgellm.http.middleware import redact
-from edgellm.http.model_pool import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from edgellm.engine import Model
-from edgellm.http.model_pool import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address

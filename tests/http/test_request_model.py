@@ -42,7 +42,7 @@ VALID: dict[type[ReplyRequest], dict[str, Any]] = {
 )  # fmt: skip
 def test_values_that_peers_take(name: str, given: Any, expected: Any) -> None:
     chat = ChatRequest.model_validate({**SAID, name: given})
-    by_ollama = OllamaChatRequest.model_validate({**SAID, "model": "m", "options": {name: given}}).chat("m")
+    by_ollama = OllamaChatRequest.model_validate({**SAID, "model": "m", "options": {name: given}}).request()
     for asked in (chat, by_ollama):
         assert getattr(asked.options(ReplyOptions(), CONTEXT), name) == expected
 
@@ -95,7 +95,7 @@ def test_a_schema_is_kept_in_every_api() -> None:
                                              "schema": SCHEMA}}).completion()  # fmt: skip
     config = {"format": {"type": "json_schema", "schema": SCHEMA}}
     newer = AnthropicRequest.model_validate({**VALID[AnthropicRequest], "output_config": config}).completion()
-    by_ollama = OllamaChatRequest.model_validate({**VALID[OllamaChatRequest], "format": SCHEMA}).chat("m")
+    by_ollama = OllamaChatRequest.model_validate({**VALID[OllamaChatRequest], "format": SCHEMA}).request()
     response = ResponsesRequest.model_validate({"input": "Hi", "text": config})
     for one in (asked, newer, by_ollama, response.chat(response.turns())):
         assert json.loads(one.options(ReplyOptions(), CONTEXT).json_schema or "") == SCHEMA

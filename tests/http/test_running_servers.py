@@ -80,7 +80,7 @@ def test_a_server_is_asked_with_the_users_key(tmp_path: Path, tls: bool) -> None
     certificate, private_key = web_certificate(tmp_path, ["desk.local"])
     credentials = Credentials("k" * 43, certificate, private_key) if tls else None
     with HttpServer(HOME, HttpConfig(credentials=credentials, key="k" * 43, page_key=page_key())) as server:
-        server.open_without_model("There is none.")
+        server.models.open_without_model("There is none.")
         asked = RunningServer(os.getpid(), 0.0, server.reached_at, server.address.port, str(server.certificate or ""))
         status, answer = asked.ask("GET", "/status")
         assert (status, answer["models"]) == (200, [])

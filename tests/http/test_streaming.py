@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import re
@@ -11,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, cast
 
 import openai
@@ -19,10 +18,8 @@ import pytest
 
 from edgellm.errors import Stopped, VerifierLost
 from edgellm.http.admission import FairLock
-from edgellm.http.model_pool import ServedModel
-from edgellm.http.schemas.builder import TextDelta
+from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
-from edgellm.http.streaming import ReplyOrder, ReplyTask
 from edgellm.llm import LLM
 from edgellm.llm.model_loading import PairMemory
 from edgellm.spec.loop import Event
@@ -30,7 +27,7 @@ from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Notice, Source, Summary, Token
+from edgellm.spec.types import Notice, Source, Token
 from tests.decodes import FEW, Watched
 from tests.http.conftest import HOME, QUESTION, Answer, Ask, asker, conversation, serving, until, written
 
@@ -86,22 +83,11 @@ def test_a_character_of_several_tokens_comes_whole_and_a_broken_one_at_the_end()
     smiley = "😀".encode()
     tokens = said(b"a", smiley[:1], smiley[1:3], smiley[3:] + b"b", smiley[:2])
 
-    async def collect() -> list[object]:
-        def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
-            yield from tokens
-
-        order = ReplyOrder([lambda _gone: scripted(script)], requested_at=0.0)
-        task = ReplyTask(order, nullcontext(), lambda *_: None)
-        work = asyncio.get_running_loop().run_in_executor(None, task.run)
-        events: list[object] = [event async for event in task.events()]
-        assert await work is None
-        return events
-
-    *pieces, summary = asyncio.run(collect())
-    assert pieces == [
-        TextDelta("a", (tokens[0],)), TextDelta("😀b", tuple(tokens[1:4])), TextDelta("\ufffd", (tokens[4],)),
-    ]  # fmt: skip
-    assert isinstance(summary, Summary)
+    with opened(lambda *_: (token for token in tokens)) as server:
+        events = asker(server)("POST", "/v1/chat/completions", conversation(stream=True)).events[1:-1]
+    texts = [event["choices"][0]["delta"]["content"] for event in events]
+    assert texts == ["a", "😀b", "\ufffd"]
+    assert [[token["id"] for token in event["edgellm"]["tokens"]] for event in events] == [[0], [1, 2, 3], [4]]
 
 
 def endless(stats: Stats, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
@@ -301,7 +287,7 @@ def test_while_it_loads_and_while_it_stops_it_says_so() -> None:
 
 def test_without_a_model_all_other_requests_are_answered() -> None:
     with HttpServer(HOME) as server:
-        server.open_without_model("This process computes layers.")
+        server.models.open_without_model("This process computes layers.")
         ask = asker(server)
         assert ask("GET", "/health").json == {"status": "ok"}
         assert ask("GET", "/v1/models").json == {"object": "list", "data": []}

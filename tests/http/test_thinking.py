@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from edgellm.http.model_pool import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.http.schemas.requests import ChatRequest
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM

@@ -39,7 +39,7 @@ def http_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Ite
         yield None
         return
     from edgellm.http.middleware import checked_host
-    from edgellm.http.model_pool import keep_alive_seconds
+    from edgellm.http.model_host import keep_alive_seconds
     from edgellm.http.running_servers import recorded
     from edgellm.http.server import HttpConfig, HttpServer
     from edgellm.rpc.address import Address
@@ -122,7 +122,7 @@ def embedding(server: HttpServer | None, model: str | None, hardware: Hardware) 
 
     path = resolve(model)
     with Model.load(path, LoadSpec(hardware, embeds=True)) as loaded, Embedder(loaded) as embedder:
-        server.open_embedder(ServedEmbedder(embedder, name_of(path)))
+        server.models.open_embedder(ServedEmbedder(embedder, name_of(path)))
         say(f"Embeddings: {server.url}/v1/embeddings, {embedder.width} numbers of {name_of(path)}", style="dim")
         yield
 

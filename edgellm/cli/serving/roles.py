@@ -23,7 +23,7 @@ from edgellm.cli.views.reply_printer import Display
 from edgellm.engine import ModelFile
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.errors import EdgeError, InvalidOption
-from edgellm.http.model_pool import ServedModel
+from edgellm.http.model_host import ServedModel
 from edgellm.llm import AUTO, LLM
 from edgellm.storage import resolve
 
@@ -58,7 +58,7 @@ class Asked:
 def serve_pair(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     """Answer HTTP clients with a pair of models."""
     from edgellm.http.catalogs import LocalModels, ModelDefaults, PairedModels, PairOpener
-    from edgellm.http.mesh_status import read_plan
+    from edgellm.http.status import read_plan
     from edgellm.llm.model_loading import named
 
     models, replies, hardware = asked.models, asked.replies, asked.hardware
@@ -92,7 +92,7 @@ def serve_pair(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
 def _over_devices(asked: Asked, draft: str, verifier: str) -> ServedModel:
     """Return a pair whose verifier is on several devices."""
     from edgellm.cli.commands.mesh.run import over_devices
-    from edgellm.http.mesh_status import MeshRecorder
+    from edgellm.http.status import MeshRecorder
     from edgellm.storage.default_pair import resolve_pair
 
     pair, shown = resolve_pair(draft, verifier), Display()
@@ -162,7 +162,7 @@ def serve_worker(_: typer.Context, asked: Asked, http: HttpServer | None) -> Non
     worker = start_worker(file, link, asked.hardware.of(VERIFIER))
     with closing(worker):
         if http is not None:
-            http.open_without_model("This process computes layers for other devices, and generates no text.")
+            http.models.open_without_model("This process computes layers for other devices, and generates no text.")
             say(f"Status: {http.url}/health", style="dim")
         with announcing(worker, link):
             until_stopped([http, worker], "Ctrl-C stops it; replies go on if other devices hold its layers.")
@@ -221,7 +221,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
 
     with ExitStack() as opened:
         if http is not None and not server.models:
-            http.open_without_model("None of the servers behind this gateway has answered yet.")
+            http.models.open_without_model("None of the servers behind this gateway has answered yet.")
 
         def open_model(ready: ServedGatewayModel) -> None:
             model = ready.model
@@ -232,7 +232,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
                     say(notice)
             if http is not None:
                 over_http = _served(asked, opened.enter_context(_pair_over(model, ready.verifying.inside())))
-                (http.open if model is server.models[0] else http.add)(over_http)
+                (http.open if model is server.models[0] else http.models.add)(over_http)
 
         def open_late(ready: ServedGatewayModel) -> None:
             try:
@@ -245,7 +245,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
         server.watch(open_model, open_late)
         say_how()
         if http is not None:
-            http.add_metrics(lambda: families(server.backends, len(server.away)))
+            http.metrics.add(lambda: families(server.backends, len(server.away)))
             print_urls(http)
         _serve_until_stopped(server, http, link)
 

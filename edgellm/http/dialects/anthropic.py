@@ -11,48 +11,46 @@ from pydantic import BaseModel, Field, JsonValue, model_validator
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
-from edgellm.http.dialects.dialect import Dialect, chat_request, reply_responses
-from edgellm.http.handlers import RequestHandler
+from edgellm.http.dialects.dialect import Dialect, chat_request, replies
+from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.builder import BlockResponseBuilder, Json, WrittenReply, named_events, summary_of
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
 from edgellm.http.schemas.request_model import (
     MAX_ITEMS,
-    MAX_TEXT,
     MAX_TOKENS,
     MostTokens,
     ReplyRequest,
     RequestModel,
+    Schema,
     Stops,
     Temperature,
+    Text,
     TopK,
     TopP,
     Types,
+    Unused,
 )
-from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest, ContentPart
+from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest, ContentPart, Parts
 from edgellm.spec.types import Channel, Summary
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 _TEXTS = ("text", *MEDIA)
 _BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 _NAMES = {"think": "thinking"}
-
-
-Texts = Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[ContentPart], Field(max_length=1000)]
 
 
 class AnthropicBlock(ContentPart):
     """A block of a message's content."""
 
     type: str = Field(max_length=100, description=f"One of {', '.join(_BLOCKS)}.")
-    thinking: str = Field("", max_length=MAX_TEXT, description="A thought, which most models do not get back.")
-    signature: str = Field("", max_length=MAX_TEXT, description="Accepted and not checked.")
-    data: str = Field("", max_length=MAX_TEXT, description="A thought that cannot be read, which is left out.")
-    id: str = Field("", max_length=MAX_TEXT)
-    name: str = Field("", max_length=MAX_TEXT)
+    thinking: Text = Field("", description="A thought, which most models do not get back.")
+    signature: Text = Field("", description="Accepted and not checked.")
+    data: Text = Field("", description="A thought that cannot be read, which is left out.")
+    id: Text = ""
+    name: Text = ""
     input: JsonValue = Field({}, description="The arguments of a call: an object; other data is taken as well.")
-    tool_use_id: str = Field("", max_length=MAX_TEXT)
-    content: Texts = Field("", description="The result of a call, whole or in blocks of text.")
+    tool_use_id: Text = ""
+    content: Text | Parts = Field("", description="The result of a call, whole or in blocks of text.")
     is_error: bool = False
 
     _types: ClassVar[Types] = {"content": _TEXTS}
@@ -60,7 +58,7 @@ class AnthropicBlock(ContentPart):
 
 class AnthropicTurn(RequestModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[AnthropicBlock], Field(max_length=1000)]
+    content: Text | Annotated[list[AnthropicBlock], Field(max_length=1000)]
 
     _types: ClassVar[Types] = {"content": (*_BLOCKS, *MEDIA)}
 
@@ -90,8 +88,8 @@ class AnthropicTurn(RequestModel):
 class AnthropicTool(RequestModel):
     type: Literal["custom"] = Field("custom", description="Tools that a server runs are not there.")
     name: str = Field(pattern=TOOL_NAME)
-    description: str = Field("", max_length=MAX_TEXT)
-    input_schema: dict[str, JsonValue] = Field({}, description="The JSON schema of the arguments.")
+    description: Text = ""
+    input_schema: Schema = Field({}, description="The JSON schema of the arguments.")
     strict: bool = Field(False, description="Accepted; arguments are not forced to fit the schema.")
 
     def function(self) -> dict[str, Any]:
@@ -123,7 +121,7 @@ class AnthropicThinking(RequestModel):
 
 class AnthropicFormat(RequestModel):
     type: Literal["json_schema"]
-    schema_: dict[str, JsonValue] = Field(alias="schema")
+    schema_: Schema = Field(alias="schema")
 
 
 class AnthropicOutput(RequestModel):
@@ -131,14 +129,14 @@ class AnthropicOutput(RequestModel):
 
 
 class AnthropicMetadata(RequestModel):
-    user_id: JsonValue = Field(None, description="Accepted, but neither used nor passed on.")
+    user_id: Unused = None
 
 
 class AnthropicPrompt(ReplyRequest):
     """The parameters of the model's prompt."""
 
     messages: list[AnthropicTurn] = Field(min_length=1, max_length=4096)
-    system: Texts = Field("", description="The system prompt, whole or in blocks of text.")
+    system: Text | Parts = Field("", description="The system prompt, whole or in blocks of text.")
     tools: list[AnthropicTool] = Field([], max_length=MAX_ITEMS)
     tool_choice: AnthropicToolChoice | None = None
     thinking: AnthropicThinking | None = Field(None, description="If it is left out, as the server was started.")
@@ -174,9 +172,9 @@ class AnthropicPrompt(ReplyRequest):
 class AnthropicRequest(AnthropicPrompt):
     max_tokens: MostTokens = Field(description="The longest reply, with its thought.")
     stream: bool = False
-    temperature: Temperature | None = Field(None, description="0 is greedy; null: as the model wants.")
-    top_p: TopP | None = None
-    top_k: TopK | None = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
     stop_sequences: Stops = None
     metadata: AnthropicMetadata | None = None
     output_config: AnthropicOutput | None = Field(None, description="format: the reply is JSON, valid by its schema.")
@@ -219,33 +217,32 @@ class AnthropicResponseBuilder(BlockResponseBuilder):
 
     def opening(self, prompt_tokens: int) -> list[bytes]:
         self._prompt_tokens = prompt_tokens
-        return named_events({"type": "message_start", "message": self._reply([], (None, None), 0)})
+        return named_events({"type": "message_start", "message": self._reply([], None)})
 
     def begin_block(self, channel: Channel) -> list[bytes]:
-        if channel is Channel.THINKING:
-            return self._start({"type": "thinking", "thinking": "", "signature": ""})
-        return self._start({"type": "text", "text": ""})
+        thinks = channel is Channel.THINKING
+        return self._start({"type": "thinking", "thinking": "", "signature": ""} if thinks else
+                           {"type": "text", "text": ""})  # fmt: skip
 
     def block_text(self, channel: Channel, text: str) -> list[bytes]:
-        if channel is Channel.THINKING:
-            return self._delta({"type": "thinking_delta", "thinking": text})
-        return self._delta({"type": "text_delta", "text": text})
+        name = "thinking" if channel is Channel.THINKING else "text"
+        return self._delta({"type": f"{name}_delta", name: text})
 
     def end_block(self, channel: Channel, text: str) -> list[bytes]:  # noqa: ARG002
-        signed = self._delta({"type": "signature_delta", "signature": ""}) if channel is Channel.THINKING else []
-        return [*signed, *named_events({"type": "content_block_stop", "index": self._index})]
+        thinks = channel is Channel.THINKING
+        signed = self._delta({"type": "signature_delta", "signature": ""}) if thinks else []
+        return [*signed, *self._stop()]
 
     def call_block(self, call: ToolCall) -> list[bytes]:
         return [
             *self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}}),
             *self._delta({"type": "input_json_delta", "partial_json": call.arguments}),
-            *named_events({"type": "content_block_stop", "index": self._index}),
+            *self._stop(),
         ]
 
     def end(self, summary: Summary, called: bool) -> list[bytes]:
-        reason, sequence = _stop_reason(summary, called)
         event = {
-            "type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": sequence},
+            "type": "message_delta", "delta": _stop_reason(summary, called),
             "usage": self._usage(summary.tokens), "edgellm": {"summary": summary_of(summary)},
         }  # fmt: skip
         return named_events(event, {"type": "message_stop"})
@@ -255,23 +252,21 @@ class AnthropicResponseBuilder(BlockResponseBuilder):
 
     def whole(self, written: Sequence[WrittenReply]) -> Json:
         (one,) = written
-        self._prompt_tokens = one.summary.prompt_tokens
+        self._prompt_tokens, calls = one.summary.prompt_tokens, one.calls
         content: list[Json] = []
         if one.thought:
             content.append({"type": "thinking", "thinking": one.thought, "signature": ""})
         if one.text.strip():
             content.append({"type": "text", "text": one.text, "citations": None})
-        content += [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": call.values()} for call in one.calls
-        ]
-        reply = self._reply(content, _stop_reason(one.summary, bool(one.calls)), one.summary.tokens)
-        return {**reply, "edgellm": {"summary": summary_of(one.summary)}}
+        content += [{"type": "tool_use", "id": call.id, "name": call.name, "input": call.values()} for call in calls]
+        return self._reply(content, one.summary, called=bool(calls)) | {"edgellm": {"summary": summary_of(one.summary)}}
 
-    def _reply(self, content: Sequence[Json], stop: tuple[StopReason | None, str | None], tokens: int) -> Json:
-        reason, sequence = stop
+    def _reply(self, content: Sequence[Json], summary: Summary | None, *, called: bool = False) -> dict[str, Any]:
+        """Return the message; `summary` is None before its end."""
+        stop = {"stop_reason": None, "stop_sequence": None} if summary is None else _stop_reason(summary, called)
         return {
-            "id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content,
-            "stop_reason": reason, "stop_sequence": sequence, "usage": self._usage(tokens),
+            "id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content, **stop,
+            "usage": self._usage(0 if summary is None else summary.tokens),
         }  # fmt: skip
 
     def _usage(self, tokens: int) -> Json:
@@ -280,28 +275,31 @@ class AnthropicResponseBuilder(BlockResponseBuilder):
             "output_tokens": tokens,
         }  # fmt: skip
 
-    def _start(self, block: dict[str, Any]) -> list[bytes]:
+    def _start(self, block: Json) -> list[bytes]:
         self._index += 1
         return named_events({"type": "content_block_start", "index": self._index, "content_block": block})
 
-    def _delta(self, delta: dict[str, Any]) -> list[bytes]:
+    def _delta(self, delta: Json) -> list[bytes]:
         return named_events({"type": "content_block_delta", "index": self._index, "delta": delta})
 
+    def _stop(self) -> list[bytes]:
+        return named_events({"type": "content_block_stop", "index": self._index})
 
-def _stop_reason(summary: Summary, called: bool) -> tuple[StopReason, str | None]:
+
+def _stop_reason(summary: Summary, called: bool) -> Json:
     """Return the reason why a reply ended, and the stop sequence that ended it."""
     if summary.finish_reason == "length":
-        return "max_tokens", None
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
     if summary.stopped_by:
-        return "stop_sequence", summary.stopped_by
-    return ("tool_use" if called else "end_turn"), None
+        return {"stop_reason": "stop_sequence", "stop_sequence": summary.stopped_by}
+    return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}
 
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:
     errors = error_responses(model=AnthropicError)
 
     @app.post("/v1/messages", tags=["Anthropic"], summary="Reply to a conversation",
-              response_class=Response, responses=reply_responses("text/event-stream") | errors)  # fmt: skip
+              response_class=Response, responses=replies() | errors)  # fmt: skip
     async def messages(body: AnthropicRequest, request: Request) -> Response:
         asked = await in_reader(body.completion)
         return await handler.reply(asked, request, AnthropicResponseBuilder, body.unknown(), _NAMES)

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from edgellm.http.handlers import RequestHandler
+from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas.builder import Json
 from edgellm.http.schemas.errors import ErrorInfo, invalid_request
 from edgellm.http.schemas.requests import ChatRequest
@@ -29,7 +29,7 @@ class Dialect:
         return any(path == prefix or path.startswith(f"{prefix}/") for prefix in self.prefixes)
 
 
-def reply_responses(stream: str) -> dict[int | str, dict[str, Any]]:
+def replies(stream: str = "text/event-stream") -> dict[int | str, dict[str, Any]]:
     """Return FastAPI's `responses` of a route whose replies follow another program's documentation, whole or as a
     `stream` of that media type."""
     return {
@@ -41,11 +41,8 @@ def reply_responses(stream: str) -> dict[int | str, dict[str, Any]]:
 
 
 def chat_request(**fields: Any) -> ChatRequest:
-    """Return the request for a chat completion with the `fields` that are not None.
-
-    Raises:
-        ApiError: the dialect allows a field that OpenAI's API does not.
-    """
+    """Return the request for a chat completion with the `fields` that are not None. Raises ApiError where the dialect
+    allows a field that OpenAI's API does not."""
     try:
         return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:

@@ -6,7 +6,7 @@ import base64
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi import FastAPI, Request
 from pydantic import Field
@@ -15,31 +15,27 @@ from starlette.responses import Response
 from edgellm.engine import Floats
 from edgellm.http.dialects.dialect import Dialect
 from edgellm.http.dialects.ollama import OllamaError, plain_name
-from edgellm.http.embedding import EmbeddedTexts, ServedEmbedder
-from edgellm.http.handlers import IGNORED, RequestHandler, header_names
+from edgellm.http.replies import IGNORED, RequestHandler, header_names
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.builder import Json, json_bytes
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_responses, invalid_request, openai_error
-from edgellm.http.schemas.request_model import MAX_TEXT, MAX_TOKENS, RequestModel
+from edgellm.http.schemas.request_model import MAX_TEXT, MAX_TOKENS, KeepAlive, RequestModel, Text
 from edgellm.http.schemas.requests import TokenIds, as_list
 
 _MOST_TEXTS = 2048
 _VECTORS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The vectors", "content": {"application/json": {"schema": {"type": "object"}}}}
 }
-Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
-PerhapsEmpty = Annotated[str, Field(max_length=MAX_TEXT)]
+_Reply: TypeAlias = Callable[[str, Sequence[Floats], int], Json]
+"""Makes a reply of the model's name, the vectors, and the tokens that were read for them."""
+FullText = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 
 
 class EmbedRequest(RequestModel):
-    """The parameters of requests for vectors in every API. `cut`: texts that are too long lose their end."""
+    """The parameters of requests for vectors in every API."""
 
     model: str | None = Field(None, max_length=500, description="The name of the embedding model; may be left out.")
     dimensions: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Only what the model gives.")
-
-    @property
-    def cut(self) -> bool:
-        return True
 
     @abstractmethod
     def texts(self) -> Sequence[str | Sequence[int]]:
@@ -48,112 +44,99 @@ class EmbedRequest(RequestModel):
 
 class EmbeddingsRequest(EmbedRequest):
     input: (
-        Text
-        | Annotated[list[Text], Field(min_length=1, max_length=_MOST_TEXTS)]
+        FullText
+        | Annotated[list[FullText], Field(min_length=1, max_length=_MOST_TEXTS)]
         | TokenIds
         | Annotated[list[TokenIds], Field(min_length=1, max_length=_MOST_TEXTS)]
     ) = Field(description="A text or several, or token ids.")
     encoding_format: Literal["float", "base64"] = Field("float", description="base64: float32, the least byte first.")
     user: str | None = Field(None, max_length=1000, description="Accepted, but neither used nor passed on.")
 
-    @property
-    def cut(self) -> bool:
-        return False
-
     def texts(self) -> Sequence[str | Sequence[int]]:
         return as_list(self.input)
 
+    def encoded(self, vector: Floats) -> list[float] | str:
+        if self.encoding_format == "float":
+            return [float(one) for one in vector]
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
 
 class OllamaEmbedRequest(EmbedRequest):
-    input: PerhapsEmpty | Annotated[list[PerhapsEmpty], Field(max_length=_MOST_TEXTS)]
+    input: Text | Annotated[list[Text], Field(max_length=_MOST_TEXTS)]
     truncate: bool = Field(True, description="Cut texts that are too long; false: refuse them.")
-    keep_alive: float | Annotated[str, Field(max_length=40)] | None = Field(None, description="Accepted.")
-
-    @property
-    def cut(self) -> bool:
-        return self.truncate
+    keep_alive: KeepAlive = None
 
     def texts(self) -> Sequence[str | Sequence[int]]:
         return as_list(self.input)
 
 
 class OllamaEmbeddingRequest(EmbedRequest):
-    prompt: PerhapsEmpty
-    keep_alive: float | Annotated[str, Field(max_length=40)] | None = Field(None, description="Accepted.")
+    prompt: Text
+    keep_alive: KeepAlive = None
 
     def texts(self) -> Sequence[str | Sequence[int]]:
         return [self.prompt]
 
 
-def _named(handler: RequestHandler, name: str | None) -> ServedEmbedder:
-    """Return the embedding model. Raises ApiError (404) where there is none, or none of that `name`."""
-    if (served := handler.models.embedder) is None:
+async def _embed(
+    handler: RequestHandler, http: Request, request: EmbedRequest, reply: _Reply, *, cut: bool
+) -> Response:
+    """Return the `reply` with the vectors for `request`. Raises ApiError where there is no such model, or it gives
+    vectors of other dimensions."""
+    name, served = plain_name(request.model), handler.models.embedder
+    if served is None:
         message = "This server embeds no texts. Start it with --embeddings MODEL."
         raise ApiError(ErrorInfo(404, message, code="model_not_found"))
     if name not in (None, served.name):
         message = f"The model {name!r} embeds no texts here. Ask for {served.name!r}, or leave model out."
         raise ApiError(ErrorInfo(404, message, code="model_not_found", param="model"))
-    return served
-
-
-async def _embed(
-    handler: RequestHandler, http: Request, request: EmbedRequest,
-    reply: Callable[[ServedEmbedder, EmbeddedTexts], Json],
-) -> Response:  # fmt: skip
-    """Return the `reply` with the vectors for `request`. Raises ApiError where the model is another one, or gives
-    vectors of other dimensions."""
-    embedder = _named(handler, plain_name(request.model))
     texts, ignored = await in_reader(lambda: (request.texts(), header_names(request.unknown())))
     handler.check_known(ignored)
-    if request.dimensions not in (None, embedder.width):
-        raise invalid_request(
-            f"dimensions is {request.dimensions}, and {embedder.name} gives {embedder.width}. Leave dimensions out.",
-            "dimensions",
-        )
+    if request.dimensions not in (None, served.width):
+        message = f"dimensions is {request.dimensions}, and {served.name} gives {served.width}. Leave dimensions out."
+        raise invalid_request(message, "dimensions")
     found = await handler.compute(
-        http, lambda has_left: json_bytes(reply(embedder, embedder.embed(texts, has_left, cut=request.cut)))
+        http, lambda has_left: json_bytes(reply(served.name, *served.embed(texts, has_left, cut=cut)))
     )
     headers = {IGNORED: ", ".join(ignored)} if ignored else {}
     return found if isinstance(found, Response) else Response(found, 200, headers, "application/json")
-
-
-def _encoded(vector: Floats, form: Literal["float", "base64"]) -> list[float] | str:
-    return vector.tolist() if form == "float" else base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:
     @app.post("/v1/embeddings", tags=["OpenAI"], summary="The vectors of texts", response_class=Response,
               responses=_VECTORS | error_responses())  # fmt: skip
     async def embeddings(body: EmbeddingsRequest, request: Request) -> Response:
-        def reply(embedder: ServedEmbedder, found: EmbeddedTexts) -> Json:
+        def reply(name: str, vectors: Sequence[Floats], tokens: int) -> Json:
             data = [
-                {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
-                for index, vector in enumerate(found.vectors)
+                {"object": "embedding", "index": index, "embedding": body.encoded(vector)}
+                for index, vector in enumerate(vectors)
             ]
-            usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
-            return {"object": "list", "data": data, "model": embedder.name, "usage": usage}
+            usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+            return {"object": "list", "data": data, "model": name, "usage": usage}
 
-        return await _embed(handler, request, body, reply)
+        return await _embed(handler, request, body, reply, cut=False)
 
-    ollama = error_responses(model=OllamaError)
+    errors = error_responses(model=OllamaError)
 
     @app.post("/api/embed", tags=["Ollama"], summary="The vectors of texts", response_class=Response,
-              responses=_VECTORS | ollama)  # fmt: skip
+              responses=_VECTORS | errors)  # fmt: skip
     async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
         began = perf_counter_ns()
 
-        def reply(embedder: ServedEmbedder, found: EmbeddedTexts) -> Json:
+        def reply(name: str, vectors: Sequence[Floats], tokens: int) -> Json:
             return {
-                "model": body.model or embedder.name, "embeddings": [vector.tolist() for vector in found.vectors],
-                "total_duration": perf_counter_ns() - began, "load_duration": 0, "prompt_eval_count": found.tokens,
+                "model": body.model or name, "embeddings": [vector.tolist() for vector in vectors],
+                "total_duration": perf_counter_ns() - began, "load_duration": 0, "prompt_eval_count": tokens,
             }  # fmt: skip
 
-        return await _embed(handler, request, body, reply)
+        return await _embed(handler, request, body, reply, cut=body.truncate)
 
     @app.post("/api/embeddings", tags=["Ollama"], summary="The vector of a text; /api/embed is newer",
-              response_class=Response, responses=_VECTORS | ollama)  # fmt: skip
+              response_class=Response, responses=_VECTORS | errors)  # fmt: skip
     async def embedding(body: OllamaEmbeddingRequest, request: Request) -> Response:
-        return await _embed(handler, request, body, lambda _, found: {"embedding": found.vectors[0].tolist()})
+        return await _embed(
+            handler, request, body, lambda _name, vectors, _tokens: {"embedding": vectors[0].tolist()}, cut=True
+        )
 
 
 DIALECT = Dialect(("/v1/embeddings",), openai_error, _add)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from time import perf_counter_ns, time
@@ -17,26 +17,27 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgellm.engine import ModelFile, ToolCall
 from edgellm.engine.chat.thinking import find_markup
-from edgellm.http.dialects.dialect import Dialect, chat_request, reply_responses
-from edgellm.http.embedding import ServedEmbedder
-from edgellm.http.handlers import RequestHandler
-from edgellm.http.model_pool import LoadedModel, keep_alive_seconds
+from edgellm.http.dialects.dialect import Dialect, chat_request, replies
+from edgellm.http.model_host import LoadedModel, keep_alive_seconds
+from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.builder import Json, ResponseBuilder, TextDelta, WrittenReply, json_lines, summary_of
+from edgellm.http.schemas.builder import Json, ResponseBuilder, TextDelta, WrittenReply, json_bytes, summary_of
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
 from edgellm.http.schemas.request_model import (
     MAX_ITEMS,
-    MAX_TEXT,
     MAX_TOKENS,
+    KeepAlive,
     MinP,
     MostTokens,
     Penalty,
     Repeat,
     ReplyRequest,
     RequestModel,
+    Schema,
     Seed,
     Stops,
     Temperature,
+    Text,
     TopK,
     TopP,
     Types,
@@ -51,21 +52,25 @@ API_VERSION = "0.13.0"
 _TAG = ":latest"  # clients add it to names without a tag
 _NEVER = "9999-12-31T00:00:00Z"
 _NAMES = {"reasoning_effort": "think"}
+_LINES = "application/x-ndjson"
+Images = Annotated[list[JsonValue], Field(description="Refused: the models here read only text.")]
+Longest = Annotated[
+    Annotated[MostTokens, BeforeValidator(lambda value: -1 if value == 0 and value is not False else value)] | None,
+    Field(description="The longest reply; below 1: what fits."),
+]
 
 
 class OllamaOptions(RequestModel):
     """The options that have an effect here."""
 
-    temperature: Temperature | None = Field(None, description="0 is greedy; null: as the model wants.")
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    seed: Seed | None = None
-    num_predict: (
-        Annotated[MostTokens, BeforeValidator(lambda value: -1 if value == 0 and value is not False else value)] | None
-    ) = Field(None, description="The longest reply; below 1: what fits.")
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
+    seed: Seed = None
+    num_predict: Longest = None
     stop: Stops = None
-    repeat_penalty: Repeat | None = None
+    repeat_penalty: Repeat = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
 
@@ -76,24 +81,24 @@ class OllamaOptions(RequestModel):
 
 
 class OllamaFunction(RequestModel):
-    name: str = Field("", max_length=MAX_TEXT)
+    name: Text = ""
     arguments: JsonValue = Field({}, description="An object; a text or other data is taken as well.")
     index: int = Field(0, ge=0, le=MAX_TOKENS)
 
 
 class OllamaCall(RequestModel):
-    id: str = Field("", max_length=MAX_TEXT)
+    id: Text = ""
     function: OllamaFunction
 
 
 class OllamaMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str = Field("", max_length=MAX_TEXT)
-    thinking: str = Field("", max_length=MAX_TEXT, description="The thought before an assistant's content.")
-    images: list[JsonValue] = Field([], description="Refused: the models here read only text.")
+    content: Text = ""
+    thinking: Text = Field("", description="The thought before an assistant's content.")
+    images: Images = Field([])
     tool_calls: list[OllamaCall] = Field([], max_length=MAX_ITEMS)
-    tool_call_id: str = Field("", max_length=MAX_TEXT)
-    tool_name: str = Field("", max_length=MAX_TEXT, description="The function whose result is the content.")
+    tool_call_id: Text = ""
+    tool_name: Text = Field("", description="The function whose result is the content.")
 
     def message(self) -> dict[str, Any]:
         """Return the turn as a message of a chat completion."""
@@ -114,38 +119,30 @@ class OllamaRequest(ReplyRequest):
     model: str = Field(max_length=500, description="The name from /api/tags, with or without :latest.")
     stream: bool = Field(True, description="Send lines of JSON as they are written.")
     options: OllamaOptions | None = None
-    format: Literal["", "json"] | dict[str, JsonValue] = Field(
-        "", description="json: any object; or the JSON schema of the reply."
-    )
+    format: Literal["", "json"] | Schema = Field("", description="json: any object; or the JSON schema of the reply.")
     think: bool | Annotated[str, Field(max_length=40)] | None = Field(
         None, description="Switches thoughts on or off, or names a level; if left out, as the server was started."
     )
-    keep_alive: float | Annotated[str, Field(max_length=40)] | None = Field(
-        None, description="How long the model stays in memory after the request: 5m, 300, -1 for ever, 0 not at all."
-    )
-
-    def sampling(self) -> dict[str, Any]:
-        """Return the options that are given, by their names in OpenAI's API."""
-        return {} if self.options is None else self.options.fields()
+    keep_alive: KeepAlive = None
 
     @abstractmethod
     def is_empty(self) -> bool:
         """Return whether the request only loads or unloads the model."""
 
-    def completion(self, name: str | None, messages: Sequence[Mapping[str, Any]], **more: Any) -> ChatRequest:
-        """Return the request for a chat completion of `messages` by the model `name`, with `more` parameters."""
-        thinks = isinstance(self.think, bool)
-        return chat_request(
-            model=name, messages=messages, stream=self.stream, keep_alive=self.keep_alive,
-            require_verified=self.require_verified, response_format=self._response_format(),
-            think=self.think if thinks else None, reasoning_effort=None if thinks else self.think,
-            **self.sampling(), **more,
-        )  # fmt: skip
+    def fields(self) -> dict[str, Any]:
+        """Return the parameters that both kinds have in OpenAI's API, by their names there."""
+        form: dict[str, Any] | None = {"type": "json_object"} if self.format else None
+        if not isinstance(self.format, str):
+            form = {"type": "json_schema", "json_schema": {"schema": self.format}}
+        fields = {"model": plain_name(self.model), "response_format": form} | {
+            name: getattr(self, name) for name in ("stream", "keep_alive", "require_verified")
+        }
+        return fields | ({} if self.options is None else self.options.fields())
 
-    def _response_format(self) -> dict[str, Any] | None:
-        if isinstance(self.format, str):
-            return {"type": "json_object"} if self.format else None
-        return {"type": "json_schema", "json_schema": {"schema": self.format}}
+    def chat(self, messages: Sequence[Json], **more: Any) -> ChatRequest:
+        """Return the request for a chat completion of `messages`, with `more` parameters."""
+        thinks = {"think" if isinstance(self.think, bool) else "reasoning_effort": self.think}
+        return chat_request(messages=messages, **self.fields(), **thinks, **more)
 
 
 class OllamaChatRequest(OllamaRequest):
@@ -157,44 +154,40 @@ class OllamaChatRequest(OllamaRequest):
     def is_empty(self) -> bool:
         return not self.messages
 
-    def chat(self, name: str | None) -> ChatRequest:
-        """Return the request for a chat completion by the model `name`."""
+    def request(self) -> ChatRequest:
+        """Return the request for a chat completion."""
         if self.tools and self.format:
             raise invalid_request(
                 "format asks for JSON, and a call of the tools is none. Leave one of them out.", "format"
             )
         tools = [tool.model_dump(exclude_unset=True) for tool in self.tools]
-        return self.completion(name, [message.message() for message in self.messages], tools=tools)
+        return self.chat([message.message() for message in self.messages], tools=tools)
 
 
 class OllamaGenerateRequest(OllamaRequest):
-    prompt: str = Field("", max_length=MAX_TEXT, description="Without a text, the model is only loaded.")
-    system: str = Field("", max_length=MAX_TEXT)
+    prompt: Text = Field("", description="Without a text, the model is only loaded.")
+    system: Text = ""
     raw: bool = Field(False, description="Continue the prompt without the chat template.")
-    images: list[JsonValue] = Field([], description="Refused: the models here read only text.")
-    suffix: str = Field("", max_length=MAX_TEXT, description="Refused.")
-    template: str = Field("", max_length=MAX_TEXT, description="Refused: the model's own is used.")
+    images: Images = Field([])
+    suffix: Text = Field("", description="Refused.")
+    template: Text = Field("", description="Refused: the model's own is used.")
     context: list[JsonValue] = Field([], description="Refused: send the conversation to /api/chat.")
 
     def is_empty(self) -> bool:
         return not self.prompt
 
-    def request(self, name: str | None) -> ChatRequest | CompletionRequest:
-        """Return the request for a reply by the model `name`, in the chat template or without."""
+    def request(self) -> ChatRequest | CompletionRequest:
+        """Return the request for a reply, in the chat template or without."""
         _no_images(self.images)
         for field in ("suffix", "template", "context"):
             if getattr(self, field):
                 raise invalid_request(f"{field} is not supported here. Leave {field} out.", field)
         if not self.raw:
             system = [{"role": "system", "content": self.system}] if self.system else []
-            return self.completion(name, [*system, {"role": "user", "content": self.prompt}])
+            return self.chat([*system, {"role": "user", "content": self.prompt}])
         if self.system:
             raise invalid_request("A raw prompt has no system prompt here. Leave it out.", "system")
-        fields = {
-            "model": name, "prompt": self.prompt, "stream": self.stream, "keep_alive": self.keep_alive,
-            "require_verified": self.require_verified, "response_format": self._response_format(), "max_tokens": -1,
-        }  # fmt: skip
-        return CompletionRequest.model_validate(fields | self.sampling())
+        return CompletionRequest.model_validate({"prompt": self.prompt, "max_tokens": -1, **self.fields()})
 
 
 class OllamaModelName(RequestModel):
@@ -213,7 +206,7 @@ def _error(info: ErrorInfo) -> Json:
 class OllamaResponseBuilder(ResponseBuilder):
     """Builds a reply, whole or as lines of JSON; figures are in the last one. Durations are in nanoseconds."""
 
-    media_type = "application/x-ndjson"
+    media_type = _LINES
 
     def __init__(self, model: str, _piece: Callable[[int], bytes], *, chat: bool) -> None:
         """`chat`: the text is in a message."""
@@ -222,34 +215,30 @@ class OllamaResponseBuilder(ResponseBuilder):
         self._calls = 0
 
     def waiting(self) -> list[bytes]:
-        return json_lines(self._reply("", "", done=False))
+        return self._line()
 
     def delta(self, delta: TextDelta) -> list[bytes]:
         if not delta.text:
             return []
-        thought = delta.channel is Channel.THINKING
-        return json_lines(self._reply("" if thought else delta.text, delta.text if thought else "", done=False))
+        return self._line(thought=delta.text) if delta.channel is Channel.THINKING else self._line(delta.text)
 
     def call(self, call: ToolCall) -> list[bytes]:
         self._calls += 1
-        return json_lines(self._reply("", "", [_call_out(call, self._calls - 1)], done=False))
+        return self._line(calls=[_call_out(self._calls - 1, call)])
 
     def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
-        return json_lines(self._reply("", "", done=True, **self._figures(summary))) if last else []
+        return self._line(done=True, **self._figures(summary)) if last else []
 
     def failure(self, info: ErrorInfo) -> list[bytes]:
-        return json_lines(_error(info))
+        return [json_bytes(_error(info)) + b"\n"]
 
     def whole(self, written: Sequence[WrittenReply]) -> Json:
         (one,) = written
-        calls = [_call_out(call, number) for number, call in enumerate(one.calls)]
-        return self._reply(one.text, one.thought, calls, done=True, **self._figures(one.summary))
+        calls = [_call_out(*numbered) for numbered in enumerate(one.calls)]
+        return self.reply(one.text, one.thought, calls, done=True, **self._figures(one.summary))
 
-    def loaded(self, reason: Literal["load", "unload"]) -> Json:
-        """Return the answer to a request that only loads or unloads the model."""
-        return self._reply("", "", done=True, done_reason=reason)
-
-    def _reply(self, text: str, thought: str, calls: Sequence[Json] = (), **fields: Any) -> Json:
+    def reply(self, text: str = "", thought: str = "", calls: Sequence[Json] = (), **fields: Any) -> Json:
+        """Return a line of a stream, or a whole answer."""
         head = {"model": self._model, "created_at": _time()}
         more: dict[str, Any] = {"thinking": thought} if thought else {}
         if not self._chat:
@@ -257,20 +246,21 @@ class OllamaResponseBuilder(ResponseBuilder):
         more |= {"tool_calls": calls} if calls else {}
         return {**head, "message": {"role": "assistant", "content": text, **more}, **fields}
 
+    def _line(self, text: str = "", thought: str = "", calls: Sequence[Json] = (), **fields: Any) -> list[bytes]:
+        return [json_bytes(self.reply(text, thought, calls, **{"done": False, **fields})) + b"\n"]
+
     def _figures(self, summary: Summary) -> dict[str, Any]:
         return {
             "done_reason": "length" if summary.finish_reason == "length" else "stop",
-            "total_duration": perf_counter_ns() - self._began,
-            "load_duration": 0,
+            "total_duration": perf_counter_ns() - self._began, "load_duration": 0,
             "prompt_eval_count": summary.prompt_tokens,
             "prompt_eval_duration": int((summary.ttft_ms or 0.0) * 1e6),
-            "eval_count": summary.tokens,
-            "eval_duration": int(summary.seconds_decoding * 1e9),
+            "eval_count": summary.tokens, "eval_duration": int(summary.seconds_decoding * 1e9),
             "edgellm": {"summary": summary_of(summary)},
-        }
+        }  # fmt: skip
 
 
-def _call_out(call: ToolCall, index: int) -> Json:
+def _call_out(index: int, call: ToolCall) -> Json:
     return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": call.values()}}
 
 
@@ -285,36 +275,31 @@ def _time(seconds: float | None = None) -> str:
     return when.isoformat().replace("+00:00", "Z")
 
 
-def _tagged(name: str) -> str:
-    return name if ":" in name else name + _TAG
-
-
 def plain_name(name: str | None) -> str | None:
     """Return the name that Ollama's `name` means here."""
     return name.removesuffix(_TAG) if name else None
 
 
 def _details(file: ModelFile | None) -> Json:
-    found: dict[str, Any] = {
-        "parent_model": "", "format": "gguf", "family": "", "families": [], "parameter_size": "",
-        "quantization_level": "",
+    family = quantization = count = ""
+    if file is not None:
+        family, quantization = file.header.architecture, file.header.quantisation or ""
+        size = _parameters(file)
+        unit, letter = (10**9, "B") if size >= 10**9 else (10**6, "M") if size >= 10**6 else (1, "")
+        count = f"{size / unit:.4g}{letter}"
+    return {
+        "parent_model": "", "format": "gguf", "family": family, "families": [family] if family else [],
+        "parameter_size": count, "quantization_level": quantization,
     }  # fmt: skip
-    if file is None:
-        return found
-    size = sum(tensor.n_elements for tensor in file.header.tensors)
-    unit, letter = next(
-        (unit, letter) for unit, letter in ((10**9, "B"), (10**6, "M"), (1, "")) if size >= unit or unit == 1
-    )
-    family = file.header.architecture
-    return found | {
-        "family": family, "families": [family], "parameter_size": f"{size / unit:.4g}{letter}",
-        "quantization_level": file.header.quantisation or "",
-    }  # fmt: skip
+
+
+def _parameters(file: ModelFile) -> int:
+    return sum(tensor.n_elements for tensor in file.header.tensors)
 
 
 def _entry(name: str, created: float, file: ModelFile | None) -> dict[str, Any]:
     """Return a model in a list; its digest is of the name and the size, not of the file."""
-    name, size = _tagged(name), 0 if file is None else file.header.file_size
+    name, size = name if ":" in name else name + _TAG, 0 if file is None else file.header.file_size
     digest = hashlib.sha256(f"{name} {size}".encode()).hexdigest()
     return {
         "name": name, "model": name, "modified_at": _time(created), "size": size, "digest": digest,
@@ -333,14 +318,6 @@ async def _running(handler: RequestHandler, loaded: LoadedModel) -> Json:
     }  # fmt: skip
 
 
-def _running_embedder(embedder: ServedEmbedder) -> Json:
-    info, size = embedder.info(), embedder.file.header.file_size
-    return {
-        **_entry(info.id, info.created, embedder.file), "expires_at": _NEVER,
-        "size_vram": size if embedder.offloaded else 0, "context_length": info.context_length or 0,
-    }  # fmt: skip
-
-
 def _card(info: ModelInfo, file: ModelFile | None) -> Json:
     known: dict[str, Any] = {} if file is None else dict(file.header.metadata)
     plain: dict[str, JsonValue] = {name: value for name, value in known.items() if isinstance(value, (str, int, float))}
@@ -348,7 +325,7 @@ def _card(info: ModelInfo, file: ModelFile | None) -> Json:
     thinks = find_markup(template, lambda _: False) is not None
     wanted = {} if file is None else sampling_of(file).figures()
     if file is not None:
-        plain["general.parameter_count"] = sum(tensor.n_elements for tensor in file.header.tensors)
+        plain["general.parameter_count"] = _parameters(file)
     return {
         "modelfile": f"FROM {info.id}",
         "parameters": "\n".join(f"{name} {value:g}" for name, value in wanted.items()),
@@ -378,25 +355,30 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
     app.add_middleware(_JsonBodies)
     errors = error_responses(model=OllamaError)
     few = error_responses(503, model=OllamaError)
-    replies = reply_responses("application/x-ndjson") | errors
+    responses = replies(_LINES) | errors
+
+    async def answer(body: OllamaChatRequest | OllamaGenerateRequest, request: Request, *, chat: bool) -> Response:
+        make_builder = partial(OllamaResponseBuilder, chat=chat)
+        if not body.is_empty():
+            asked = await in_reader(body.request)
+            return await handler.reply(asked, request, make_builder, body.unknown(), _NAMES)
+        # load the model, or unload it if it shall not stay
+        keep_alive = None if body.keep_alive is None else keep_alive_seconds(body.keep_alive)
+        with await handler.models.lease(plain_name(body.model), keep_alive) as served:
+            done = make_builder(served.name, bytes).reply(
+                done=True, done_reason="unload" if keep_alive == 0 else "load"
+            )
+        return Response(json_bytes(done) + b"\n", media_type=_LINES if body.stream else "application/json")
 
     @app.post("/api/chat", tags=["Ollama"], summary="Reply to a conversation", response_class=Response,
-              responses=replies)  # fmt: skip
+              responses=responses)  # fmt: skip
     async def chat(body: OllamaChatRequest, request: Request) -> Response:
-        make_builder = partial(OllamaResponseBuilder, chat=True)
-        if body.is_empty():
-            return await _load(handler, body, make_builder)
-        asked = await in_reader(body.chat, plain_name(body.model))
-        return await handler.reply(asked, request, make_builder, body.unknown(), _NAMES)
+        return await answer(body, request, chat=True)
 
     @app.post("/api/generate", tags=["Ollama"], summary="Reply to a text", response_class=Response,
-              responses=replies)  # fmt: skip
+              responses=responses)  # fmt: skip
     async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
-        make_builder = partial(OllamaResponseBuilder, chat=False)
-        if body.is_empty():
-            return await _load(handler, body, make_builder)
-        asked = await in_reader(body.request, plain_name(body.model))
-        return await handler.reply(asked, request, make_builder, body.unknown(), _NAMES)
+        return await answer(body, request, chat=False)
 
     @app.head("/api/tags", include_in_schema=False)
     @app.get("/api/tags", tags=["Ollama"], summary="The models that requests can name", responses=few)
@@ -407,9 +389,13 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
 
     @app.get("/api/ps", tags=["Ollama"], summary="The models in memory", responses=few)
     async def running() -> dict[str, list[Json]]:
-        models = [await _running(handler, one) for one in handler.models.pool.by_use()]
+        models = [await _running(handler, one) for one in handler.models.by_use()]
         if (embedder := handler.models.embedder) is not None:
-            models.append(_running_embedder(embedder))
+            info, size = embedder.info(), embedder.file.header.file_size
+            models.append({
+                **_entry(info.id, info.created, embedder.file), "expires_at": _NEVER,
+                "size_vram": size if embedder.offloaded else 0, "context_length": info.context_length or 0,
+            })  # fmt: skip
         return {"models": models}
 
     @app.post("/api/show", tags=["Ollama"], summary="What is known of a model", responses=errors)
@@ -421,18 +407,6 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
     @app.get("/api/version", tags=["Ollama"], summary="The version of the API")
     async def version() -> dict[str, str]:
         return {"version": API_VERSION, "edgellm": app.version}
-
-
-async def _load(
-    handler: RequestHandler, body: OllamaRequest, make_builder: Callable[..., OllamaResponseBuilder]
-) -> Response:
-    """Return the answer to a request without a prompt: load the model, or unload it if it shall not stay."""
-    keep_alive = None if body.keep_alive is None else keep_alive_seconds(body.keep_alive)
-    lease = await handler.models.lease(plain_name(body.model), keep_alive)
-    lease.release()
-    builder = make_builder(lease.served.name, lease.served.pair.piece)
-    answer = builder.loaded("unload" if keep_alive == 0 else "load")
-    return Response(json_lines(answer)[0], media_type=builder.media_type if body.stream else "application/json")
 
 
 DIALECT = Dialect(("/api",), _error, _add)

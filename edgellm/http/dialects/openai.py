@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from edgellm.engine import ToolCall
 from edgellm.http.dialects.dialect import Dialect
-from edgellm.http.handlers import RequestHandler
+from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas.builder import (
     Json,
     ResponseBuilder,
@@ -23,27 +23,10 @@ from edgellm.http.schemas.builder import (
     events,
     rounded,
     summary_of,
-    turns_left_out,
 )
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, openai_error
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest
-from edgellm.http.schemas.responses import (
-    AssistantMessage,
-    ChatChoice,
-    ChatCompletion,
-    ChatLogprobs,
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    Extension,
-    FinishReason,
-    Timings,
-    TokenInfo,
-    TokenLogprob,
-    ToolCallOut,
-    TopLogprob,
-    Usage,
-)
+from edgellm.http.schemas.responses import Completion, Extension, Timings, TokenInfo, Usage
 from edgellm.spec.types import Channel, Logprobs, Notice, PromptProgress, Summary, Token
 
 _NO_LOGPROB = -9999.0  # OpenAI's value for the logarithm of 0
@@ -59,22 +42,22 @@ class OpenAIResponseBuilder(ResponseBuilder):
     def __init__(self, model: str, piece: Callable[[int], bytes], *, include_usage: bool, n: int = 1) -> None:
         """`piece` returns the bytes of a token. `include_usage`: the last chunk of a stream has the usage. There are
         `n` choices for each prompt."""
-        self._n = n
-        self._piece = piece
-        self._include_usage = include_usage
+        self._n, self._piece, self._include_usage = n, piece, include_usage
         self._index = 0  # index of the choice being written
         self._past: list[Summary] = []  # summaries of the choices before
         self._called = 0  # calls of tools in this choice
-        self._id, self._created, self._model = f"{self._id_prefix}-{secrets.token_hex(12)}", int(time.time()), model
+        self._head = {
+            "id": f"{self._id_prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model,
+            "system_fingerprint": "edgellm",
+        }  # fmt: skip
 
     def delta(self, delta: TextDelta) -> list[bytes]:
         choice = self._chunk_choice(self._delta(delta.text, delta.channel), self._logprobs([delta]))
         return self._chunk(choice, edgellm={"tokens": _token_infos([delta])})
 
     def call(self, call: ToolCall) -> list[bytes]:
-        delta = {"tool_calls": [{**_call_out(call), "index": self._called}]}
         self._called += 1
-        return self._chunk(self._chunk_choice(delta))
+        return self._chunk(self._chunk_choice({"tool_calls": [{**_call_out(call), "index": self._called - 1}]}))
 
     def notice(self, notice: Notice) -> list[bytes]:
         left_out = {"turns_left_out": notice.turns_left_out} if notice.turns_left_out else {}
@@ -105,29 +88,25 @@ class OpenAIResponseBuilder(ResponseBuilder):
         for self._index, one in enumerate(written):
             self.opening(one.summary.prompt_tokens)
             reason = _finish_reason(one.summary, len(one.calls))
-            choices.append(self._whole_choice(one, self._logprobs(one.deltas), reason))
+            choices.append(self._whole_choice(one) | {
+                "index": self._index, "logprobs": self._logprobs(one.all(TextDelta)), "finish_reason": reason,
+            })  # fmt: skip
         first = written[0]
         extension: Extension = {
-            "tokens": _token_infos(first.deltas),
-            "notices": [notice.text for notice in first.notices],
+            "tokens": _token_infos(first.all(TextDelta)),
+            "notices": [notice.text for notice in first.all(Notice)],
             "summary": summary_of(first.summary),
         }
-        if left_out := turns_left_out(first.notices):
+        if left_out := first.turns_left_out:
             extension["turns_left_out"] = left_out
         usage = _usage([one.summary for one in written], self._n)
         more = {"usage": usage, "timings": _timings(first.summary), "edgellm": extension}
-        return {**self._head(self._object), "choices": choices, **more}
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self._id, "object": kind, "created": self._created, "model": self._model,
-            "system_fingerprint": "edgellm",
-        }  # fmt: skip
+        return {**self._head, "object": self._object, "choices": choices, **more}
 
     def _chunk(self, *choices: Json, **fields: Any) -> list[bytes]:
         if self._include_usage:
             fields.setdefault("usage", None)
-        return events({**self._head(self._chunk_object), "choices": choices, **fields})
+        return events({**self._head, "object": self._chunk_object, "choices": choices, **fields})
 
     def _text(self, token: int) -> str:
         return self._piece(token).decode("utf-8", "replace")
@@ -137,14 +116,15 @@ class OpenAIResponseBuilder(ResponseBuilder):
         """Return the delta of a chunk for some characters."""
 
     @abstractmethod
-    def _chunk_choice(self, delta: Json | None = None, logprobs: Any = None, reason: Any = None) -> Json:
+    def _chunk_choice(self, delta: Json | None = None, logprobs: Any = None, reason: str | None = None) -> Json:
         """Return the choice of a chunk; `delta` is None where nothing was written."""
 
     @abstractmethod
-    def _whole_choice(self, written: WrittenReply, logprobs: Any, reason: FinishReason) -> Any: ...
+    def _whole_choice(self, written: WrittenReply) -> dict[str, Any]:
+        """Return the text of a choice."""
 
     @abstractmethod
-    def _logprobs(self, deltas: Sequence[TextDelta]) -> Any:
+    def _logprobs(self, deltas: Sequence[TextDelta]) -> Json | None:
         """Return the tokens' log-probabilities, None where none were asked for. `deltas` follow those of the last
         call."""
 
@@ -160,28 +140,26 @@ class ChatResponseBuilder(OpenAIResponseBuilder):
     def _delta(self, text: str, channel: Channel) -> Json:
         return {"content" if channel is Channel.ANSWER else "reasoning_content": text}
 
-    def _chunk_choice(self, delta: Json | None = None, logprobs: Any = None, reason: Any = None) -> Json:
+    def _chunk_choice(self, delta: Json | None = None, logprobs: Any = None, reason: str | None = None) -> Json:
         return {"index": self._index, "delta": delta or {}, "logprobs": logprobs, "finish_reason": reason}
 
-    def _whole_choice(self, written: WrittenReply, logprobs: Any, reason: FinishReason) -> ChatChoice:
-        text = written.text
-        message: AssistantMessage = {
-            "role": "assistant", "content": (text or None) if written.calls else text,
+    def _whole_choice(self, written: WrittenReply) -> dict[str, Any]:
+        text, calls = written.text, written.calls
+        message = {
+            "role": "assistant", "content": (text or None) if calls else text,
             "reasoning_content": written.thought or None, "refusal": None,
         }  # fmt: skip
-        if written.calls:
-            message["tool_calls"] = [*map(_call_out, written.calls)]
-        return {"index": self._index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+        return {"message": message | ({"tool_calls": [*map(_call_out, calls)]} if calls else {})}
 
-    def _logprobs(self, deltas: Sequence[TextDelta]) -> ChatLogprobs | None:
-        content: list[TokenLogprob] = [
+    def _logprobs(self, deltas: Sequence[TextDelta]) -> Json | None:
+        content = [
             {**self._logprob(token.id, found.own), "top_logprobs": [self._logprob(*one) for one in top]}
             for token, found, top in _tokens_with_logprobs(deltas)
             if token.channel is Channel.ANSWER
         ]
         return {"content": content, "refusal": None} if content else None
 
-    def _logprob(self, token: int, value: float) -> TopLogprob:
+    def _logprob(self, token: int, value: float) -> Json:
         return {"token": self._text(token), "logprob": max(value, _NO_LOGPROB), "bytes": list(self._piece(token))}
 
 
@@ -198,14 +176,13 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
     def _delta(self, text: str, channel: Channel) -> Json:  # noqa: ARG002  a completion has no thoughts
         return {"text": text}
 
-    def _chunk_choice(self, delta: Json | None = None, logprobs: Any = None, reason: Any = None) -> Json:
-        text = "" if delta is None else delta["text"]
-        return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+    def _chunk_choice(self, delta: Json | None = None, logprobs: Any = None, reason: str | None = None) -> Json:
+        return {"index": self._index, **(delta or {"text": ""}), "logprobs": logprobs, "finish_reason": reason}
 
-    def _whole_choice(self, written: WrittenReply, logprobs: Any, reason: FinishReason) -> CompletionChoice:
-        return {"index": self._index, "text": written.text, "logprobs": logprobs, "finish_reason": reason}
+    def _whole_choice(self, written: WrittenReply) -> dict[str, Any]:
+        return {"text": written.text}
 
-    def _logprobs(self, deltas: Sequence[TextDelta]) -> CompletionLogprobs | None:
+    def _logprobs(self, deltas: Sequence[TextDelta]) -> Json | None:
         offsets = []
         for delta in deltas:
             offsets += [self._offset] * len(delta.tokens)
@@ -223,14 +200,12 @@ class CompletionResponseBuilder(OpenAIResponseBuilder):
         }
 
 
-def _call_out(call: ToolCall) -> ToolCallOut:
+def _call_out(call: ToolCall) -> Json:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _finish_reason(summary: Summary, calls: int) -> FinishReason:
-    if summary.finish_reason == "length":
-        return "length"
-    return "tool_calls" if calls else "stop"
+def _finish_reason(summary: Summary, calls: int) -> str:
+    return "length" if summary.finish_reason == "length" else "tool_calls" if calls else "stop"
 
 
 def _tokens_with_logprobs(deltas: Sequence[TextDelta]) -> Iterator[tuple[Token, Logprobs, list[tuple[int, float]]]]:
@@ -279,21 +254,19 @@ def _timings(summary: Summary) -> Timings:
 
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:
-    responses = {
-        200: {
-            "description": "The reply, whole or in chunks with the same fields",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        }
-    } | error_responses()
+    about = "The reply, whole or in chunks with the same fields"
+    responses: dict[int | str, dict[str, Any]] = {
+        200: {"description": about, "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+    }
 
     @app.post("/v1/chat/completions", tags=["OpenAI"], summary="Reply to a conversation",
-              response_model=ChatCompletion, responses=responses)  # fmt: skip
+              response_model=Completion, responses=responses | error_responses())  # fmt: skip
     async def chat(body: ChatRequest, request: Request) -> Response:
         make_builder = partial(ChatResponseBuilder, include_usage=body.include_usage, n=body.n)
         return await handler.reply(body, request, make_builder, body.unknown())
 
     @app.post("/v1/completions", tags=["OpenAI"], summary="Continue a text",
-              response_model=Completion, responses=responses)  # fmt: skip
+              response_model=Completion, responses=responses | error_responses())  # fmt: skip
     async def completions(body: CompletionRequest, request: Request) -> Response:
         make_builder = partial(CompletionResponseBuilder, include_usage=body.include_usage, n=body.n)
         return await handler.reply(body, request, make_builder, body.unknown())

@@ -15,22 +15,29 @@ from pydantic import Field, JsonValue
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
-from edgellm.http.dialects.dialect import Dialect, chat_request, reply_responses
-from edgellm.http.handlers import RequestHandler
+from edgellm.http.dialects.dialect import Dialect, chat_request, replies
+from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.builder import BlockResponseBuilder, Json, WrittenReply, named_events, summary_of
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_responses, invalid_request, openai_error
 from edgellm.http.schemas.request_model import (
     MAX_ITEMS,
-    MAX_TEXT,
     MostTokens,
     ReplyRequest,
     RequestModel,
     Temperature,
+    Text,
     TopP,
     Types,
+    Unused,
 )
-from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest, ContentPart
+from edgellm.http.schemas.requests import (
+    MEDIA,
+    ChatRequest,
+    ContentPart,
+    FunctionSchema,
+    NamedSchema,
+)
 from edgellm.spec.types import Channel, Summary
 
 Turn: TypeAlias = dict[str, Any]
@@ -50,7 +57,7 @@ class ResponsesPart(ContentPart):
     _param: ClassVar[str] = "input"
 
 
-Parts = Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[ResponsesPart], Field(max_length=1000)]
+Parts = Text | Annotated[list[ResponsesPart], Field(max_length=1000)]
 
 
 class ResponsesItem(RequestModel):
@@ -59,10 +66,10 @@ class ResponsesItem(RequestModel):
     type: str = Field("message", max_length=100, description=f"One of {', '.join(_ITEMS)}.")
     role: Literal["system", "developer", "user", "assistant"] = "user"
     content: Parts = ""
-    id: str = Field("", max_length=MAX_TEXT)
+    id: Text = ""
     status: str = Field("", max_length=40)
-    call_id: str = Field("", max_length=MAX_TEXT)
-    name: str = Field("", max_length=MAX_TEXT)
+    call_id: Text = ""
+    name: Text = ""
     arguments: JsonValue = Field("{}", description="A JSON object, as text; any other text or data is taken as well.")
     output: Parts = Field("", description="The result of a call.")
     summary: list[ResponsesPart] = Field([], max_length=1000)
@@ -70,12 +77,8 @@ class ResponsesItem(RequestModel):
     _types: ClassVar[Types] = {"content": _READ, "output": _READ, "summary": _READ}
 
 
-class ResponsesTool(RequestModel):
+class ResponsesTool(FunctionSchema):
     type: Literal["function"]
-    name: str = Field(pattern=TOOL_NAME)
-    description: str = Field("", max_length=MAX_TEXT)
-    parameters: dict[str, JsonValue] = Field({}, description="The JSON schema of the arguments.")
-    strict: bool = Field(False, description="Accepted; arguments are not forced to fit the schema.")
 
 
 class ResponsesToolChoice(RequestModel):
@@ -83,12 +86,8 @@ class ResponsesToolChoice(RequestModel):
     name: str = Field(max_length=200)
 
 
-class ResponsesFormat(RequestModel):
+class ResponsesFormat(NamedSchema):
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str = Field("", max_length=200)
-    description: str = Field("", max_length=MAX_TEXT)
-    strict: bool = Field(True, description="The schema is always kept.")
-    schema_: dict[str, JsonValue] | None = Field(None, alias="schema")
 
 
 class ResponsesText(RequestModel):
@@ -100,14 +99,14 @@ class ResponsesReasoning(RequestModel):
 
 
 class ResponsesRequest(ReplyRequest):
-    input: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[ResponsesItem], Field(max_length=4096)]
-    instructions: str = Field("", max_length=MAX_TEXT, description="The system prompt; not kept for later requests.")
+    input: Text | Annotated[list[ResponsesItem], Field(max_length=4096)]
+    instructions: Text = Field("", description="The system prompt; not kept for later requests.")
     previous_response_id: str | None = Field(None, max_length=200, description="Continue that conversation.")
     store: bool = Field(True, description="Keep the conversation in this process, to be continued.")
     stream: bool = False
     max_output_tokens: MostTokens | None = Field(None, description="The longest reply, with its thought.")
-    temperature: Temperature | None = Field(None, description="0 is greedy; null: as the model wants.")
-    top_p: TopP | None = None
+    temperature: Temperature = None
+    top_p: TopP = None
     tools: list[ResponsesTool] = Field([], max_length=MAX_ITEMS)
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice = "auto"
     parallel_tool_calls: bool = True
@@ -115,7 +114,7 @@ class ResponsesRequest(ReplyRequest):
     reasoning: ResponsesReasoning | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     metadata: dict[str, str] = Field({}, max_length=64, description="Sent back.")
-    user: JsonValue = Field(None, description="Accepted, but neither used nor passed on.")
+    user: Unused = None
     background: Literal[False] = False
     conversation: None = Field(None, description="Not supported: use previous_response_id.")
     prompt: None = Field(None, description="Not supported: send the text itself.")
@@ -153,7 +152,7 @@ class ResponsesRequest(ReplyRequest):
         form = None if self.text is None else self.text.format
         if form is None or form.type != "json_schema":
             return None if form is None else {"type": form.type}
-        if form.schema_ is None:
+        if "schema_" not in form.model_fields_set:
             raise invalid_request("text.format has no schema. Give it.", "text.format.schema")
         return {"type": "json_schema", "json_schema": {"schema": form.schema_}}
 
@@ -228,27 +227,25 @@ class ResponsesBuilder(BlockResponseBuilder):
 
     def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
         reply = self._reply("in_progress")
-        return [*self._event("response.created", response=reply), *self._event("response.in_progress", response=reply)]
+        return [*self._event("created", response=reply), *self._event("in_progress", response=reply)]
 
     def begin_block(self, channel: Channel) -> list[bytes]:
         item = _text_item(channel, None)
         self._item = item["id"]
         return [
-            *self._event("response.output_item.added", output_index=len(self._output), item=item),
-            *self._part_event("added", part=_text_part(channel, "")),
+            *self._event("output_item.added", output_index=len(self._output), item=item),
+            *self._part_event("content_part.added", part=_text_part(channel, "")),
         ]
 
     def block_text(self, channel: Channel, text: str) -> list[bytes]:
-        more: dict[str, Any] = {} if channel is Channel.THINKING else {"logprobs": []}
-        return self._text_event(channel, "delta", delta=text, **more)
+        return self._part_event(f"{_KINDS[channel][2]}.delta", delta=text, **_logprobs(channel))
 
     def end_block(self, channel: Channel, text: str) -> list[bytes]:
-        more: dict[str, Any] = {} if channel is Channel.THINKING else {"logprobs": []}
         item = _text_item(channel, text, self._item)
         done = [
-            *self._text_event(channel, "done", text=text, **more),
-            *self._part_event("done", part=_text_part(channel, text)),
-            *self._event("response.output_item.done", output_index=len(self._output), item=item),
+            *self._part_event(f"{_KINDS[channel][2]}.done", text=text, **_logprobs(channel)),
+            *self._part_event("content_part.done", part=_text_part(channel, text)),
+            *self._event("output_item.done", output_index=len(self._output), item=item),
         ]
         self._output.append(item)
         return done
@@ -258,21 +255,20 @@ class ResponsesBuilder(BlockResponseBuilder):
         begun = {**item, "status": "in_progress", "arguments": ""}
         self._output.append(item)
         where: dict[str, Any] = {"item_id": item["id"], "output_index": index}
-        name = "response.function_call_arguments"
         return [
-            *self._event("response.output_item.added", output_index=index, item=begun),
-            *self._event(f"{name}.delta", delta=call.arguments, **where),
-            *self._event(f"{name}.done", arguments=call.arguments, name=call.name, **where),
-            *self._event("response.output_item.done", output_index=index, item=item),
+            *self._event("output_item.added", output_index=index, item=begun),
+            *self._event("function_call_arguments.delta", delta=call.arguments, **where),
+            *self._event("function_call_arguments.done", arguments=call.arguments, name=call.name, **where),
+            *self._event("output_item.done", output_index=index, item=item),
         ]
 
     def end(self, summary: Summary, called: bool) -> list[bytes]:  # noqa: ARG002
         reply = self._ended(summary)
-        return self._event(f"response.{reply['status']}", response=reply)
+        return self._event(reply["status"], response=reply)
 
     def failure(self, info: ErrorInfo) -> list[bytes]:
         error = {"code": info.code or "server_error", "message": info.message}
-        return self._event("response.failed", response=self._reply("failed", error=error))
+        return self._event("failed", response=self._reply("failed", error=error))
 
     def whole(self, written: Sequence[WrittenReply]) -> Json:
         (one,) = written
@@ -289,70 +285,64 @@ class ResponsesBuilder(BlockResponseBuilder):
             for item in self._output
             if item["type"] == "function_call"
         ]
-        self._keep(
-            self._id,
-            {"role": "assistant", "content": texts.get("message", ""), "tool_calls": calls,
-             "reasoning_content": texts.get("reasoning", "")},
-        )  # fmt: skip
-        usage = {
+        text, thought = texts.get("message", ""), texts.get("reasoning", "")
+        self._keep(self._id, {"role": "assistant", "content": text, "reasoning_content": thought, "tool_calls": calls})
+        cut = {"reason": "max_output_tokens"} if summary.finish_reason == "length" else None
+        reply = self._reply("completed" if cut is None else "incomplete", incomplete_details=cut, usage={
             "input_tokens": summary.prompt_tokens, "input_tokens_details": {"cached_tokens": 0},
             "output_tokens": summary.tokens, "output_tokens_details": {"reasoning_tokens": summary.thinking_tokens},
             "total_tokens": summary.prompt_tokens + summary.tokens,
-        }  # fmt: skip
-        cut = {"reason": "max_output_tokens"} if summary.finish_reason == "length" else None
-        reply = self._reply("completed" if cut is None else "incomplete", incomplete_details=cut, usage=usage)
+        })  # fmt: skip
         return {**reply, "edgellm": {"summary": summary_of(summary)}}
 
-    def _reply(
-        self, status: str, *, error: Json | None = None, incomplete_details: Json | None = None,
-        usage: Json | None = None,
-    ) -> Json:  # fmt: skip
+    def _reply(self, status: str, **fields: Any) -> Json:
         asked = self._request
         form = None if asked.text is None else asked.text.format
         shown: dict[str, Any] = {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_unset=True)
         effort = None if asked.reasoning is None else asked.reasoning.effort
         choice = asked.tool_choice
         return {
-            "id": self._id, "object": "response", "created_at": self._created, "status": status, "error": error,
-            "incomplete_details": incomplete_details, "instructions": asked.instructions or None,
+            "id": self._id, "object": "response", "created_at": self._created, "status": status, "error": None,
+            "incomplete_details": None, "instructions": asked.instructions or None,
             "max_output_tokens": asked.max_output_tokens, "metadata": asked.metadata, "model": self._model,
             "output": list(self._output), "parallel_tool_calls": asked.parallel_tool_calls,
             "previous_response_id": asked.previous_response_id, "reasoning": {"effort": effort, "summary": None},
             "store": asked.store, "temperature": asked.temperature, "text": {"format": shown},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "tools": [tool.model_dump(exclude_unset=True) for tool in asked.tools], "top_p": asked.top_p,
-            "truncation": asked.truncation, "usage": usage,
+            "truncation": asked.truncation, "usage": None, **fields,
         }  # fmt: skip
 
     def _event(self, name: str, /, **fields: Any) -> list[bytes]:
         self._number += 1
-        return named_events({"type": name, "sequence_number": self._number - 1, **fields})
+        return named_events({"type": f"response.{name}", "sequence_number": self._number - 1, **fields})
 
-    def _part_event(self, name: str, **fields: Any) -> list[bytes]:
-        where: dict[str, Any] = {"item_id": self._item, "output_index": len(self._output), "content_index": 0}
-        return self._event(f"response.content_part.{name}", **where, **fields)
+    def _part_event(self, name: str, /, **fields: Any) -> list[bytes]:
+        return self._event(name, item_id=self._item, output_index=len(self._output), content_index=0, **fields)
 
-    def _text_event(self, channel: Channel, name: str, **fields: Any) -> list[bytes]:
-        kind = "reasoning_text" if channel is Channel.THINKING else "output_text"
-        where: dict[str, Any] = {"item_id": self._item, "output_index": len(self._output), "content_index": 0}
-        return self._event(f"response.{kind}.{name}", **where, **fields)
+
+_KINDS = {Channel.THINKING: ("reasoning", "rs", "reasoning_text"), Channel.ANSWER: ("message", "msg", "output_text")}
+"""For each channel the type of its items, the prefix of their ids, and the type of their parts."""
+
+
+def _logprobs(channel: Channel) -> dict[str, Any]:
+    return {} if channel is Channel.THINKING else {"logprobs": []}
 
 
 def _text_part(channel: Channel, text: str) -> Json:
-    if channel is Channel.THINKING:
-        return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    more: dict[str, Any] = {} if channel is Channel.THINKING else {"annotations": []}
+    return {"type": _KINDS[channel][2], "text": text, **more, **_logprobs(channel)}
 
 
-def _text_item(channel: Channel, text: str | None, name: str | None = None) -> Json:
+def _text_item(channel: Channel, text: str | None, name: str = "") -> Json:
     """Return the item of a thought or an answer, with the id `name`; `text` is None while it is being written."""
-    content = [] if text is None else [_text_part(channel, text)]
-    status = "in_progress" if text is None else "completed"
-    if channel is Channel.THINKING:
-        name = name or f"rs_{secrets.token_hex(12)}"
-        return {"id": name, "type": "reasoning", "status": status, "content": content, "summary": []}
-    name = name or f"msg_{secrets.token_hex(12)}"
-    return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
+    kind, prefix, _ = _KINDS[channel]
+    return {
+        "id": name or f"{prefix}_{secrets.token_hex(12)}", "type": kind,
+        "status": "in_progress" if text is None else "completed",
+        "content": [] if text is None else [_text_part(channel, text)],
+        **({"summary": []} if channel is Channel.THINKING else {"role": "assistant"}),
+    }  # fmt: skip
 
 
 def _call_item(call: ToolCall) -> Json:
@@ -366,7 +356,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
     store = ConversationStore()
 
     @app.post("/v1/responses", tags=["OpenAI"], summary="Reply to a conversation, perhaps a kept one",
-              response_class=Response, responses=reply_responses("text/event-stream") | error_responses())  # fmt: skip
+              response_class=Response, responses=replies() | error_responses())  # fmt: skip
     async def respond(body: ResponsesRequest, request: Request) -> Response:
         turns = [*store.turns(body.previous_response_id), *await in_reader(body.turns)]
 

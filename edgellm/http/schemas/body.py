@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
@@ -18,13 +19,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgellm.http.schemas.errors import ApiError, ErrorInfo, invalid_request
+from edgellm.http.schemas.errors import ApiError, ErrorInfo, invalid_request, is_json
 
 MAX_VALUES = 2**18  # values such as token ids of texts to embed
 MAX_NODES = 2**15  # lists, objects and members of objects, which cost far more than numbers
 MAX_DEPTH = 128  # lists and objects within each other
-_SLICE = 2**16  # bytes that are counted at once: other threads go on in between
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_MARKS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[][{}:,]', re.DOTALL)  # texts, closed or not, and what is between values
 _READERS = ThreadPoolExecutor(2, thread_name_prefix="edgellm-bodies")  # more threads would starve the event loop
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -38,23 +38,18 @@ async def in_reader(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs)
 def check_json(data: bytes) -> None:
     """Raise ApiError where JSON has too many values (413), or is too deep (400). What is no JSON may pass."""
     values = nodes = depth = 0
-    within, rest = False, b""
-    for start in range(0, len(data), _SLICE):
-        part = rest + data[start : start + _SLICE]
-        # a backslash stays with what it escapes
-        end = len(part) - (len(part) - len(part.rstrip(b"\\"))) % 2
-        part, rest = part[:end], part[end:]
-        quoted = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        plain = b"".join(quoted[within::2])
-        within ^= len(quoted) % 2 == 0
-        for bracket in plain.translate(None, _NOT_BRACKETS):
-            depth += 1 if bracket in b"[{" else -1
-            if depth > MAX_DEPTH:
-                raise invalid_request(f"The JSON has more than {MAX_DEPTH} lists and objects within each other.")
-            if depth < 0:
-                return
-        nodes += plain.count(b"[") + plain.count(b"{") + plain.count(b":")
-        values += plain.count(b",")
+    for mark in _MARKS.finditer(data):
+        match data[mark.start()]:
+            case 0x5B | 0x7B:  # [ and {
+                nodes, depth = nodes + 1, depth + 1
+            case 0x5D | 0x7D:  # ] and }
+                depth -= 1
+            case 0x3A:  # :
+                nodes += 1
+            case 0x2C:  # ,
+                values += 1
+        if depth > MAX_DEPTH:
+            raise invalid_request(f"The JSON has more than {MAX_DEPTH} lists and objects within each other.")
         if nodes > MAX_NODES:
             raise _too_large(f"more than {MAX_NODES} lists, objects and members of objects")
         if values > MAX_VALUES:
@@ -76,32 +71,31 @@ class BodyRoute(APIRoute):
     """A route whose body is parsed and checked in a thread."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
+        handle, field = super().get_route_handler(), self.body_field
+        if field is None:
+            return handle
 
-        async def read(request: Request) -> Response:
-            if self.body_field is None or not _is_json(request) or not (data := await request.body()):
+        def read(data: bytes) -> Any:
+            """Return a body as the route's handler takes it."""
+            check_json(data)
+            try:
+                found = json.loads(data.decode("utf-8-sig"))  # json could guess another encoding than was counted
+            except json.JSONDecodeError as error:
+                fault = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}, "input": {}}
+                raise RequestValidationError([fault]) from error
+            except (ValueError, RecursionError) as error:
+                raise HTTPException(400) from error
+            value, errors = field.validate(found, {}, loc=("body",))
+            if errors:
+                raise RequestValidationError(errors)
+            return value
+
+        async def read_first(request: Request) -> Response:
+            if not is_json(request) or not (data := await request.body()):
                 return await handle(request)
-            return await handle(_ReadRequest(request, data, await in_reader(self._read, data)))
+            return await handle(_ReadRequest(request, data, await in_reader(read, data)))
 
-        return read
-
-    def _read(self, data: bytes) -> Any:
-        """Return a body as the route's handler takes it. Raises RequestValidationError, HTTPException, ApiError."""
-        check_json(data)
-        try:
-            found = json.loads(data.decode("utf-8-sig"))  # json could guess another encoding of bytes than was counted
-        except json.JSONDecodeError as error:
-            raise RequestValidationError(
-                [{"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}, "input": {}}]
-            ) from error
-        except (ValueError, RecursionError) as error:
-            raise HTTPException(400) from error
-        if self.body_field is None:  # `read` rules this out
-            raise RuntimeError
-        value, errors = self.body_field.validate(found, {}, loc=("body",))
-        if errors:
-            raise RequestValidationError(errors)
-        return value
+        return read_first
 
 
 class _ReadRequest(Request):
@@ -116,8 +110,3 @@ class _ReadRequest(Request):
 
     async def json(self) -> Any:
         return self._value
-
-
-def _is_json(request: Request) -> bool:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    return media_type == "application/json" or media_type.endswith("+json")

@@ -1,11 +1,11 @@
-"""The parts of a reply, and the interface of the builders that make responses of them, one for each API."""
+"""The events of a reply, and the interface of the builders that make responses of them, one for each API."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic_core import PydanticSerializationError, to_json
 
@@ -17,6 +17,7 @@ from edgellm.valid_json import write_json
 
 Json: TypeAlias = Mapping[str, Any]
 """A JSON object."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,23 @@ class TextDelta:
         return self.tokens[0].channel if self.tokens else Channel.ANSWER
 
 
+Event: TypeAlias = TextDelta | ToolCall | Notice | PromptProgress | Summary
+
+
 @dataclass(frozen=True, slots=True)
 class WrittenReply:
-    """A reply that has ended: its text, the notices on the way, and its summary."""
+    """A reply that has ended: its events, and its summary."""
 
-    deltas: Sequence[TextDelta]
-    notices: Sequence[Notice]
+    events: Sequence[Event]
     summary: Summary
-    calls: Sequence[ToolCall] = ()
+
+    def all(self, kind: type[_T]) -> list[_T]:
+        """Return the events of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return self.all(ToolCall)
 
     @property
     def text(self) -> str:
@@ -50,13 +60,13 @@ class WrittenReply:
     def thought(self) -> str:
         return self._text(Channel.THINKING).rstrip()
 
+    @property
+    def turns_left_out(self) -> int:
+        """Return how many turns of the conversation were left out."""
+        return sum(notice.turns_left_out for notice in self.all(Notice))
+
     def _text(self, channel: Channel) -> str:
-        return "".join(delta.text for delta in self.deltas if delta.channel is channel)
-
-
-def turns_left_out(notices: Iterable[Notice]) -> int:
-    """Return how many turns of the conversation the `notices` of a reply say were left out."""
-    return sum(notice.turns_left_out for notice in notices)
+        return "".join(delta.text for delta in self.all(TextDelta) if delta.channel is channel)
 
 
 def summary_of(summary: Summary) -> ReplySummary:
@@ -86,11 +96,6 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else round(float(value), 4)
 
 
-def json_lines(*data: Json) -> list[bytes]:
-    """Return each of `data` as a line of JSON."""
-    return [json_bytes(one) + b"\n" for one in data]
-
-
 def events(*data: Json) -> list[bytes]:
     """Return each of `data` as a server-sent event."""
     return [b"data: %b\n\n" % json_bytes(one) for one in data]
@@ -111,32 +116,38 @@ def json_bytes(data: Json) -> bytes:
 
 class ResponseBuilder(ABC):
     """Builds the responses to one request in the form of one API, whole or as the pieces of a stream: one choice after
-    another."""
+    another. An API without a place for an event has no pieces for it."""
 
     media_type: ClassVar[str] = "text/event-stream"
 
     def waiting(self) -> list[bytes]:
-        """Return the pieces that say that a stream has not begun yet; none in an API without a place for them."""
-        return [b": waiting\n\n"] if self.media_type == "text/event-stream" else []
+        """Return the pieces that say that a stream has not begun yet."""
+        return [b": waiting\n\n"]
+
+    def pieces(self, event: Event, *, last: bool) -> list[bytes]:
+        """Return the pieces for an event of the stream; `last`: no other choice follows this one."""
+        if isinstance(event, TextDelta):
+            return self.delta(event)
+        if isinstance(event, ToolCall):
+            return self.call(event)
+        if isinstance(event, PromptProgress):
+            return self.progress(event)
+        return self.notice(event) if isinstance(event, Notice) else self.closing(event, last=last)
 
     def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
         """Return the pieces before a choice's first token."""
         return []
 
     @abstractmethod
-    def delta(self, delta: TextDelta) -> list[bytes]:
-        """Return the pieces for some characters."""
+    def delta(self, delta: TextDelta) -> list[bytes]: ...
 
     @abstractmethod
-    def call(self, call: ToolCall) -> list[bytes]:
-        """Return the pieces for a call of a tool."""
+    def call(self, call: ToolCall) -> list[bytes]: ...
 
     def notice(self, notice: Notice) -> list[bytes]:  # noqa: ARG002
-        """Return the pieces for a notice; none in an API that has no place for it."""
         return []
 
     def progress(self, progress: PromptProgress) -> list[bytes]:  # noqa: ARG002
-        """Return the pieces for a part of the prompt that was read; none in an API that has no place for it."""
         return []
 
     @abstractmethod
@@ -185,28 +196,22 @@ class BlockResponseBuilder(ResponseBuilder):
     def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
         return [*self._end(), *(self.end(summary, self._called) if last else [])]
 
-    @abstractmethod
-    def begin_block(self, channel: Channel) -> list[bytes]:
-        """Return the pieces that begin a block of text or thought."""
+    def _end(self) -> list[bytes]:
+        channel, self._channel = self._channel, None
+        return [] if channel is None else self.end_block(channel, self._written)
 
     @abstractmethod
-    def block_text(self, channel: Channel, text: str) -> list[bytes]:
-        """Return the pieces for some characters of the block."""
+    def begin_block(self, channel: Channel) -> list[bytes]: ...
 
     @abstractmethod
-    def end_block(self, channel: Channel, text: str) -> list[bytes]:
-        """Return the pieces that end the block with all of its `text`."""
+    def block_text(self, channel: Channel, text: str) -> list[bytes]: ...
 
     @abstractmethod
-    def call_block(self, call: ToolCall) -> list[bytes]:
-        """Return the pieces for a whole call."""
+    def end_block(self, channel: Channel, text: str) -> list[bytes]: ...
+
+    @abstractmethod
+    def call_block(self, call: ToolCall) -> list[bytes]: ...
 
     @abstractmethod
     def end(self, summary: Summary, called: bool) -> list[bytes]:
         """Return the pieces that end the stream; `called`: the reply has calls."""
-
-    def _end(self) -> list[bytes]:
-        if (channel := self._channel) is None:
-            return []
-        self._channel = None
-        return self.end_block(channel, self._written)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+import reprlib
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass
+from starlette.requests import Request
 
 from edgellm.errors import (
     ContextFull,
@@ -28,10 +32,8 @@ SERVER = "server_error"
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """OpenAI's error object, with the HTTP status.
-
-    `retry_after` is in seconds; None where a repeated request would fail again.
-    """
+    """OpenAI's error object, with the HTTP status. `retry_after` is in seconds; None where a repeated request would
+    fail again."""
 
     status: Annotated[int, Field(exclude=True)]
     message: str
@@ -106,3 +108,56 @@ def error_info(error: BaseException) -> ErrorInfo:
         return ErrorInfo(500, str(error), SERVER)
     message = "An unexpected error occurred. The server's own output names it."
     return ErrorInfo(500, message, SERVER, code="internal_error")
+
+
+_FIELD = re.compile(r"[a-z_]+|\d+")
+_TYPES = ("str", "int", "float", "bool", "list")  # pydantic adds the alternatives' names to an error's location
+_KINDS = {
+    "string": "a text", "int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list",
+    "dict": "an object", "model": "an object", "model_attributes": "an object", "dataclass": "an object",
+    "finite_number": "a number", "int_from_float": "a whole number", "string_unicode": "a text in valid Unicode",
+    "datetime": "a time such as 2026-01-31T12:00:00Z", "timezone": "a time such as 2026-01-31T12:00:00Z",
+    "greater_than_equal": "a number of at least {ge}", "greater_than": "a number above {gt}",
+    "less_than_equal": "a number of at most {le}", "less_than": "a number below {lt}",
+    "string_too_long": "at most {max_length} characters", "string_too_short": "at least {min_length} characters",
+    "too_long": "at most {max_length} of them", "too_short": "at least {min_length} of them",
+    "literal_error": "one of {expected}", "string_pattern_mismatch": "a text of the form {pattern}",
+}  # fmt: skip
+"""Advice by pydantic's name of an error, with the figures in the error."""
+
+
+def is_json(request: Request) -> bool:
+    """Return whether a request says that its body is JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json" or kind.endswith("+json")
+
+
+def validation_error(request: Request, errors: Sequence[Any]) -> ErrorInfo:
+    """Return a sentence about the first invalid part of a request, and the parameter that it is about."""
+    if not is_json(request) and (not errors or any(error["loc"][0] == "body" for error in errors)):
+        kind = request.headers.get("content-type", "")[:100]
+        return ErrorInfo(415, f"The Content-Type is {kind or 'missing'}. Send application/json.")
+    if not errors:
+        return ErrorInfo(400, "The request is not as /openapi.json describes it.")
+    # the alternative that came nearest: a list that is too long is of the right kind
+    first = max(
+        errors, key=lambda error: (error["type"] == "too_long", len(error["loc"]), not error["type"].endswith("_type"))
+    )
+    if first["type"] == "json_invalid":
+        return ErrorInfo(400, f"The body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}.")
+    name = ".".join(part for part in map(str, first["loc"][1:]) if _FIELD.fullmatch(part) and part not in _TYPES)
+    what, value = name or "The body", first["input"]
+    if first["type"] == "missing":
+        return ErrorInfo(400, f"{what} is missing. /openapi.json describes it.", param=name or None)
+    shown = f"is {reprlib.repr(value)}" if isinstance(value, (str, int, float)) or value == [] else "has a wrong value"
+    return ErrorInfo(400, f"{what} {shown}. {_advice(first)}", param=name or None)
+
+
+def _advice(error: Any) -> str:
+    """Return advice for a value that pydantic refuses."""
+    name = re.sub(r"_(type|parsing|from_date_parsing|object_invalid|aware|naive)$", "", error["type"])
+    if error["type"] == "none_required":
+        return "It is not supported here; leave it out."
+    if name not in _KINDS:
+        return "/openapi.json describes what it takes."
+    return f"Give {_KINDS[name].format(**error.get('ctx', {}))}."

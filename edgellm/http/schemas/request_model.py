@@ -8,11 +8,11 @@ accepted only with a value that changes nothing. A limit such as -1 means no lim
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, JsonValue, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from edgellm.http.schemas.errors import invalid_request
@@ -37,22 +37,19 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _most_tokens(value: Any) -> Any:
     value = _whole(value)
     return MAX_TOKENS if type(value) is int and (value < 0 or value > MAX_TOKENS) else value
 
 
+def _if_number(change: Callable[[float], float]) -> BeforeValidator:
+    """Return a validator that changes numbers."""
+    return BeforeValidator(lambda value: change(value) if type(value) in (int, float) else value)
+
+
 def _nearest(least: float, most: float) -> BeforeValidator:
     """Return a validator that takes the nearest number of a range."""
-    return BeforeValidator(lambda value: min(max(value, least), most) if _is_number(value) else value)
-
-
-def _off_at_zero(value: Any) -> Any:
-    return 1.0 if _is_number(value) and value <= 0 else value
+    return _if_number(lambda value: min(max(value, least), most))
 
 
 def _without_empty(value: Any) -> Any:
@@ -62,23 +59,54 @@ def _without_empty(value: Any) -> Any:
     return None if value == "" else value
 
 
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Schema = dict[str, JsonValue]
 Whole = Annotated[int, BeforeValidator(_whole)]
 """A whole number, which some clients write as 4.0."""
 MostTokens = Annotated[int, BeforeValidator(_most_tokens), Field(ge=1)]
 """The longest reply in tokens: -1, or more than any context, means as many as fit."""
-Temperature = Annotated[float, Field(ge=0.0, le=_MAX_TEMPERATURE)]
-TopP = Annotated[float, _nearest(_LEAST_SHARE, 1.0), Field(gt=0.0, le=1.0)]
-TopK = Annotated[int, _nearest(0, MAX_TOKENS), BeforeValidator(_whole), Field(ge=0, le=MAX_TOKENS)]
-MinP = Annotated[float, _nearest(0.0, 1.0), Field(ge=0.0, le=1.0)]
+Temperature = Annotated[
+    Annotated[float, Field(ge=0.0, le=_MAX_TEMPERATURE)] | None,
+    Field(description="0 is greedy: always the likeliest token. Null: as the model wants; /status says how."),
+]
+TopP = Annotated[
+    Annotated[float, _nearest(_LEAST_SHARE, 1.0), Field(gt=0.0, le=1.0)] | None,
+    Field(description="Sample from the likeliest tokens with this total share; 0: the likeliest."),
+]
+TopK = Annotated[
+    Annotated[int, _nearest(0, MAX_TOKENS), BeforeValidator(_whole), Field(ge=0, le=MAX_TOKENS)] | None,
+    Field(description="Sample from this many of the likeliest tokens; 0 and below: all."),
+]
+MinP = Annotated[
+    Annotated[float, _nearest(0.0, 1.0), Field(ge=0.0, le=1.0)] | None,
+    Field(description="Least probability, as a share of the likeliest token's."),
+]
 Repeat = Annotated[
-    float, _nearest(MIN_REPEAT, MAX_PENALTY), BeforeValidator(_off_at_zero), Field(ge=MIN_REPEAT, le=MAX_PENALTY)
+    Annotated[
+        float,
+        _nearest(MIN_REPEAT, MAX_PENALTY),
+        _if_number(lambda value: 1.0 if value <= 0 else value),
+        Field(ge=MIN_REPEAT, le=MAX_PENALTY),
+    ]
+    | None,
+    Field(description="Above 1: repeat the last 64 tokens less, as in llama.cpp; 0 and 1: off."),
 ]
 Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
-Seed = Annotated[Whole, Field(ge=-(2**63), le=2**64 - 1)]
+Seed = Annotated[
+    Annotated[Whole, Field(ge=-(2**63), le=2**64 - 1)] | None,
+    Field(description="Repeats a sampled reply; null and -1: a new one for each."),
+]
 StopText = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
 Stops = Annotated[
-    StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None, BeforeValidator(_without_empty)
+    StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None,
+    BeforeValidator(_without_empty),
+    Field(description="The reply ends before the first of these texts."),
 ]
+KeepAlive = Annotated[
+    float | Annotated[str, Field(max_length=40)] | None,
+    Field(description="How long the model stays in memory after it: 5m, 300, -1 for ever, 0 not at all."),
+]
+Unused = Annotated[JsonValue, Field(description="Accepted, but neither used nor passed on.")]
 
 
 MAX_ITEMS = 1_000  # tools of a request, or parts of a text: agents with several servers of tools send hundreds
@@ -89,13 +117,11 @@ Types: TypeAlias = Mapping[str, Collection[str]]
 def _tell_first_fault(schema: Any) -> None:
     """Check a list only up to its first fault, and an object with a limit only within that limit: reporting a million
     faults takes minutes."""
-    if isinstance(schema, list):
-        for part in schema:
-            _tell_first_fault(part)
+    parts = schema if isinstance(schema, list) else schema.values() if isinstance(schema, dict) else ()
+    for part in parts:
+        _tell_first_fault(part)
     if not isinstance(schema, dict):
         return
-    for part in schema.values():
-        _tell_first_fault(part)
     if schema.get("type") == "list":
         schema["fail_fast"] = True
     if schema.get("type") == "dict" and (most := schema.get("max_length")) is not None:
@@ -148,23 +174,18 @@ class RequestModel(BaseModel):
     def _without_other_types(cls, data: dict[str, Any]) -> dict[str, Any]:
         for field, known in cls._types.items():
             given: Any = data.get(field)
-            if isinstance(given, list) and len(given) > MAX_ITEMS:
+            several = isinstance(given, list)
+            if several and len(given) > MAX_ITEMS:
                 continue  # the field's own limit refuses it
-            parts = (
-                [(f"{field}.{number}", part) for number, part in enumerate(given)]
-                if isinstance(given, list)
-                else [(field, given)]
-            )
-            if others := {f"{place}.{part['type']}": True for place, part in parts if _has_other_type(part, known)}:
-                kept = {field: [part for _, part in parts if not _has_other_type(part, known)]}
-                data = {name: value for name, value in data.items() if name != field} | others
-                data |= kept if isinstance(given, list) else {}
+            kinds = [part.get("type") if isinstance(part, dict) else None for part in (given if several else [given])]
+            other = [isinstance(kind, str) and kind not in known for kind in kinds]
+            if any(other):
+                data = {name: value for name, value in data.items() if name != field}
+                places = [f"{field}.{number}" if several else field for number in range(len(kinds))]
+                data |= {f"{places[n]}.{kinds[n]}": True for n in range(len(kinds)) if other[n]}
+                if several:
+                    data[field] = [part for part, is_other in zip(given, other, strict=True) if not is_other]
         return data
-
-
-def _has_other_type(data: object, known: Collection[str]) -> bool:
-    kind = data.get("type") if isinstance(data, dict) else None
-    return isinstance(kind, str) and kind not in known
 
 
 class ReplyRequest(RequestModel):
@@ -180,14 +201,9 @@ class ReplyRequest(RequestModel):
     def _supported(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        for name in [name for name in data if name in NEUTRAL and name not in cls.model_fields]:
-            if data[name] and not any(type(data[name]) is type(one) and data[name] == one for one in _neutral(name)):
-                shown = reprlib.repr(data[name])
+        for name in data.keys() & NEUTRAL.keys() - cls.model_fields.keys():
+            value, neutral = data[name], (*NEUTRAL[name], *(float(one) for one in NEUTRAL[name] if type(one) is int))
+            if value and not any(type(value) is type(one) and value == one for one in neutral):
+                shown = reprlib.repr(value)
                 raise invalid_request(f"{name} is {shown}, which is not supported here. Leave {name} out.", name)
         return {name: value for name, value in data.items() if name not in NEUTRAL or name in cls.model_fields}
-
-
-def _neutral(name: str) -> tuple[Any, ...]:
-    """Return the neutral values of a parameter, numbers as int and as float."""
-    known = NEUTRAL[name]
-    return (*known, *(float(one) for one in known if type(one) is int))

@@ -18,31 +18,27 @@ from edgellm.http.schemas.body import json_text
 from edgellm.http.schemas.errors import invalid_request
 from edgellm.http.schemas.request_model import (
     MAX_ITEMS,
-    MAX_TEXT,
     MAX_TOKENS,
+    KeepAlive,
     MinP,
     MostTokens,
     Penalty,
     Repeat,
     ReplyRequest,
     RequestModel,
+    Schema,
     Seed,
     Stops,
     Temperature,
+    Text,
     TopK,
     TopP,
     Types,
+    Unused,
     Whole,
 )
 from edgellm.llm import LLM
-from edgellm.spec.params import (
-    ANY_TOOL,
-    GATES,
-    MAX_BIAS,
-    MAX_BIASES,
-    MAX_LOGPROBS,
-    ReplyOptions,
-)
+from edgellm.spec.params import ANY_TOOL, GATES, MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, ReplyOptions
 from edgellm.spec.stream import Reply
 
 MAX_CHOICES, MAX_PROMPTS = 16, 64
@@ -58,15 +54,15 @@ class StreamOptions(RequestModel):
 
 class NamedSchema(RequestModel):
     name: str = Field("", max_length=200)
-    description: str = Field("", max_length=MAX_TEXT)
+    description: Text = ""
     strict: bool = Field(True, description="The schema is always kept.")
-    schema_: dict[str, JsonValue] = Field({}, alias="schema")
+    schema_: Schema = Field({}, alias="schema")
 
 
 class ResponseFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    schema_: dict[str, JsonValue] | None = Field(None, alias="schema", description="As llama.cpp has it.")
+    schema_: Schema | None = Field(None, alias="schema", description="As llama.cpp has it.")
 
 
 class GenerationRequest(ReplyRequest):
@@ -74,36 +70,27 @@ class GenerationRequest(ReplyRequest):
 
     stream: bool = Field(False, description="Send server-sent events, with [DONE] at the end.")
     stream_options: StreamOptions | None = None
-    temperature: Temperature | None = Field(
-        None, description="0 is greedy: always the likeliest token. Null here and in the next four: as the model wants;"
-        " /status says how.",
-    )  # fmt: skip
-    top_p: TopP | None = Field(
-        None, description="Sample from the likeliest tokens with this total share; 0: the likeliest."
-    )
-    top_k: TopK | None = Field(None, description="Sample from this many of the likeliest tokens; 0 and below: all.")
-    min_p: MinP | None = Field(None, description="Least probability, as a share of the likeliest token's.")
-    repeat_penalty: Repeat | None = Field(
-        None, description="Above 1: repeat the last 64 tokens less, as in llama.cpp; 0 and 1: off."
-    )
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
+    repeat_penalty: Repeat = None
     frequency_penalty: Penalty = Field(0.0, description="Subtracted for each time in the reply.")
     presence_penalty: Penalty = Field(0.0, description="Subtracted for tokens that the reply has.")
     logit_bias: dict[
         Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
     ] = Field({}, max_length=MAX_BIASES, description="Amounts added to the logits of tokens, by their ids.")
     n: Whole = Field(1, ge=1, le=MAX_CHOICES, description="How many replies to write, one after the other.")
-    seed: Seed | None = Field(None, description="Repeats a sampled reply; null and -1: a new one for each.")
-    stop: Stops = Field(None, description="The reply ends before the first of these texts.")
+    seed: Seed = None
+    stop: Stops = None
     response_format: ResponseFormat | None = Field(
         None, description="json_object or json_schema: the reply is JSON, valid by the schema."
     )
     return_progress: bool = Field(
         False, description="As in llama.cpp: a stream has prompt_progress while a long prompt is read."
     )
-    user: JsonValue = Field(None, description="Accepted, but neither used nor passed on.")
-    keep_alive: float | Annotated[str, Field(max_length=40)] | None = Field(
-        None, description="How long the model stays in memory after it: 5m, 300, -1 for ever. As in Ollama's API."
-    )
+    user: Unused = None
+    keep_alive: KeepAlive = None
     budget: float | None = Field(
         None, ge=0.0, le=1.0, description="The share of drafted chunks to verify; null: all. Our extension."
     )
@@ -178,25 +165,20 @@ class GenerationRequest(ReplyRequest):
             )
         most = self._max_tokens()
         return replace(
-            defaults,
-            max_tokens=most or context_length,
-            max_total=most,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repeat_penalty=self.repeat_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
+            defaults, max_tokens=most or context_length, max_total=most, temperature=self.temperature,
+            top_p=self.top_p, top_k=self.top_k, min_p=self.min_p, repeat_penalty=self.repeat_penalty,
+            frequency_penalty=self.frequency_penalty, presence_penalty=self.presence_penalty,
             logit_bias={int(token): amount for token, amount in self.logit_bias.items()},
-            json_schema=self.reply_schema(),
-            seed=None if self.seed in (None, -1) else self.seed & (2**64 - 1),
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            logprobs=self._logprobs(),
-            budget=self.budget,
-            gate=self.gate,
+            json_schema=self.reply_schema(), seed=None if self.seed in (None, -1) else self.seed & (2**64 - 1),
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()), logprobs=self._logprobs(),
+            budget=self.budget, gate=self.gate,
             retrieval=self.retrieval if self.retrieval != "auto" else defaults.retrieval,
-        )
+        )  # fmt: skip
+
+    @property
+    def most_calls(self) -> int | None:
+        """Return how many calls of tools a reply may have; None: any number."""
+        return None
 
     @abstractmethod
     def writes(self, pair: LLM) -> list[Callable[..., Reply]]:
@@ -231,8 +213,8 @@ class ContentPart(RequestModel):
     """A part of a message's content."""
 
     type: str = Field(max_length=100, description="A type of text: media are refused, others left out.")
-    text: str = Field("", max_length=MAX_TEXT)
-    refusal: str = Field("", max_length=MAX_TEXT, description="The text of a refusal.")
+    text: Text = ""
+    refusal: Text = Field("", description="The text of a refusal.")
 
     _param: ClassVar[str] = "messages"
 
@@ -251,20 +233,21 @@ class ContentPart(RequestModel):
         return parts if isinstance(parts, str) else "".join(part.text or part.refusal for part in parts)
 
 
+Parts = Annotated[list[ContentPart], Field(max_length=1000)]
 TOOL_NAME = r"^[\w.-]{1,128}$"
 
 
 class CalledFunction(RequestModel):
     """A call in the history, as some model wrote it."""
 
-    name: str = Field("", max_length=MAX_TEXT)
+    name: Text = ""
     arguments: Annotated[JsonValue, AfterValidator(json_text)] = Field(
         "{}", description="A JSON object, as text; any other text or data is taken as well."
     )
 
 
 class CallOfMessage(RequestModel):
-    id: str = Field("", max_length=MAX_TEXT)
+    id: Text = ""
     type: Literal["function"] = "function"
     function: CalledFunction = CalledFunction.model_validate({})
 
@@ -275,19 +258,12 @@ class CallOfMessage(RequestModel):
 
 class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[list[ContentPart], Field(max_length=1000)] = Field(
-        "", description="Text, whole or in parts; may be null in an assistant's turn."
-    )
-    reasoning_content: str = Field(
-        "", max_length=MAX_TEXT, description="The thought before an assistant's content; most models get none back."
-    )
-
+    content: Text | Parts = Field("", description="Text, whole or in parts; may be null in an assistant's turn.")
+    reasoning_content: Text = Field("", description="The thought before an assistant's content.")
     tool_calls: list[CallOfMessage] = Field([], max_length=MAX_ITEMS, description="An assistant's calls of functions.")
-    tool_call_id: str = Field(
-        "", max_length=MAX_TEXT, description="The call whose result is the content of a tool's turn."
-    )
-    name: str = Field("", max_length=MAX_TEXT, description="The function's name, in a tool's turn.")
-    context: list[Annotated[str, Field(max_length=MAX_TEXT)]] = Field(
+    tool_call_id: Text = Field("", description="The call whose result is the content of a tool's turn.")
+    name: Text = Field("", description="The function's name, in a tool's turn.")
+    context: list[Text] = Field(
         [], max_length=100, description="Texts before a user's question, which truncation keeps. Our extension."
     )
 
@@ -311,8 +287,8 @@ class ChatMessage(RequestModel):
 
 class FunctionSchema(RequestModel):
     name: str = Field(pattern=TOOL_NAME)
-    description: str = Field("", max_length=MAX_TEXT)
-    parameters: dict[str, JsonValue] = Field({}, description="The JSON schema of the arguments.")
+    description: Text = ""
+    parameters: Schema = Field({}, description="The JSON schema of the arguments.")
     strict: bool = Field(False, description="Accepted; arguments are not forced to fit the schema.")
 
 
@@ -343,7 +319,7 @@ class ChatRequest(GenerationRequest):
     reasoning_effort: str | None = Field(
         None, max_length=40, description="Level of thinking: the nearest one that the model has; none: no thought."
     )
-    chat_template_kwargs: dict[str, JsonValue] = Field(
+    chat_template_kwargs: Schema = Field(
         {}, max_length=100, description="Arguments for the chat template, such as enable_thinking."
     )
     tools: list[ToolSchema] = Field([], max_length=MAX_ITEMS, description="Functions that the model may call.")
@@ -354,10 +330,8 @@ class ChatRequest(GenerationRequest):
     think: bool | Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = Field(
         None, description="Switches thoughts on or off, or limits their tokens. Our extension."
     )
-
     truncation: Literal["auto", "disabled"] = Field(
-        "disabled",
-        description="auto: leave out the oldest turns of what is longer than the context. Our extension.",
+        "disabled", description="auto: leave out the oldest turns beyond the context. Our extension."
     )
 
     _types: ClassVar[Types] = {"tools": ("function",), "tool_choice": ("function",)}
@@ -368,6 +342,10 @@ class ChatRequest(GenerationRequest):
             return name
         return f"chat_template_kwargs.{name}"
 
+    @property
+    def most_calls(self) -> int | None:
+        return None if self.parallel_tool_calls else 1
+
     def options(self, defaults: ReplyOptions, context_length: int) -> ReplyOptions:
         think = defaults.think if self.think is None else self.think
         arguments: dict[str, object] = {**defaults.template_args}
@@ -376,14 +354,9 @@ class ChatRequest(GenerationRequest):
         chosen = super().options(defaults, context_length)
         return replace(
             chosen, think=think, template_args=arguments | self.chat_template_kwargs,
-            tools=self._offered(), tool_choice=self._choice(), truncation=self.truncation,
+            tools=() if self.tool_choice == "none" else tuple(one.model_dump(exclude_unset=True) for one in self.tools),
+            tool_choice=self._choice(), truncation=self.truncation,
         )  # fmt: skip
-
-    def _offered(self) -> tuple[dict[str, Any], ...]:
-        """Return the tools that the model is told of."""
-        if self.tool_choice == "none":
-            return ()
-        return tuple(tool.model_dump(exclude_unset=True) for tool in self.tools)
 
     def reply_schema(self) -> str | None:
         schema = super().reply_schema()
@@ -432,7 +405,6 @@ class ChatRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-PromptText = Annotated[str, Field(max_length=MAX_TEXT)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1, max_length=MAX_TOKENS)]
 
 
@@ -446,9 +418,9 @@ def as_list(given: str | list[int] | list[str] | list[list[int]]) -> list[str | 
 
 class CompletionRequest(GenerationRequest):
     prompt: (
-        PromptText
+        Text
         | TokenIds
-        | Annotated[list[PromptText], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
         | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
     ) = Field(
         description="A text to continue, or its token ids; a list of them: n choices for each. No chat template is"

@@ -9,8 +9,6 @@ from typing_extensions import TypedDict
 
 from edgellm.spec.types import Channel, Source
 
-FinishReason = Literal["stop", "length", "tool_calls"]
-
 
 class Health(BaseModel):
     status: Literal["ok"] = "ok"
@@ -114,71 +112,15 @@ class Extension(TypedDict):
     turns_left_out: NotRequired[int]
 
 
-class TopLogprob(TypedDict):
-    token: str
-    logprob: float
-    bytes: list[int]
+class Completion(TypedDict):
+    """A reply to a chat or a text. `choices` are as OpenAI's own documentation describes them."""
 
-
-class TokenLogprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(TypedDict):
-    content: list[TokenLogprob]
-    refusal: None
-
-
-class CompletionLogprobs(TypedDict):
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class ToolCallOut(TypedDict):
-    id: str
-    type: Literal["function"]
-    function: dict[Literal["name", "arguments"], str]
-
-
-class AssistantMessage(TypedDict):
-    role: Literal["assistant"]
-    content: str | None
-    reasoning_content: str | None
-    tool_calls: NotRequired[list[ToolCallOut]]
-    refusal: None
-
-
-class ChatChoice(TypedDict):
-    index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
-
-
-class CompletionChoice(TypedDict):
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
-
-
-class _Whole(TypedDict):
     id: str
     object: str
     created: int
     model: str
     system_fingerprint: str
-    choices: list[Any]
+    choices: list[dict[str, Any]]
     usage: Usage
     timings: Timings
     edgellm: Extension
-
-
-class ChatCompletion(_Whole):
-    choices: list[ChatChoice]
-
-
-class Completion(_Whole):
-    choices: list[CompletionChoice]

@@ -32,7 +32,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedder]:
 @pytest.fixture(scope="module")
 def embedding(own: LLM, embedder: Embedder) -> Iterator[HttpServer]:
     with serving(own, "edgellm-verifier") as server:
-        server.open_embedder(ServedEmbedder(embedder, "bert"))
+        server.models.open_embedder(ServedEmbedder(embedder, "bert"))
         yield server
 
 

@@ -115,7 +115,7 @@ def short(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
         LLM.open(*f32_pair, threads=1, n_ctx=200) as pair,
         serving(pair, "edgellm-verifier", on_event=surprises.append) as server,
     ):
-        server.open_embedder(ServedEmbedder(embedder, "bert"))
+        server.models.open_embedder(ServedEmbedder(embedder, "bert"))
         yield asker(server)
     assert surprises == []
 

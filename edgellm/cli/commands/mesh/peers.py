@@ -111,8 +111,7 @@ def held(worker: Worker | None) -> list[dict[str, Any]]:
     """Return the layers that a worker, or this device, has of each model. Layers that arrive are counted as `size` of
     a worker."""
     if worker is None:
-        from edgellm.storage.layers.store import CUT
-        from edgellm.storage.layers.store import LayerStore
+        from edgellm.storage.layers.store import CUT, LayerStore
 
         return [
             {"device": HERE, "fingerprint": one.manifest.fingerprint, "of": one.manifest.layers,
