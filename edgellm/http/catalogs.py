@@ -31,11 +31,23 @@ from edgellm.storage import StoredModel, list_models, name_of, resolve
 from edgellm.storage.default_pair import resolve_pair
 from edgellm.storage.model_files import looks_like_path, unknown
 
+if TYPE_CHECKING:
+    from edgellm.rpc.discovery.peer_probe import ProbeResult
+    from edgellm.rpc.trust.handshake import OfferedModel
+
+_LISTED_SECONDS = 60.0  # age of the list of models at which the devices are asked again
+_ASKED_SECONDS = 5.0  # least age of the list at which a name makes the server ask again
+_ALONE = "no model here has its tokenizer and at most half of its size"
+_log = logging.getLogger(__name__)
+
+Probe = Callable[[], "Sequence[ProbeResult]"]
+
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
     """The options for opening models, and the choices that requests leave open. `on_event` is called with a sentence
-    and a notice for each model that is opened. There is memory for as many `replies` at once, or for as many as fit."""
+    and a notice for each model that is opened. There is memory for as many `replies` at once, or for as many as fit.
+    `prompt_cache` are bytes on disk for saved prompts; 0: none are kept."""
 
     hardware: Hardware
     draft_hardware: Hardware
@@ -43,7 +55,24 @@ class ModelDefaults:
     on_event: Callable[[str], None]
     replies: int = 1
     prompt_cache: int = 0
-    """Bytes on disk for saved prompts; 0: none are kept."""
+
+    def open(
+        self, name: str, draft: Named | None, verifier: Named | None, beside: Counter[str],
+        is_closing: Callable[[], bool], peers: Sequence[str] = (),
+    ) -> ServedModel:  # fmt: skip
+        """Open a pair to be served as `name`; its verifier may be on one of `peers`."""
+
+        def progress(_name: str, _share: float) -> None:
+            if is_closing():
+                raise Stopped
+
+        pair = LLM.open(
+            draft, verifier, peers=peers, hardware=self.hardware, draft_hardware=self.draft_hardware, beside=beside,
+            progress=progress, replies=self.replies, fewer_replies=True, prompt_cache=0 if peers else self.prompt_cache,
+        )  # fmt: skip
+        for notice in pair.notices:
+            self.on_event(f"{name}: {notice}")
+        return ServedModel(pair, name, in_turns=not peers, options=self.options, replies=pair.replies)
 
 
 class PairOpener:
@@ -65,18 +94,7 @@ class PairOpener:
             place_draft(self._draft, self._defaults.draft_hardware, taken, None)
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
-        def progress(_name: str, _share: float) -> None:
-            if is_closing():
-                raise Stopped
-
-        pair = LLM.open(
-            *self._asked, hardware=self._defaults.hardware,
-            draft_hardware=self._defaults.draft_hardware, beside=beside, progress=progress,
-            replies=self._defaults.replies, fewer_replies=True, prompt_cache=self._defaults.prompt_cache,
-        )  # fmt: skip
-        for notice in pair.notices:
-            self._defaults.on_event(f"{self.name}: {notice}")
-        return ServedModel(pair, self.name, options=self._defaults.options, replies=pair.replies)
+        return self._defaults.open(self.name, *self._asked, beside, is_closing)
 
 
 class ModelOpener:
@@ -101,36 +119,35 @@ class ModelOpener:
 
     def _pair(self, draft: Path | None) -> PairOpener:
         """Return the opener of the pair, with contexts that are no longer than the models were trained for."""
+        hardware, draft_hardware = self._defaults.hardware, self._defaults.draft_hardware
         defaults = replace(
             self._defaults,
-            hardware=_within(self._defaults.hardware, self._path),
-            draft_hardware=_within(self._defaults.draft_hardware, draft or self._path),
-        )
+            hardware=_within(hardware, self._path), draft_hardware=_within(draft_hardware, draft or self._path),
+        )  # fmt: skip
         return PairOpener(self.name, draft, self._path, defaults)
 
     def _choose_draft(self, beside: Counter[str]) -> tuple[Path | None, str]:
-        paths, others = dict[str, Path](), dict[str, ModelFile]()
+        """Return the path of the draft model and why it is chosen, or None and why there is none."""
+        file, paths, others = self.file(), dict[str, Path](), dict[str, ModelFile]()
+        if mtp_support(file.header).usable:
+            return None, "its MTP layer drafts"
         for model in list_models():
             with suppress(EdgeError):
                 if model.path != self._path:
-                    others[model.name] = ModelFile.open(model.path)
-                    paths[model.name] = model.path
-        file = ModelFile.open(self._path)
-        if mtp_support(file.header).usable:
-            return None, "its MTP layer drafts"
-        for head in heads_for(file, others):
-            with suppress(MemoryShort):
-                self._pair(paths[head]).check_fits(beside)
-                return paths[head], "it is an EAGLE-3 head for this model"
-        if (name := draft_for(file, others)) is None:
-            return None, "no model here has its tokenizer and at most half of its size"
-        try:
-            self._pair(paths[name]).check_fits(beside)
-        except MemoryShort as error:
-            return None, error.what.rstrip(".")
-        return paths[
-            name
-        ], f"it has the same tokenizer and {others[name].header.file_size / file.header.file_size:.0%} of the size"
+                    others[model.name], paths[model.name] = ModelFile.open(model.path), model.path
+        choices = [(head, "it is an EAGLE-3 head for this model") for head in heads_for(file, others)]
+        if (name := draft_for(file, others)) is not None:
+            share = others[name].header.file_size / file.header.file_size
+            choices.append((name, f"it has the same tokenizer and {share:.0%} of the size"))
+        reason = _ALONE
+        for name, why in choices:
+            try:
+                self._pair(paths[name]).check_fits(beside)
+            except MemoryShort as error:
+                reason = error.what.rstrip(".")
+            else:
+                return paths[name], why
+        return None, reason
 
 
 def _within(hardware: Hardware, path: Path) -> Hardware:
@@ -147,7 +164,7 @@ class LocalModels:
     def __init__(self, defaults: ModelDefaults) -> None:
         self._defaults = defaults
 
-    def find(self, name: str) -> ModelOpener:
+    def find(self, name: str) -> Opener:
         """Return the model that a name means, but no file of another folder. Raises ModelNotFound."""
         models = list_models()
         found = next((model for model in models if model.name == name), None)
@@ -156,7 +173,7 @@ class LocalModels:
                 path = resolve(name)
                 found = next((model for model in models if path in model.paths), None)
         if found is None:
-            raise unknown(name, [model.name for model in models])
+            raise unknown(name, [info.id for info in self.infos()])
         return ModelOpener(found, self._defaults)
 
     def infos(self) -> Sequence[ModelInfo]:
@@ -165,18 +182,6 @@ class LocalModels:
             ModelInfo(id=model.name, created=int(model.path.stat().st_mtime), context_length=None, loaded=False)
             for model in list_models()
         ]
-
-
-if TYPE_CHECKING:
-    from edgellm.rpc.discovery.peer_probe import ProbeResult
-    from edgellm.rpc.trust.handshake import OfferedModel
-
-_log = logging.getLogger(__name__)
-
-_LISTED_SECONDS = 60.0  # age of the list of models at which the devices are asked again
-_ASKED_SECONDS = 5.0  # least age of the list at which a name makes the server ask again
-
-Probe = Callable[[], "Sequence[ProbeResult]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +206,12 @@ def probe() -> Sequence[ProbeResult]:
 def verifying(results: Sequence[ProbeResult]) -> list[PairedModel]:
     """Return the models with which this device may have drafts verified; of models with the same name, the quickest to
     reach."""
-    infos = sorted((one.info for one in results if one.info is not None), key=lambda info: info.seconds)
     found: dict[str, PairedModel] = {}
-    for info in infos:
-        if Right.VERIFY in info.rights:
-            for offer in info.offers:
-                if offer.role == "verifier":
-                    address = ModelAddress(info.address, offer.model)
-                    found.setdefault(offer.model, PairedModel(info.peer, offer, address))
+    for info in sorted((one.info for one in results if one.info is not None), key=lambda info: info.seconds):
+        for offer in info.offers if Right.VERIFY in info.rights else ():
+            if offer.role == "verifier":
+                address = ModelAddress(info.address, offer.model)
+                found.setdefault(offer.model, PairedModel(info.peer, offer, address))
     return list(found.values())
 
 
@@ -228,59 +231,42 @@ class PairedOpener:
             place_draft(draft, self._defaults.draft_hardware, Counter(beside), None)
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
-        """Connect to the verifier, and open the draft model."""
-
-        def progress(_name: str, _share: float) -> None:
-            if is_closing():
-                raise Stopped
-
-        draft, peer, defaults = self._chosen(), self._model.peer, self._defaults
-        pair = LLM.open(
-            draft or "none", AUTO, peers=[f"{peer.id}#{self.name}"], hardware=defaults.hardware, progress=progress,
-            draft_hardware=defaults.draft_hardware, beside=beside, replies=defaults.replies, fewer_replies=True,
-        )  # fmt: skip
-        for notice in pair.notices:
-            defaults.on_event(f"{self.name}: {notice}")
+        draft, peer = self._chosen(), self._model.peer
+        served = self._defaults.open(
+            self.name, draft or "none", AUTO, beside, is_closing, peers=[f"{peer.id}#{self.name}"]
+        )
         drafts = f"with the draft model {name_of(draft)} here" if draft is not None else f"and writes alone: {_ALONE}"
-        defaults.on_event(f"{self.name} is open on {peer.name} {drafts}.")
-        return ServedModel(pair, self.name, in_turns=False, options=defaults.options, replies=pair.replies)
+        self._defaults.on_event(f"{self.name} is open on {peer.name} {drafts}.")
+        return served
 
     def _chosen(self) -> Path | None:
-        if self._draft is None or not self._draft.exists():
-            self._draft = self._choose_draft()
-        return self._draft
-
-    def _choose_draft(self) -> Path | None:
         """Return the smallest model here with the verifier's tokenizer, as compared across the link, and at most half
         its size; None without such a model."""
+        if self._draft is not None and self._draft.exists():
+            return self._draft
         from edgellm.rpc.trust.trust import Trust
         from edgellm.services.client.verifier_client import RemoteVerifier
 
-        offer, trust = self._model.offer, Trust.load()
-        most = MOST_OF_VERIFIER * offer.size if offer.size and not offer.behind else None
-        for path, size in sorted(((one.path, one.size) for one in list_models()), key=lambda one: one[1]):
-            if most is not None and size > most:
+        offer, trust, self._draft = self._model.offer, Trust.load(), None
+        most = MOST_OF_VERIFIER * offer.size if offer.size and not offer.behind else float("inf")
+        for path in [one.path for one in sorted(list_models(), key=lambda one: one.size) if one.size <= most]:
+            with suppress(EdgeError, VocabularyMismatch), Model.load(path, TEXT_ONLY) as model:
+                RemoteVerifier(self._model.address, model.vocabulary, trust=trust, device=self._model.peer.id).close()
+                self._draft = path
                 break
-            with suppress(EdgeError), Model.load(path, TEXT_ONLY) as model:
-                vocabulary = model.vocabulary
-                with suppress(VocabularyMismatch):
-                    RemoteVerifier(self._model.address, vocabulary, trust=trust, device=self._model.peer.id).close()
-                    return path
-        return None
+        return self._draft
 
 
-_ALONE = "no model here has its tokenizer and at most half of its size"
-
-
-class PairedModels:
+class PairedModels(LocalModels):
     """The models of this machine, and of paired devices. A model that both have is opened here.
 
     The devices are asked in the background, first when the list is made, so that nobody waits for one that is off.
     """
 
-    def __init__(self, local: LocalModels, defaults: ModelDefaults, ask: Probe = probe) -> None:
-        self._local, self._defaults, self._ask = local, defaults, ask
-        self._models: list[PairedModel] = []
+    def __init__(self, defaults: ModelDefaults, ask: Probe = probe) -> None:
+        super().__init__(defaults)
+        self._ask = ask
+        self._models: dict[str, PairedModel] = {}
         self._asked_at = float("-inf")
         self._asking = threading.Lock()
         self.infos()
@@ -288,26 +274,25 @@ class PairedModels:
     def find(self, name: str) -> Opener:
         """Return the model that a name means, of this machine before others. Raises ModelNotFound."""
         try:
-            return self._local.find(name)
+            return super().find(name)
         except ModelNotFound:
-            pass
-        if not (found := self._named(name)):
-            self._refresh(_ASKED_SECONDS)
-            found = self._named(name)
-        if not found:
-            raise unknown(name, [info.id for info in self.infos()])
-        return PairedOpener(found[0], self._defaults)
+            if name not in self._models:
+                self._refresh(_ASKED_SECONDS)
+            if name not in self._models:
+                raise
+            return PairedOpener(self._models[name], self._defaults)
 
     def infos(self) -> Sequence[ModelInfo]:
         """Return all models, marked as not loaded; models of paired devices as last listed."""
         if monotonic() - self._asked_at > _LISTED_SECONDS:
             threading.Thread(target=self._refresh, args=(_LISTED_SECONDS,), daemon=True).start()
-        local = self._local.infos()
+        there = [
+            ModelInfo(id=name, created=int(time()), context_length=None, loaded=False, device=model.peer.name)
+            for name, model in self._models.items()
+        ]
+        local = super().infos()
         here = {info.id for info in local}
-        return [*local, *(_info(one) for one in self._models if one.offer.model not in here)]
-
-    def _named(self, name: str) -> list[PairedModel]:
-        return [one for one in self._models if one.offer.model == name]
+        return [*local, *(info for info in there if info.id not in here)]
 
     def _refresh(self, seconds: float) -> None:
         """Ask the devices, if none was asked within `seconds`."""
@@ -315,13 +300,7 @@ class PairedModels:
             if monotonic() - self._asked_at <= seconds:
                 return
             try:
-                self._models = verifying(self._ask())
+                self._models = {one.offer.model: one for one in verifying(self._ask())}
             except TrustUnusable as error:
                 _log.warning("paired devices cannot be asked for their models: %s", error)
             self._asked_at = monotonic()
-
-
-def _info(model: PairedModel) -> ModelInfo:
-    return ModelInfo(
-        id=model.offer.model, created=int(time()), context_length=None, loaded=False, device=model.peer.name
-    )

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, 
 from edgellm.errors import ConversationChanged, ConversationTooLong, HistoryUnusable
 from edgellm.http.middleware import bearer_token
 from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo, error_responses
-from edgellm.http.schemas.request_model import RequestModel
+from edgellm.http.schemas.fields import RequestModel
 from edgellm.storage.chat_log import MAX_BYTES, Conversation, Conversations
 
 PATH = "/conversations"
@@ -33,7 +33,7 @@ _LOCKED = ErrorInfo(
 _OFF = ErrorInfo(
     409, "The history is off, so no conversation is stored or read. Turn it on: edgellm history on", code="history_off"
 )
-_ERRORS = error_responses(400, 401, 403, 408, 413, 415, 500, 503)
+_T = TypeVar("_T")
 
 
 def _in_range(when: datetime) -> datetime:
@@ -51,11 +51,16 @@ def _text(when: object) -> object:
 
 Time = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_text), AfterValidator(_in_range)]
 ConversationId = Annotated[str, PathParameter(pattern=r"^[0-9a-f]{8}$")]
+Search = Annotated[str, Query(max_length=200, description="Text that a title or a turn must have.")]
 
 
 class Turn(RequestModel):
     role: Literal["system", "user", "assistant"]
     content: str = Field(max_length=MAX_BYTES)
+
+
+class NewName(RequestModel):
+    name: str = Field(max_length=_MAX_TITLE, description="The new title; empty: the first question.")
 
 
 class ConversationIn(RequestModel):
@@ -71,13 +76,8 @@ class ConversationIn(RequestModel):
 
     def conversation(self, conversation_id: str) -> Conversation:
         now = datetime.now(UTC)
-        when = now if self.when is None else min(self.when, now)
         turns = tuple((turn.role, turn.content) for turn in self.turns)
-        return Conversation(conversation_id, when, turns, " ".join(self.name.split()), self.page)
-
-
-class NewName(RequestModel):
-    name: str = Field(max_length=_MAX_TITLE, description="The new title; empty: the first question.")
+        return Conversation(conversation_id, min(self.when or now, now), turns, " ".join(self.name.split()), self.page)
 
 
 class ConversationInfo(BaseModel):
@@ -115,98 +115,93 @@ class ConversationOut(BaseModel):
     page: str
 
 
-class ConversationHandler:
-    """The handlers of the routes, for whoever shows the page's key."""
+class _Store:
+    """The command line's store, whose errors are answers. Nothing is read or written while the history is off."""
 
-    def __init__(self, page_key: str | None, store: Conversations) -> None:
-        self._key, self._store = page_key, store
+    def __init__(self) -> None:
+        self._conversations = Conversations()
 
-    def check_key(self, request: Request) -> None:
-        """Raise ApiError (401) where a request does not show the page's key."""
-        given = bearer_token(request.headers.getlist("authorization"))
-        if self._key is None or not hmac.compare_digest(given.encode(), self._key.encode()):
-            raise ApiError(_LOCKED)
+    @property
+    def on(self) -> bool:
+        return self._conversations.on
 
-    def list(
-        self,
-        search: Annotated[str, Query(max_length=200, description="Text that a title or a turn must have.")] = "",
-    ) -> ConversationList:
-        if not self._store.on:
-            return ConversationList(on=False, data=[])
-        found = (_match(one, search.strip()) for one in _stored(self._store.all))
-        return ConversationList(on=True, data=[info for info in found if info is not None])
+    def all(self) -> list[Conversation]:
+        return self._call(self._conversations.all) if self.on else []
 
-    def add(self, body: ConversationIn) -> ConversationInfo:
-        return self._save(body.conversation(Conversation.new().id))
-
-    def read(self, conversation_id: ConversationId) -> ConversationOut:
-        one = self._find(conversation_id)
-        turns = [TurnOut(role=role, content=text) for role, text in one.turns]
-        return ConversationOut(id=one.id, name=one.name, title=one.title, when=one.when, turns=turns, page=one.page)
-
-    def write(self, conversation_id: ConversationId, body: ConversationIn) -> ConversationInfo:
-        return self._save(body.conversation(conversation_id), body.replaces)
-
-    def rename(self, conversation_id: ConversationId, body: NewName) -> ConversationInfo:
-        one = self._find(conversation_id)
-        return self._save(replace(one, name=" ".join(body.name.split())), one.when)
-
-    def remove(self, conversation_id: ConversationId) -> Response:
-        """Remove a conversation if it is there, also while the history is off."""
-        if (one := _stored(lambda: self._store.get(conversation_id))) is not None:
-            _stored(lambda: self._store.remove(one))
-        return Response(status_code=204)
-
-    def _find(self, conversation_id: str) -> Conversation:
+    def find(self, conversation_id: str) -> Conversation:
         self._check_on()
-        if (one := _stored(lambda: self._store.get(conversation_id))) is None:
-            raise ApiError(
-                ErrorInfo(404, f"There is no conversation {conversation_id}.", code="conversation_not_found")
-            )
+        if (one := self._call(lambda: self._conversations.get(conversation_id))) is None:
+            message = f"There is no conversation {conversation_id}."
+            raise ApiError(ErrorInfo(404, message, code="conversation_not_found"))
         return one
 
-    def _save(self, one: Conversation, replaces: datetime | None = None) -> ConversationInfo:
+    def save(self, one: Conversation, replaces: datetime | None = None) -> ConversationInfo:
         self._check_on()
-        _stored(lambda: self._store.save(one, replaces=replaces))
+        self._call(lambda: self._conversations.save(one, replaces=replaces))
         return ConversationInfo.of(one)
 
+    def remove(self, conversation_id: str) -> None:
+        """Remove a conversation if it is there, also while the history is off."""
+        if (one := self._call(lambda: self._conversations.get(conversation_id))) is not None:
+            self._call(lambda: self._conversations.remove(one))
+
     def _check_on(self) -> None:
-        if not self._store.on:
+        if not self.on:
             raise ApiError(_OFF)
+
+    def _call(self, call: Callable[[], _T]) -> _T:
+        try:
+            return call()
+        except ConversationTooLong as error:
+            raise ApiError(ErrorInfo(413, str(error), code="conversation_too_long")) from error
+        except ConversationChanged as error:
+            raise ApiError(ErrorInfo(409, str(error), code="conversation_changed")) from error
+        except HistoryUnusable as error:
+            raise ApiError(ErrorInfo(503, str(error), SERVER, code="history_unusable", retry_after=2.0)) from error
 
 
 def add_conversations(app: FastAPI, page_key: str | None) -> None:
     """Add the routes to `app`. Requests must show `page_key`; None: every request is refused."""
-    handler = ConversationHandler(page_key, Conversations())
-    of_one = PATH + "/{conversation_id}"
-    options: dict[str, Any] = {"tags": ["page"], "dependencies": [Depends(handler.check_key)]}
-    one_options = options | {"responses": _ERRORS | error_responses(404, 409)}
-    app.get(PATH, summary="List or search conversations", responses=_ERRORS, **options)(handler.list)
-    app.post(PATH, status_code=201, summary="Store a new conversation", responses=_ERRORS | error_responses(409),
-             **options)(handler.add)  # fmt: skip
-    app.get(of_one, summary="One conversation", **one_options)(handler.read)
-    app.put(of_one, summary="Store a conversation, over its earlier state", **one_options)(handler.write)
-    app.patch(of_one, summary="Rename a conversation", **one_options)(handler.rename)
-    app.delete(of_one, status_code=204, summary="Remove a conversation", **one_options)(handler.remove)
+    store, one_path = _Store(), PATH + "/{conversation_id}"
+    errors = error_responses(400, 401, 403, 408, 413, 415, 500, 503)
 
+    def check_key(request: Request) -> None:
+        given = bearer_token(request.headers.getlist("authorization"))
+        if page_key is None or not hmac.compare_digest(given.encode(), page_key.encode()):
+            raise ApiError(_LOCKED)
 
-_T = TypeVar("_T")
+    def options(summary: str, *statuses: int) -> dict[str, Any]:
+        responses = errors | error_responses(409, *statuses)
+        return {"tags": ["page"], "dependencies": [Depends(check_key)], "summary": summary, "responses": responses}
 
+    @app.get(PATH, **options("List or search conversations"))
+    def listed(search: Search = "") -> ConversationList:
+        found = (_match(one, search.strip()) for one in store.all())
+        return ConversationList(on=store.on, data=[info for info in found if info is not None])
 
-def _stored(call: Callable[[], _T]) -> _T:
-    """Return what `call` to the store returns.
+    @app.post(PATH, status_code=201, **options("Store a new conversation"))
+    def add(body: ConversationIn) -> ConversationInfo:
+        return store.save(body.conversation(Conversation.new().id))
 
-    Raises:
-        ApiError: the store cannot be used, or a conversation cannot be written.
-    """
-    try:
-        return call()
-    except ConversationTooLong as error:
-        raise ApiError(ErrorInfo(413, str(error), code="conversation_too_long")) from error
-    except ConversationChanged as error:
-        raise ApiError(ErrorInfo(409, str(error), code="conversation_changed")) from error
-    except HistoryUnusable as error:
-        raise ApiError(ErrorInfo(503, str(error), SERVER, code="history_unusable", retry_after=2.0)) from error
+    @app.get(one_path, **options("One conversation", 404))
+    def read(conversation_id: ConversationId) -> ConversationOut:
+        one = store.find(conversation_id)
+        turns = [TurnOut(role=role, content=text) for role, text in one.turns]
+        return ConversationOut(id=one.id, name=one.name, title=one.title, when=one.when, turns=turns, page=one.page)
+
+    @app.put(one_path, **options("Store a conversation, over its earlier state", 404))
+    def write(conversation_id: ConversationId, body: ConversationIn) -> ConversationInfo:
+        return store.save(body.conversation(conversation_id), body.replaces)
+
+    @app.patch(one_path, **options("Rename a conversation", 404))
+    def rename(conversation_id: ConversationId, body: NewName) -> ConversationInfo:
+        one = store.find(conversation_id)
+        return store.save(replace(one, name=" ".join(body.name.split())), one.when)
+
+    @app.delete(one_path, status_code=204, **options("Remove a conversation", 404))
+    def remove(conversation_id: ConversationId) -> Response:
+        store.remove(conversation_id)
+        return Response(status_code=204)
 
 
 def _match(one: Conversation, search: str) -> ConversationInfo | None:

@@ -25,9 +25,9 @@ from edgellm.http.metrics import Metrics
 from edgellm.http.middleware import redact
 from edgellm.http.model_host import KEEP_ALIVE, ModelHost, ServedModel, keep_alive_seconds
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.builder import Event, MakeBuilder, ResponseBuilder, TextDelta, WrittenReply, json_bytes
 from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo, error_info
 from edgellm.http.schemas.requests import ChatRequest, GenerationRequest
+from edgellm.http.schemas.responses import Event, MakeBuilder, ResponseBuilder, TextDelta, WrittenReply, json_bytes
 from edgellm.http.status import MeshRecorder, PlanOut
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 from edgellm.engine import Model
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import ModelNotFound, TrustUnusable
-from edgellm.http.catalogs import LocalModels, ModelDefaults, PairedModels, probe, verifying
+from edgellm.http.catalogs import ModelDefaults, PairedModels, probe, verifying
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
@@ -57,7 +57,7 @@ def models(desk: VerifierServer) -> PairedModels:
     EVENTS.clear()
     hardware = Hardware(n_ctx=512, threads=1)
     defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
-    found = PairedModels(LocalModels(defaults), defaults)
+    found = PairedModels(defaults)
     found.find(name_of(desk.model.path))
     return found
 
@@ -129,7 +129,7 @@ def test_a_model_for_which_nothing_here_can_draft_writes_alone(
         here.peers.record_seen(there.identity.id, server.address)
         hardware = Hardware(n_ctx=512, threads=1)
         defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
-        opener = PairedModels(LocalModels(defaults), defaults).find(name_of(model.path))
+        opener = PairedModels(defaults).find(name_of(model.path))
         opener.check_fits(Counter())
         opened = opener.open(Counter(), bool)
         try:
@@ -151,7 +151,7 @@ def test_unknown_names_do_not_make_the_server_ask_devices_again_and_again(models
 
     hardware = Hardware(n_ctx=512, threads=1)
     defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
-    found = PairedModels(LocalModels(defaults), defaults, count)
+    found = PairedModels(defaults, count)
     for _ in range(20):
         with pytest.raises(ModelNotFound, match="nothing"):
             found.find("nothing")

@@ -57,7 +57,7 @@ class Asked:
 
 def serve_pair(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     """Answer HTTP clients with a pair of models."""
-    from edgellm.http.catalogs import LocalModels, ModelDefaults, PairedModels, PairOpener
+    from edgellm.http.catalogs import ModelDefaults, PairedModels, PairOpener
     from edgellm.http.status import read_plan
     from edgellm.llm.model_loading import named
 
@@ -84,7 +84,7 @@ def serve_pair(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     with served.pair:
         served.pair.prompts.check(replies)
         if http is not None:
-            http.open(served, plan, opener=opener, catalog=PairedModels(LocalModels(defaults), defaults))
+            http.open(served, plan, opener=opener, catalog=PairedModels(defaults))
             print_urls(http, served.replies)
         until_stopped([http])
 

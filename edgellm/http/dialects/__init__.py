@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edgellm.http.dialects import anthropic, embeddings, ollama, openai, responses
-from edgellm.http.schemas.builder import json_bytes
 from edgellm.http.schemas.errors import ErrorInfo, openai_error
+from edgellm.http.schemas.responses import json_bytes
 
 DIALECTS = (
     anthropic.DIALECT,

@@ -13,25 +13,12 @@ from starlette.responses import Response
 from edgellm.engine import ToolCall
 from edgellm.http.dialects.dialect import Dialect, chat_request, replies
 from edgellm.http.replies import RequestHandler
+from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.builder import BlockResponseBuilder, Json, WrittenReply, named_events, summary_of
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
-from edgellm.http.schemas.request_model import (
-    MAX_ITEMS,
-    MAX_TOKENS,
-    MostTokens,
-    ReplyRequest,
-    RequestModel,
-    Schema,
-    Stops,
-    Temperature,
-    Text,
-    TopK,
-    TopP,
-    Types,
-    Unused,
-)
+from edgellm.http.schemas.fields import MAX_ITEMS, MAX_TOKENS, ReplyRequest, RequestModel, Schema, Text, Types
 from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest, ContentPart, Parts
+from edgellm.http.schemas.responses import BlockResponseBuilder, Json, WrittenReply, named_events, summary_of
 from edgellm.spec.types import Channel, Summary
 
 _TEXTS = ("text", *MEDIA)
@@ -129,7 +116,7 @@ class AnthropicOutput(RequestModel):
 
 
 class AnthropicMetadata(RequestModel):
-    user_id: Unused = None
+    user_id: fields.Unused = None
 
 
 class AnthropicPrompt(ReplyRequest):
@@ -170,12 +157,12 @@ class AnthropicPrompt(ReplyRequest):
 
 
 class AnthropicRequest(AnthropicPrompt):
-    max_tokens: MostTokens = Field(description="The longest reply, with its thought.")
+    max_tokens: fields.MostTokens = Field(description="The longest reply, with its thought.")
     stream: bool = False
-    temperature: Temperature = None
-    top_p: TopP = None
-    top_k: TopK = None
-    stop_sequences: Stops = None
+    temperature: fields.Temperature = None
+    top_p: fields.TopP = None
+    top_k: fields.TopK = None
+    stop_sequences: fields.Stops = None
     metadata: AnthropicMetadata | None = None
     output_config: AnthropicOutput | None = Field(None, description="format: the reply is JSON, valid by its schema.")
     output_format: AnthropicFormat | None = Field(None, description="The former place of output_config.format.")

@@ -10,9 +10,9 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 
 from edgellm.http.replies import RequestHandler
-from edgellm.http.schemas.builder import Json
 from edgellm.http.schemas.errors import ErrorInfo, invalid_request
 from edgellm.http.schemas.requests import ChatRequest
+from edgellm.http.schemas.responses import Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,12 @@ from edgellm.engine import Floats
 from edgellm.http.dialects.dialect import Dialect
 from edgellm.http.dialects.ollama import OllamaError, plain_name
 from edgellm.http.replies import IGNORED, RequestHandler, header_names
+from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.builder import Json, json_bytes
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_responses, invalid_request, openai_error
-from edgellm.http.schemas.request_model import MAX_TEXT, MAX_TOKENS, KeepAlive, RequestModel, Text
+from edgellm.http.schemas.fields import MAX_TEXT, MAX_TOKENS, RequestModel, Text
 from edgellm.http.schemas.requests import TokenIds, as_list
+from edgellm.http.schemas.responses import Json, json_bytes
 
 _MOST_TEXTS = 2048
 _VECTORS: dict[int | str, dict[str, Any]] = {
@@ -64,7 +65,7 @@ class EmbeddingsRequest(EmbedRequest):
 class OllamaEmbedRequest(EmbedRequest):
     input: Text | Annotated[list[Text], Field(max_length=_MOST_TEXTS)]
     truncate: bool = Field(True, description="Cut texts that are too long; false: refuse them.")
-    keep_alive: KeepAlive = None
+    keep_alive: fields.KeepAlive = None
 
     def texts(self) -> Sequence[str | Sequence[int]]:
         return as_list(self.input)
@@ -72,7 +73,7 @@ class OllamaEmbedRequest(EmbedRequest):
 
 class OllamaEmbeddingRequest(EmbedRequest):
     prompt: Text
-    keep_alive: KeepAlive = None
+    keep_alive: fields.KeepAlive = None
 
     def texts(self) -> Sequence[str | Sequence[int]]:
         return [self.prompt]

@@ -20,30 +20,20 @@ from edgellm.engine.chat.thinking import find_markup
 from edgellm.http.dialects.dialect import Dialect, chat_request, replies
 from edgellm.http.model_host import LoadedModel, keep_alive_seconds
 from edgellm.http.replies import RequestHandler
+from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.builder import Json, ResponseBuilder, TextDelta, WrittenReply, json_bytes, summary_of
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
-from edgellm.http.schemas.request_model import (
-    MAX_ITEMS,
-    MAX_TOKENS,
-    KeepAlive,
-    MinP,
-    MostTokens,
-    Penalty,
-    Repeat,
-    ReplyRequest,
-    RequestModel,
-    Schema,
-    Seed,
-    Stops,
-    Temperature,
-    Text,
-    TopK,
-    TopP,
-    Types,
-)
+from edgellm.http.schemas.fields import MAX_ITEMS, MAX_TOKENS, ReplyRequest, RequestModel, Schema, Text, Types
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, ToolSchema
-from edgellm.http.schemas.responses import ModelInfo
+from edgellm.http.schemas.responses import (
+    Json,
+    ModelInfo,
+    ResponseBuilder,
+    TextDelta,
+    WrittenReply,
+    json_bytes,
+    summary_of,
+)
 from edgellm.spec.model_sampling import sampling_of
 from edgellm.spec.types import Channel, Summary
 
@@ -55,7 +45,8 @@ _NAMES = {"reasoning_effort": "think"}
 _LINES = "application/x-ndjson"
 Images = Annotated[list[JsonValue], Field(description="Refused: the models here read only text.")]
 Longest = Annotated[
-    Annotated[MostTokens, BeforeValidator(lambda value: -1 if value == 0 and value is not False else value)] | None,
+    Annotated[fields.MostTokens, BeforeValidator(lambda value: -1 if value == 0 and value is not False else value)]
+    | None,
     Field(description="The longest reply; below 1: what fits."),
 ]
 
@@ -63,18 +54,18 @@ Longest = Annotated[
 class OllamaOptions(RequestModel):
     """The options that have an effect here."""
 
-    temperature: Temperature = None
-    top_p: TopP = None
-    top_k: TopK = None
-    min_p: MinP = None
-    seed: Seed = None
+    temperature: fields.Temperature = None
+    top_p: fields.TopP = None
+    top_k: fields.TopK = None
+    min_p: fields.MinP = None
+    seed: fields.Seed = None
     num_predict: Longest = None
-    stop: Stops = None
-    repeat_penalty: Repeat = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
+    stop: fields.Stops = None
+    repeat_penalty: fields.Repeat = None
+    presence_penalty: fields.Penalty | None = None
+    frequency_penalty: fields.Penalty | None = None
 
-    def fields(self) -> dict[str, Any]:
+    def named(self) -> dict[str, Any]:
         """Return the options that are given, by their names in OpenAI's API."""
         named = self.model_dump(exclude_none=True, include=set(type(self).model_fields))
         return {"max_tokens" if name == "num_predict" else name: value for name, value in named.items()}
@@ -123,13 +114,13 @@ class OllamaRequest(ReplyRequest):
     think: bool | Annotated[str, Field(max_length=40)] | None = Field(
         None, description="Switches thoughts on or off, or names a level; if left out, as the server was started."
     )
-    keep_alive: KeepAlive = None
+    keep_alive: fields.KeepAlive = None
 
     @abstractmethod
     def is_empty(self) -> bool:
         """Return whether the request only loads or unloads the model."""
 
-    def fields(self) -> dict[str, Any]:
+    def named(self) -> dict[str, Any]:
         """Return the parameters that both kinds have in OpenAI's API, by their names there."""
         form: dict[str, Any] | None = {"type": "json_object"} if self.format else None
         if not isinstance(self.format, str):
@@ -137,12 +128,12 @@ class OllamaRequest(ReplyRequest):
         fields = {"model": plain_name(self.model), "response_format": form} | {
             name: getattr(self, name) for name in ("stream", "keep_alive", "require_verified")
         }
-        return fields | ({} if self.options is None else self.options.fields())
+        return fields | ({} if self.options is None else self.options.named())
 
     def chat(self, messages: Sequence[Json], **more: Any) -> ChatRequest:
         """Return the request for a chat completion of `messages`, with `more` parameters."""
         thinks = {"think" if isinstance(self.think, bool) else "reasoning_effort": self.think}
-        return chat_request(messages=messages, **self.fields(), **thinks, **more)
+        return chat_request(messages=messages, **self.named(), **thinks, **more)
 
 
 class OllamaChatRequest(OllamaRequest):
@@ -187,7 +178,7 @@ class OllamaGenerateRequest(OllamaRequest):
             return self.chat([*system, {"role": "user", "content": self.prompt}])
         if self.system:
             raise invalid_request("A raw prompt has no system prompt here. Leave it out.", "system")
-        return CompletionRequest.model_validate({"prompt": self.prompt, "max_tokens": -1, **self.fields()})
+        return CompletionRequest.model_validate({"prompt": self.prompt, "max_tokens": -1, **self.named()})
 
 
 class OllamaModelName(RequestModel):

@@ -17,20 +17,10 @@ from starlette.responses import Response
 from edgellm.engine import ToolCall
 from edgellm.http.dialects.dialect import Dialect, chat_request, replies
 from edgellm.http.replies import RequestHandler
+from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.builder import BlockResponseBuilder, Json, WrittenReply, named_events, summary_of
 from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_responses, invalid_request, openai_error
-from edgellm.http.schemas.request_model import (
-    MAX_ITEMS,
-    MostTokens,
-    ReplyRequest,
-    RequestModel,
-    Temperature,
-    Text,
-    TopP,
-    Types,
-    Unused,
-)
+from edgellm.http.schemas.fields import MAX_ITEMS, ReplyRequest, RequestModel, Text, Types
 from edgellm.http.schemas.requests import (
     MEDIA,
     ChatRequest,
@@ -38,6 +28,7 @@ from edgellm.http.schemas.requests import (
     FunctionSchema,
     NamedSchema,
 )
+from edgellm.http.schemas.responses import BlockResponseBuilder, Json, WrittenReply, named_events, summary_of
 from edgellm.spec.types import Channel, Summary
 
 Turn: TypeAlias = dict[str, Any]
@@ -104,9 +95,9 @@ class ResponsesRequest(ReplyRequest):
     previous_response_id: str | None = Field(None, max_length=200, description="Continue that conversation.")
     store: bool = Field(True, description="Keep the conversation in this process, to be continued.")
     stream: bool = False
-    max_output_tokens: MostTokens | None = Field(None, description="The longest reply, with its thought.")
-    temperature: Temperature = None
-    top_p: TopP = None
+    max_output_tokens: fields.MostTokens | None = Field(None, description="The longest reply, with its thought.")
+    temperature: fields.Temperature = None
+    top_p: fields.TopP = None
     tools: list[ResponsesTool] = Field([], max_length=MAX_ITEMS)
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice = "auto"
     parallel_tool_calls: bool = True
@@ -114,7 +105,7 @@ class ResponsesRequest(ReplyRequest):
     reasoning: ResponsesReasoning | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     metadata: dict[str, str] = Field({}, max_length=64, description="Sent back.")
-    user: Unused = None
+    user: fields.Unused = None
     background: Literal[False] = False
     conversation: None = Field(None, description="Not supported: use previous_response_id.")
     prompt: None = Field(None, description="Not supported: send the text itself.")

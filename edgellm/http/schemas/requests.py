@@ -14,29 +14,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_va
 
 from edgellm.engine import Message, ToolCall
 from edgellm.engine.grammar import MAX_SCHEMA, unkept
+from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import json_text
 from edgellm.http.schemas.errors import invalid_request
-from edgellm.http.schemas.request_model import (
-    MAX_ITEMS,
-    MAX_TOKENS,
-    KeepAlive,
-    MinP,
-    MostTokens,
-    Penalty,
-    Repeat,
-    ReplyRequest,
-    RequestModel,
-    Schema,
-    Seed,
-    Stops,
-    Temperature,
-    Text,
-    TopK,
-    TopP,
-    Types,
-    Unused,
-    Whole,
-)
+from edgellm.http.schemas.fields import MAX_ITEMS, MAX_TOKENS, ReplyRequest, RequestModel, Schema, Text, Types
 from edgellm.llm import LLM
 from edgellm.spec.params import ANY_TOOL, GATES, MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, ReplyOptions
 from edgellm.spec.stream import Reply
@@ -70,27 +51,27 @@ class GenerationRequest(ReplyRequest):
 
     stream: bool = Field(False, description="Send server-sent events, with [DONE] at the end.")
     stream_options: StreamOptions | None = None
-    temperature: Temperature = None
-    top_p: TopP = None
-    top_k: TopK = None
-    min_p: MinP = None
-    repeat_penalty: Repeat = None
-    frequency_penalty: Penalty = Field(0.0, description="Subtracted for each time in the reply.")
-    presence_penalty: Penalty = Field(0.0, description="Subtracted for tokens that the reply has.")
+    temperature: fields.Temperature = None
+    top_p: fields.TopP = None
+    top_k: fields.TopK = None
+    min_p: fields.MinP = None
+    repeat_penalty: fields.Repeat = None
+    frequency_penalty: fields.Penalty = Field(0.0, description="Subtracted for each time in the reply.")
+    presence_penalty: fields.Penalty = Field(0.0, description="Subtracted for tokens that the reply has.")
     logit_bias: dict[
         Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
     ] = Field({}, max_length=MAX_BIASES, description="Amounts added to the logits of tokens, by their ids.")
-    n: Whole = Field(1, ge=1, le=MAX_CHOICES, description="How many replies to write, one after the other.")
-    seed: Seed = None
-    stop: Stops = None
+    n: fields.Whole = Field(1, ge=1, le=MAX_CHOICES, description="How many replies to write, one after the other.")
+    seed: fields.Seed = None
+    stop: fields.Stops = None
     response_format: ResponseFormat | None = Field(
         None, description="json_object or json_schema: the reply is JSON, valid by the schema."
     )
     return_progress: bool = Field(
         False, description="As in llama.cpp: a stream has prompt_progress while a long prompt is read."
     )
-    user: Unused = None
-    keep_alive: KeepAlive = None
+    user: fields.Unused = None
+    keep_alive: fields.KeepAlive = None
     budget: float | None = Field(
         None, ge=0.0, le=1.0, description="The share of drafted chunks to verify; null: all. Our extension."
     )
@@ -308,12 +289,12 @@ class ToolChoice(RequestModel):
 
 class ChatRequest(GenerationRequest):
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
-    max_tokens: MostTokens | None = Field(
+    max_tokens: fields.MostTokens | None = Field(
         None, description="The longest reply, with its thought; null and -1: what fits."
     )
-    max_completion_tokens: MostTokens | None = Field(None, description="The newer name of max_tokens.")
+    max_completion_tokens: fields.MostTokens | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool = Field(False, description="Report the log-probability of each token.")
-    top_logprobs: Whole | None = Field(
+    top_logprobs: fields.Whole | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="Report those of this many other tokens, too; needs logprobs."
     )
     reasoning_effort: str | None = Field(
@@ -426,9 +407,9 @@ class CompletionRequest(GenerationRequest):
         description="A text to continue, or its token ids; a list of them: n choices for each. No chat template is"
         " applied."
     )
-    max_tokens: MostTokens = Field(16, description="The longest reply; -1: what fits.")
+    max_tokens: fields.MostTokens = Field(16, description="The longest reply; -1: what fits.")
     logprobs: Annotated[
-        Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None,
+        Annotated[fields.Whole, Field(ge=0, le=MAX_LOGPROBS)] | None,
         BeforeValidator(lambda value: None if value is False else value),
     ] = Field(
         None, description="Report the log-probability of each token, and of this many others; false, as in chats: none."

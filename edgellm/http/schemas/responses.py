@@ -1,13 +1,25 @@
-"""Responses as /openapi.json describes them: OpenAI's, `timings` with llama.cpp's names, our extension, and models."""
+"""Responses: models as /openapi.json describes them, the events of a reply, and the interface of what builds responses
+of them, one for each API."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NotRequired, TypeAlias, TypeVar
 
 from pydantic import BaseModel, Field
+from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import TypedDict
 
-from edgellm.spec.types import Channel, Source
+from edgellm.engine import ToolCall
+from edgellm.http.schemas.errors import ErrorInfo
+from edgellm.spec.types import Channel, Notice, PromptProgress, Source, Summary, Token
+from edgellm.valid_json import write_json
+
+Json: TypeAlias = Mapping[str, Any]
+"""A JSON object."""
+_T = TypeVar("_T")
 
 
 class Health(BaseModel):
@@ -124,3 +136,200 @@ class Completion(TypedDict):
     usage: Usage
     timings: Timings
     edgellm: Extension
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Whole characters of one channel, and their tokens: several where a character spans several."""
+
+    text: str
+    tokens: tuple[Token, ...]
+
+    @property
+    def channel(self) -> Channel:
+        return self.tokens[0].channel if self.tokens else Channel.ANSWER
+
+
+Event: TypeAlias = TextDelta | ToolCall | Notice | PromptProgress | Summary
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenReply:
+    """A reply that has ended: its events, and its summary."""
+
+    events: Sequence[Event]
+    summary: Summary
+
+    def all(self, kind: type[_T]) -> list[_T]:
+        """Return the events of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return self.all(ToolCall)
+
+    @property
+    def text(self) -> str:
+        """Return the answer, without the blanks around it if there are calls."""
+        text = self._text(Channel.ANSWER)
+        return text.strip() if self.calls else text
+
+    @property
+    def thought(self) -> str:
+        return self._text(Channel.THINKING).rstrip()
+
+    @property
+    def turns_left_out(self) -> int:
+        """Return how many turns of the conversation were left out."""
+        return sum(notice.turns_left_out for notice in self.all(Notice))
+
+    def _text(self, channel: Channel) -> str:
+        return "".join(delta.text for delta in self.all(TextDelta) if delta.channel is channel)
+
+
+def summary_of(summary: Summary) -> ReplySummary:
+    """Return the figures of a reply that our extension has."""
+    return {
+        "finish_reason": summary.finish_reason,
+        "stopped_by": summary.stopped_by or None,
+        "seed": summary.seed,
+        "rounds": summary.rounds,
+        "tokens_per_round": rounded(summary.tokens_per_round),
+        "drafted": summary.drafted,
+        "share_verified": rounded(summary.share_verified),
+        "share_verified_thinking": rounded(summary.share_verified_thinking),
+        "acceptance_rate": rounded(summary.acceptance_rate),
+        "mean_acceptance_length": rounded(summary.mean_acceptance_length),
+        "verifier_passes_per_token": rounded(summary.verifier_passes_per_token),
+        "share_offloaded": rounded(summary.share_offloaded),
+        "retrieved": summary.retrieved,
+        "rtt_ms_p50": rounded(summary.rtt_ms),
+        "bytes_up": summary.bytes_up,
+        "bytes_down": summary.bytes_down,
+    }
+
+
+def rounded(value: float | None) -> float | None:
+    """Return a figure with the four decimals that responses have."""
+    return None if value is None else round(float(value), 4)
+
+
+def events(*data: Json) -> list[bytes]:
+    """Return each of `data` as a server-sent event."""
+    return [b"data: %b\n\n" % json_bytes(one) for one in data]
+
+
+def named_events(*data: Json) -> list[bytes]:
+    """Return each of `data` as a server-sent event whose name is its `type`."""
+    return [b"event: %b\ndata: %b\n\n" % (one["type"].encode(), json_bytes(one)) for one in data]
+
+
+def json_bytes(data: Json) -> bytes:
+    """Return the JSON of `data`. Whatever clients or models wrote into it, it is valid UTF-8."""
+    try:
+        return to_json(data, inf_nan_mode="null")
+    except PydanticSerializationError:  # half a surrogate pair
+        return write_json(data).encode()
+
+
+class ResponseBuilder(ABC):
+    """Builds the responses to one request in the form of one API, whole or as the pieces of a stream: one choice after
+    another. An API without a place for an event has no pieces for it."""
+
+    media_type: ClassVar[str] = "text/event-stream"
+
+    def waiting(self) -> list[bytes]:
+        """Return the pieces that say that a stream has not begun yet."""
+        return [b": waiting\n\n"]
+
+    def pieces(self, event: Event, *, last: bool) -> list[bytes]:
+        """Return the pieces for an event of the stream; `last`: no other choice follows this one."""
+        if isinstance(event, TextDelta):
+            return self.delta(event)
+        if isinstance(event, ToolCall):
+            return self.call(event)
+        if isinstance(event, PromptProgress):
+            return self.progress(event)
+        return self.notice(event) if isinstance(event, Notice) else self.closing(event, last=last)
+
+    def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
+        """Return the pieces before a choice's first token."""
+        return []
+
+    @abstractmethod
+    def delta(self, delta: TextDelta) -> list[bytes]: ...
+
+    @abstractmethod
+    def call(self, call: ToolCall) -> list[bytes]: ...
+
+    def notice(self, notice: Notice) -> list[bytes]:  # noqa: ARG002
+        return []
+
+    def progress(self, progress: PromptProgress) -> list[bytes]:  # noqa: ARG002
+        return []
+
+    @abstractmethod
+    def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
+        """Return the pieces after a choice's last token, and after the `last` choice the end of the stream."""
+
+    @abstractmethod
+    def failure(self, info: ErrorInfo) -> list[bytes]:
+        """Return the pieces that end a stream which an error has broken off."""
+
+    @abstractmethod
+    def whole(self, written: Sequence[WrittenReply]) -> Json:
+        """Return the response with one choice for each of `written`."""
+
+
+MakeBuilder: TypeAlias = Callable[[str, Callable[[int], bytes]], ResponseBuilder]
+"""Makes the builder of one request. It is given the model's name, and a function that returns the bytes of a token."""
+
+
+class BlockResponseBuilder(ResponseBuilder):
+    """Builds a stream of blocks, each begun by the first characters of its channel, and ended by the next block."""
+
+    def __init__(self) -> None:
+        self._channel: Channel | None = None  # None before the first block
+        self._written = ""  # the block's text so far
+        self._space = ""  # blanks held back until text follows: the line break before a call is no block
+        self._called = False
+
+    def delta(self, delta: TextDelta) -> list[bytes]:
+        channel, text = delta.channel, delta.text
+        began: list[bytes] = []
+        if channel is not self._channel:
+            text = text if channel is Channel.THINKING else self._space + text
+            if not text.strip():
+                self._space = "" if channel is Channel.THINKING else text
+                return []
+            began = [*self._end(), *self.begin_block(channel)]
+            self._channel, self._written, self._space = channel, "", ""
+        self._written += text
+        return [*began, *self.block_text(channel, text)] if text else began
+
+    def call(self, call: ToolCall) -> list[bytes]:
+        self._called = True
+        return [*self._end(), *self.call_block(call)]
+
+    def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
+        return [*self._end(), *(self.end(summary, self._called) if last else [])]
+
+    def _end(self) -> list[bytes]:
+        channel, self._channel = self._channel, None
+        return [] if channel is None else self.end_block(channel, self._written)
+
+    @abstractmethod
+    def begin_block(self, channel: Channel) -> list[bytes]: ...
+
+    @abstractmethod
+    def block_text(self, channel: Channel, text: str) -> list[bytes]: ...
+
+    @abstractmethod
+    def end_block(self, channel: Channel, text: str) -> list[bytes]: ...
+
+    @abstractmethod
+    def call_block(self, call: ToolCall) -> list[bytes]: ...
+
+    @abstractmethod
+    def end(self, summary: Summary, called: bool) -> list[bytes]:
+        """Return the pieces that end the stream; `called`: the reply has calls."""

@@ -12,7 +12,7 @@ from edgellm.http.dialects.anthropic import AnthropicRequest
 from edgellm.http.dialects.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
 from edgellm.http.dialects.responses import ResponsesRequest
 from edgellm.http.schemas.errors import ApiError
-from edgellm.http.schemas.request_model import MAX_TOKENS, NEUTRAL, ReplyRequest
+from edgellm.http.schemas.fields import MAX_TOKENS, NEUTRAL, ReplyRequest
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest
 from edgellm.spec.params import ReplyOptions
 from tests.http.conftest import QUESTION, Ask, conversation
@@ -56,12 +56,12 @@ def test_a_longest_reply_without_end_is_what_fits(given: float) -> None:
         assert asked.options(ReplyOptions(), CONTEXT).max_tokens >= CONTEXT
     assert AnthropicRequest.model_validate({**VALID[AnthropicRequest], "max_tokens": given}).max_tokens == MAX_TOKENS
     assert ResponsesRequest.model_validate({"input": "a", "max_output_tokens": given}).max_output_tokens == MAX_TOKENS
-    assert OllamaOptions.model_validate({"num_predict": given}).fields() == {"max_tokens": MAX_TOKENS}
+    assert OllamaOptions.model_validate({"num_predict": given}).named() == {"max_tokens": MAX_TOKENS}
 
 
 @pytest.mark.parametrize(("given", "expected"), [(4.0, 4), (0, MAX_TOKENS), (0.0, MAX_TOKENS), (7, 7)])
 def test_num_predict(given: float, expected: int) -> None:
-    assert OllamaOptions.model_validate({"num_predict": given}).fields() == {"max_tokens": expected}
+    assert OllamaOptions.model_validate({"num_predict": given}).named() == {"max_tokens": expected}
 
 
 def test_logprobs_of_no_other_token_need_no_logprobs() -> None:
