@@ -18,10 +18,7 @@ STOPPING = ErrorInfo(
 
 
 class Admission:
-    """Slots for `max_running` replies at once, and a queue of `max_waiting` requests. Used in one event loop.
-
-    A model may have memory for fewer replies than there are slots. Its requests wait then, and let those for other
-    models pass."""
+    """Slots for `max_running` replies at once, of which a model may have fewer, and a queue of `max_waiting` requests."""
 
     def __init__(self, max_running: int, max_waiting: int) -> None:
         self.max_running, self.max_waiting = max_running, max_waiting
@@ -34,8 +31,7 @@ class Admission:
         self._empty.set()
 
     async def acquire(self, model: str = "", most: int | None = None) -> None:
-        """Take a slot for a reply of `model`, which writes at most `most` at once; its requests are served in the order
-        of arrival. `release` gives the slot back. Raises ApiError where the queue is full (429), or was closed."""
+        """Take a slot of `model`, which writes at most `most` replies at once. Raises ApiError: full (429), or closed."""
         most = most or self.max_running
         if self._of_models.get(model, (0, None))[0] != most:  # the number may change while the model is closed
             self._of_models[model] = most, asyncio.Semaphore(most)
@@ -65,8 +61,7 @@ class Admission:
         self._empty.clear()
 
     def release(self, seconds: float | None, model: str = "") -> None:
-        """Give a slot back that was taken for `model`. `seconds` is how long the reply took, None where none was
-        written."""
+        """Give a slot of `model` back. `seconds` is how long the reply took, None where none was written."""
         if seconds is not None:
             self._average_seconds = _DECAY * self._average_seconds + (1.0 - _DECAY) * seconds
         self.running -= 1

@@ -65,8 +65,7 @@ class _Application(FastAPI):
 
 
 def make_app(handler: RequestHandler, version: str, page_key: str | None = None) -> FastAPI:
-    """Return the application over `handler`, without the `SecurityMiddleware` in front of it. `page_key` opens the
-    user's conversations; None: they stay closed."""
+    """Return the application over `handler`. `page_key` opens the user's conversations; None: they stay closed."""
     app = _Application(
         title="edgellm", version=version, docs_url=None, redoc_url=None, redirect_slashes=False,
         description="OpenAI's API over a pair of models. Parameters that are not described here have no effect; the"
@@ -144,8 +143,7 @@ def _add_error_handlers(app: FastAPI, handler: RequestHandler) -> None:
 
 
 def _health(handler: RequestHandler) -> Health:
-    """Return that requests are accepted, and the models; none are named where clients need a key. Raises ApiError where
-    the model is being loaded."""
+    """Return the models that can write; none are named where clients need a key. Raises ApiError while one loads."""
     _ = handler.models.default_name
     if not handler.anonymous:
         return Health(models=None)
@@ -154,8 +152,7 @@ def _health(handler: RequestHandler) -> Health:
 
 
 def _status(handler: RequestHandler) -> ServerStatus:
-    """Return the state of the server and its pair; without an API key other devices are not named. Raises ApiError
-    where the model is being loaded."""
+    """Return the server's state; without an API key other devices are not named. Raises ApiError while one loads."""
     models, admission = handler.models, handler.admission
     served = models.default
     places = min(admission.max_running, (served and served.replies) or admission.max_running)

@@ -45,9 +45,7 @@ Probe = Callable[[], "Sequence[ProbeResult]"]
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """The options for opening models, and the choices that requests leave open. `on_event` is called with a sentence
-    and a notice for each model that is opened. There is memory for as many `replies` at once, or for as many as fit.
-    `prompt_cache` are bytes on disk for saved prompts; 0: none are kept."""
+    """The options for opening models. There is memory for `replies` at once, and `prompt_cache` bytes on disk."""
 
     hardware: Hardware
     draft_hardware: Hardware
@@ -204,8 +202,7 @@ def probe() -> Sequence[ProbeResult]:
 
 
 def verifying(results: Sequence[ProbeResult]) -> list[PairedModel]:
-    """Return the models with which this device may have drafts verified; of models with the same name, the quickest to
-    reach."""
+    """Return the models that verify for this device; of models with the same name, the quickest to reach."""
     found: dict[str, PairedModel] = {}
     for info in sorted((one.info for one in results if one.info is not None), key=lambda info: info.seconds):
         for offer in info.offers if Right.VERIFY in info.rights else ():
@@ -240,8 +237,7 @@ class PairedOpener:
         return served
 
     def _chosen(self) -> Path | None:
-        """Return the smallest model here with the verifier's tokenizer, as compared across the link, and at most half
-        its size; None without such a model."""
+        """Return the smallest model here with the verifier's tokenizer and at most half its size, if there is one."""
         if self._draft is not None and self._draft.exists():
             return self._draft
         from edgellm.rpc.trust.trust import Trust
@@ -258,10 +254,7 @@ class PairedOpener:
 
 
 class PairedModels(LocalModels):
-    """The models of this machine, and of paired devices. A model that both have is opened here.
-
-    The devices are asked in the background, first when the list is made, so that nobody waits for one that is off.
-    """
+    """The models of this machine, and those of paired devices, which are asked in the background."""
 
     def __init__(self, defaults: ModelDefaults, ask: Probe = probe) -> None:
         super().__init__(defaults)

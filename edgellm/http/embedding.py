@@ -38,13 +38,11 @@ class ServedEmbedder:
     def embed(
         self, texts: Sequence[str | Sequence[int]], has_left: Callable[[], bool], *, cut: bool = False
     ) -> tuple[list[Floats], int]:
-        """Return the vectors of `texts`, each a text or the ids of its tokens, and how many tokens they have.
-
-        `has_left` is polled, and tells whether the client has gone; with `cut`, texts that are too long lose their end.
+        """Return the vectors of `texts` or ids, and how many tokens they have. `cut`: long texts lose their end.
 
         Raises:
             InvalidOption: an id is no token of the model.
-            Stopped: the client has gone.
+            Stopped: `has_left` says that the client has gone.
             PromptTooLong, TextRefused: as for `Embedder`.
         """
         vectors, tokens, n_vocab = [], 0, self._embedder.model.n_vocab

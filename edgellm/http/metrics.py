@@ -67,8 +67,7 @@ class Metrics:
         self._requests.labels("refused").inc()
 
     def record_reply(self, summary: Summary | None, times: Sequence[float], failed: bool) -> None:
-        """Count a reply that has ended, complete or not. `times` are those of the request and of each token, in
-        seconds. May be called from any thread."""
+        """Count a reply, in any thread. `times` are those of the request and of each token, in seconds."""
         self._requests.labels("failed" if failed or summary is None else summary.finish_reason).inc()
         if summary is None:
             return

@@ -44,20 +44,14 @@ def http_folder() -> Path:
 
 
 def api_key(path: Path | None = None) -> tuple[Path, str]:
-    """Return `path` (by default a file in edgellm's data folder) and the API key in it, which is made if missing.
-
-    Raises:
-        InvalidOption: the key is too short or long, or has other characters than printable ASCII.
-        TrustUnusable: the file is a link, or cannot be read or written.
-    """
+    """Return `path` or a default one, and its key, made if missing. Raises InvalidOption, TrustUnusable."""
     path = path or http_folder() / "api-key"
     with lock_folder(path.parent) if path.parent == http_folder() else nullcontext():
         return path, _read_or_make_key(path)
 
 
 def page_key() -> str:
-    """Return the key of the page, which opens the user's conversations, too; it is made if missing. Raises as `api_key`
-    does."""
+    """Return the key of the page, which opens the user's conversations, too. Raises as `api_key` does."""
     return api_key(http_folder() / "page-key")[1]
 
 
@@ -134,8 +128,7 @@ _EXPOSED = ("Retry-After", "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM
 
 
 def checked_host(host: str) -> str:
-    """Return the name of a host, in lower case, without the brackets of an IPv6 address. Raise InvalidOption for
-    anything else."""
+    """Return the name of a host, in lower case, without brackets. Raises InvalidOption for anything else."""
     name = host.strip().lower().removeprefix("[").removesuffix("]")
     if len(name) > 253 or not (_HOST.fullmatch(name) or _address(name)):
         raise InvalidOption(
@@ -205,10 +198,7 @@ class SecurityMiddleware:
             await self._answer(scope, receive, send)
 
     async def _answer_known(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that names this server and comes from no page of another origin that is not allowed.
-
-        Browsers neither guess the type of the answer nor cache it.
-        """
+        """Answer a request with our name and no other origin. Browsers neither guess its type nor cache it."""
         if (refusal := self._refusal(scope)) is not None:
             await self._refuse(scope, refusal, receive, send)
             return

@@ -41,8 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 def keep_alive_seconds(value: str | float) -> float:
-    """Return the seconds of a keep-alive such as 5m, 30s, 1h30m or 300; below zero it is infinite, as in Ollama. Raise
-    InvalidOption for anything else."""
+    """Return the seconds of 5m, 1h30m or 300; below zero it is infinite, as in Ollama. Raises InvalidOption."""
     text = str(value).strip()
     parts = list(_DURATION.finditer(text))
     if not parts or "".join(part[0] for part in parts) != text:
@@ -56,8 +55,7 @@ def keep_alive_seconds(value: str | float) -> float:
 class ServedModel:
     """A pair and the name that it is served by. `in_turns`: replies compute on this device's processor, round by round.
 
-    `options` are the choices that requests do not make. `recorder` records what the devices of a mesh do for a reply.
-    At most `replies` are written at once; None: as many as the server writes.
+    `options` are the choices that requests leave open; up to `replies` are written at once.
     """
 
     pair: LLM
@@ -99,8 +97,7 @@ class ModelCatalog(Protocol):
 
 
 class LoadedModel:
-    """A model in memory, which `users` requests use, and which is closed after `keep_alive` seconds without any; it is
-    `owned` if it may be closed at all."""
+    """A model in memory with its `users`, closed `keep_alive` seconds after the last one if it is `owned`."""
 
     def __init__(self, served: ServedModel, keep_alive: float, *, owned: bool) -> None:
         self.served, self.name, self.keep_alive, self.owned = served, served.name, keep_alive, owned
@@ -148,8 +145,7 @@ class LoadedModel:
 
     @property
     def can_write(self) -> bool:
-        """Return whether the model can write a reply: one without a draft model here cannot while its verifier is
-        away."""
+        """Return whether the model can write: one without a draft model here cannot while its verifier is away."""
         pair = self.served.pair
         return pair.draft_name is not None or pair.verifier_up is None or pair.verifier_up()
 
@@ -198,8 +194,7 @@ class ModelHost:
         self._stopped = False
 
     def open(self, served: ServedModel, *, opener: Opener | None = None, catalog: ModelCatalog | None = None) -> None:
-        """Serve `served` by default from now on, and the models of `catalog` by name. With an `opener` the host owns
-        the model: it is closed when others need its memory, and opened again when it is named."""
+        """Serve `served` by default, and the models of `catalog` by name. An `opener` opens it again once it is closed."""
         self._catalog = catalog
         if opener is not None:
             self._openers[served.name] = opener
@@ -221,8 +216,7 @@ class ModelHost:
 
     @property
     def default_name(self) -> str | None:
-        """Return the name of the model that is served by default; None if there is none. Raises ApiError (503) while it
-        is first being loaded."""
+        """Return the default model's name; None if there is none. Raises ApiError (503) while it is first loaded."""
         if self._default is None and not self._no_model_reason:
             raise ApiError(LOADING)
         return self._default
@@ -252,8 +246,7 @@ class ModelHost:
         return known or self.loaded[found].served.info()
 
     async def file(self, name: str) -> ModelFile | None:
-        """Return the file of a model; None where it is on another device. Raises ApiError (404) without such a
-        model."""
+        """Return a model's file; None where it is on another device. Raises ApiError (404) without such a model."""
         if self.embedder is not None and self._embeds(name):
             return self.embedder.file
         found = await self._find(name)
@@ -264,12 +257,10 @@ class ModelHost:
         return None if opener is None else await asyncio.to_thread(opener.file)
 
     async def lease(self, name: str | None, keep_alive: float | None = None) -> Lease:
-        """Return the model of that name, by default the server's, opened if need be. `keep_alive` says for how many
-        seconds it stays in memory after its use.
+        """Return a model, by default the server's, opened if need be, to be kept for `keep_alive` seconds after its use.
 
         Raises:
-            ApiError: there is no such model (404), it is being loaded for the first time (503), too many requests wait
-                for models (429), or it waits too long for memory that others use (503).
+            ApiError: no such model (404), too many wait (429), it is first loaded or waits for memory (503).
             EdgeError: it cannot be opened; MemoryShort if it does not fit.
         """
         found = await self._find(name)
@@ -287,8 +278,7 @@ class ModelHost:
         return Lease(loaded.served, partial(self._release, loaded))
 
     async def unload(self, name: str) -> bool:
-        """Close a model once no request uses it; return whether it is closed already. Raises ApiError where it is not
-        in memory (404), or stays there as long as the server runs (400)."""
+        """Close a model once it is unused; return whether it is closed. Raises ApiError if it is not here, or stays."""
         found = await self._find(name)
         if (loaded := self.loaded.get(found)) is None:
             raise ApiError(ErrorInfo(404, f"{found} is not in memory.", code="model_not_loaded", param="model"))
@@ -413,8 +403,7 @@ class ModelHost:
         return served
 
     def _victims(self, opener: Opener) -> list[LoadedModel]:
-        """Return as few models as must be closed for another one to fit: unused ones first, the longest unused before
-        others. Raise MemoryShort where it does not fit even then."""
+        """Return the models to close for another one, the longest unused first. Raises MemoryShort."""
         loaded = list(self.loaded.values())
         candidates = sorted((one for one in loaded if one.owned), key=lambda one: (bool(one.users), one.used_at))
         for count in range(len(candidates) + 1):

@@ -259,11 +259,9 @@ class RequestHandler:
         return ids if isinstance(ids, Response) else len(ids)
 
     async def compute(self, http: Request, work: Callable[[Callable[[], bool]], _T]) -> _T | Response:
-        """Return the result of `work`, which is done in a thread once there is a slot for it; an empty response where
-        the client has left. `work` is given a function that returns whether it has.
+        """Return the result of `work`, done in a thread once there is a slot; an empty response if the client left.
 
-        Raises:
-            ApiError: the queue is full.
+        `work` is given a function that returns whether the client has left. Raises ApiError where the queue is full.
         """
         admitted = asyncio.ensure_future(self._admit())
         left = asyncio.create_task(_when_left(http.receive, admitted.cancel))
@@ -359,8 +357,7 @@ class RequestHandler:
     def _fitting_options(
         self, served: ServedModel, request: GenerationRequest, names: Mapping[str, str]
     ) -> tuple[ReplyOptions, list[str]]:
-        """Return the options of a reply to `request`, as far as the model has them, and the parameters that are
-        therefore ignored. Raises ApiError where the server is strict, and there are some."""
+        """Return the options that the model has, and the parameters ignored. Raises ApiError if those are forbidden."""
         options = request.options(served.options, served.pair.context_length)
         if not isinstance(request, ChatRequest):
             return options, []

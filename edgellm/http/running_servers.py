@@ -28,8 +28,7 @@ _STARTED_WITHIN = 1.0  # seconds by which the system's times of one start may di
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server: its process and the process's start in seconds since the epoch; the host and port to ask; and the file
-    of its certificate, "" without TLS."""
+    """A server: its process, with its start since the epoch, and where to ask; `certificate` is "" without TLS."""
 
     process: int
     started: float
@@ -64,8 +63,7 @@ class RunningServer:
             connection.close()
 
     def stop(self, seconds: float) -> bool:
-        """Ask the process to end, which lets replies in flight end first, as Ctrl-C does; on Windows it ends at once.
-        Wait for it for up to `seconds`, and return whether it has ended."""
+        """Ask the process to end as Ctrl-C does, wait for up to `seconds`, and return whether it has ended."""
         if self.is_running():
             end_process(self.process)
         until = monotonic() + seconds

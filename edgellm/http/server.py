@@ -134,8 +134,7 @@ class _UvicornServer(uvicorn.Server):
         self.started_or_failed.set()
 
     async def main_loop(self) -> None:
-        """Wait for the end, and renew the date of answers each second. uvicorn's own looks ten times a second, and
-        notices the end as late."""
+        """Wait for the end, and renew the date of answers each second: uvicorn's own looks ten times a second."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), 1.0)
@@ -275,12 +274,7 @@ class HttpServer:
         return f"{self.url}/" if key is None else f"{self.url}/#key={key}"
 
     def start(self) -> Address:
-        """Listen, and return the address, with the port that the system chose for port 0.
-
-        Raises:
-            PortTaken: the port is in use.
-            InvalidOption: this machine does not have the address, or the certificate cannot be used.
-        """
+        """Listen, and return the address with its port. Raises PortTaken; InvalidOption for address or certificate."""
         listener = _listen(self.address)
         self.address = Address(self.address.host, listener.getsockname()[1])
         config = uvicorn.Config(
@@ -309,8 +303,7 @@ class HttpServer:
         self, served: ServedModel, plan: PlanOut | None = None, *, opener: Opener | None = None,
         catalog: ModelCatalog | None = None,
     ) -> None:  # fmt: skip
-        """Answer requests from now on, and show `plan` on the page; the rest as for `ModelHost.open`. Until then every
-        answer is that the model is being loaded."""
+        """Answer requests from now on, and show `plan` on the page; the rest as for `ModelHost.open`."""
         self._handler.show_plan(plan)
         if served.pair.verifier_up is not None:
             self.metrics.watch_verifier(served.pair.verifier_up)

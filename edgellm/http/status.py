@@ -114,8 +114,7 @@ class ServerStatus(PairStatus):
 
 
 def read_plan(path: Path) -> PlanOut:
-    """Read a plan as `edgellm mesh plan --json` prints it. Raises InvalidOption where the file cannot be read, or holds
-    something else."""
+    """Read a plan as `edgellm mesh plan --json` prints it. Raises InvalidOption for anything else."""
     try:
         with path.open("rb") as file:
             return PlanOut.model_validate(json.loads(file.read(_MAX_BYTES)))
@@ -129,8 +128,7 @@ def read_plan(path: Path) -> PlanOut:
 
 
 class MeshRecorder:
-    """Records the last reply of one mesh. Replies start and finish in threads of their own. Replies that overlapped are
-    left out, since their work cannot be told apart."""
+    """Records the last reply of one mesh. Replies that overlap are left out: their work cannot be told apart."""
 
     def __init__(self, opened: OpenedMesh) -> None:
         self._opened, self._replies = opened, Replies(opened)

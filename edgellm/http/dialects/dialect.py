@@ -17,8 +17,7 @@ from edgellm.http.schemas.responses import Json
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """An API: `add` adds its paths, which are those that begin with one of `prefixes`; `error` returns an error in its
-    form."""
+    """An API: `add` adds its paths, which begin with one of `prefixes`; `error` returns an error in its form."""
 
     prefixes: tuple[str, ...]
     error: Callable[[ErrorInfo], Json]
@@ -30,8 +29,7 @@ class Dialect:
 
 
 def replies(stream: str = "text/event-stream") -> dict[int | str, dict[str, Any]]:
-    """Return FastAPI's `responses` of a route whose replies follow another program's documentation, whole or as a
-    `stream` of that media type."""
+    """Return FastAPI's `responses` of a route that replies as another API, whole or as a `stream` of that type."""
     return {
         200: {
             "description": "The reply, whole or in pieces, as that API's own documentation describes it",
@@ -41,8 +39,7 @@ def replies(stream: str = "text/event-stream") -> dict[int | str, dict[str, Any]
 
 
 def chat_request(**fields: Any) -> ChatRequest:
-    """Return the request for a chat completion with the `fields` that are not None. Raises ApiError where the dialect
-    allows a field that OpenAI's API does not."""
+    """Return a request with the `fields` that are not None. Raises ApiError where one is not OpenAI's."""
     try:
         return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:

@@ -82,8 +82,7 @@ class OllamaEmbeddingRequest(EmbedRequest):
 async def _embed(
     handler: RequestHandler, http: Request, request: EmbedRequest, reply: _Reply, *, cut: bool
 ) -> Response:
-    """Return the `reply` with the vectors for `request`. Raises ApiError where there is no such model, or it gives
-    vectors of other dimensions."""
+    """Return the `reply` with the vectors. Raises ApiError for another model, or vectors of other dimensions."""
     name, served = plain_name(request.model), handler.models.embedder
     if served is None:
         message = "This server embeds no texts. Start it with --embeddings MODEL."

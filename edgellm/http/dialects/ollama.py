@@ -51,17 +51,10 @@ Longest = Annotated[
 ]
 
 
-class OllamaOptions(RequestModel):
+class OllamaOptions(fields.Sampling):
     """The options that have an effect here."""
 
-    temperature: fields.Temperature = None
-    top_p: fields.TopP = None
-    top_k: fields.TopK = None
-    min_p: fields.MinP = None
-    seed: fields.Seed = None
     num_predict: Longest = None
-    stop: fields.Stops = None
-    repeat_penalty: fields.Repeat = None
     presence_penalty: fields.Penalty | None = None
     frequency_penalty: fields.Penalty | None = None
 
@@ -329,8 +322,7 @@ def _card(info: ModelInfo, file: ModelFile | None) -> Json:
 
 
 class _JsonBodies:
-    """ASGI middleware that reads bodies for Ollama's paths as JSON whatever their type: Ollama documents calls of curl
-    that declare a form."""
+    """ASGI middleware that reads bodies as JSON whatever their type, as Ollama documents calls of curl."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

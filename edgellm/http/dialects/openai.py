@@ -41,8 +41,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
     def __init__(
         self, model: str, piece: Callable[[int], bytes], *, chat: bool, include_usage: bool, n: int = 1
     ) -> None:
-        """`piece` returns the bytes of a token. `chat`: of a chat, otherwise of a text. `include_usage`: the last chunk
-        of a stream has the usage. There are `n` choices for each prompt."""
+        """`piece` returns a token's bytes. `include_usage`: at the end of a stream. `n` choices for each prompt."""
         self._piece, self._chat, self._include_usage, self._n = piece, chat, include_usage, n
         self._index = 0  # index of the choice being written
         self._past: list[Summary] = []  # summaries of the choices before
@@ -126,8 +125,7 @@ class OpenAIResponseBuilder(ResponseBuilder):
         return events({**self._head, "object": kind, "choices": choices, **fields})
 
     def _logprobs(self, deltas: Sequence[TextDelta]) -> Json | None:
-        """Return the tokens' log-probabilities, None where none were asked for. `deltas` follow those of the last
-        call."""
+        """Return log-probabilities, None where none were asked for. `deltas` follow those of the last call."""
         offsets = []
         for delta in deltas:
             offsets += [self._offset] * len(delta.tokens)

@@ -32,8 +32,7 @@ SERVER = "server_error"
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """OpenAI's error object, with the HTTP status. `retry_after` is in seconds; None where a repeated request would
-    fail again."""
+    """OpenAI's error object, with the HTTP status. `retry_after` in seconds; None where a repetition would fail."""
 
     status: Annotated[int, Field(exclude=True)]
     message: str
@@ -71,8 +70,7 @@ _MEANINGS = {
 
 
 def error_responses(*statuses: int, model: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
-    """Return the `responses` of a route that can fail with `statuses`, by default those of a reply, for FastAPI.
-    `model` is the form of the errors."""
+    """Return FastAPI's `responses` for `statuses`, by default a reply's; `model` is the form of errors."""
     chosen = statuses or [status for status in _MEANINGS if status != 409]
     return {status: {"model": model, "description": _MEANINGS[status]} for status in chosen}
 

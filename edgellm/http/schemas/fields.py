@@ -115,8 +115,7 @@ Types: TypeAlias = Mapping[str, Collection[str]]
 
 
 def _tell_first_fault(schema: Any) -> None:
-    """Check a list only up to its first fault, and an object with a limit only within that limit: reporting a million
-    faults takes minutes."""
+    """Check lists up to the first fault, objects within their limit: reporting a million takes minutes."""
     parts = schema if isinstance(schema, list) else schema.values() if isinstance(schema, dict) else ()
     for part in parts:
         _tell_first_fault(part)
@@ -186,6 +185,18 @@ class RequestModel(BaseModel):
                 if several:
                     data[field] = [part for part, is_other in zip(given, other, strict=True) if not is_other]
         return data
+
+
+class Sampling(RequestModel):
+    """The parameters of sampling, named as in `ReplyOptions` and in Ollama's API."""
+
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
+    repeat_penalty: Repeat = None
+    seed: Seed = None
+    stop: Stops = None
 
 
 class ReplyRequest(RequestModel):

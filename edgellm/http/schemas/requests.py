@@ -46,24 +46,17 @@ class ResponseFormat(RequestModel):
     schema_: Schema | None = Field(None, alias="schema", description="As llama.cpp has it.")
 
 
-class GenerationRequest(ReplyRequest):
+class GenerationRequest(ReplyRequest, fields.Sampling):
     """The parameters that chat completions and completions share."""
 
     stream: bool = Field(False, description="Send server-sent events, with [DONE] at the end.")
     stream_options: StreamOptions | None = None
-    temperature: fields.Temperature = None
-    top_p: fields.TopP = None
-    top_k: fields.TopK = None
-    min_p: fields.MinP = None
-    repeat_penalty: fields.Repeat = None
     frequency_penalty: fields.Penalty = Field(0.0, description="Subtracted for each time in the reply.")
     presence_penalty: fields.Penalty = Field(0.0, description="Subtracted for tokens that the reply has.")
     logit_bias: dict[
         Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
     ] = Field({}, max_length=MAX_BIASES, description="Amounts added to the logits of tokens, by their ids.")
     n: fields.Whole = Field(1, ge=1, le=MAX_CHOICES, description="How many replies to write, one after the other.")
-    seed: fields.Seed = None
-    stop: fields.Stops = None
     response_format: ResponseFormat | None = Field(
         None, description="json_object or json_schema: the reply is JSON, valid by the schema."
     )
@@ -124,8 +117,7 @@ class GenerationRequest(ReplyRequest):
         return text
 
     def unkept(self) -> list[str]:
-        """Return the keywords of the reply's JSON schema that the reply may break. Raise InvalidOption for an invalid
-        schema."""
+        """Return the keywords of the schema that the reply may break. Raises InvalidOption for an invalid schema."""
         return [] if (schema := self.reply_schema()) is None else unkept(schema)
 
     @property
@@ -134,11 +126,7 @@ class GenerationRequest(ReplyRequest):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def options(self, defaults: ReplyOptions, context_length: int) -> ReplyOptions:
-        """Return `defaults`, changed by this request's parameters.
-
-        Raises:
-            ApiError: the parameters contradict each other.
-        """
+        """Return `defaults`, changed by this request's parameters. Raises ApiError where they contradict each other."""
         if self.stream_options is not None and not self.stream:
             raise invalid_request(
                 "stream_options is given, but stream is not true. Set stream to true, or leave stream_options out.",

@@ -77,8 +77,7 @@ class Timings(TypedDict):
 
 
 class TokenInfo(TypedDict):
-    """A token, who wrote it, and its channel. `text` is the characters that it completes; joined, they are the text of
-    that channel."""
+    """A token, who wrote it, and its channel. `text` is the characters that it completes."""
 
     id: int
     text: str
@@ -233,8 +232,7 @@ def json_bytes(data: Json) -> bytes:
 
 
 class ResponseBuilder(ABC):
-    """Builds the responses to one request in the form of one API, whole or as the pieces of a stream: one choice after
-    another. An API without a place for an event has no pieces for it."""
+    """Builds the responses to one request in the form of one API, whole or in pieces."""
 
     media_type: ClassVar[str] = "text/event-stream"
 
