@@ -69,4 +69,4 @@ FAMILIES = {"literal": LITERAL, "opened": OPENED, "always": ALWAYS, "channels": 
 
 def with_template(source: Path, target: Path, template: str) -> Path:
     """Write a copy of a model with another chat template, and return `target`."""
-    return with_entries(source, target, {_TEMPLATE: writer.text(_TEMPLATE, template)})
+    return with_entries(source, target, {_TEMPLATE: writer.entry(_TEMPLATE, template)})

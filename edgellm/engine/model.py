@@ -10,7 +10,8 @@ from typing import Self, cast
 
 from edgellm.engine import llama_api, native
 from edgellm.engine.chat.template import Template
-from edgellm.engine.gguf.reader import ModelFile, attention_layers
+from edgellm.engine.gguf.memory import attention_layers
+from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware, offload_devices, placement
 from edgellm.engine.native import lib
 from edgellm.engine.speculators.eagle3 import Eagle3Model, check_eagle3

@@ -8,8 +8,14 @@ from types import MappingProxyType
 
 from edgellm.engine import ModelFile, check_cuttable, mtp_support
 from edgellm.engine.gguf.cuttable import cut_points
-from edgellm.engine.gguf.memory import cache_bytes_per_token, recurrent_state_bytes, sliding_window
-from edgellm.engine.gguf.reader import GgufHeader, attention_layers, text_layers
+from edgellm.engine.gguf.memory import (
+    attention_layers,
+    cache_bytes_per_token,
+    recurrent_state_bytes,
+    sliding_window,
+    text_layers,
+)
+from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.gguf.tokenizer import PADDING, TOKENS, token_texts
 from edgellm.engine.graph_hooks import attention_bytes
 from edgellm.engine.hardware import N_BATCH

@@ -6,7 +6,8 @@ from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.rpc_plan import RpcModelCosts
 from edgellm.engine import Dimensions, ModelFile, dimensions
 from edgellm.engine.gguf.cuttable import cut_points
-from edgellm.engine.gguf.reader import GgufHeader, text_layers
+from edgellm.engine.gguf.memory import text_layers
+from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.errors import ModelUnsupported
 from edgellm.storage.layers.manifest import grid_lines
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from edgellm.engine import check_gguf
@@ -14,11 +13,8 @@ def with_entries(source: Path, target: Path, entries: Mapping[str, bytes]) -> Pa
     """Write a copy of a model with `entries` of `writer`, new or in place of those there, and return `target`."""
     header = check_gguf(source)
     with source.open("rb") as opened:
-        tensors = [
-            writer.NewTensor(t.name, t.shape, t.kind, t.nbytes, partial(writer.copied, opened, t))
-            for t in header.tensors
-        ]
-        values = (writer.raw_entries(opened, header) | dict(entries)).values()
+        tensors = [writer.NewTensor.copy(opened, t) for t in header.tensors]
+        values = (writer.raw_entries([opened], header) | dict(entries)).values()
         writer.write(target, writer.portions(header, values, tensors))
     return target
 
@@ -27,7 +23,4 @@ def with_sampling(source: Path, target: Path, **wanted: float) -> Path:
     """Write a copy of a model that wants this sampling, by llama.cpp's names such as `temp`, and return
     `target`."""
     keys = {f"general.sampling.{name}": value for name, value in wanted.items()}
-    return with_entries(
-        source, target,
-        {key: writer.number(key, v) if isinstance(v, int) else writer.real(key, v) for key, v in keys.items()},
-    )  # fmt: skip
+    return with_entries(source, target, {key: writer.entry(key, value) for key, value in keys.items()})

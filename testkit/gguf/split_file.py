@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import struct
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from edgellm.engine import check_gguf
-from edgellm.engine.gguf.writer import NewTensor, copied, portions, raw_entries, write
+from edgellm.engine.gguf.writer import NewTensor, portions, raw_entries, write
 
 _UINT16, _INT32 = 2, 5  # GGUF value types of the keys that llama.cpp reads
 
@@ -23,7 +22,7 @@ def split(src: Path, folder: Path, parts: int, *, empty_first: bool = False) -> 
     bounds = [0] * empty_first + [len(header.tensors) * number // full for number in range(full + 1)]
     paths = [folder / f"{src.stem}-{number:05d}-of-{parts:05d}.gguf" for number in range(1, parts + 1)]
     with src.open("rb") as source:
-        metadata = list(raw_entries(source, header).values())
+        metadata = list(raw_entries([source], header).values())
         for number, (path, (start, stop)) in enumerate(zip(paths, pairwise(bounds), strict=True)):
             entries = [
                 *(metadata if number == 0 else ()),
@@ -31,10 +30,7 @@ def split(src: Path, folder: Path, parts: int, *, empty_first: bool = False) -> 
                 entry("split.count", parts),
                 entry("split.tensors.count", len(header.tensors), _INT32),
             ]
-            tensors = [
-                NewTensor(t.name, t.shape, t.kind, t.nbytes, partial(copied, source, t))
-                for t in header.tensors[start:stop]
-            ]
+            tensors = [NewTensor.copy(source, t) for t in header.tensors[start:stop]]
             write(path, portions(header, entries, tensors))
     return paths[0]
 

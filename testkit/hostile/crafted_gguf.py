@@ -51,7 +51,7 @@ class Crafted:
         """Return the pieces of a valid file."""
         header, whole = check_gguf(path), path.read_bytes()
         with path.open("rb") as file:
-            entries = raw_entries(file, header)
+            entries = raw_entries([file], header)
         tensors = {t.name: Tensor(t.shape, t.kind, whole[t.offset : t.offset + t.nbytes]) for t in header.tensors}
         return cls(entries, tensors)
 

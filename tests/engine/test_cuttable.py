@@ -27,6 +27,7 @@ from edgellm.engine.gguf.reader import TENSOR_TYPES
 from edgellm.errors import InvalidOption, ModelUnsupported
 from testkit import ROOT
 from testkit.gguf.architectures import ARCHITECTURES, SHAPES_TO_CUT, WINDOW
+from testkit.gguf.changed import with_entries
 from testkit.gguf.reader import read_gguf
 from tests.conftest import Architectures
 from tests.engine.logits import ROUNDED
@@ -68,17 +69,8 @@ def test_the_guide_lists_them() -> None:
 
 def changed(source: Path, path: Path, **values: int) -> Path:
     """Return a copy of a model, with other numbers in its metadata."""
-    header = check_gguf(source)
-    with source.open("rb") as file:
-        entries = writer.raw_entries(file, header)
-        for name, value in values.items():
-            key = f"{header.architecture}.{name}"
-            entries[key] = writer.number(key, value)
-        tensors = [
-            writer.NewTensor(t.name, t.shape, t.kind, t.nbytes, partial(writer.copied, file, t)) for t in header.tensors
-        ]
-        writer.write(path, writer.portions(header, entries.values(), tensors))
-    return path
+    arch = check_gguf(source).architecture
+    return with_entries(source, path, {f"{arch}.{k}": writer.entry(f"{arch}.{k}", v) for k, v in values.items()})
 
 
 def quantised(source: Path, path: Path) -> Path:
@@ -89,12 +81,12 @@ def quantised(source: Path, path: Path) -> Path:
     with source.open("rb") as file:
         tensors = []
         for t in header.tensors:
-            new = writer.NewTensor(t.name, t.shape, t.kind, t.nbytes, partial(writer.copied, file, t))
+            new = writer.NewTensor.copy(file, t)
             if t.name in ("token_embd.weight", "output.weight"):
                 raw = gguf.quantize(data[t.name], kind).tobytes()
                 new = writer.NewTensor(t.name, t.shape, int(kind), len(raw), partial(iter, [raw]))
             tensors.append(new)
-        writer.write(path, writer.portions(header, writer.raw_entries(file, header).values(), tensors))
+        writer.write(path, writer.portions(header, writer.raw_entries([file], header).values(), tensors))
     return path
 
 

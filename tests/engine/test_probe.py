@@ -58,7 +58,7 @@ serve(child.functions)
 IGNORANT = f"""
 from edgellm.engine.gguf import reader
 from edgellm.engine.trial import load_trial as child
-reader.fatal_tensors = lambda tensors: ()
+reader.tensor_flaw = lambda tensor: ""
 {SERVE}"""
 
 
@@ -70,7 +70,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Children:
 @pytest.fixture
 def killer(tmp_path: Path, children: Children, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that ends the process that loads it, and a check that does not know such files, here and in children."""
-    monkeypatch.setattr(reader, "fatal_tensors", lambda _tensors: ())
+    monkeypatch.setattr(reader, "tensor_flaw", lambda _tensor: "")
     children.program = IGNORANT
     sound, path = tmp_path / "sound.gguf", tmp_path / "killer.gguf"
     write(sound, BASE, "F32")

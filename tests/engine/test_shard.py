@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -158,14 +157,11 @@ def with_arrays(plain: Path, path: Path, values: dict[str, tuple[int, ...]]) -> 
     """Copies a model, with one value per layer in place of single ones."""
     header = check_gguf(plain)
     with plain.open("rb") as source:
-        entries = writer.raw_entries(source, header)
+        entries = writer.raw_entries([source], header)
         for name, numbers in values.items():
             array = struct.pack(f"<IQ{len(numbers)}I", 4, len(numbers), *numbers)
             entries[name] = headers.text(name.encode()) + struct.pack("<I", 9) + array
-        tensors = [
-            writer.NewTensor(t.name, t.shape, t.kind, t.nbytes, partial(writer.copied, source, t))
-            for t in header.tensors
-        ]
+        tensors = [writer.NewTensor.copy(source, t) for t in header.tensors]
         writer.write(path, writer.portions(header, entries.values(), tensors))
 
 

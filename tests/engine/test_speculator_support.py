@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Model, ModelFile, mtp_support
-from edgellm.engine.gguf.memory import recurrent_state_bytes
-from edgellm.engine.gguf.reader import GgufHeader, attention_layers
+from edgellm.engine.gguf.memory import attention_layers, recurrent_state_bytes
+from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.speculators.states import StateFunctions
 from edgellm.engine.speculators.support import drafter_file
 from edgellm.errors import ModelUnsupported

@@ -44,7 +44,7 @@ def quantised(wide: Path, kind: int, path: Path) -> Path:
         data = partial(repeat, bytes(nbytes), 1)
         tensors.append(writer.NewTensor(t.name, t.shape, kind if bare else t.kind, nbytes, data))
     with wide.open("rb") as source:
-        entries = writer.raw_entries(source, header)
+        entries = writer.raw_entries([source], header)
         writer.write(path, writer.portions(header, entries.values(), tensors))
     return path
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine import ModelFile
-from edgellm.engine.gguf.writer import text
+from edgellm.engine.gguf.writer import entry
 from edgellm.spec.model_sampling import ModelSampling, sampling_elsewhere, sampling_of
 from edgellm.spec.sampling import WHOLE_ROWS, Choice
 from testkit.gguf.changed import with_entries, with_sampling
@@ -21,7 +21,7 @@ UNSAID = ModelSampling(temperature=0.7, min_p=0.05).figures()
 def unnamed(folder: Path, name: str, **entries: str) -> Path:
     """Return a model that nobody knows, in a file of this name, with these texts."""
     said = {"general.name": "nobody's", **entries}
-    return with_entries(BUNDLED / "draft.gguf", folder / name, {key: text(key, value) for key, value in said.items()})
+    return with_entries(BUNDLED / "draft.gguf", folder / name, {key: entry(key, value) for key, value in said.items()})
 
 
 def wanted(path: Path) -> tuple[Mapping[str, float], str]:

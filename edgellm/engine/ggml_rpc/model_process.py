@@ -16,7 +16,8 @@ import numpy as np
 from edgellm.engine.context import Context
 from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.ggml_rpc import backend
-from edgellm.engine.gguf.reader import ModelFile, mtp_layers
+from edgellm.engine.gguf.memory import mtp_layers
+from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.kv.sequences import SeqRows, Sequences
 from edgellm.engine.memory_fit import reckon

@@ -1,16 +1,86 @@
-"""The bytes that a model takes besides its weights, by its header: caches, buffers of a batch, and llama.cpp's own."""
+"""The shape of a model's layers by its header, and the bytes that it takes besides its weights: caches, buffers of a
+batch, and llama.cpp's own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edgellm.engine import native
-from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufArray, GgufHeader, attention_layers, dimensions, text_layers
+from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufArray, GgufHeader
 from edgellm.engine.hardware import CACHE_TYPES
+from edgellm.errors import ModelUnsupported
 
-_LIGHTNING = "minimax-01"
-"""The architecture of lightning attention, whose layers have a state for each head."""
+PREDICTED_ROWS = 32
+"""Rows of logits in a batch that predicts a text's tokens: 19 MB at 152,000 tokens."""
+_CHECKED_ROWS = 9  # rows of logits for each sequence in a batch that verifies drafts
+_MODEL = 1_500_000  # bytes of a model's own records
+_TOKEN, _MERGE = 180, 112  # bytes of a token in llama.cpp's tables, and of a merge
+_NODE = 870  # bytes of a node of a graph: two graphs of a context, and the scheduler's tables
+_PAD = 256  # llama.cpp rounds the cells of a cache up to a multiple of this
+_OUTPUT, _FLASH, _PLAIN = 2, 5, 9  # rows of the embedding's width that live beside the largest tensors of a pass
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """The dimensions of a model's layers; where they differ from layer to layer, the largest.
+
+    `layers`: without those that predict further tokens. `d_ff`: the width of the feed-forward part, summed over the
+    experts that a token goes through. `keys`, `values`: elements that each head keeps for a position.
+    """
+
+    layers: int
+    d_model: int
+    d_ff: int
+    heads: int
+    kv_heads: int
+    keys: int
+    values: int
+
+
+def dimensions(header: GgufHeader) -> Dimensions:
+    """Return the dimensions of a model, or of some of its layers. Raise ModelUnsupported where the header does not say
+    what they look like."""
+
+    def number(key: str, default: int = 0) -> int:
+        value = header.number(key, default)
+        if value < 1:
+            arch = header.architecture or "architecture"
+            what = f"The model does not say its {arch}.{key}: it is {header.metadata.get(f'{arch}.{key}')!r}."
+            raise ModelUnsupported(what, "Use a transformer language model in GGUF.")
+        return value
+
+    d_model, heads = number("embedding_length"), number("attention.head_count")
+    expert = f"{header.architecture}.expert_feed_forward_length" in header.metadata
+    width = number("expert_feed_forward_length" if expert else "feed_forward_length")
+    return Dimensions(
+        layers=number("block_count") - mtp_layers(header), d_model=d_model,
+        d_ff=width * number("expert_used_count", 1), heads=heads,
+        kv_heads=number("attention.head_count_kv", heads), keys=number("attention.key_length", d_model // heads),
+        values=number("attention.value_length", d_model // heads),
+    )  # fmt: skip
+
+
+def mtp_layers(header: GgufHeader) -> int:
+    """Return how many layers at the end of a model predict further tokens (MTP), and compute no text; mostly 0."""
+    return header.number("nextn_predict_layers")
+
+
+def text_layers(header: GgufHeader) -> int:
+    """Return how many layers compute the text; 0 where the header does not say."""
+    return max(0, header.number("block_count") - mtp_layers(header))
+
+
+def attention_layers(header: GgufHeader) -> tuple[int, ...]:
+    """Return the layers that have attention, from 0: all of a transformer's, some of a hybrid model's, or none."""
+    metadata, arch = header.metadata, header.architecture
+    layers = range(text_layers(header))
+    heads, kv_heads = (metadata.get(f"{arch}.attention.{name}") for name in ("head_count", "head_count_kv"))
+    if heads in (None, 0):
+        return ()
+    if isinstance(kv_heads, tuple) and 0 in kv_heads:
+        return tuple(layer for layer, heads in zip(layers, kv_heads, strict=False) if heads)
+    every = max(1, header.number("full_attention_interval", 1))
+    return tuple(layer for layer in layers if (layer + 1) % every == 0)
 
 
 def cache_bytes_per_token(header: GgufHeader) -> int:
@@ -27,24 +97,19 @@ def recurrent_state_bytes(header: GgufHeader) -> int:
     """Return how many bytes the recurrent layers' states of one sequence take, as llama.cpp keeps them in 32 bits; 0
     where there are none, or the header does not say."""
     width, heads = header.number("embedding_length"), header.number("attention.head_count")
+    read = max(0, header.number("ssm.conv_kernel") - 1)
     if head := header.number("wkv.head_size"):
         state = width * (head + (header.number("token_shift_count") or 2))
     elif kernel := header.number("shortconv.l_cache"):
         state = width * (kernel - 1)
     elif head := header.number("kda.head_dim"):
-        state = heads * head * (head + 3 * (max(0, header.number("ssm.conv_kernel") - 1) or 3))
-    elif header.architecture == _LIGHTNING:
+        state = heads * head * (head + 3 * (read or 3))
+    elif header.architecture == "minimax-01":  # lightning attention: each head has a state
         state = heads * (header.number("attention.key_length") or width // max(1, heads)) ** 2
     else:
         inner, size = header.number("ssm.inner_size"), header.number("ssm.state_size")
-        read = max(0, header.number("ssm.conv_kernel") - 1)
         state = inner * size + read * (inner + 2 * header.number("ssm.group_count") * size)
     return 4 * _recurrent_layers(header) * state
-
-
-def sliding_window(header: GgufHeader) -> int:
-    """Return the positions of the sliding window that some layers attend to; 0 where the header tells of none."""
-    return header.number("attention.sliding_window")
 
 
 def _recurrent_layers(header: GgufHeader) -> int:
@@ -58,14 +123,9 @@ def _recurrent_layers(header: GgufHeader) -> int:
     return sum(layer not in with_attention and not any(alone[layer : layer + 1]) for layer in range(count))
 
 
-PREDICTED_ROWS = 32
-"""Rows of logits in a batch that predicts a text's tokens: 19 MB at 152,000 tokens."""
-_CHECKED_ROWS = 9  # rows of logits for each sequence in a batch that verifies drafts
-_MODEL = 1_500_000  # bytes of a model's own records
-_TOKEN, _MERGE = 180, 112  # bytes of a token in llama.cpp's tables, and of a merge
-_NODE = 870  # bytes of a node of a graph: two graphs of a context, and the scheduler's tables
-_UNCHANGED = ("F32",)  # types of weights whose products take rows as they are
-_HALF = ("F16", "BF16")
+def sliding_window(header: GgufHeader) -> int:
+    """Return the positions of the sliding window that some layers attend to; 0 where the header tells of none."""
+    return header.number("attention.sliding_window")
 
 
 def output_rows(n_seq: int, n_batch: int) -> int:
@@ -75,7 +135,12 @@ def output_rows(n_seq: int, n_batch: int) -> int:
 
 def model_bytes(header: GgufHeader) -> int:
     """Return the bytes of a loaded model's vocabulary, and of its records of tensors."""
-    return _MODEL + _TOKEN * _count(header, "tokens") + _MERGE * _count(header, "merges")
+
+    def count(what: str) -> int:
+        entries = header.metadata.get(f"tokenizer.ggml.{what}", ())
+        return entries.count if isinstance(entries, GgufArray) else len(entries) if isinstance(entries, tuple) else 0
+
+    return _MODEL + _TOKEN * count("tokens") + _MERGE * count("merges")
 
 
 def graph_bytes(nodes: int) -> int:
@@ -86,30 +151,14 @@ def graph_bytes(nodes: int) -> int:
 def converted_bytes(header: GgufHeader, n_batch: int) -> int:
     """Return the bytes of the widest product's `n_batch` input rows, which a processor converts before it multiplies
     them with weights of 16 bits or fewer."""
-    return int(n_batch * max(_converted_widths(header), default=0))
-
-
-def _converted_widths(header: GgufHeader) -> Iterator[float]:
-    """Yield for each product of a layer the bytes of its input for one token."""
-    used = header.metadata.get(f"{header.architecture}.expert_used_count")
+    used, widest = header.number("expert_used_count", 1), 0.0
     for tensor in header.tensors:
         name, values, _size = TENSOR_TYPES[tensor.kind]
-        if name in _UNCHANGED or len(tensor.shape) < 2 or not tensor.name.startswith("blk."):
+        if name == "F32" or len(tensor.shape) < 2 or tensor.layer is None:
             continue
-        rows = used if "_down_exps" in tensor.name and isinstance(used, int) else 1
-        kind = 2.0 if name in _HALF else 292 / 256 if values == 256 else 34 / 32  # bytes of an F16, Q8_K or Q8_0 value
-        yield rows * tensor.shape[0] * kind
-
-
-def _count(header: GgufHeader, what: str) -> int:
-    entries = header.metadata.get(f"tokenizer.ggml.{what}")
-    if isinstance(entries, GgufArray):
-        return entries.count
-    return len(entries) if isinstance(entries, tuple) else 0
-
-
-_PAD = 256  # llama.cpp rounds the cells of a cache up to a multiple of this
-_OUTPUT, _FLASH, _PLAIN = 2, 5, 9  # rows of the embedding's width that live beside the largest tensors of a pass
+        kind = 2.0 if name in ("F16", "BF16") else 292 / 256 if values == 256 else 34 / 32  # or Q8_K, Q8_0
+        widest = max(widest, (used if "_down_exps" in tensor.name else 1) * tensor.shape[0] * kind)
+    return int(n_batch * widest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +183,9 @@ class MemoryEstimate:
     def batch(self, layers: int, context: int, rows: int, *, ends: bool) -> int:
         """Return the bytes of the buffers in which a block of these layers computes `rows` rows.
 
-        `ends`: the block has the embedding, or the head.
-
-        Within some percent of llama.cpp's buffers on a processor (`test_memory.py`): the largest tensors that live at
-        once are the feed-forward part's, the attention's scores (none with flash attention), or the logits.
+        `ends`: the block has the embedding, or the head. Within some percent of llama.cpp's buffers on a processor
+        (`test_memory.py`): the largest tensors that live at once are the feed-forward part's, the attention's scores
+        (none with flash attention), or the logits.
         """
         params = self.params * layers + (self.vocabulary * self.width if ends else 0)
         flash = not self.exact and native.flash_pays(params, rows)
@@ -146,8 +194,7 @@ class MemoryEstimate:
             self.vocabulary + _OUTPUT * self.width if ends else 0,
             0 if flash else self.heads * _cells(context) + _PLAIN * self.width,
         )
-        mask = _cells(context) * (2 if flash else 4)
-        return rows * (4 * largest + mask)
+        return rows * (4 * largest + _cells(context) * (2 if flash else 4))
 
 
 def _cells(context: int) -> int:
@@ -156,18 +203,13 @@ def _cells(context: int) -> int:
 
 def costs_of(header: GgufHeader, cache_type: str | None = None) -> MemoryEstimate:
     """Return the estimate for a model that can be cut, or for some of its layers, with keys and values of that type.
-
-    Raises:
-        ModelUnsupported: the header does not say what its layers look like.
-    """
+    Raises as `dimensions`."""
     known = dimensions(header)
     exact = all(TENSOR_TYPES[t.kind][0] == "F32" for t in header.tensors)
     _name, values, size = TENSOR_TYPES[CACHE_TYPES["f32" if exact else cache_type or "f16"]]
-    blocks = [t for t in header.tensors if t.name.startswith("blk.")]
+    ends = [t.shape[-1] for t in header.tensors if t.name in ("token_embd.weight", "output.weight")]
+    weights = sum(t.n_elements for t in header.tensors if t.layer is not None)
     return MemoryEstimate(
         kv=known.kv_heads * (known.keys + known.values) * size // values, heads=known.heads, width=known.d_model,
-        ff=known.d_ff,
-        vocabulary=max((t.shape[-1] for t in header.tensors if t.name in ("token_embd.weight", "output.weight")),
-                       default=1),
-        params=sum(t.n_elements for t in blocks) // known.layers, exact=exact,
+        ff=known.d_ff, vocabulary=max(ends, default=1), params=weights // known.layers, exact=exact,
     )  # fmt: skip

@@ -23,12 +23,10 @@ _TENSOR_TYPES = MappingProxyType({"Q4_0": 2, "Q4_K": 12, "Q8_0": 8})
 def requantise(
     source: Path, target: Path, kind: str, others: Mapping[str, str] = MappingProxyType({}), *, name: str = ""
 ) -> None:
-    """Write the model in `source` to `target` with its matrices in the type `kind`, one of `FILE_TYPES`. The tensors
-    whose names a regular expression of `others` finds have the type that it maps to; the file calls itself `name`, if
-    that is given.
+    """Write the model in `source` to `target` with its matrices in the type `kind`, one of `FILE_TYPES`; tensors whose
+    names a regular expression of `others` finds have the type that it maps to. The file calls itself `name`, if given.
 
-    Raises:
-        ModelUnsupported: llama.cpp cannot write it so.
+    Raise ModelUnsupported where llama.cpp cannot write it so.
     """
     native.start()
     params = lib.llama_model_quantize_default_params()

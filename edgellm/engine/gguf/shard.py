@@ -9,9 +9,9 @@ the whole model.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -28,27 +28,14 @@ from edgellm.engine.gguf.cuttable import (
     wants_head,
     window_pattern,
 )
-from edgellm.engine.gguf.reader import SPLIT_KEYS, TENSOR_TYPES, GgufHeader, ModelFile, TensorInfo
-from edgellm.engine.gguf.writer import (
-    NewTensor,
-    copied,
-    flags,
-    integers,
-    multiplied,
-    number,
-    picked,
-    portions,
-    raw_entries,
-    text,
-    write,
-    zeros,
-)
+from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader, ModelFile, TensorInfo
+from edgellm.engine.gguf.writer import NewTensor, copied, entry, multiplied, picked, portions, raw_entries, write, zeros
 from edgellm.errors import InvalidOption, ModelCorrupt
 
 EMBEDDING, HEAD, _HEAD_BIAS = "token_embd.weight", "output.weight", "output.bias"
 BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
-_FREQUENCIES, _QUERY_NORM = "rope_freqs.weight", "attn_q_norm.weight"
 _SLIVER = 32  # rows in the place of an embedding that is never read
+_BLANK = -1  # offset of a tensor of zeros
 _SMALL = (41, 42, 2)  # Q1_0, Q2_0, Q4_0: types of few bits in small blocks
 
 
@@ -56,8 +43,8 @@ def cut(src: Path, dst: Path, first: int, last: int, *, head: bool) -> None:
     """Write the layers `first` to `last` of `src`, both included and counted from 0, as a model of its own.
 
     With `head` the final norm and the head follow layer `last`, even if it is not the model's last layer (an early exit
-    needs that). Tensors are copied byte for byte, a mebibyte at a time. `dst` appears whole or not at all.
-    A split model gives the same bytes as the file that it was split from.
+    needs that). `dst` appears whole or not at all. A split model gives the same bytes as the file that it was split
+    from.
 
     Raises:
         InvalidOption: the model has no such layers.
@@ -73,56 +60,47 @@ def cut_bytes(src: ModelFile, first: int, last: int, *, head: bool) -> Iterator[
     Errors are raised at the first portion.
     """
     header = src.header
-    n_layer = check_cuttable(header)
+    n_layer, starts = check_cuttable(header), cut_points(header)
+    what = f"{src.path.name} cannot be cut from layer {first} to {last}"
     if not 0 <= first <= last < n_layer:
-        raise InvalidOption(
-            f"{src.path.name} cannot be cut from layer {first} to {last}.", f"Its layers run from 0 to {n_layer - 1}."
-        )
-    starts = cut_points(header)
+        raise InvalidOption(f"{what}.", f"Its layers run from 0 to {n_layer - 1}.")
     if first not in starts or last + 1 not in (*starts, n_layer):
         raise InvalidOption(
-            f"{src.path.name} cannot be cut from layer {first} to {last}: its layers differ by their number.",
+            f"{what}: its layers differ by their number.",
             f"Begin with one of the layers {', '.join(map(str, starts))}, and end before one of them.",
         )
     if not count_is_safe(header, last + 1 - first):
-        raise InvalidOption(
-            f"{src.path.name} cannot be cut from layer {first} to {last}: llama.cpp takes {last + 1 - first} layers for"
-            " another model.", "Cut fewer layers.",
-        )  # fmt: skip
+        why = f"llama.cpp takes {last + 1 - first} layers for another model"
+        raise InvalidOption(f"{what}: {why}.", "Cut fewer layers.")
     with ExitStack() as opened:
         sources = [opened.enter_context(path.open("rb")) for path in src.paths]
-        tensors = [part.written(sources) for part in _tensors(header, first, last, head)]
-        entries = _entries(sources[0], header, first, last)
-        if len(sources) > 1:
-            entries = {key: raw for key, raw in entries.items() if not key.startswith(SPLIT_KEYS)}
-        if first > 0:
-            rows = next(t.shape[1] for t in tensors if t.name == EMBEDDING)
-            entries |= _no_vocabulary(header, rows)
-        yield from portions(header, entries.values(), tensors)
+        tensors = list(_tensors(sources, header, first, last, head))
+        yield from portions(header, _entries(sources, header, first, last, tensors), tensors)
 
 
-def _entries(source: BufferedReader, header: GgufHeader, first: int, last: int) -> dict[str, bytes]:
-    entries, arch, part = raw_entries(source, header), header.architecture, part_metadata(header, first, last)
-    entries |= {key: number(key, value) for key, value in ((f"{arch}.{k}", v) for k, v in part.numbers.items())}
+def _entries(
+    sources: Sequence[BufferedReader], header: GgufHeader, first: int, last: int, tensors: Sequence[NewTensor]
+) -> list[bytes]:
+    arch, part, entries = header.architecture, part_metadata(header, first, last), raw_entries(sources, header)
     for key in (f"{arch}.{name}" for name in sorted(PER_LAYER)):
         if isinstance(header.metadata.get(key), tuple):
             entries[key] = picked(key, entries[key], part.layers)
+    changed: dict[str, str | int | Sequence[int]] = {f"{arch}.{key}": value for key, value in part.numbers.items()}
     if part.windows is not None:
-        entries[f"{arch}.{PATTERN}"] = flags(f"{arch}.{PATTERN}", part.windows)
+        changed[f"{arch}.{PATTERN}"] = part.windows
     if part.sections is not None:
-        entries[f"{arch}.{SECTIONS}"] = integers(f"{arch}.{SECTIONS}", part.sections)
+        changed[f"{arch}.{SECTIONS}"] = part.sections
     if first > 0:
-        return {key: raw for key, raw in entries.items() if not key.startswith("tokenizer.")}
-    return entries
+        entries = {key: raw for key, raw in entries.items() if not key.startswith("tokenizer.")}
+        changed[f"{arch}.vocab_size"] = next(t.shape[1] for t in tensors if t.name == EMBEDDING)
+        changed["tokenizer.ggml.model"] = "no_vocab"
+    return list((entries | {key: entry(key, value) for key, value in changed.items()}).values())
 
 
-def _no_vocabulary(header: GgufHeader, rows: int) -> dict[str, bytes]:
-    size = f"{header.architecture}.vocab_size"
-    return {size: number(size, rows), "tokenizer.ggml.model": text("tokenizer.ggml.model", "no_vocab")}
-
-
-def _tensors(header: GgufHeader, first: int, last: int, head: bool) -> list[_PartTensor]:
-    """Return each tensor of the shard under its new name, in the file's order.
+def _tensors(
+    sources: Sequence[BufferedReader], header: GgufHeader, first: int, last: int, head: bool
+) -> Iterator[NewTensor]:
+    """Yield each tensor of the shard under its new name, in the file's order.
 
     llama.cpp wants an embedding in every file, and mostly takes it as the head where there is no head. So a shard that
     is fed rows holds the head under the embedding's name, or, without a head, only a sliver of the embedding. Where
@@ -132,62 +110,47 @@ def _tensors(header: GgufHeader, first: int, last: int, head: bool) -> list[_Par
     if EMBEDDING not in found or len(found[EMBEDDING].shape) != 2:
         raise ModelCorrupt(f"The file has no matrix {EMBEDDING}.", "Fetch it again.")
     windows, both = window_pattern(header), wants_head(header) and HEAD in found
-    unused_head, factor = _sliver if first > 0 else _blank, query_factor(header, last + 1 - first)
-    chosen = []
+    factor = query_factor(header, last + 1 - first)
     for t in header.tensors:
-        part = _PartTensor(t.name, t)
+        new = t
         if block := BLOCK.fullmatch(t.name):
-            layer = int(block[1])
-            if not first <= layer <= last:
-                continue
-            part = _PartTensor(f"blk.{layer - first}.{block[2]}", t, factor=factor if block[2] == _QUERY_NORM else 1.0)
+            new = replace(t, name=f"blk.{int(block[1]) - first}.{block[2]}")
         elif t.name in (HEAD, _HEAD_BIAS) and not head:
-            if not both:
-                continue
-            part = unused_head(t)
-        elif t.name == HEAD and first > 0 and not both:
-            continue
-        elif t.name == _FREQUENCIES and windows is not None and all(windows[first : last + 1]):
-            continue  # only layers without a window use it, and llama.cpp refuses unused tensors
-        elif t.name == EMBEDDING and first > 0 and not head:
-            part = _sliver(t)
+            new = _sliver(t) if first > 0 else _blank(t)
+        elif t.name == EMBEDDING and first > 0 and head:
+            new = _blank(t) if both else replace(found.get(HEAD, t), name=EMBEDDING)
         elif t.name == EMBEDDING and first > 0:
-            part = _blank(t) if both else _PartTensor(EMBEDDING, found.get(HEAD, t))
-        chosen.append(part)
-    return chosen
+            new = _sliver(t)
+        unread = t.name == "rope_freqs.weight" and windows is not None and all(windows[first : last + 1])
+        absent = (t.name == HEAD and first > 0) or (t.name in (HEAD, _HEAD_BIAS) and not head)
+        if (block and not first <= int(block[1]) <= last) or unread or (absent and not both):
+            continue  # rope_freqs: only layers without a window use it, and llama.cpp refuses unused tensors
+        scaled = block is not None and block[2] == "attn_q_norm.weight"
+        yield _written(new, sources[new.part], factor if scaled else 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _PartTensor:
-    """A tensor of a shard: the beginning of `source` under a new name, in float32 multiplied by `factor`; zeros if
-    `blank`."""
-
-    name: str
-    source: TensorInfo
-    blank: bool = False
-    factor: float = 1.0
-
-    def written(self, files: Sequence[BufferedReader]) -> NewTensor:
-        t = self.source
-        data = partial(zeros, t.nbytes) if self.blank else partial(copied, files[t.part], t)
-        if self.factor != 1.0:
-            data = partial(multiplied, files[t.part], t, self.factor)
-        return NewTensor(self.name, t.shape, t.kind, t.nbytes, data)
+def _written(t: TensorInfo, source: BufferedReader, factor: float) -> NewTensor:
+    data: Callable[[], Iterable[bytes | memoryview]] = partial(copied, source, t)
+    if t.offset == _BLANK:
+        data = partial(zeros, t.nbytes)
+    elif factor != 1.0:
+        data = partial(multiplied, source, t, factor)
+    return NewTensor(t.name, t.shape, t.kind, t.nbytes, data)
 
 
-def _sliver(t: TensorInfo) -> _PartTensor:
+def _sliver(t: TensorInfo) -> TensorInfo:
     """Return the first rows of a matrix, or numbers of a vector."""
     rows = t.shape[-1]
     kept = min(_SLIVER, rows)
-    return _PartTensor(t.name, replace(t, shape=(*t.shape[:-1], kept), nbytes=t.nbytes // rows * kept))
+    return replace(t, shape=(*t.shape[:-1], kept), nbytes=t.nbytes // rows * kept)
 
 
-def _blank(t: TensorInfo) -> _PartTensor:
+def _blank(t: TensorInfo) -> TensorInfo:
     """Return zeros for an unused tensor, in the smallest fitting type; float32 stays, as a model counts as float32
     only if all its tensors are."""
-    columns, kind = t.shape[0], t.kind
+    kind = t.kind
     if len(t.shape) > 1 and TENSOR_TYPES[kind][0] != "F32":
-        fitting = [one for one in (kind, *_SMALL) if columns % TENSOR_TYPES[one][1] == 0]
+        fitting = [one for one in (kind, *_SMALL) if t.shape[0] % TENSOR_TYPES[one][1] == 0]
         kind = min(fitting, key=lambda one: TENSOR_TYPES[one][2] / TENSOR_TYPES[one][1])
     _name, block, size = TENSOR_TYPES[kind]
-    return _PartTensor(t.name, replace(t, kind=kind, nbytes=t.n_elements // block * size), blank=True)
+    return replace(t, kind=kind, nbytes=t.n_elements // block * size, offset=_BLANK)

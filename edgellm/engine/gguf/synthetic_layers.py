@@ -12,16 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from edgellm.engine.gguf.cuttable import DENSE_LEAD, check_cuttable, cut_points, largest_part
-from edgellm.engine.gguf.reader import TENSOR_TYPES, Dimensions, ModelFile, TensorInfo, text_layers
+from edgellm.engine.gguf.memory import Dimensions, text_layers
+from edgellm.engine.gguf.reader import TENSOR_TYPES, ModelFile, TensorInfo
 from edgellm.engine.gguf.shard import cut_bytes
-from edgellm.engine.gguf.writer import NewTensor, number, portions, real, text, zeros
+from edgellm.engine.gguf.writer import NewTensor, entry, portions, zeros
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.layer_block import Block
 from edgellm.engine.model import LoadSpec, Model
@@ -36,6 +37,9 @@ _PASS_MOST, _ROUND_MOST = 1.5, 10.0  # seconds
 _REPEATS, _SPELL = 4, 0.25  # fewest passes of a measurement, and least seconds
 _ROUNDS = 4  # most measurements, apart in time because other load comes and goes; two that agree are enough
 _SIGMA = 0.02
+_SLIVER = 32  # rows of an embedding that is never read
+_HEAD = 64  # columns of an attention's head
+_EXPANSION = 4  # feed-forward width / row width
 
 # ggml type -> offsets of 16-bit scales in a block (IQ1_M has none of its own, and is filled with small numbers)
 _SCALES = {
@@ -69,27 +73,21 @@ class Blocks:
 
 
 def blocks_of(model: ModelFile) -> Blocks:
-    """Return enough middle layers of a model to be timed.
-
-    Raises:
-        ModelNotFound, ModelCorrupt, ModelUnsupported: as for `edgellm.engine.cut`; also for a model of one layer.
-    """
+    """Return enough middle layers of a model to be timed. Raises as `edgellm.engine.cut`, and ModelUnsupported for a
+    model of one layer."""
     header = model.header
-    n_layer, points = check_cuttable(header), cut_points(header)
+    n_layer, points, width = check_cuttable(header), cut_points(header), header.number("embedding_length")
     if len(points) < 2:
         raise ModelUnsupported(f"{model.path.name} cannot be cut into two parts.", "There is nothing to share out.")
-    lead = header.metadata.get(f"{header.architecture}.{DENSE_LEAD}")  # dense layers before the others
-    first = next((point for point in points[1:] if point >= (lead if isinstance(lead, int) else 0)), points[-1])
-    weights = sum(t.nbytes for t in header.tensors if t.name.startswith(f"blk.{first}."))
+    if width < 1:
+        raise ModelUnsupported(f"{model.path} does not have the width of its rows.", "Use another file of this model.")
+    lead = header.number(DENSE_LEAD)  # dense layers before the others
+    first = next((point for point in points[1:] if point >= lead), points[-1])
+    weights = sum(t.nbytes for t in header.tensors if t.layer == first)
     wanted = first + min(largest_part(header), max(1, math.ceil(ENOUGH / max(1, weights))))
     stop = next(stop for stop in (*points, n_layer) if stop > first and stop >= min(wanted, n_layer))
-    layers = stop - first
     portions = cut_bytes(model, first, stop - 1, head=False)
-    head = bytes(next(portions))
-    width = header.metadata.get(f"{header.architecture}.embedding_length")
-    if not isinstance(width, int):
-        raise ModelUnsupported(f"{model.path} does not have the width of its rows.", "Use another file of this model.")
-    return Blocks(head, sum(len(portion) for portion in portions), layers, width)
+    return Blocks(bytes(next(portions)), sum(map(len, portions)), stop - first, width)
 
 
 def write_random(blocks: Blocks, dst: Path) -> None:
@@ -109,14 +107,12 @@ def write_random(blocks: Blocks, dst: Path) -> None:
             file.truncate(len(blocks.header) + blocks.data)
         header = ModelFile.open(dst).header
         if check_cuttable(header) != blocks.layers:
-            raise InvalidOption(
-                f"The header does not describe {blocks.layers} layers.", "Give the number that it describes."
-            )
+            what = f"The header does not describe {blocks.layers} layers."
+            raise InvalidOption(what, "Give the number that it describes.")
         with dst.open("r+b") as file:
             for tensor in header.tensors:
                 file.seek(tensor.offset)
-                for portion in _weights(tensor, rng):
-                    file.write(portion)
+                file.writelines(_weights(tensor, rng))
     except BaseException:
         dst.unlink(missing_ok=True)
         raise
@@ -127,11 +123,9 @@ def time_passes(
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[tuple[int, ...], tuple[float, ...], int]:  # fmt: skip
     """Return growing numbers of tokens, the least seconds of a pass of each through one layer, and the threads used.
-    The layers are computed where `hardware` puts them, file by file of `paths`, as by a stage that has them.
 
-    Once a number takes a device too long, larger numbers are not tried.
-
-    Raises as `Model.load`.
+    The layers are computed where `hardware` puts them, file by file of `paths`, as by a stage that has them. Once a
+    number takes a device too long, larger numbers are not tried. Raises as `Model.load`.
     """
     rng = np.random.default_rng(1)
     best: dict[int, float] = {}
@@ -168,7 +162,6 @@ def _pass(chain: Sequence[Block], rows: Floats) -> float:
 
 
 def _through(chain: Sequence[Block], rows: Floats) -> None:
-    """Compute rows through all blocks, from the first position on."""
     for block in chain:
         rows = block.forward(rows, start=0)
 
@@ -179,14 +172,10 @@ def _weights(tensor: TensorInfo, rng: np.random.Generator) -> Iterator[bytes]:
         yield np.ones(tensor.n_elements, dtype=np.float32).tobytes()
         return
     _name, block, size = TENSOR_TYPES[tensor.kind]
-    left, step = tensor.n_elements // block, max(1, 2**22 // size)
-    some = b""
-    while left:
-        count = min(left, step)
-        if len(some) < count * size:
-            some = _blocks(tensor.kind, count, block, size, rng)
-        yield some[: count * size]
-        left -= count
+    count, step = tensor.n_elements // block, max(1, 2**22 // size)
+    some = _blocks(tensor.kind, min(count, step), block, size, rng)
+    for at in range(0, count, step):
+        yield some[: min(step, count - at) * size]
 
 
 def _blocks(kind: int, count: int, block: int, size: int, rng: np.random.Generator) -> bytes:
@@ -195,77 +184,52 @@ def _blocks(kind: int, count: int, block: int, size: int, rng: np.random.Generat
         if kind == _BF16:
             return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
         return values.astype(np.float32 if kind == _F32 else np.float16).tobytes()
-    if kind == _MXFP4:  # a block begins with its scale's exponent
-        values8 = rng.integers(0, 256, (count, size), dtype=np.uint8)
-        values8[:, 0] = 127 - 9
-        return values8.tobytes()
-    if kind not in _SCALES:  # any two bytes of these make a small 16-bit number
-        return rng.integers(0x20, 0x30, (count, size), dtype=np.uint8).tobytes()
-    values8 = rng.integers(0, 256, (count, size), dtype=np.uint8)
-    for at in _SCALES[kind]:
-        values8[:, at : at + 2] = _SCALE
-    return values8.tobytes()
-
-
-_SLIVER = 32  # rows of an embedding that is never read
-_HEAD = 64  # columns of an attention's head
-_EXPANSION = 4  # feed-forward width / row width
-_F32, _F16 = 0, 1
+    # Any two bytes of a type without a known place of its scales make a small 16-bit number.
+    least, most = (0, 256) if kind in _SCALES or kind == _MXFP4 else (0x20, 0x30)
+    found = rng.integers(least, most, (count, size), dtype=np.uint8)
+    for at in _SCALES.get(kind, ()):
+        found[:, at : at + 2] = _SCALE
+    if kind == _MXFP4:
+        found[:, 0] = 127 - 9  # a block begins with its scale's exponent
+    return found.tobytes()
 
 
 def stand_in(model: ModelFile) -> tuple[Blocks, Dimensions]:
-    """Return layers with a model's width and most frequent quantisation, and their dimensions.
-
-    Raises:
-        ModelUnsupported: the file does not say how wide its rows are, or has no layers.
-    """
-    header = model.header
-    width = header.metadata.get(f"{header.architecture}.embedding_length")
-    sizes: Counter[int] = Counter()
+    """Return layers with a model's width and most frequent quantisation, and their dimensions. Raise ModelUnsupported
+    where the file does not say how wide its rows are, or has no layers."""
+    header, sizes = model.header, Counter[int]()
+    width = header.number("embedding_length")
     for tensor in header.tensors:
-        if tensor.name.startswith("blk."):
-            sizes[tensor.kind] += tensor.nbytes
-    if not isinstance(width, int) or width < 1 or not sizes:
+        sizes[tensor.kind] += tensor.nbytes if tensor.layer is not None else 0
+    if width < 1 or not sizes.total():
         raise ModelUnsupported(f"{model.path} does not say how wide its rows are.", "Use a complete language model.")
     kind = sizes.most_common(1)[0][0]
     kind = kind if width % TENSOR_TYPES[kind][1] == 0 else _F16
     heads = width // _HEAD if width % _HEAD == 0 else 1
-    known = Dimensions(1, width, _EXPANSION * width, heads, heads, width // heads, width // heads)
-    weights = sum(t.nbytes for t in _layer(known, kind, 0))
-    layers = min(max(1, text_layers(header)), math.ceil(ENOUGH / weights))
-    known = replace(known, layers=layers)
-    tensors = [
-        _tensor("token_embd.weight", (width, _SLIVER), kind), _tensor("output_norm.weight", (width,), _F32),
-        *(tensor for layer in range(layers) for tensor in _layer(known, kind, layer)),
-    ]  # fmt: skip
-    data = portions(header, _entries(known), tensors)
-    head = bytes(next(data))
-    return Blocks(head, sum(len(portion) for portion in data), layers, width), known
-
-
-def _entries(known: Dimensions) -> list[bytes]:
-    numbers = {
-        "block_count": known.layers, "context_length": 4_096, "embedding_length": known.d_model,
-        "feed_forward_length": known.d_ff, "attention.head_count": known.heads,
-        "attention.head_count_kv": known.kv_heads, "rope.dimension_count": known.keys, "vocab_size": _SLIVER,
-    }  # fmt: skip
-    return [
-        text("general.architecture", "llama"), real("llama.attention.layer_norm_rms_epsilon", 1e-5),
-        *(number(f"llama.{key}", value) for key, value in numbers.items()), text("tokenizer.ggml.model", "no_vocab"),
-    ]  # fmt: skip
-
-
-def _layer(known: Dimensions, kind: int, layer: int) -> list[NewTensor]:
-    width, ff = known.d_model, known.d_ff
+    ff = _EXPANSION * width
     shapes = {
+        "attn_norm": (width,), "ffn_norm": (width,),
         **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (width, width)),
         "ffn_gate": (width, ff), "ffn_up": (width, ff), "ffn_down": (ff, width),
     }  # fmt: skip
-    norms = [_tensor(f"blk.{layer}.{name}.weight", (width,), _F32) for name in ("attn_norm", "ffn_norm")]
-    return [*norms, *(_tensor(f"blk.{layer}.{name}.weight", shape, kind) for name, shape in shapes.items())]
 
+    def tensor_of(name: str, shape: tuple[int, ...]) -> NewTensor:
+        own = kind if len(shape) > 1 else _F32
+        nbytes = math.prod(shape) // TENSOR_TYPES[own][1] * TENSOR_TYPES[own][2]
+        return NewTensor(name, shape, own, nbytes, partial(zeros, nbytes))
 
-def _tensor(name: str, shape: tuple[int, ...], kind: int) -> NewTensor:
-    _name, block, size = TENSOR_TYPES[kind]
-    nbytes = math.prod(shape) // block * size
-    return NewTensor(name, shape, kind, nbytes, partial(zeros, nbytes))
+    weights = sum(tensor_of(name, shape).nbytes for name, shape in shapes.items())
+    layers = min(max(1, text_layers(header)), math.ceil(ENOUGH / weights))
+    numbers = {
+        "block_count": layers, "context_length": 4_096, "embedding_length": width, "feed_forward_length": ff,
+        "attention.head_count": heads, "attention.head_count_kv": heads, "rope.dimension_count": width // heads,
+        "vocab_size": _SLIVER, "attention.layer_norm_rms_epsilon": 1e-5,
+    }  # fmt: skip
+    names = {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}
+    entries = names | {f"llama.{key}": value for key, value in numbers.items()}
+    tensors = [tensor_of("token_embd.weight", (width, _SLIVER)), tensor_of("output_norm.weight", (width,))]
+    for layer in range(layers):
+        tensors += (tensor_of(f"blk.{layer}.{name}.weight", shape) for name, shape in shapes.items())
+    data = portions(header, [entry(key, value) for key, value in entries.items()], tensors)
+    blocks = Blocks(bytes(next(data)), sum(map(len, data)), layers, width)
+    return blocks, Dimensions(layers, width, ff, heads, heads, width // heads, width // heads)

@@ -6,16 +6,19 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile
-from edgellm.engine.gguf.writer import portions, raw_entries, text
+from edgellm.engine.gguf.writer import entry, portions, raw_entries
 from edgellm.errors import ModelUnsupported
 
 TOKENS = "tokenizer.ggml.tokens"
 PADDING = 256
 """Greatest number of padding entries by which two vocabularies of one tokenizer may differ."""
-_PORTION = 1 << 20
+MAX_TOKENIZER = 64 * 2**20
+"""Most bytes of a tokenizer's file: Gemma 4, with 262,144 tokens, has 16 MB."""
+_PREFIX = "tokenizer."
+_UNREAD = "tokenizer.huggingface.json"  # a copy that llama.cpp does not read
+_ALIGNMENT = 32  # bytes; GGUF's default
 
 
 def token_count(header: GgufHeader) -> int:
@@ -24,47 +27,32 @@ def token_count(header: GgufHeader) -> int:
     return described.count if isinstance(described, GgufArray) else 0
 
 
+def _entries(file: ModelFile) -> dict[str, bytes]:
+    with file.path.open("rb") as source:
+        return raw_entries([source], file.parts[0])
+
+
 def tokenizer_hash(file: ModelFile) -> bytes:
     """Return a hash of all that a file says about its tokenizer, its chat template included."""
-    header, found = file.parts[0], hashlib.sha256()
-    places = [*sorted((at, key) for key, at in header.value_offsets.items()), (header.infos_offset + 12, "")]
-    spans = {
-        key: (at - 4, following - 12 - len(name.encode()))  # each value follows its name and type
-        for (at, key), (following, name) in pairwise(places)
-    }
-    with file.path.open("rb") as source:
-        for key in sorted(spans):
-            if key.startswith("tokenizer."):
-                begin, end = spans[key]
-                source.seek(begin)
-                found.update(struct.pack("<QQ", len(key), end - begin) + key.encode() + source.read(end - begin))
-    return found.digest()
+    digest = hashlib.sha256()
+    for key, raw in sorted(_entries(file).items()):
+        if key.startswith(_PREFIX):
+            said = raw[8 + len(key.encode()) :]  # the type, and the value
+            digest.update(struct.pack("<QQ", len(key), len(said)) + key.encode() + said)
+    return digest.digest()
 
 
 def token_texts(file: ModelFile) -> Sequence[bytes]:
     """Return the texts of all tokens; none where the file has no vocabulary."""
-    described = file.header.metadata.get(TOKENS)
-    if not isinstance(described, GgufArray):
+    if not (count := token_count(file.parts[0])):
         return ()
-    with file.path.open("rb") as source:
-        source.seek(described.offset)
-        data, at, found = b"", 0, []
-        for _ in range(described.count):
-            if at + 8 > len(data):
-                data, at = data[at:] + source.read(_PORTION), 0
-            (length,) = struct.unpack_from("<Q", data, at)
-            while at + 8 + length > len(data):
-                data, at = data[at:] + source.read(max(_PORTION, length)), 0
-            found.append(data[at + 8 : at + 8 + length])
-            at += 8 + length
+    raw = _entries(file)[TOKENS]
+    at, found = 24 + len(TOKENS), []  # behind the key, the types and the count
+    for _ in range(count):
+        begin = at + 8
+        at = begin + int(struct.unpack_from("<Q", raw, at)[0])
+        found.append(raw[begin:at])
     return found
-
-
-MAX_TOKENIZER = 64 * 2**20
-"""Most bytes of a tokenizer's file: Gemma 4, with 262,144 tokens, has 16 MB."""
-_ARCHITECTURE, _NAME, _PREFIX = "general.architecture", "general.name", "tokenizer."
-_UNREAD = "tokenizer.huggingface.json"  # a copy that llama.cpp does not read
-_ALIGNMENT = 32  # bytes; GGUF's default
 
 
 def tokenizer_file(file: ModelFile, name: str = "") -> bytes:
@@ -74,16 +62,13 @@ def tokenizer_file(file: ModelFile, name: str = "") -> bytes:
         ModelUnsupported: it has no tokenizer, or one of more than `MAX_TOKENIZER` bytes.
         OSError: it cannot be read.
     """
-    header = file.parts[0]
+    header, entries = file.parts[0], _entries(file)
     if not token_count(header):
         raise ModelUnsupported(f"{file.path} contains no tokenizer.", "Use a whole model file.")
-    with file.path.open("rb") as source:
-        entries = raw_entries(source, header)
-    kept = [entries[_ARCHITECTURE]] if _ARCHITECTURE in entries else []
-    kept.append(text(_NAME, name or file.name))
+    kept = [raw for key, raw in entries.items() if key == "general.architecture"]
+    kept.append(entry("general.name", name or file.name))
     kept += (raw for key, raw in entries.items() if key.startswith(_PREFIX) and key != _UNREAD)
     if (size := sum(map(len, kept))) > MAX_TOKENIZER - 2 * _ALIGNMENT:  # the header and padding
-        raise ModelUnsupported(
-            f"The tokenizer of {file.path} has {size} bytes; {MAX_TOKENIZER} are possible.", "Use another model."
-        )
+        what = f"The tokenizer of {file.path} has {size} bytes; {MAX_TOKENIZER} are possible."
+        raise ModelUnsupported(what, "Use another model.")
     return b"".join(portions(replace(header, alignment=_ALIGNMENT), kept, ()))

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgellm.engine import llama_api, native
-from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader, ModelFile, text_layers
+from edgellm.engine.gguf.memory import text_layers
+from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader, ModelFile
 from edgellm.engine.gguf.tokenizer import PADDING, token_count, token_texts
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, Trunk

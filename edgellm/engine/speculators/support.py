@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgellm.engine.gguf.reader import GgufHeader, mtp_layers, text_layers
+from edgellm.engine.gguf.memory import mtp_layers, text_layers
+from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.speculators.states import StateFunctions
 from edgellm.engine.trial.probe import EAGLE3
 
