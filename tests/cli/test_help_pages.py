@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import typer
 
-from edgellm.cli.help_pages import PANELS, SHORT, pages
+from edgellm.cli.app import pages
+from edgellm.cli.help_pages import PANELS, SHORT
 from tests.cli.conftest import Done, commands
 
 ROOT = Path(__file__).parents[2]
