@@ -28,7 +28,8 @@ PANELS = (
 """The sections of options that `--help` of a command with more than `SHORT` leaves out, in their order."""
 _OPTIONS = "Options"
 _NAME = "cyan"
-Page: TypeAlias = Any  # of `edgellm.cli.app`, which imports this module when it is asked for a page
+Page: TypeAlias = Any
+"""A `Page` of `edgellm.cli.app`, which imports this module when it is asked for a page."""
 _NOTE = re.compile(r"(.*?) *\[((?:env var|default|required).*)\]", re.DOTALL)
 _DEFAULT = re.compile(r"default: \((.*?)\)(?=[];])")
 _RANGE = re.compile(r"; x>=[\d.]+\]")
