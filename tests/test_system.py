@@ -33,16 +33,6 @@ def test_a_file_in_use_is_not_locked_by_others(tmp_path: Path) -> None:
         assert not one.closed
 
 
-def test_on_windows_a_file_is_closed_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    path.touch()
-    elsewhere(monkeypatch, "win32")
-    with path.open("rb") as file:
-        system.lock_shared(file)
-        system.lock_exclusive(file)
-        assert file.closed
-
-
 def test_a_file_is_locked_between_processes_and_never_on_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,15 +46,6 @@ def test_a_file_is_locked_between_processes_and_never_on_windows(
         elsewhere(monkeypatch, "win32")
         assert not system.try_lock(file.fileno())
     assert subprocess.run(other, capture_output=True, check=True).stdout == b"True\n"
-
-
-@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
-def test_a_file_gets_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
-    elsewhere(monkeypatch, platform)
-    with (tmp_path / "file").open("w+b") as file:
-        system.reserve(file.fileno(), 100)
-        system.reserve(file.fileno(), 50)
-        assert os.fstat(file.fileno()).st_size == 100
 
 
 def test_files_have_owners_and_modes_where_the_system_knows_them(
@@ -84,16 +65,6 @@ def test_files_have_owners_and_modes_where_the_system_knows_them(
         elsewhere(monkeypatch, "linux")
         system.close_to_others(file.fileno())
         assert path.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize("platform", ["linux", "win32"])
-def test_a_folder_is_synced_if_that_is_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", synced.append)
-    elsewhere(monkeypatch, platform)
-    system.sync_folder(tmp_path)
-    system.sync_folder(tmp_path / "none")
-    assert len(synced) == (platform == "linux")
 
 
 @pytest.mark.parametrize(
@@ -137,11 +108,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         siblings = f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}" if cpu < 4 else str(cpu)
         (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(siblings)
     return tmp_path
-
-
-def test_all_cores_of_an_ordinary_machine_count(machine: Path) -> None:
-    assert machine.exists()
-    assert system.performance_cores() == 6
 
 
 def test_intels_efficient_cores_do_not_count(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,12 +42,6 @@ def test_json_has_one_object_a_token_and_then_the_summary(edge: Edge) -> None:
     assert edge("chat", "Where is my mug?", *SHORT).out.removesuffix("\n") == summary["text"]
 
 
-def test_piped_text_is_the_question(edge: Edge) -> None:
-    piped = edge("chat", "--json", *SHORT, stdin=b"Where is my mug?")
-    asked = edge("chat", "--json", *SHORT, "Where is my mug?")
-    assert [row["id"] for row in piped.lines[:-1]] == [row["id"] for row in asked.lines[:-1]]
-
-
 def test_piped_text_beside_a_question_is_context(edge: Edge, tmp_path: Path) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("The mug is on the shelf.\n")
@@ -77,27 +71,6 @@ def test_baselines_are_one_flag(edge: Edge, flags: tuple[str, ...], sources: set
     done = edge("chat", "--json", "Hello", *SHORT, *flags)
     assert done.code == 0
     assert {row["source"] for row in done.lines[:-1]} <= sources
-
-
-def test_a_seed_repeats_a_sampled_reply(edge: Edge) -> None:
-    words = ("chat", "--json", "Hello", *SHORT, "--temperature", "2", "--top-k", "0", "--top-p", "1")
-    texts = [edge(*words, "--seed", seed).lines[-1]["summary"]["text"] for seed in ("7", "7", "8", "9", "10", "11")]
-    assert texts[0] == texts[1]
-    assert len(set(texts)) > 1
-
-
-def test_a_system_prompt_is_part_of_the_prompt(edge: Edge) -> None:
-    bare = edge("chat", "--json", "Hello", *SHORT).lines[-1]["summary"]
-    told = edge("chat", "--json", "Hello", *SHORT, "-s", "Answer like a pirate.").lines[-1]["summary"]
-    assert told["prompt_tokens"] > bare["prompt_tokens"]
-
-
-def test_explain_and_stats_go_to_stderr(edge: Edge) -> None:
-    done = edge("chat", "Hello", *SHORT, "--explain", "--stats")
-    assert "round 0: drafted" in done.err
-    assert "prompt tokens" in done.err
-    assert "spent on trying" in done.err
-    assert done.out == edge("chat", "Hello", *SHORT).out
 
 
 def test_gates_complete_in_the_shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,13 +149,6 @@ def test_a_file_that_is_longer_than_the_context_is_told_with_both_numbers_and_wh
     assert edge(*words, *SHORT, "--ctx-size", advised[1]).code == 0
 
 
-@pytest.mark.parametrize("words", [("chat",), ("chat", ""), ("chat", "  ")])
-def test_an_empty_question(edge: Edge, words: tuple[str, ...]) -> None:
-    done = edge(*words)
-    assert done.code == 2
-    assert "The question is empty" in done.err
-
-
 def test_input_that_is_not_text(edge: Edge, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_bytes(b"caf\xe9")
     for done in (
@@ -192,21 +158,6 @@ def test_input_that_is_not_text(edge: Edge, tmp_path: Path) -> None:
     ):
         assert done.code == 1
         assert "is not UTF-8 text: byte 3 is 0xe9" in done.err
-
-
-@pytest.mark.usefixtures("rows_are_cheap")
-def test_a_question_asked_again_is_answered_from_memory(edge: Edge) -> None:
-    words = ("chat", "--json", "--draft", "none", "Where is my mug?", *LONG)
-    first, again = (edge(*words).lines[-1]["summary"] for _ in range(2))
-    assert first["text"] == again["text"]
-    assert again["retrieved"] > first["retrieved"]
-    assert again["rounds"] < first["rounds"]
-
-
-@pytest.mark.parametrize("off", [("--no-history",), ("--retrieval", "off")])
-def test_what_is_not_to_be_remembered_is_not(edge: Edge, off: tuple[str, ...]) -> None:
-    edge("chat", "--draft", "none", "Where is my mug?", *LONG, *off)
-    assert edge("history", "--json").answer["conversations"] == 0
 
 
 @pytest.mark.usefixtures("rows_are_cheap")

@@ -80,22 +80,6 @@ def test_context_and_system_open_the_conversation_once(talk: Chat, listener: Lis
     assert listener.asked == [FIRST, [*FIRST, ("assistant", "Red."), ("user", "Sure?")]]
 
 
-def test_clear_forgets_what_was_said_and_keeps_the_context(talk: Chat, listener: Listener) -> None:
-    talk.ask("Which colour?")
-    talk.add_reply(heard("Red."))
-    talk.clear()
-    talk.ask("Which colour?")
-    assert listener.asked[1] == FIRST
-    assert talk.summary is None
-
-
-def test_a_reply_without_a_word_is_no_turn(talk: Chat, listener: Listener) -> None:
-    talk.ask("Which colour?")
-    talk.add_reply(heard(""))
-    talk.ask("Which colour?")
-    assert listener.asked[1] == FIRST
-
-
 def test_a_question_that_could_not_be_asked_is_forgotten(talk: Chat, listener: Listener) -> None:
     talk.ask("Which colour?")
     talk.add_reply(heard("Red."))
@@ -135,14 +119,6 @@ def test_a_long_conversation_loses_its_oldest_turns_and_neither_system_nor_conte
     assert listener.asked[-1] == [("system", "Be kind."), ("user", "Red.\n\nWhich?")]
 
 
-def test_a_stored_conversation_keeps_its_own_system_prompt(listener: Listener) -> None:
-    past = Kept(("system", "Be brief."), *((role, "x" * 90) for role in ("user", "assistant") * 2))
-    talk = Chat(listener, ReplyOptions(max_tokens=40), stored=past)  # type: ignore[arg-type]
-    listener.context_length = 300
-    talk.ask("And now?")
-    assert [role for role, _ in listener.asked[-1]] == ["system", "user", "assistant", "user"]
-
-
 @pytest.fixture
 def kept() -> Kept:
     return Kept()
@@ -178,13 +154,6 @@ def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(stored: Chat, 
     stored.ask("Which colour?")
     assert listener.asked[-1] == FIRST, "with the context again"
     assert len({conversation for conversation, _ in kept.saved}) == 1
-
-
-def test_clear_begins_another_stored_conversation(stored: Chat, kept: Kept) -> None:
-    said(stored, "Which colour?", "Red.")
-    stored.clear()
-    said(stored, "Sure?", "Yes.")
-    assert len({conversation for conversation, _ in kept.saved}) == 2
 
 
 def test_a_system_prompt_holds_from_the_beginning_on(stored: Chat, listener: Listener, kept: Kept) -> None:

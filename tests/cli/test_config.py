@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -61,16 +60,6 @@ def test_where_each_value_is_from_is_told(edge: Edge, monkeypatch: pytest.Monkey
     assert "serve" not in edge("config", "show", "chat", "--all", "--json").answer
 
 
-def test_the_place_is_told_and_moves_with_home(edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert edge("config", "path").out.strip() == str(tmp_path / "home" / "config" / "config.toml")
-    for place in ("data", "cache", "state"):
-        assert edge("config", "path", place).out.strip() == str(tmp_path / "home" / place)
-    assert "Nothing is set" in edge("config", "show").err
-    monkeypatch.delenv("EDGELLM_HOME")
-    assert "edgellm" in edge("config", "path").out
-    assert str(tmp_path) not in edge("config", "path").out
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -122,21 +111,9 @@ def test_a_variable_separates_values_with_commas(edge: Edge, monkeypatch: pytest
     assert "another.txt cannot be read" in edge("chat", "Where is my mug?").err
 
 
-def test_only_options_of_commands_have_variables(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGELLM_VERSION", "3")
-    monkeypatch.setenv("EDGELLM_LS_HELP", "1")
-    monkeypatch.setenv("EDGELLM_LS_JSON", "1")
-    assert edge("ls").answer
-
-
 def test_every_option_has_a_variable_of_its_own() -> None:
     options: list[Any] = [option for one in commands() for option in one.command.params]
     variables = [one.envvar[-1] for one in options if one.param_type_name == "option" and not one.is_eager]
     assert len(variables) == len(set(variables))
     assert all(name.replace("_", "").isalnum() and name.isupper() for name in variables)
     assert {"EDGELLM_CHAT_BUDGET", "EDGELLM_MESH_PLAN_TOKENS_OUT", "EDGELLM_CHAT_JSON"} <= set(variables)
-
-
-def test_unknown_commands_are_told(edge: Edge) -> None:
-    assert "There is no command 'nothing'" in edge("config", "show", "nothing").err
-    assert json.loads(edge("config", "show", "--json").out) == {}

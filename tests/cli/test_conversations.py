@@ -37,13 +37,6 @@ def test_the_last_one_goes_on_with_all_that_was_said(edge: Edge) -> None:
     assert len(said(edge)) == 6
 
 
-def test_new_context_is_told_in_the_next_turn(edge: Edge, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("The film night is on Friday.")
-    edge("chat", "Hello", *SHORT)
-    edge("chat", "-c", "When?", "--context", str(tmp_path / "notes.txt"), *SHORT)
-    assert said(edge)[2][1] == "The film night is on Friday.\n\nWhen?"
-
-
 @pytest.mark.parametrize("words", [("--no-history",), ()])
 def test_with_the_history_off_nothing_is_kept(edge: Edge, words: tuple[str, ...]) -> None:
     if not words:
@@ -86,12 +79,6 @@ def test_what_was_read_is_kept_for_the_next_process_until_a_conversation_is_remo
     assert not list(prompts_folder().iterdir())
 
 
-def test_clearing_the_history_clears_them_too(edge: Edge) -> None:
-    edge("chat", "Hello", *SHORT)
-    edge("history", "clear", "--yes")
-    assert edge("conversations", "--json").answer == []
-
-
 @pytest.mark.parametrize(
     "words",
     [("show",), ("rm",), ("show", "--all"), ("list", "abc"), ("show", "zz"), ("rm", "zz", "-y"), ("rm", "", "-y")],
@@ -101,9 +88,3 @@ def test_what_cannot_be_meant_is_told(edge: Edge, words: tuple[str, ...]) -> Non
     done = edge("conversations", *words)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert len(edge("conversations", "--json").answer) == 1
-
-
-def test_both_ways_to_go_on_are_refused(edge: Edge) -> None:
-    done = edge("chat", "-c", "--conversation", "ab", "Hello")
-    assert done.code == 2
-    assert "Leave one of them out" in done.err

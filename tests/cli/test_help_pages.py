@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import typer
 
 from edgellm.cli.app import pages
-from edgellm.cli.help_pages import PANELS, SHORT
+from edgellm.cli.help_pages import SHORT
 from tests.cli.conftest import Done, commands
 
 ROOT = Path(__file__).parents[2]
@@ -52,19 +51,6 @@ def test_everything_is_completed(context: typer.Context) -> None:
     assert completed >= {*options(context).values(), "--help", "--help-all"}
 
 
-def test_what_is_left_out_has_a_section() -> None:
-    sections = {getattr(option, "rich_help_panel", None) for one in commands() for option in one.command.params}
-    assert sections == {*PANELS, None}
-
-
-def test_a_page_fits_a_narrow_terminal(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.cli.help_pages.WIDTH", 60)
-    page = edge("serve", "--help-all").out
-    assert "--log-level <off|error|warning|info|debug>\n" in page
-    lines = page.partition("\nOptions:")[2].splitlines()  # examples are not folded
-    assert max(map(len, lines)) <= 60
-
-
 def test_a_group_without_a_command_prints_its_page(edge: Edge) -> None:
     for words in ((), ("mesh",), ("config",)):
         done = edge(*words)
@@ -78,10 +64,3 @@ def test_the_first_page_has_every_command_once(edge: Edge) -> None:
     page = edge("--help").out
     for name in filter(str.isalpha, pages()):
         assert len(re.findall(rf"^  {name} +\S", page, re.MULTILINE)) == 1
-
-
-def test_the_example_about_a_file_is_answered(edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "notes.txt").write_bytes((ROOT / "docs" / "notes.txt").read_bytes())
-    monkeypatch.chdir(tmp_path)
-    (line,) = [line for line, _ in pages()["chat"].examples if "--context notes.txt" in line]
-    assert "Friday at 20:00" in edge(*shlex.split(line)[1:]).out

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
-from typing import get_args
 
 import pytest
 
-from edgellm.cli.commands.history import Action
-from edgellm.cli.views import console
 from edgellm.storage import History
 from tests.cli.conftest import Done
 from tests.storage.chats import change
@@ -30,13 +27,6 @@ def kept() -> History:
     history.add("Where is my mug?", "On the shelf.")
     history.add("And the drill?", "Ben has it.")
     return history
-
-
-def test_path_is_for_scripts(edge: Edge, tmp_path: Path) -> None:
-    path = tmp_path / "home" / "data" / "history" / "chats.sqlite3"
-    assert edge("history", "path") == Done(0, f"{path}\n", "")
-    assert edge("history", "path", "--json").answer == {"path": str(path)}
-    assert not path.parent.exists()
 
 
 @pytest.mark.parametrize("words", [("history",), ("history", "show")])
@@ -69,12 +59,6 @@ def test_show_as_json(edge: Edge, kept: History) -> None:
     }  # fmt: skip
 
 
-def test_show_where_nothing_is_kept(edge: Edge) -> None:
-    assert "holds     nothing" in edge("history").out
-    answer = edge("history", "show", "--json").answer
-    assert (answer["conversations"], answer["first"], answer["last"]) == (0, None, None)
-
-
 def test_clear_wants_yes_where_it_cannot_ask(edge: Edge, kept: History) -> None:
     refused = edge("history", "clear", stdin=b"y\n")
     assert (refused.code, refused.out) == (2, "")
@@ -84,24 +68,6 @@ def test_clear_wants_yes_where_it_cannot_ask(edge: Edge, kept: History) -> None:
     assert edge("history", "clear", "--yes") == Done(0, "", "deleted 2 replies\n")
     assert kept.recent() == []
     assert not [path for path in kept.folder.iterdir() if b"mug" in path.read_bytes()]
-
-
-@pytest.mark.parametrize(("answer", "code", "left"), [(b"y\n", 0, 0), (b"n\n", 1, 2), (b"\n", 1, 2), (b"", 130, 2)])
-def test_clear_asks_at_a_terminal(
-    edge: Edge, kept: History, monkeypatch: pytest.MonkeyPatch, answer: bytes, code: int, left: int
-) -> None:
-    monkeypatch.setattr(console, "is_terminal", lambda _: True)
-    done = edge("history", "clear", stdin=answer)
-    assert (done.code, done.out.strip()) == (code, "")
-    assert "Delete 2 replies?" in done.err
-    assert len(kept.recent()) == left
-
-
-def test_clear_of_nothing_needs_no_yes(edge: Edge) -> None:
-    assert edge("history", "clear").err == "deleted nothing\n"
-    History().add("q", "r")
-    answer = edge("history", "clear", "-y", "--json").answer
-    assert (answer["forgotten"], answer["replies"]) == (1, 1)
 
 
 def test_clear_asks_for_damaged_remains_too(edge: Edge, kept: History) -> None:
@@ -114,12 +80,6 @@ def test_clear_asks_for_damaged_remains_too(edge: Edge, kept: History) -> None:
     assert aside.read_text() == "half a conversa"
     assert edge("history", "clear", "--yes").code == 0
     assert not aside.exists()
-
-
-def test_clear_removes_damaged_remains_at_once_where_it_need_not_ask(edge: Edge, kept: History) -> None:
-    kept.path.write_text("half a conversa")
-    assert edge("history", "clear", "--yes").code == 0
-    assert [path.name for path in kept.folder.iterdir()] == []
 
 
 def test_off_and_on_say_what_they_did(edge: Edge, kept: History) -> None:
@@ -157,13 +117,6 @@ def test_a_history_that_is_a_link_is_one_clear_line(
     assert done.err.startswith(f"error: {kept.path} is a link")
     assert done.err.count("\n") == 1
     assert b"mug" in (tmp_path / "mine").read_bytes()
-
-
-def test_the_help_says_that_it_is_private(edge: Edge) -> None:
-    shown = " ".join(edge("history", "--help").out.split())
-    assert "never sent" in shown
-    for action in get_args(Action):
-        assert f"{action}: " in shown
 
 
 def test_keep_sets_the_greatest_age_of_everything(edge: Edge, kept: History, monkeypatch: pytest.MonkeyPatch) -> None:

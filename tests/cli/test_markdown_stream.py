@@ -87,13 +87,6 @@ BLOCKS = st.one_of(
 )
 
 
-def test_lines_that_left_the_screen_with_the_block_before_them_are_not_written_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    text = "mug\n\n" + " ".join(["shelf"] * 16)
-    assert letters(shown([text], monkeypatch, width=20, height=4).shown) == letters(text)
-
-
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(BLOCKS, max_size=6).map("\n\n".join), st.data(), st.integers(20, 60), st.integers(4, 30))
 def test_the_screen_is_the_same_however_the_text_came(
@@ -142,10 +135,6 @@ def test_no_word_is_lost(monkeypatch: pytest.MonkeyPatch, text: str, width: int)
 def test_deep_text_keeps_half_of_the_screen(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     assert shown([text], monkeypatch, 80).shown.split() == text.split()
     assert "drill" in shown([text], monkeypatch, 30).shown
-
-
-def test_items_of_equal_numbers_are_shown_as_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shown(["1. mug\n1. **shelf**\n"], monkeypatch).shown.split() == ["1", "mug", "2", "shelf"]
 
 
 def letters(text: str) -> str:

@@ -116,25 +116,6 @@ def test_a_plan_is_deployed_and_then_nothing_is_left_to_move(
     assert "nothing has to be deployed first" in shown.out
 
 
-def test_what_is_deployed_has_memory_for_the_context(
-    edge: Edge, stores: dict[str, LayerStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (12_000_000, "a test"))
-    words = ("mesh", "deploy", MODEL, "--tokens-in", "16", "--tokens-out", "4")
-    done = edge(*words, "--ctx-size", "64")
-    assert (done.code, "Memory is counted for a context of 64 tokens" in done.err) == (0, True)
-    refused = edge(*words)
-    assert (refused.code, "a shorter context" in refused.err) == (1, True)
-
-
-def test_one_good_device_needs_no_deploying(edge: Edge) -> None:
-    done = edge("mesh", "deploy", MODEL, "--json")
-    assert (done.code, done.answer) == (0, [])
-    assert "There is nothing to deploy" in done.err
-    shown = edge("mesh", "peers")
-    assert "No device is paired" in shown.err
-
-
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -80,16 +80,6 @@ def test_the_memory_of_the_context_decides_the_plan_and_the_run(edge: Edge, home
     assert refused.err == planned.err
 
 
-def test_a_model_described_in_the_file_and_the_whole_reply(edge: Edge, home: Path) -> None:
-    home.write_text(DESKTOP + LAPTOP + MODEL, encoding="utf-8")
-    words = ("mesh", "plan", "--devices", str(home), "--tokens-out", "50", "--objective", "reply")
-    cold, warm = edge(*words, "--json").answer, edge(*words, "--warm", "--json").answer
-    assert cold["objective"] == "reply"
-    assert warm["reply_s"] < cold["reply_s"]
-    assert warm["stages"][0]["load_s"] == 0.0
-    assert "the end of a reply of 50 tokens" in edge(*words).out
-
-
 @pytest.mark.parametrize(("name", "magic"), [("plan.png", b"\x89PNG"), ("plan.svg", b"<?xml")])
 def test_it_is_drawn(edge: Edge, tmp_path: Path, name: str, magic: bytes) -> None:
     pytest.importorskip("matplotlib")
@@ -97,13 +87,6 @@ def test_it_is_drawn(edge: Edge, tmp_path: Path, name: str, magic: bytes) -> Non
     assert done.code == 0
     assert f"wrote {tmp_path / name}" in done.err
     assert (tmp_path / name).read_bytes().startswith(magic)
-
-
-def test_a_picture_that_cannot_be_kept(edge: Edge, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    done = edge("mesh", "plan", "--preset", "csgo", "--plot", str(tmp_path / "nowhere" / "all.png"))
-    assert (done.code, done.out) == (2, "")
-    assert "cannot be written" in done.err
 
 
 def test_a_plan_that_ran_out_of_time_says_so(edge: Edge) -> None:
@@ -143,12 +126,6 @@ def test_what_is_wrong_is_said(edge: Edge, cache: Path, words: tuple[str, ...], 
     assert (done.code, done.out) == (code, "")
     assert said in done.err
     assert done.err.count("\n") == 1
-
-
-def test_devices_without_a_model_ask_for_one(edge: Edge, home: Path) -> None:
-    done = edge("mesh", "plan", "--devices", str(home))
-    assert done.code == 2
-    assert "There is no model to plan for" in done.err
 
 
 def test_names_in_a_file_cannot_command_the_terminal(edge: Edge, home: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -32,7 +31,6 @@ from edgellm.storage.layers.store import LayerStore
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
 from tests.conftest import Architectures
-from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE
 from tests.storage.pieces import cut_singly
@@ -95,16 +93,6 @@ def test_the_stages_as_json_with_drafts_in_blocks(edge: Edge, worker: WorkerServ
         assert one["planned"] is None
 
 
-def test_a_plan_is_shown_beside_what_was_measured(edge: Edge, worker: WorkerServer, tmp_path: Path) -> None:
-    home = tmp_path / "home.toml"
-    home.write_text((DESKTOP + LAPTOP).replace('"desktop"', '"here"'), encoding="utf-8")
-    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--devices", str(home), "--max-tokens", "6")
-    done = edge(*words, "--peer", f"laptop={worker.address}")
-    assert done.code == 0
-    assert "measured (planned)" in done.err
-    assert "plan  " in done.err
-
-
 def test_a_conversation_over_devices(edge: Edge, worker: WorkerServer) -> None:
     words = ("chat", QUESTION, "--max-tokens", "12")
     done = edge(*words, "--mesh", f"{worker.address}:1-12")
@@ -134,26 +122,6 @@ def test_where_nobody_is_left_it_says_so(edge: Edge, tmp_path: Path) -> None:
     assert "A device was lost" in done.err
 
 
-def test_a_worker_that_is_served_by_the_command(edge: Edge) -> None:
-    served = Served("--role", "worker", "-m", "edgellm-verifier")
-    try:
-        done = edge(
-            "mesh", "run", "edgellm-verifier", QUESTION, "--split", f"{served.address}:1-12", "--max-tokens", "5"
-        )
-        assert done.code == 0
-        served.wait_for("Released layers 1-12")
-        served.process.send_signal(signal.SIGTERM)
-        assert served.end() == (0, "")
-        said = "".join(served.said)
-        assert "has stopped" in said
-        assert "Memory for layers and caches: " in said
-        assert "(the " in said
-        assert "mug" not in said
-        assert "Traceback" not in said
-    finally:
-        served.close()
-
-
 @pytest.fixture
 def measurable(verifier_path: Path, tmp_path: Path, quick_figures: None) -> Iterator[WorkerServer]:
     """A worker with the layers 7 to 12 in its store, that can be measured."""
@@ -162,20 +130,6 @@ def measurable(verifier_path: Path, tmp_path: Path, quick_figures: None) -> Iter
     stored = StoredLayers(store)
     with WorkerServer(WeightCache(stored), ANYWHERE, stored=stored) as running:
         yield running
-
-
-def test_a_plan_says_what_computes_on_each_device_and_why(edge: Edge, measurable: WorkerServer) -> None:
-    cache = WeightCache(measurable.cache.layers, unit=ComputeUnit(name="Card0", reason="a test says so"))
-    store = StoredLayers(LayerStore())
-    words = ("mesh", "plan", "edgellm-verifier", "--tokens-in", "16", "--tokens-out", "4", "--gpu-layers", "0")
-    with WorkerServer(cache, ANYWHERE, stored=store) as running:
-        shown = edge(*words, "--peer", f"desk={running.address}")
-        found = edge(*words, "--peer", f"desk={running.address}", "--json").answer["units"]
-    assert "desk (Card0)" in shown.out
-    assert "desk computes on Card0" in shown.err
-    assert "a test says so" in shown.err
-    assert re.search(r"here computes on the processor \(.+\): --gpu-layers is 0", shown.err)
-    assert [(one["device"], one["unit"]) for one in found] == [("here", None), ("desk", "Card0")]
 
 
 WITH_A_CARD = """
@@ -209,16 +163,6 @@ def test_a_workers_card_is_measured_planned_for_and_computes(edge: Edge, quick_f
         assert (done.code, done.out) == (0, alone.out)
     finally:
         served.close()
-
-
-def test_layers_of_one_device_are_computed_in_one_place(edge: Edge) -> None:
-    for words in (("serve", "--role", "worker"), ("mesh", "run", "edgellm-verifier", QUESTION, "--split", "here:1-12")):
-        done = edge(*words, "--gpu-layers", "3")
-        assert done.code
-        assert "computes all its layers of a mesh in one place" in done.err
-    done = edge("serve", "--role", "worker", "--ctx-size", "512")
-    assert done.code
-    assert "--ctx-size belongs to the roles pair and verifier" in done.err
 
 
 def test_this_device_computes_its_part_as_the_options_say(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,40 +260,6 @@ def test_each_plan_that_is_deployed_runs_with_few_pieces(edge: Edge, tmp_path: P
         assert edge(*words, "--split", f"{one}:1-5,{two}:6-12").out == alone.out  # what was brought before is there
         refused = edge(*words, "--split", f"{one}:1-6,here:7-12")
         assert "do not match the boundaries of the pieces on this device: 1-8" in " ".join(refused.err.split())
-
-
-def test_what_was_cut_for_a_stage_is_listed_and_removed(edge: Edge) -> None:
-    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "2", "--retrieval", "off")
-    assert edge(*words, "--split", "here:1-12").code == 0
-    (row,) = edge("mesh", "layers", "--on", "here", "--json").answer
-    assert (row["made"], row["model"]) == (True, "edgellm verifier")
-    assert "1-12 of 12, cut here" in edge("mesh", "layers", "--on", "here").out
-    gone = edge("mesh", "layers", "clean", "--on", "here", "-m", "edgellm-verifier", "--yes", "--json").answer
-    assert gone["pieces"] + gone["in_use"] == 1  # the stage may still be closing
-    assert edge(*words, "--split", "here:1-12").code == 0
-
-
-def test_a_worker_given_by_address_is_planned_for_and_brought_layers(
-    edge: Edge, measurable: WorkerServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgellm.storage.layers.manifest.PIECE_BYTES", 1)  # each layer alone, as those of a large model
-    peer = ("--peer", f"desk={measurable.address}")
-    plan = edge("mesh", "plan", "edgellm-verifier", *peer, "--json").answer
-    assert {"here", "desk"} == {one["device"] for part in ("stages", "unused") for one in plan[part]}
-    (row,) = edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:5-8", *peer, "--json").answer
-    assert (row["device"], row["already"] > 0, row["sent"] > 0, row["error"]) == ("desk", True, True, None)
-
-
-def test_what_a_worker_has_of_a_model_of_its_own_need_not_be_moved(
-    edge: Edge, verifier_path: Path, tmp_path: Path, quick_figures: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (25_000_000, "a test"))
-    store = LayerStore(tmp_path / "store", 10**9)
-    layers = SeveralSources(StoredLayers(store), WholeModel(ModelFile.open(verifier_path), store))
-    with WorkerServer(WeightCache(layers), ANYWHERE, stored=StoredLayers(store)) as running:
-        words = ("mesh", "plan", "edgellm-verifier", "--tokens-in", "16", "--tokens-out", "4")
-        plan = edge(*words, "--peer", f"desk={running.address}", "--json").answer
-    assert {one["device"]: one["bytes"] for one in plan["move"]} == {"here": 0, "desk": 0}
 
 
 def test_nobody_else_means_this_device_alone_and_nothing_to_measure(

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 from typer.testing import CliRunner
 
 from edgellm.cli.app import app
 from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
-from edgellm.engine import ModelFile
 from edgellm.engine.hardware import ALL_LAYERS, Hardware
 from edgellm.errors import InvalidOption
-from edgellm.llm.home import positions_of
 
 
 def given(**options: list[str]) -> HardwareOptions:
@@ -30,10 +24,6 @@ def test_a_value_holds_for_both_models_or_for_one() -> None:
         ALL_LAYERS, ("CUDA0", "CUDA1"), (3.0, 1.0), 4, 8_192, 256, "q8_0", True, False
     )
     assert options.of(DRAFT) == Hardware(0, ("CUDA0", "CUDA1"), (3.0, 1.0), 4, 8_192, 256, None, True, True)
-
-
-def test_nothing_given_is_nothing_chosen() -> None:
-    assert given().of(DRAFT) == given(gpu_layers=["auto"], flash_attn=["auto"], device=["auto"]).of(DRAFT) == Hardware()
 
 
 @pytest.mark.parametrize(
@@ -54,23 +44,6 @@ def test_what_plans_for_devices_has_those_that_a_plan_depends_on(command: str) -
         assert option in shown
     assert "--mlock" not in shown
     assert "draft=" not in shown
-
-
-def test_a_mesh_says_how_long_its_contexts_are(verifier_path: Path) -> None:
-    shown = CliRunner().invoke(app, ["mesh", "run", "--help-all"], env={"COLUMNS": "120"}).output
-    text = " ".join(shown.split())
-    default = re.search(r"--ctx-size N [^\[]*for which each device has memory\. \[default: (\d+),", text)
-    assert default is not None
-    file = ModelFile.open(verifier_path)
-    short, long = (with_context(file, trained) for trained in (1_024, 131_072))
-    assert positions_of(long, None) == int(default[1])
-    assert positions_of(short, None) == 1_024
-
-
-def with_context(file: ModelFile, trained: int) -> ModelFile:
-    """Return a file whose model was trained for so many positions."""
-    metadata = {**file.header.metadata, f"{file.header.architecture}.context_length": trained}
-    return replace(file, header=replace(file.header, metadata=metadata))
 
 
 def test_a_chat_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:

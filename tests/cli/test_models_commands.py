@@ -27,21 +27,6 @@ def test_pull_says_what_was_chosen_and_why(edge: Edge, hub: Hub) -> None:
     assert "is already on this machine" in again.err
 
 
-def test_pull_tells_where_it_goes_on(edge: Edge, hub: Hub) -> None:
-    hub.cut_after = [60_000, 0, 0, 0, 0, 0]
-    failed = edge("pull", REPO)
-    assert failed.code == 1
-    assert "Pull it again to resume" in failed.err
-    hub.cut_after = []
-    assert "resuming at 60.0 kB" in edge("pull", REPO).err
-
-
-def test_pull_as_json(edge: Edge, hub: Hub) -> None:
-    answer = edge("pull", f"{REPO}:q8_0", "--json").answer
-    assert Path(answer["path"]).read_bytes() == hub.repos[REPO]["tiny-Q8_0.gguf"]
-    assert answer["received"] == answer["size"]
-
-
 def test_pull_of_a_split_model(edge: Edge, hub: Hub, draft_path: Path, tmp_path: Path) -> None:
     paths = ModelFile.open(split(draft_path, tmp_path, 2)).paths
     hub.repos["ann/split-GGUF"] = {f"Q8_0/{path.name}": path.read_bytes() for path in paths}
@@ -87,12 +72,6 @@ def test_the_memory_of_graphics_cards_counts(edge: Edge, hub: Hub, monkeypatch: 
     assert "three quarters" in edge("pull", f"{REPO}:Q8_0").err
 
 
-def test_pull_names_what_is_there(edge: Edge, hub: Hub) -> None:
-    done = edge("pull", f"{REPO}:Q2_K")
-    assert done.code == 1
-    assert "it has: Q4_K_M, Q8_0" in done.err
-
-
 def test_ls_lists_the_pair_and_what_was_pulled(edge: Edge, hub: Hub) -> None:
     assert "edgellm setup" in edge("ls").err
     edge("pull", REPO)
@@ -117,12 +96,6 @@ def test_show_tells_what_a_model_is(edge: Edge, draft_path: Path) -> None:
     assert len(facts["sha256"]) == 64
 
 
-def test_show_of_what_is_not_there(edge: Edge, cache: Path) -> None:
-    done = edge("show", "ann/none")
-    assert (done.code, done.out) == (1, "")
-    assert "edgellm pull ann/none" in done.err
-
-
 def test_names_from_a_file_cannot_command_the_terminal(edge: Edge, hub: Hub) -> None:
     data = hub.repos[REPO]["tiny-Q4_K_M.gguf"].replace(b"llama", b"\x1b[2Jm")
     hub.repos[REPO]["tiny-Q4_K_M.gguf"] = data
@@ -141,10 +114,3 @@ def test_rm_asks_where_it_can_and_wants_yes_where_it_cannot(edge: Edge, hub: Hub
     assert done.code == 0
     assert f"removed {REPO}:Q4_K_M (200.1 kB)" in done.err
     assert {row["origin"] for row in edge("ls", "--json").answer} == {"bundled"}
-
-
-@pytest.mark.parametrize(("name", "code"), [("edgellm-draft", 2), ("ann/none", 1), ("../x", 2)])
-def test_rm_of_what_it_must_not_or_cannot(edge: Edge, cache: Path, name: str, code: int) -> None:
-    done = edge("rm", name, "--yes")
-    assert done.code == code
-    assert done.err.startswith("error: ")

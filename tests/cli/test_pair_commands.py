@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from edgellm.cli.commands import peers as pair_command
-from edgellm.rpc.trust.pairing import PAIRING_PORT
 from edgellm.rpc.trust.peer_store import Peers
 from edgellm.rpc.trust.trust import Trust
 from tests.cli.conftest import Done
@@ -111,19 +110,6 @@ def test_a_wrong_code_ends_both_sides_with_an_error(
     assert Peers().all() == []
 
 
-def test_the_screen_says_what_is_granted_and_what_follows(tmp_path: Path) -> None:
-    with other_user(tmp_path / "desk", "pair", "--port", "0") as process:
-        assert process.stderr is not None
-        said = ""
-        while "Ctrl-C" not in said:
-            said += process.stderr.readline()
-    said = " ".join(said.split())
-    assert "edgellm pair 127.0.0.1:" in said
-    assert "verify have drafts verified by this device" in said
-    assert "this device then reads the prompts and replies of the other device" in said
-    assert "two minutes and one guess" in said
-
-
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
@@ -150,17 +136,6 @@ def test_a_code_that_nobody_shows_is_said(edge: Edge, monkeypatch: pytest.Monkey
     assert done.code == 1
     assert done.err.count("still looking (") == 3  # after 0.2, 0.4 and 0.8 seconds
     assert "edgellm pair HOST:PORT 7-lamp-otter" in done.err
-
-
-def test_the_port_is_that_of_the_link() -> None:
-    assert pair_command.PORT == PAIRING_PORT
-
-
-def test_an_empty_list_says_how_to_begin(edge: Edge) -> None:
-    done = edge("peers")
-    assert (done.code, done.out) == (0, "")
-    assert "edgellm pair" in done.err
-    assert edge("peers", "--json").answer == []
 
 
 def test_the_list_says_what_there_is_to_know(edge: Edge, phone: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,11 +181,6 @@ def test_what_cannot_be_done(edge: Edge, phone: Trust, words: tuple[str, ...], c
     assert (done.code, done.err.count("\n")) == (code, 1)
     assert says in done.err
     assert Peers().path.read_bytes() == before
-
-
-def test_the_path_is_that_of_the_list(edge: Edge, phone: Trust) -> None:
-    assert edge("peers", "path").out.strip() == str(Peers().path)
-    assert edge("peers", "path", "--json").answer == {"path": str(Peers().path)}
 
 
 def test_a_damaged_list_is_told_and_not_touched(edge: Edge, phone: Trust) -> None:

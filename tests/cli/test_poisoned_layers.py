@@ -19,7 +19,7 @@ from edgellm.rpc.channel import open_channel, run_in_network_loop
 from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, upload
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
-from edgellm.storage.layers.manifest import LayerPiece, Manifest, forget_hashes, known_pieces, manifest_of
+from edgellm.storage.layers.manifest import LayerPiece, Manifest, manifest_of
 from edgellm.storage.layers.store import LayerStore
 from tests.cli.conftest import Done
 from tests.cli.poisoned_layers import claimed, deadly, garbled
@@ -106,23 +106,6 @@ def test_who_has_other_layers_refuses_and_the_coordinator_says_so(
         assert refused.out == written(edge, "here:1-12").out
         assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
         assert written(edge).out == written(edge, "here:1-12").out
-
-
-def test_a_coordinator_that_does_not_know_its_hashes_yet_finds_them_out(
-    edge: Edge, verifier_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its file is read only as far as a device was brought layers of it."""
-    manifest = layerwise(verifier_path)
-    with home(tmp_path / "a") as there:
-        assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
-        forget_hashes(manifest.fingerprint)
-        assert written(edge).code == 0
-        assert LayerRange(6, 12) in [piece.layers for piece in known_pieces(manifest.fingerprint)]
-        there.owner.peers.remove(there.worker_trust.identity.id)
-    forget_hashes(manifest.fingerprint)
-    monkeypatch.setattr("edgellm.mesh.layer_sources.pieces_of", None)
-    with home(tmp_path / "b", verifier_path):
-        assert written(edge).code == 0
 
 
 def test_layers_that_would_end_the_process_are_never_loaded_for_another(

@@ -53,16 +53,6 @@ def test_what_is_waited_for_is_shown_at_a_terminal_until_it_is_there(monkeypatch
     assert screen.getvalue().endswith("\x1b[2K")
 
 
-def test_nothing_is_shown_of_a_short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "QUIET_SECONDS", 3600.0)
-    monkeypatch.setattr(sys, "stderr", screen := Terminal(""))
-    bar = PromptBar()
-    bar(PromptProgress("verifier", 0, 4096))
-    bar.stop()
-    bar._show()
-    assert screen.getvalue() == ""
-
-
 def test_a_bar_shows_the_tokens_their_speed_and_the_time_left(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(progress, "QUIET_SECONDS", 3600.0)
     monkeypatch.setattr(sys, "stderr", screen := Terminal("512 of 4,096 tokens, 256/s, about 14 s left"))
@@ -112,13 +102,6 @@ def test_what_a_verifier_had_read_before_does_not_count_as_speed(
     assert "100/s, about 18 s left" in capsys.readouterr().err
 
 
-def test_a_quick_model_is_loaded_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
-    with Loading() as loading:
-        loading("draft.gguf", 0.5)
-        loading("draft.gguf", 1.0)
-    assert capsys.readouterr().err == ""
-
-
 def test_a_slow_one_is_told_once_where_nobody_watches(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,15 +111,6 @@ def test_a_slow_one_is_told_once_where_nobody_watches(
             loading("draft.gguf", share)
         loading("verifier.gguf", 0.1)
     assert capsys.readouterr().err == "loading draft.gguf\nloading verifier.gguf\n"
-
-
-def test_the_time_that_is_left_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter((0.0, 0.0, 2.0))
-    monkeypatch.setattr("time.monotonic", lambda: next(now))
-    with Loading("hashing") as loading:
-        loading("qwen.gguf", 0.0)
-        loading("qwen.gguf", 0.25)
-    assert capsys.readouterr().err == "hashing qwen.gguf, about 6 s left\n"
 
 
 def test_a_slow_one_has_a_bar_at_a_terminal_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:

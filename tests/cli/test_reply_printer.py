@@ -83,11 +83,6 @@ def test_a_thought_is_no_part_of_stdout(capsys: pytest.CaptureFixture[str]) -> N
     assert "4 tokens · 3 of them thought" in shown.err
 
 
-def test_an_empty_thought_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
-    print_reply(scripted([THOUGHT[0], THOUGHT[2], THOUGHT[3]]), Display())
-    assert "thought for" not in capsys.readouterr().err
-
-
 def test_a_thought_is_dim_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -110,11 +105,6 @@ def test_json_has_the_channel_of_each_token(capsys: pytest.CaptureFixture[str]) 
     ]  # fmt: skip
     assert (last["summary"]["thinking"], last["summary"]["text"]) == ("hm\ufffd", "Hi")
     assert last["summary"]["thinking_tokens"] == 3
-
-
-def test_characters_are_put_together_across_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    print_reply(scripted(tokens(b"caf", b"\xc3", b"\xa9", b" \xf0\x9f")), Display())
-    assert capsys.readouterr().out == "café \ufffd\n"
 
 
 def test_a_model_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,29 +131,10 @@ def test_json_texts_joined_are_the_reply(capsys: pytest.CaptureFixture[str], pie
     )
 
 
-def test_json_goes_out_token_by_token(capsys: pytest.CaptureFixture[str]) -> None:
-    seen: list[int] = []
-
-    def write(stats: Stats, explain: bool, stopped: object, *_: object) -> Generator[Event, None, None]:
-        for token in tokens(b"a", b"b", b"c"):
-            yield token
-            seen.append(capsys.readouterr().out.count("\n"))
-
-    print_reply(Reply(write, prompt_tokens=1, seed=0), Display(as_json=True))
-    assert seen == [1, 1, 1]
-
-
 def test_reasons_are_told_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     for explain in (True, False):
         print_reply(scripted([Explanation(4, "drafted 3")]), Display(explain=explain))
         assert ("round 4: drafted 3" in capsys.readouterr().err) == explain
-
-
-def test_stats_tell_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    print_reply(scripted(tokens(b"a")), Display(stats=True))
-    shown = capsys.readouterr().err
-    for name in ("prompt tokens", "tokens/s", "verified", "of drafts accepted", "tokens per check", "verifier passes"):
-        assert name in shown
 
 
 @pytest.mark.parametrize(
@@ -201,13 +172,6 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch) -> tuple[Terminal, Terminal]:
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
     return out, err
-
-
-def test_colours_show_the_source_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    out, err = at_terminal(monkeypatch)
-    print_reply(scripted([*tokens(b"a\nb"), *tokens(b"c", source=Source.DRAFT)]), Display(colours=True))
-    assert out.getvalue() == "\x1b[32ma\x1b[0m\n\x1b[32mb\x1b[0m\x1b[33mc\x1b[0m\n"
-    assert "\x1b[33m■ draft 1" in err.getvalue()
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])

@@ -105,8 +105,3 @@ def test_what_cannot_be_run(edge: Edge, cache: Path, words: tuple[str, ...], cod
     done = edge("run", *words)
     assert done.code == code
     assert text in done.err
-
-
-@pytest.mark.parametrize("name", ["list", "models"])
-def test_other_names_of_ls(edge: Edge, name: str) -> None:
-    assert edge(name).out == edge("ls").out

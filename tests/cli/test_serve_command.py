@@ -8,17 +8,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from edgellm.cli.options import serve as serve_options
-from edgellm.engine import ModelFile, memory_fit
-from edgellm.engine.hardware import Hardware
-from edgellm.engine.memory_fit import place_model
-from edgellm.rpc.channel import DEFAULT_PORT
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
@@ -118,20 +112,6 @@ main()
 """
 
 
-def test_it_tells_why_it_has_fewer_sessions(verifier_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = Counter[str]()
-    monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)  # have llama.cpp reckon
-    place_model(ModelFile.open(verifier_path), Hardware(n_ctx=1_024), taken, verifies=True, sessions=3)
-    served = Served(program=("-c", WITH_LITTLE_MEMORY, str(taken["CPU"])))
-    try:
-        served.wait_for("Ctrl-C")
-        said = " ".join("".join(served.said).split())
-        assert said.count("sessions at once, not 8: ") == 1
-        assert "for 8 sessions of 1024 tokens, and 0." in said
-    finally:
-        served.close()
-
-
 def test_it_serves_and_stops_where_nobody_reads_what_it_says(edge: Edge) -> None:
     """As behind `| head -1`, or where the terminal was closed: what it says is said by the way."""
     words = [sys.executable, "-m", "edgellm", "serve", "--role", "verifier", "--port", "0", "--no-http"]
@@ -182,7 +162,3 @@ def test_what_cannot_be_served(edge: Edge, words: tuple[str, ...], code: int, sa
     assert done.code == code
     assert says in done.err
     assert done.err.count("\n") == 1
-
-
-def test_the_port_is_that_of_the_link() -> None:
-    assert serve_options.PORT == DEFAULT_PORT

@@ -20,7 +20,7 @@ from edgellm.cli.options.serve import HTTPOptions
 from edgellm.cli.serving import http as options
 from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
-from edgellm.http.middleware import api_key, page_key
+from edgellm.http.middleware import page_key
 from edgellm.http.server import Credentials, HttpConfig, HttpServer
 from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.mesh.layer_sources import WholeModel
@@ -90,15 +90,6 @@ def test_a_pair_writes_no_more_replies_at_once_than_fit(
     assert "Give --replies 1" in " ".join(refused.stderr.split())
 
 
-def test_a_worker_has_a_health_path(start: Start) -> None:
-    server, url = start("--role", "worker", "--port", "0", ready=r"Status: (\S+)/health")
-    with urlopen(f"{url}/v1/models", timeout=60) as answer:
-        assert json.loads(answer.read())["data"] == []
-    server.wait_for("Ctrl-C")  # from now on signals are heard
-    server.process.send_signal(signal.SIGTERM)
-    assert server.end()[0] == 0
-
-
 def test_a_pair_may_have_its_verifier_elsewhere(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -147,12 +138,6 @@ def test_it_says_how_many_replies_it_writes_at_once(
     assert says in capsys.readouterr().err.replace("\n", " ")
 
 
-@pytest.mark.parametrize("words", [("--no-announce",), ("--no-rpc",), ("--no-announce", "--no-rpc")])
-def test_what_is_switched_off_belongs_to_every_role(edge: Callable[..., Done], words: tuple[str, ...]) -> None:
-    done = edge("serve", "--http-port", "70000", *words)
-    assert ("belongs to" in done.err, "70000" in done.err) == (False, True)
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -191,18 +176,6 @@ def test_a_port_that_was_asked_for_is_not_exchanged_and_the_usual_one_is(
             assert server is not None
             assert server.address.port != port
     assert f"Port {port} is in use" in capsys.readouterr().err
-
-
-def test_the_key_is_made_once_for_the_user_alone(tmp_path: Path) -> None:
-    path, key = api_key()
-    assert api_key() == (path, key)
-    assert len(key) >= 43
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    own = tmp_path / "mine"
-    assert api_key(own) == (own, own.read_text().strip())
-    own.write_text("too short\n")
-    with pytest.raises(Exception, match="holds no key"):
-        api_key(own)
 
 
 def test_off_this_machine_it_takes_tls_and_the_key(tmp_path: Path) -> None:

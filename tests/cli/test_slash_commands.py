@@ -135,13 +135,6 @@ def test_colours_show_the_last_reply_too(talk: Conversing, monkeypatch: pytest.M
         talk.enter("/colors maybe")
 
 
-@pytest.mark.parametrize("line", ["exit", "quit", "bye", "/bye", "/exit", "/quit"])
-def test_one_leaves_in_every_way(talk: Conversing, line: str) -> None:
-    talk.enter(line)
-    assert talk.left
-    assert texts(talk) == []
-
-
 def test_an_unknown_command_is_not_sent(talk: Conversing) -> None:
     with pytest.raises(InvalidOption, match="Did you mean /model"):
         talk.enter("/modle x")

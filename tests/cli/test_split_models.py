@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from edgellm.engine import ModelFile
-from edgellm.llm import LLM
 from edgellm.storage import fingerprint
 from testkit.gguf.split_file import split
 from tests.cli.conftest import Done
 from tests.cli.test_serve_command import Served
-from tests.spec.real import case
 
 Edge = Callable[..., Done]
 QUESTION = "Where is my mug?"
@@ -40,15 +38,6 @@ def test_chat_writes_the_same_with_a_split_pair(edge: Edge, halves: tuple[Path, 
     assert ids(edge("chat", QUESTION, "--draft", "none", "--verifier", verifier, *PLAIN)) == alone
     pair = ids(edge("chat", QUESTION, "--gate", "always", *PLAIN))
     assert ids(edge("chat", QUESTION, "--gate", "always", "--draft", draft, "--verifier", verifier, *PLAIN)) == pair
-
-
-def test_a_served_split_verifier_verifies_for_the_unsplit_draft_model(edge: Edge, halves: tuple[Path, Path]) -> None:
-    words = ("chat", QUESTION, "--gate", "always", *PLAIN)
-    served = Served("-m", str(halves[1]))
-    try:
-        assert ids(edge(*words, "--verifier", served.address)) == ids(edge(*words))
-    finally:
-        served.close()
 
 
 def test_show_counts_all_parts(edge: Edge, halves: tuple[Path, Path], verifier_path: Path) -> None:
@@ -104,16 +93,3 @@ def test_layers_of_a_split_model_are_deployed_to_a_worker_and_are_those_of_the_w
         assert [row["sent"] for row in again] == [0, 0]
     finally:
         served.close()
-
-
-def test_an_early_exit_is_the_same(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
-    found = []
-    for draft in (f32_pair[0], split(f32_pair[0], tmp_path, 3)):
-        with LLM.open(draft, f32_pair[1], threads=1, history=False) as pair:
-            replies = [
-                pair.reply(case(number), max_tokens=24, early_exit="on", gate="never", retrieval="off")
-                for number in range(3)
-            ]
-            found.append([[(token.id, token.exit_layer) for token in reply] for reply in replies])
-    assert found[0] == found[1]
-    assert any(layer is not None for reply in found[0] for _, layer in reply)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -19,13 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.engine.trial import probe
 from edgellm.storage import catalog
 from edgellm.storage.default_pair import SMOLLM2, VARIABLE
 from testkit.wheels import write_wheel
 from tools import audit, bootstrap, lock
-from tools.commands import failure
-from tools.progress import Progress, Screen
+from tools.progress import Screen
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = "-n auto --dist loadfile --no-loadscope-reorder"
@@ -111,13 +108,6 @@ def test_new_requirements_are_installed(checkout: Path) -> None:
     assert calls(checkout) == ["run", "run"]
 
 
-def test_an_unknown_extra_is_refused(checkout: Path) -> None:
-    done = start(checkout, "--with", "ftp", "chat")
-    assert done.returncode == 1
-    assert "there is only rpc" in done.stderr
-    assert not (checkout / "calls").exists()
-
-
 def test_a_checkout_that_was_moved_is_set_up_again(checkout: Path, tmp_path: Path) -> None:
     start(checkout, "chat")
     moved = checkout.rename(tmp_path / "moved")
@@ -161,51 +151,6 @@ def test_no_python_is_told_with_the_command_that_installs_it(checkout: Path, tmp
     assert "sudo apt-get" in start(checkout, "chat", PATH=str(tools), PYTHON="").stderr
 
 
-def test_a_missing_compiler_is_told_where_one_is_needed(
-    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build = Build(venv, monkeypatch, ("apt-get", "cc"))
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.delenv("CXX", raising=False)
-    assert bootstrap.main(["run", "llama=prebuilt here", "prebuilt"]) == 0
-    assert bootstrap.main(["run", "llama=compiled-cpu here", "compiled-cpu"]) == 1
-    said = capsys.readouterr().err
-    assert "A C++ compiler is needed" in said
-    assert "sudo apt-get update && sudo apt-get install -y build-essential" in said
-    assert build.options == []
-
-
-def test_on_windows_programs_have_other_places_and_no_compiler_is_looked_for(
-    venv: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert bootstrap.program("python") == venv / "bin" / "python"
-    monkeypatch.setattr(os, "name", "nt")
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    monkeypatch.setattr(sys, "platform", "linux")
-    assert bootstrap.program("edgellm").parts[-2:] == ("Scripts", "edgellm.exe")
-    assert bootstrap.missing_compiler() is None
-    commands = (ROOT / "start.cmd").read_text(encoding="ascii")
-    assert "-m tools.bootstrap run -" in commands
-    assert "\\".join(bootstrap.program("edgellm").parts[-3:]) in commands
-
-
-def test_a_fingerprint_of_its_own_changes_with_what_is_required(
-    venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bootstrap, "LOCKS", tmp_path)
-    monkeypatch.setattr(bootstrap, "set_up", lambda _kind, _target: venv.mkdir(exist_ok=True))
-    monkeypatch.setattr(bootstrap, "provide_llama", lambda target: target)
-    for name in ("pyproject.toml", "constraints.txt", "run.txt", "binding.txt"):
-        (tmp_path / name).write_text(name)
-    assert bootstrap.main(["run", "-"]) == 0
-    first = (venv / "ready-run").read_text()
-    assert bootstrap.main(["run", "-"]) == 0
-    assert (venv / "ready-run").read_text() == first
-    (tmp_path / "run.txt").write_text("more")
-    assert bootstrap.main(["run", "-"]) == 0
-    assert (venv / "ready-run").read_text() != first
-
-
 @pytest.mark.parametrize("relative", [True, False])
 def test_another_folder_holds_another_environment(checkout: Path, tmp_path: Path, relative: bool) -> None:
     bootstrapping = checkout / "tools" / "bootstrap.py"
@@ -224,7 +169,6 @@ SHOWN = {
     "nvidia-smi": "NVIDIA-SMI 570.1",
     "vulkaninfo": "Devices:\nGPU0:\n\tdeviceType         = PHYSICAL_DEVICE_TYPE_DISCRETE_GPU\n",
 }
-SOFTWARE = "Devices:\nGPU0:\n\tdeviceType         = PHYSICAL_DEVICE_TYPE_CPU\n\tdeviceName = llvmpipe\n"
 
 
 class Build:
@@ -334,13 +278,6 @@ def test_what_cannot_be_had_is_said_and_what_works_is_kept(
     assert len(stand_in.options) <= 1, "nothing is compiled twice"
 
 
-def test_a_driver_that_computes_on_the_processor_is_no_card(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = Build(venv, monkeypatch, ("vulkaninfo", "glslc", *CC))
-    monkeypatch.setitem(SHOWN, "vulkaninfo", SOFTWARE)
-    assert bootstrap.main(["run", "llama=compiled-auto here", "compiled-auto"]) == 0
-    assert build.options == [""]
-
-
 @pytest.mark.parametrize(
     ("libc", "reason"),
     [(("glibc", "2.36"), ""), (("glibc", "2.17"), "this is glibc 2.17"), (("", ""), "this is another libc")],
@@ -355,36 +292,6 @@ def test_an_older_or_another_libc_is_no_place_for_the_prebuilt_one(
     assert reason in found
 
 
-def test_what_is_installed_is_seen_by_its_files(venv: Path) -> None:
-    assert bootstrap.installed() == ""
-    packages = venv / "lib" / "python3.11" / "site-packages"
-    (packages / f"llama_cpp_python-{lock.pins('binding')['llama-cpp-python']}.dist-info").mkdir(parents=True)
-    assert bootstrap.installed() == bootstrap.PREBUILT
-    (packages / "llama_cpp" / "lib").mkdir(parents=True)
-    (packages / "llama_cpp" / "lib" / "libllama.so").touch()
-    assert bootstrap.installed() == bootstrap.COMPILED
-
-
-def test_why_something_fails_is_what_it_says() -> None:
-    assert failure([sys.executable, "-c", "pass"]) == ""
-    assert failure([sys.executable, "-c", "import sys; sys.exit('no AVX2')"]) == "no AVX2"
-    died = [sys.executable, "-c", "import os; os.abort()"]
-    assert "ends with -" in failure(died)
-
-
-def test_vulkan_is_compiled_with_what_the_headers_of_debian_12_lack(
-    venv: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build = Build(venv, monkeypatch, ("glslc", "nvcc", *CC))
-    bootstrap.provide_llama("compiled-cuda")
-    assert "-include" not in build.environment.get("CXXFLAGS", "")
-    monkeypatch.setattr(bootstrap, "ROOT", ROOT)
-    bootstrap.provide_llama("compiled-vulkan")
-    included = shlex.split(build.environment["CXXFLAGS"])[-2:]
-    assert included == ["-include", str(ROOT / "tools" / "vulkan_layer_settings.hpp")]
-    assert Path(included[1]).is_file()
-
-
 def test_llama_cpp_is_compiled_with_rpc_and_without_what_nothing_uses(
     venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,45 +303,12 @@ def test_llama_cpp_is_compiled_with_rpc_and_without_what_nothing_uses(
     assert "LLAMA_BUILD_COMMON OFF" in Path(hook.partition("=")[2]).read_text()
 
 
-def test_a_compiler_of_ones_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(shutil, "which", lambda name: name if name.startswith("my") else None)
-    monkeypatch.setenv("CC", "mycc -m64")
-    monkeypatch.setenv("CXX", "my++")
-    assert bootstrap.missing_compiler() is None
-
-
-def test_llama_cpp_is_compiled_without_amx(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = Build(venv, monkeypatch, CC)
-    monkeypatch.setenv("CFLAGS", "-O2")
-    bootstrap.compile_llama("for a test")
-    assert build.environment["CFLAGS"] == f"-O2 {probe.WITHOUT_AMX}"
-    assert build.environment["CXXFLAGS"] == probe.WITHOUT_AMX
-
-
-def test_a_compiler_without_those_flags_is_not_given_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = tmp_path / "compiler"
-    compiler.write_text('#!/bin/sh\ncase "$*" in *-mno-amx*) exit 1;; esac\n')
-    compiler.chmod(0o700)
-    monkeypatch.setenv("CC", str(compiler))
-    monkeypatch.setenv("CXX", str(compiler))
-
-    assert bootstrap.compiler_flags() == {}
-
-
 def test_a_folder_that_is_not_ours_is_left_alone(venv: Path, capsys: pytest.CaptureFixture[str]) -> None:
     venv.mkdir()
     (venv / "diary.txt").touch()
     with pytest.raises(bootstrap.SetupFailed, match="is not a virtual environment"):
         bootstrap.make_venv()
     assert (venv / "diary.txt").exists()
-
-
-def test_the_end_of_the_log_is_shown_when_it_fails(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "print('much'); print('no such header: x.h'); print('Progress 1 of 2\\n' * 50); raise SystemExit(3)"
-    with pytest.raises(bootstrap.SetupFailed, match="no such header"):
-        bootstrap.watch([sys.executable, "-c", program])
-    assert "much" in (venv / "setup.log").read_text()
 
 
 def test_stopping_stops_the_compilers_too(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,38 +374,6 @@ def test_two_at_once_do_the_work_once(venv: Path, monkeypatch: pytest.MonkeyPatc
     assert done == ["run"]
 
 
-def test_what_tells_no_progress_is_shown_on_a_terminal_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    for terminal, shown in ((True, "\r\x1b[K  trying\r\x1b[K"), (False, "")):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        with pytest.raises(KeyboardInterrupt), Screen().during("trying"):
-            raise KeyboardInterrupt
-        assert capsys.readouterr().err == shown
-
-
-def test_progress_is_read_from_what_pip_and_ninja_print(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    progress = Progress()
-    progress.read("Collecting numpy>=1.26 (from edgellm)\n  Down")
-    assert "downloading numpy" in progress.text()
-    progress.read("loading\n  Building wheel for llama-cpp-python (pyproject.toml): started\n")
-    assert "building llama-cpp-python (" in progress.text()
-    now = 100.0
-    progress.read("  [1/212] Building CXX object x.o\n")
-    now = 130.0
-    progress.read("  [31/212] Building CXX object x.o\n")
-    assert "compiling llama.cpp, step 31 of 212 (2 min 10 s, about 2 min 55 s left)" in progress.text()
-    progress.read("Installing collected packages: numpy\nProgress 41943040 of 92871040\n")
-    assert "installing, model 41 of 92 MB (2 min 10 s)" in progress.text()
-    progress.read("Progress 92871040 of 92871040\n")
-    assert "installing (2 min 10 s)" in progress.text()
-    progress.read("downloading some-Q8_0.gguf (92.9 MB; out of a package)\n")
-    assert "preparing some-Q8_0.gguf (2 min 10 s)" in progress.text()
-
-
 def test_the_default_model_comes_with_a_new_environment_unless_the_home_pair_is_wanted(
     venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -566,11 +408,6 @@ def test_the_default_model_is_taken_out_of_what_was_downloaded_if_its_hash_is_ri
     assert f"pull {SMOLLM2.verifier}" in log
     assert "its SHA-256 is another one than expected" in log
     assert not (venv / "wheels").exists()
-
-
-def test_what_is_optional_may_fail(venv: Path) -> None:
-    bootstrap.watch([sys.executable, "-c", "print('this')"], optional=[sys.executable, "-c", "print('that'); exit(1)"])
-    assert {"this", "that"} <= set((venv / "setup.log").read_text().split())
 
 
 @pytest.mark.parametrize("works", [True, False])

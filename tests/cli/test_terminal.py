@@ -179,24 +179,6 @@ def test_ctrl_c_stops_the_reply_and_not_the_program(screens: list[Screen]) -> No
     assert screen.end() == 0
 
 
-def test_a_prompt_that_is_too_long_does_not_end_the_conversation(screens: list[Screen], tmp_path: Path) -> None:
-    notes = tmp_path / "notes.txt"
-    notes.write_text("word " * 3000)
-    screens.append(screen := Screen("edgellm", "chat", "--context", str(notes)))
-    screen.wait_for(">")
-    screen.type("Where?\r")
-    screen.wait_for("with the rest of the prompt")
-    screen.wait_for(">")
-    screen.type("\x04")
-    assert screen.end() == 0
-
-
-def test_json_wants_a_question(screens: list[Screen]) -> None:
-    screens.append(screen := Screen("edgellm", "chat", "--json"))
-    screen.wait_for("error: --json needs a question.")
-    assert screen.end() == 2
-
-
 def test_rm_asks_first(screens: list[Screen], hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     path = pull(REPO).path

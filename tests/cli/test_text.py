@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.cli.views.console import decode, harmless, one_line, size
+from edgellm.cli.views.console import decode, harmless, size
 from edgellm.errors import InputNotText
 from edgellm.spec.stream import Utf8
 
@@ -20,13 +20,6 @@ def test_pieces_give_the_same_text_however_they_are_cut(data: bytes, cuts: list[
     ends = [0, *sorted(cuts), len(data)]
     text = "".join(decoder.feed(data[a:b]) for a, b in pairwise(ends)) + decoder.end()
     assert text == data.decode("utf-8", "replace")
-
-
-def test_a_character_appears_when_it_is_whole() -> None:
-    decoder = Utf8()
-    first, second = "é".encode()[:1], "é".encode()[1:]
-    assert (decoder.feed(first), decoder.has_partial) == ("", True)
-    assert (decoder.feed(second), decoder.has_partial) == ("é", False)
 
 
 @given(st.text())
@@ -50,19 +43,11 @@ def test_what_would_command_a_terminal_is_shown_instead(text: str, shown: str) -
     assert harmless(text) == shown
 
 
-def test_one_line_is_one_line() -> None:
-    assert one_line("a\n b\u2028c\t d") == "a b c d"
-
-
 def test_input_that_is_not_text_says_where() -> None:
     with pytest.raises(InputNotText, match=r"notes\.txt is not UTF-8 text: byte 3 is 0xff.*iconv -f ISO-8859-1"):
         decode(b"abc\xff", "notes.txt")
     with pytest.raises(InputNotText, match="iconv -f UTF-16"):
         decode("hi".encode("utf-16"), "notes.txt")
-
-
-def test_a_byte_order_mark_is_no_text() -> None:
-    assert decode(b"\xef\xbb\xbfhi", "x") == "hi"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 
 from edgellm.cli.options.models import ThinkOptions
 from edgellm.errors import InvalidOption
-from edgellm.storage.chat_log import Conversations
 from testkit.thinking_templates import ALWAYS, CHANNELS, OPENED, with_template
 from tests.cli.conftest import Done
 
@@ -70,26 +69,6 @@ def test_thoughts_are_switched_off(edge: Edge, thinkers: dict[str, str]) -> None
     assert given.out == wanted.out
     forced = edge("chat", *alone(thinkers["always"]), "--think", "off", QUESTION)
     assert (forced.code, forced.err.count("thought")) == (0, 0)
-
-
-def test_a_stored_conversation_has_the_answers_alone(edge: Edge, thinkers: dict[str, str]) -> None:
-    first = edge("chat", *alone(thinkers["always"]), "--think", "5", QUESTION)
-    turns = Conversations().latest().turns
-    assert turns == (("user", QUESTION), ("assistant", first.out.removesuffix("\n")))
-    second = edge("chat", "-c", "--json", *alone(thinkers["always"]), "--think", "0", "And now?")
-    assert second.code == 0
-
-
-def test_settings_and_variables_set_them_too(
-    edge: Edge, thinkers: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ("chat", *alone(thinkers["opened"]), "--json", QUESTION)
-    wanted = edge(*words[:-2], "--think", "off", *words[-2:]).out
-    monkeypatch.setenv("EDGELLM_CHAT_THINK", "off")
-    assert texts(edge(*words).out) == texts(wanted)
-    monkeypatch.delenv("EDGELLM_CHAT_THINK")
-    monkeypatch.setenv("EDGELLM_CHAT_TEMPLATE_ARG", "enable_thinking=false")
-    assert texts(edge(*words).out) == texts(wanted)
 
 
 def texts(lines: str) -> list[str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import plistlib
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,12 +19,11 @@ from edgellm.cli.commands.service import (
     LaunchdManager,
     ServiceStatus,
     SystemdManager,
-    agent_plist,
     serve_command,
     service_manager,
     unit_text,
 )
-from edgellm.errors import InvalidOption, ServiceFailed
+from edgellm.errors import ServiceFailed
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]
@@ -96,13 +93,6 @@ def test_options_that_serve_does_not_have_are_refused_before_anything_changes(
     assert not (tools / "asked").exists()
 
 
-def test_logs_are_those_of_the_system(edge: Edge, tools: Path) -> None:
-    (tools / "journalctl").write_text("#!/bin/sh\nexit $#\n")
-    (tools / "journalctl").chmod(0o755)
-    assert edge("service", "logs", "-n", "6").code == 4
-    assert edge("service", "logs", "-n", "6", "--follow").code == 5
-
-
 def test_nothing_is_written_where_there_is_no_manager(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tools / "fails").write_text("Failed to connect to bus: No medium found\n", encoding="utf-8")
     with pytest.raises(ServiceFailed, match="there is no systemd for this user: Failed to connect") as raised:
@@ -112,19 +102,6 @@ def test_nothing_is_written_where_there_is_no_manager(tools: Path, monkeypatch: 
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ServiceFailed, match="systemctl is not on this system"):
         SystemdManager().install(serve_command([]))
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
-def test_systemd_itself_accepts_the_unit(tmp_path: Path) -> None:
-    unit = tmp_path / UNIT
-    words = [sys.executable, "-m", "edgellm", "serve", "--system", 'a "b" $c %d \\e']
-    unit.write_text(unit_text(words, {"EDGELLM_HOME": '/x/100% "y"'}), encoding="utf-8")
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
-    done = subprocess.run(
-        ["systemd-analyze", "--user", "verify", "--man=no", str(unit)],
-        check=False, capture_output=True, text=True, env=environment,
-    )  # fmt: skip
-    assert UNIT not in done.stderr, done.stderr
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"])), min_size=1))
@@ -153,18 +130,7 @@ def test_an_agent_is_written_and_loaded_and_removed_again(tools: Path, tmp_path:
     assert manager.status() == ServiceStatus(installed=False)
 
 
-def test_an_agents_file_is_a_property_list(tmp_path: Path) -> None:
-    assert plistlib.loads(agent_plist(["a", "b & <c>"], {}, tmp_path / "log"))["ProgramArguments"] == ["a", "b & <c>"]
-
-
 @pytest.mark.parametrize(("platform", "kind"), [("linux", SystemdManager), ("darwin", LaunchdManager)])
 def test_each_system_has_its_manager(platform: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     assert type(service_manager()) is kind
-
-
-def test_windows_is_told_what_to_do_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(InvalidOption, match="schtasks /Create /SC ONLOGON") as raised:
-        service_manager()
-    assert "edgellm serve" in raised.value.next_step
