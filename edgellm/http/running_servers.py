@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from edgellm.errors import ServerUnreachable, StateDamaged
 from edgellm.http.middleware import page_key
@@ -30,10 +32,10 @@ _STARTED_WITHIN = 1.0  # seconds by which the system's times of one start may di
 class RunningServer:
     """A server: its process, with its start since the epoch, and where to ask; `certificate` is "" without TLS."""
 
-    process: int
+    process: Annotated[int, Field(gt=0)]
     started: float
     host: str
-    port: int
+    port: Annotated[int, Field(gt=0, lt=65536)]
     certificate: str = ""
 
     @property
@@ -90,6 +92,9 @@ def _folder() -> Path:
     return state_dir() / "servers"
 
 
+_FORM = TypeAdapter(RunningServer)
+
+
 @contextmanager
 def recorded(host: str, port: int, certificate: Path | None) -> Iterator[None]:
     """Record this process's server until the `with` ends; do nothing where the file cannot be written."""
@@ -111,20 +116,10 @@ def running_servers() -> list[RunningServer]:
     for path in _folder().glob("*.json"):
         server: RunningServer | None = None
         with suppress(StateDamaged):
-            server = read_json(path, _parsed)
+            server = read_json(path, _FORM.validate_python)
         if server is not None and server.is_running():
             found.append(server)
             continue
         with suppress(OSError):
             path.unlink(missing_ok=True)
     return sorted(found, key=lambda server: server.port)
-
-
-def _parsed(data: Any) -> RunningServer:
-    process, started, port = data["process"], data["started"], data["port"]
-    host, certificate = data["host"], data["certificate"]
-    if not (type(process) is int and process > 0 and type(port) is int and 0 < port < 65536):
-        raise ValueError("these are no numbers of a process and a port")
-    if not (isinstance(started, float) and isinstance(host, str) and isinstance(certificate, str)):
-        raise TypeError("it has other types")
-    return RunningServer(process, started, host, port, certificate)

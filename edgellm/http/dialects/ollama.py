@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -13,12 +12,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, BeforeValidator, Field, JsonValue
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgellm.engine import ModelFile, ToolCall
 from edgellm.engine.chat.thinking import find_markup
 from edgellm.http.dialects.dialect import Dialect, chat_request, replies
-from edgellm.http.model_host import LoadedModel, keep_alive_seconds
+from edgellm.http.model_host import keep_alive_seconds
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
@@ -104,14 +102,8 @@ class OllamaRequest(ReplyRequest):
     stream: bool = Field(True, description="Send lines of JSON as they are written.")
     options: OllamaOptions | None = None
     format: Literal["", "json"] | Schema = Field("", description="json: any object; or the JSON schema of the reply.")
-    think: bool | Annotated[str, Field(max_length=40)] | None = Field(
-        None, description="Switches thoughts on or off, or names a level; if left out, as the server was started."
-    )
+    think: bool | Annotated[str, Field(max_length=40)] | None = Field(None, description="On, off, or a level.")
     keep_alive: fields.KeepAlive = None
-
-    @abstractmethod
-    def is_empty(self) -> bool:
-        """Return whether the request only loads or unloads the model."""
 
     def named(self) -> dict[str, Any]:
         """Return the parameters that both kinds have in OpenAI's API, by their names there."""
@@ -135,9 +127,6 @@ class OllamaChatRequest(OllamaRequest):
 
     _types: ClassVar[Types] = {"tools": ("function",)}
 
-    def is_empty(self) -> bool:
-        return not self.messages
-
     def request(self) -> ChatRequest:
         """Return the request for a chat completion."""
         if self.tools and self.format:
@@ -156,9 +145,6 @@ class OllamaGenerateRequest(OllamaRequest):
     suffix: Text = Field("", description="Refused.")
     template: Text = Field("", description="Refused: the model's own is used.")
     context: list[JsonValue] = Field([], description="Refused: send the conversation to /api/chat.")
-
-    def is_empty(self) -> bool:
-        return not self.prompt
 
     def request(self) -> ChatRequest | CompletionRequest:
         """Return the request for a reply, in the chat template or without."""
@@ -291,17 +277,6 @@ def _entry(name: str, created: float, file: ModelFile | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _running(handler: RequestHandler, loaded: LoadedModel) -> Json:
-    entry = _entry(loaded.name, time(), await handler.models.file(loaded.name))
-    expires = _NEVER if loaded.expires_s is None else _time(time() + loaded.expires_s)
-    pair = loaded.served.pair
-    size = sum(pair.memory.by_device.values())
-    return {
-        **entry, "size": size, "expires_at": expires, "size_vram": size - pair.memory.by_device.get("CPU", 0),
-        "context_length": pair.context_length,
-    }  # fmt: skip
-
-
 def _card(info: ModelInfo, file: ModelFile | None) -> Json:
     known: dict[str, Any] = {} if file is None else dict(file.header.metadata)
     plain: dict[str, JsonValue] = {name: value for name, value in known.items() if isinstance(value, (str, int, float))}
@@ -321,28 +296,15 @@ def _card(info: ModelInfo, file: ModelFile | None) -> Json:
     }
 
 
-class _JsonBodies:
-    """ASGI middleware that reads bodies as JSON whatever their type, as Ollama documents calls of curl."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and DIALECT.has(scope["path"]):
-            headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-type"]
-            scope = {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
-        await self._app(scope, receive, send)
-
-
 def _add(app: FastAPI, handler: RequestHandler) -> None:
-    app.add_middleware(_JsonBodies)
-    errors = error_responses(model=OllamaError)
-    few = error_responses(503, model=OllamaError)
+    errors, few = error_responses(model=OllamaError), error_responses(503, model=OllamaError)
     responses = replies(_LINES) | errors
 
-    async def answer(body: OllamaChatRequest | OllamaGenerateRequest, request: Request, *, chat: bool) -> Response:
+    async def answer(
+        body: OllamaChatRequest | OllamaGenerateRequest, request: Request, *, chat: bool, empty: bool
+    ) -> Response:
         make_builder = partial(OllamaResponseBuilder, chat=chat)
-        if not body.is_empty():
+        if not empty:
             asked = await in_reader(body.request)
             return await handler.reply(asked, request, make_builder, body.unknown(), _NAMES)
         # load the model, or unload it if it shall not stay
@@ -356,12 +318,12 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
     @app.post("/api/chat", tags=["Ollama"], summary="Reply to a conversation", response_class=Response,
               responses=responses)  # fmt: skip
     async def chat(body: OllamaChatRequest, request: Request) -> Response:
-        return await answer(body, request, chat=True)
+        return await answer(body, request, chat=True, empty=not body.messages)
 
     @app.post("/api/generate", tags=["Ollama"], summary="Reply to a text", response_class=Response,
               responses=responses)  # fmt: skip
     async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
-        return await answer(body, request, chat=False)
+        return await answer(body, request, chat=False, empty=not body.prompt)
 
     @app.head("/api/tags", include_in_schema=False)
     @app.get("/api/tags", tags=["Ollama"], summary="The models that requests can name", responses=few)
@@ -372,7 +334,15 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
 
     @app.get("/api/ps", tags=["Ollama"], summary="The models in memory", responses=few)
     async def running() -> dict[str, list[Json]]:
-        models = [await _running(handler, one) for one in handler.models.by_use()]
+        models: list[Json] = []
+        for loaded in handler.models.by_use():
+            expires = _NEVER if loaded.expires_s is None else _time(time() + loaded.expires_s)
+            pair, size = loaded.served.pair, sum(loaded.served.pair.memory.by_device.values())
+            models.append({
+                **_entry(loaded.name, time(), await handler.models.file(loaded.name)), "size": size,
+                "expires_at": expires, "size_vram": size - pair.memory.by_device.get("CPU", 0),
+                "context_length": pair.context_length,
+            })  # fmt: skip
         if (embedder := handler.models.embedder) is not None:
             info, size = embedder.info(), embedder.file.header.file_size
             models.append({

@@ -102,7 +102,9 @@ class _ReadRequest(Request):
     """A request whose body was read."""
 
     def __init__(self, request: Request, data: bytes, value: Any) -> None:
-        super().__init__(request.scope, request.receive)
+        headers = [(name, value) for name, value in request.scope["headers"] if name.lower() != b"content-type"]
+        headers.append((b"content-type", b"application/json"))
+        super().__init__({**request.scope, "headers": headers}, request.receive)
         self._data, self._value = data, value
 
     async def body(self) -> bytes:

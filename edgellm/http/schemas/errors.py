@@ -125,9 +125,9 @@ _KINDS = {
 
 
 def is_json(request: Request) -> bool:
-    """Return whether a request says that its body is JSON."""
+    """Return whether a request says that its body is JSON. In Ollama's API it always is: curl sends it as a form."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    return kind == "application/json" or kind.endswith("+json")
+    return kind == "application/json" or kind.endswith("+json") or request.url.path.startswith("/api/")
 
 
 def validation_error(request: Request, errors: Sequence[Any]) -> ErrorInfo:
