@@ -156,12 +156,9 @@ class AnthropicPrompt(ReplyRequest):
         )
 
 
-class AnthropicRequest(AnthropicPrompt):
+class AnthropicRequest(AnthropicPrompt, fields.Sampling):
     max_tokens: fields.MostTokens = Field(description="The longest reply, with its thought.")
     stream: bool = False
-    temperature: fields.Temperature = None
-    top_p: fields.TopP = None
-    top_k: fields.TopK = None
     stop_sequences: fields.Stops = None
     metadata: AnthropicMetadata | None = None
     output_config: AnthropicOutput | None = Field(None, description="format: the reply is JSON, valid by its schema.")
@@ -172,8 +169,8 @@ class AnthropicRequest(AnthropicPrompt):
         form = self.output_format if self.output_config is None else self.output_config.format
         schema = None if form is None else {"type": "json_schema", "json_schema": {"schema": form.schema_}}
         return self.chat(
-            max_tokens=self.max_tokens, stream=self.stream, temperature=self.temperature, top_p=self.top_p,
-            top_k=self.top_k, stop=self.stop_sequences, response_format=schema,
+            **self.sampling() | {"stop": self.stop_sequences or self.stop}, max_tokens=self.max_tokens,
+            stream=self.stream, response_format=schema,
         )  # fmt: skip
 
 

@@ -58,8 +58,9 @@ class OllamaOptions(fields.Sampling):
 
     def named(self) -> dict[str, Any]:
         """Return the options that are given, by their names in OpenAI's API."""
-        named = self.model_dump(exclude_none=True, include=set(type(self).model_fields))
-        return {"max_tokens" if name == "num_predict" else name: value for name, value in named.items()}
+        penalties = {"presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty}
+        named = {"max_tokens": self.num_predict, **penalties, **self.sampling()}
+        return {name: value for name, value in named.items() if value is not None}
 
 
 class OllamaFunction(RequestModel):

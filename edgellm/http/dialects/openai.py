@@ -18,7 +18,6 @@ from edgellm.http.schemas.errors import ErrorInfo, error_responses, openai_error
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest
 from edgellm.http.schemas.responses import (
     Completion,
-    Extension,
     Json,
     ResponseBuilder,
     TextDelta,
@@ -102,13 +101,12 @@ class OpenAIResponseBuilder(ResponseBuilder):
             }  # fmt: skip
             choices.append({"index": index, **({"message": message} if self._chat else {"text": one.text}), **end})
         first = written[0]
-        extension: Extension = {
+        extension = {
             "tokens": _token_infos(first.all(TextDelta)),
             "notices": [notice.text for notice in first.all(Notice)],
             "summary": summary_of(first.summary),
+            **({"turns_left_out": first.turns_left_out} if first.turns_left_out else {}),
         }
-        if left_out := first.turns_left_out:
-            extension["turns_left_out"] = left_out
         usage = _usage([one.summary for one in written], self._n)
         more = {"usage": usage, "timings": _timings(first.summary), "edgellm": extension}
         return {**self._head, "object": self._object, "choices": choices, **more}

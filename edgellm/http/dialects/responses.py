@@ -89,15 +89,13 @@ class ResponsesReasoning(RequestModel):
     effort: str | None = Field(None, max_length=40, description="Level of thinking; none: no thought.")
 
 
-class ResponsesRequest(ReplyRequest):
+class ResponsesRequest(ReplyRequest, fields.Sampling):
     input: Text | Annotated[list[ResponsesItem], Field(max_length=4096)]
     instructions: Text = Field("", description="The system prompt; not kept for later requests.")
     previous_response_id: str | None = Field(None, max_length=200, description="Continue that conversation.")
     store: bool = Field(True, description="Keep the conversation in this process, to be continued.")
     stream: bool = False
     max_output_tokens: fields.MostTokens | None = Field(None, description="The longest reply, with its thought.")
-    temperature: fields.Temperature = None
-    top_p: fields.TopP = None
     tools: list[ResponsesTool] = Field([], max_length=MAX_ITEMS)
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice = "auto"
     parallel_tool_calls: bool = True
@@ -134,9 +132,9 @@ class ResponsesRequest(ReplyRequest):
         ]
         return chat_request(
             model=self.model, require_verified=self.require_verified, messages=[*system, *turns], stream=self.stream,
-            max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p, tools=tools,
-            tool_choice=choice, parallel_tool_calls=self.parallel_tool_calls, reasoning_effort=effort,
-            response_format=self._response_format(), truncation=self.truncation,
+            max_tokens=self.max_output_tokens, tools=tools, tool_choice=choice, reasoning_effort=effort,
+            parallel_tool_calls=self.parallel_tool_calls, response_format=self._response_format(),
+            truncation=self.truncation, **self.sampling(),
         )  # fmt: skip
 
     def _response_format(self) -> dict[str, Any] | None:

@@ -65,47 +65,15 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 """A whole number, which some clients write as 4.0."""
 MostTokens = Annotated[int, BeforeValidator(_most_tokens), Field(ge=1)]
 """The longest reply in tokens: -1, or more than any context, means as many as fit."""
-Temperature = Annotated[
-    Annotated[float, Field(ge=0.0, le=_MAX_TEMPERATURE)] | None,
-    Field(description="0 is greedy: always the likeliest token. Null: as the model wants; /status says how."),
-]
-TopP = Annotated[
-    Annotated[float, _nearest(_LEAST_SHARE, 1.0), Field(gt=0.0, le=1.0)] | None,
-    Field(description="Sample from the likeliest tokens with this total share; 0: the likeliest."),
-]
-TopK = Annotated[
-    Annotated[int, _nearest(0, MAX_TOKENS), BeforeValidator(_whole), Field(ge=0, le=MAX_TOKENS)] | None,
-    Field(description="Sample from this many of the likeliest tokens; 0 and below: all."),
-]
-MinP = Annotated[
-    Annotated[float, _nearest(0.0, 1.0), Field(ge=0.0, le=1.0)] | None,
-    Field(description="Least probability, as a share of the likeliest token's."),
-]
-Repeat = Annotated[
-    Annotated[
-        float,
-        _nearest(MIN_REPEAT, MAX_PENALTY),
-        _if_number(lambda value: 1.0 if value <= 0 else value),
-        Field(ge=MIN_REPEAT, le=MAX_PENALTY),
-    ]
-    | None,
-    Field(description="Above 1: repeat the last 64 tokens less, as in llama.cpp; 0 and 1: off."),
-]
 Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
-Seed = Annotated[
-    Annotated[Whole, Field(ge=-(2**63), le=2**64 - 1)] | None,
-    Field(description="Repeats a sampled reply; null and -1: a new one for each."),
-]
-StopText = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
-Stops = Annotated[
-    StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None,
-    BeforeValidator(_without_empty),
-    Field(description="The reply ends before the first of these texts."),
-]
-KeepAlive = Annotated[
-    float | Annotated[str, Field(max_length=40)] | None,
-    Field(description="How long the model stays in memory after it: 5m, 300, -1 for ever, 0 not at all."),
-]
+Repeat = Annotated[
+    float, _nearest(MIN_REPEAT, MAX_PENALTY), _if_number(lambda value: 1.0 if value <= 0 else value),
+    Field(ge=MIN_REPEAT, le=MAX_PENALTY),
+]  # fmt: skip
+Stop = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
+Stops = Annotated[Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None, BeforeValidator(_without_empty)]
+KeepAlive = float | Annotated[str, Field(max_length=40)] | None
+"""How long the model stays in memory after a request: 5m, 300, -1 for ever, 0 not at all."""
 Unused = Annotated[JsonValue, Field(description="Accepted, but neither used nor passed on.")]
 
 
@@ -188,15 +156,31 @@ class RequestModel(BaseModel):
 
 
 class Sampling(RequestModel):
-    """The parameters of sampling, named as in `ReplyOptions` and in Ollama's API."""
+    """The parameters of sampling in every API. Null: as the model wants; /status says how."""
 
-    temperature: Temperature = None
-    top_p: TopP = None
-    top_k: TopK = None
-    min_p: MinP = None
-    repeat_penalty: Repeat = None
-    seed: Seed = None
-    stop: Stops = None
+    temperature: Annotated[float, Field(ge=0.0, le=_MAX_TEMPERATURE)] | None = Field(
+        None, description="0 is greedy: always the likeliest token."
+    )
+    top_p: Annotated[float, _nearest(_LEAST_SHARE, 1.0), Field(gt=0.0, le=1.0)] | None = Field(
+        None, description="Sample from the likeliest tokens with this total share; 0: the likeliest."
+    )
+    top_k: Annotated[int, _nearest(0, MAX_TOKENS), BeforeValidator(_whole), Field(ge=0, le=MAX_TOKENS)] | None = Field(
+        None, description="Sample from this many of the likeliest tokens; 0 and below: all."
+    )
+    min_p: Annotated[float, _nearest(0.0, 1.0), Field(ge=0.0, le=1.0)] | None = Field(
+        None, description="Least probability, as a share of the likeliest token's."
+    )
+    repeat_penalty: Repeat | None = Field(
+        None, description="Above 1: repeat the last 64 tokens less, as in llama.cpp; 0 and 1: off."
+    )
+    seed: Annotated[Whole, Field(ge=-(2**63), le=2**64 - 1)] | None = Field(
+        None, description="Repeats a sampled reply; null and -1: a new one for each."
+    )
+    stop: Stops = Field(None, description="The reply ends before the first of these texts.")
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the parameters of sampling."""
+        return {name: getattr(self, name) for name in Sampling.model_fields}
 
 
 class ReplyRequest(RequestModel):

@@ -57,23 +57,13 @@ class GenerationRequest(ReplyRequest, fields.Sampling):
         Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
     ] = Field({}, max_length=MAX_BIASES, description="Amounts added to the logits of tokens, by their ids.")
     n: fields.Whole = Field(1, ge=1, le=MAX_CHOICES, description="How many replies to write, one after the other.")
-    response_format: ResponseFormat | None = Field(
-        None, description="json_object or json_schema: the reply is JSON, valid by the schema."
-    )
-    return_progress: bool = Field(
-        False, description="As in llama.cpp: a stream has prompt_progress while a long prompt is read."
-    )
+    response_format: ResponseFormat | None = Field(None, description="json_object or json_schema: valid JSON.")
+    return_progress: bool = Field(False, description="As in llama.cpp: prompt_progress while a prompt is read.")
     user: fields.Unused = None
     keep_alive: fields.KeepAlive = None
-    budget: float | None = Field(
-        None, ge=0.0, le=1.0, description="The share of drafted chunks to verify; null: all. Our extension."
-    )
-    gate: str = Field(
-        "auto", max_length=20, description=f"Chooses the chunks to verify: {', '.join(GATES)}. Our extension."
-    )
-    retrieval: str = Field(
-        "auto", max_length=200, description="Where drafts are copied from: auto, off, or sources. Our extension."
-    )
+    budget: float | None = Field(None, ge=0.0, le=1.0, description="Our extension: share of drafted chunks to verify.")
+    gate: str = Field("auto", max_length=20, description=f"Our extension, chooses the chunks: {', '.join(GATES)}.")
+    retrieval: str = Field("auto", max_length=200, description="Our extension: auto, off, or sources of copied drafts.")
 
     @model_validator(mode="before")
     @classmethod
@@ -134,12 +124,13 @@ class GenerationRequest(ReplyRequest, fields.Sampling):
             )
         most = self._max_tokens()
         return replace(
-            defaults, max_tokens=most or context_length, max_total=most, temperature=self.temperature,
-            top_p=self.top_p, top_k=self.top_k, min_p=self.min_p, repeat_penalty=self.repeat_penalty,
-            frequency_penalty=self.frequency_penalty, presence_penalty=self.presence_penalty,
+            defaults, **self.sampling() | {
+                "seed": None if self.seed in (None, -1) else self.seed & (2**64 - 1),
+                "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            },
+            max_tokens=most or context_length, max_total=most, frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty, json_schema=self.reply_schema(), logprobs=self._logprobs(),
             logit_bias={int(token): amount for token, amount in self.logit_bias.items()},
-            json_schema=self.reply_schema(), seed=None if self.seed in (None, -1) else self.seed & (2**64 - 1),
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()), logprobs=self._logprobs(),
             budget=self.budget, gate=self.gate,
             retrieval=self.retrieval if self.retrieval != "auto" else defaults.retrieval,
         )  # fmt: skip
@@ -277,31 +268,23 @@ class ToolChoice(RequestModel):
 
 class ChatRequest(GenerationRequest):
     messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
-    max_tokens: fields.MostTokens | None = Field(
-        None, description="The longest reply, with its thought; null and -1: what fits."
-    )
+    max_tokens: fields.MostTokens | None = Field(None, description="The longest reply; null and -1: what fits.")
     max_completion_tokens: fields.MostTokens | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool = Field(False, description="Report the log-probability of each token.")
     top_logprobs: fields.Whole | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="Report those of this many other tokens, too; needs logprobs."
     )
-    reasoning_effort: str | None = Field(
-        None, max_length=40, description="Level of thinking: the nearest one that the model has; none: no thought."
-    )
-    chat_template_kwargs: Schema = Field(
-        {}, max_length=100, description="Arguments for the chat template, such as enable_thinking."
-    )
+    reasoning_effort: str | None = Field(None, max_length=40, description="Level of thinking; none: no thought.")
+    chat_template_kwargs: Schema = Field({}, max_length=100, description="Arguments such as enable_thinking.")
     tools: list[ToolSchema] = Field([], max_length=MAX_ITEMS, description="Functions that the model may call.")
     tool_choice: Literal["none", "auto", "required"] | ToolChoice = Field(
         "auto", description="Whether functions are called: none; auto, if the model likes; required; or one by name."
     )
     parallel_tool_calls: bool = Field(True, description="false: only the first call of a reply is returned.")
     think: bool | Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = Field(
-        None, description="Switches thoughts on or off, or limits their tokens. Our extension."
+        None, description="Our extension: switches thoughts on or off, or limits their tokens."
     )
-    truncation: Literal["auto", "disabled"] = Field(
-        "disabled", description="auto: leave out the oldest turns beyond the context. Our extension."
-    )
+    truncation: Literal["auto", "disabled"] = Field("disabled", description="auto: leave out the oldest turns.")
 
     _types: ClassVar[Types] = {"tools": ("function",), "tool_choice": ("function",)}
 

@@ -186,26 +186,11 @@ class WrittenReply:
         return "".join(delta.text for delta in self.all(TextDelta) if delta.channel is channel)
 
 
-def summary_of(summary: Summary) -> ReplySummary:
-    """Return the figures of a reply that our extension has."""
-    return {
-        "finish_reason": summary.finish_reason,
-        "stopped_by": summary.stopped_by or None,
-        "seed": summary.seed,
-        "rounds": summary.rounds,
-        "tokens_per_round": rounded(summary.tokens_per_round),
-        "drafted": summary.drafted,
-        "share_verified": rounded(summary.share_verified),
-        "share_verified_thinking": rounded(summary.share_verified_thinking),
-        "acceptance_rate": rounded(summary.acceptance_rate),
-        "mean_acceptance_length": rounded(summary.mean_acceptance_length),
-        "verifier_passes_per_token": rounded(summary.verifier_passes_per_token),
-        "share_offloaded": rounded(summary.share_offloaded),
-        "retrieved": summary.retrieved,
-        "rtt_ms_p50": rounded(summary.rtt_ms),
-        "bytes_up": summary.bytes_up,
-        "bytes_down": summary.bytes_down,
-    }
+def summary_of(summary: Summary) -> Json:
+    """Return the figures of a reply that our extension has, as in `ReplySummary`."""
+    found = {name: getattr(summary, name, None) for name in ReplySummary.__annotations__}
+    found |= {"rtt_ms_p50": summary.rtt_ms, "stopped_by": summary.stopped_by or None}
+    return {name: rounded(value) if isinstance(value, float) else value for name, value in found.items()}
 
 
 def rounded(value: float | None) -> float | None:
