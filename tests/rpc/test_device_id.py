@@ -79,8 +79,3 @@ def test_every_text_means_another_device() -> None:
             total ^= 0b100101 if total & 32 else 0
         with pytest.raises(InvalidOption, match="last group"):
             DeviceID.parse(head + part + ALPHABET[total])
-
-
-def test_a_digest_of_another_length_is_none() -> None:
-    with pytest.raises(InvalidOption, match="32 bytes"):
-        DeviceID(b"short")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import stat
 from pathlib import Path
 
@@ -23,13 +22,6 @@ def test_it_is_made_once_and_private(tmp_path: Path) -> None:
     assert Identity.load(tmp_path / "other").id != first.id
 
 
-def test_one_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
-    Identity.load(tmp_path)
-    (tmp_path / "identity.pem").chmod(0o644)
-    Identity.load(tmp_path)
-    assert stat.S_IMODE((tmp_path / "identity.pem").stat().st_mode) == 0o600
-
-
 @pytest.mark.parametrize("kept", [b"", b"nonsense", b"key", b"certificate", b"mixed"])
 def test_a_damaged_one_is_said_and_not_replaced(tmp_path: Path, kept: bytes) -> None:
     one, other = Identity.new(), Identity.new()
@@ -43,26 +35,6 @@ def test_a_damaged_one_is_said_and_not_replaced(tmp_path: Path, kept: bytes) -> 
     with pytest.raises(TrustUnusable, match=r"identity\.pem is damaged"):
         Identity.load(tmp_path)
     assert path.read_bytes() == kept
-
-
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
-    Identity.load(tmp_path / "one")
-    (tmp_path / "two").mkdir()
-    (tmp_path / "two" / "identity.pem").symlink_to(tmp_path / "one" / "identity.pem")
-    with pytest.raises(TrustUnusable, match="it is a link"):
-        Identity.load(tmp_path / "two")
-
-
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(TrustUnusable, match="not a folder"):
-        Identity.load(tmp_path / "file")
-
-
-def test_a_pipe_does_not_make_it_wait(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "identity.pem")
-    with pytest.raises(TrustUnusable, match="not a plain file"):
-        Identity.load(tmp_path)
 
 
 def test_signatures_are_of_one_device_and_one_message() -> None:

@@ -19,12 +19,9 @@ from edgellm.errors import (
     StoreBusy,
     StoreFull,
 )
-from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
-from edgellm.rpc.layers import service
-from edgellm.rpc.layers.codec import FRAME, write_manifest
-from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, list_layers, upload
-from edgellm.rpc.protos import layers_pb2 as pb
+from edgellm.rpc.layers.codec import FRAME
+from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, list_layers
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.manifest import LayerPiece, Manifest
@@ -184,36 +181,3 @@ async def test_who_serves_no_layers_says_so(
     async with serving(host) as address:
         with pytest.raises(ProtocolError, match="does not store layers"):
             await bring(address, manifest, [1], cut, guest)
-
-
-@in_loop
-async def test_a_manifest_of_a_later_version_is_passed_over(
-    store: LayerStore, manifest: Manifest, cut: Cut, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with taking(store) as address:
-        await bring(address, manifest, [1], cut)
-        async with open_channel(address) as channel:
-            assert len((await list_layers(channel, "desk")).models) == 1
-            monkeypatch.setattr(service, "write_manifest", lambda told: _nameless(write_manifest(told)))
-            assert (await list_layers(channel, "desk")).models == ()
-
-
-def _nameless(told: pb.Recipe) -> pb.Recipe:
-    told.name = ""
-    return told
-
-
-@in_loop
-async def test_two_manifests_of_one_model_share_pieces(store: LayerStore, manifest: Manifest, cut: Cut) -> None:
-    renamed = replace(manifest, name="another name")
-    async with taking(store) as address:
-        await bring(address, manifest, [1], cut)
-        done, _ = await bring(address, renamed, [1], cut)
-        assert done.sent == 0
-
-
-@in_loop
-async def test_a_put_on_a_closed_channel_is_a_lost_device(manifest: Manifest, cut: Cut) -> None:
-    async with open_channel(Address("127.0.0.1", 1)) as channel:
-        with pytest.raises(DeviceLost):
-            await upload(channel, "desk", manifest, [1], cut, RateLimiter(), lambda _: None)

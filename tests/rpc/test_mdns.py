@@ -15,7 +15,6 @@ from edgellm.rpc.discovery.mdns import (
     ServiceKind,
     announce,
     browse,
-    code_number,
     new_instance,
     parse_announcement,
 )
@@ -45,11 +44,6 @@ def test_a_device_is_found_where_it_listens(short: str) -> None:
         assert hint.own
 
 
-def test_the_two_kinds_are_kept_apart(short: str) -> None:
-    with announce(ServiceKind.DEVICE, short, 50151, HERE):
-        assert found(ServiceKind.PAIRING, short, 1.0) is None
-
-
 def test_nothing_else_is_announced(short: str) -> None:
     instance = new_instance()
     with announce(ServiceKind.DEVICE, short, 50151, HERE, instance):
@@ -60,14 +54,6 @@ def test_nothing_else_is_announced(short: str) -> None:
     assert info is not None
     assert info.properties == {b"id": short.encode(), b"v": str(DEVICES_PROTOCOL).encode(), b"i": instance.encode()}
     assert (info.server, info.port) == (f"edgellm-{instance}.local.", 50151)
-
-
-def test_the_number_of_a_code_follows_from_what_is_announced_anyway(short: str) -> None:
-    instance = new_instance()
-    with announce(ServiceKind.PAIRING, short, 50150, HERE, instance):
-        hint = found(ServiceKind.PAIRING, short)
-        assert hint is not None
-        assert 1 <= hint.number == code_number(instance) <= 99
 
 
 def said(properties: dict[str, str | bytes | None], host: str = "10.0.0.7", port: int = 5) -> Hint | None:
@@ -111,10 +97,6 @@ def test_an_odd_announcement_is_none(changes: dict[str, str | bytes | None]) -> 
 @pytest.mark.parametrize("host", ["224.0.0.1", "0.0.0.0", "127.0.0.1", "::1"])
 def test_an_address_where_no_other_device_can_be_is_none(host: str) -> None:
     assert said(SOUND, host) is None
-
-
-def test_a_port_that_nobody_has_is_none() -> None:
-    assert said(SOUND, port=0) is None
 
 
 @given(st.dictionaries(st.sampled_from(["id", "v", "i"]), st.binary(max_size=40)), st.integers(0, 65535))

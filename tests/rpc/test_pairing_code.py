@@ -64,7 +64,3 @@ def test_it_is_read_as_people_type_it(code: Code, case: object, between: str) ->
 def test_a_typing_error_is_found_before_it_costs_the_guess(text: str, says: str) -> None:
     with pytest.raises(InvalidOption, match=re.escape(says)):
         Code.parse(text)
-
-
-def test_new_ones_differ() -> None:
-    assert len({str(Code.new(7)) for _ in range(20)}) > 15

@@ -42,11 +42,6 @@ def test_what_is_added_is_there_for_every_process(peers: Peers, tmp_path: Path) 
         peers.remove(added.id)
 
 
-def test_two_of_one_name_are_told_apart(peers: Peers) -> None:
-    names = [peers.add(peer("Desk")).name, peers.add(peer("desk")).name, peers.add(peer("desk")).name]
-    assert names == ["Desk", "desk-2", "desk-3"]
-
-
 def test_one_that_is_paired_again_is_not_listed_twice(peers: Peers) -> None:
     identity = Identity.new()
     peers.add(peer("desk", "verify files", identity))
@@ -80,13 +75,6 @@ def test_names_can_be_changed_to_what_is_a_name(peers: Peers) -> None:
     for name in ("", "x" * 41, "a\nb", "\x1b[31m", "Lounge"):
         with pytest.raises(InvalidOption):
             peers.rename(desk.id, name)
-
-
-def test_being_seen_does_not_bring_a_removed_one_back(peers: Peers, tmp_path: Path) -> None:
-    desk = peers.add(peer())
-    Peers(tmp_path).remove(desk.id)
-    peers.record_seen(desk.id, Address("10.0.0.9", 1))
-    assert peers.all() == []
 
 
 def test_being_seen_does_not_bring_one_back_that_is_removed_at_that_moment(

@@ -7,16 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgellm.errors import InvalidOption, ModelNotFound
-from edgellm.storage import pull, remove, resolve
+from edgellm.storage import pull, remove
 from tests.storage.hub import REPO, Hub, names
-
-
-def test_pulled_models_are_listed_by_the_name_to_type(hub: Hub) -> None:
-    pull(f"{REPO}:Q8_0")
-    pull(REPO)
-    assert names() == [f"{REPO}:Q4_K_M", f"{REPO}:Q8_0"]
-    for name in names():
-        assert resolve(name).is_file()
 
 
 def test_other_things_in_the_cache_are_left_alone(hub: Hub, cache: Path) -> None:
@@ -25,23 +17,6 @@ def test_other_things_in_the_cache_are_left_alone(hub: Hub, cache: Path) -> None
     (cache / "datasets--x--y" / "snapshots" / "c").mkdir(parents=True)
     (cache / "models--odd--name--more").mkdir()
     assert names() == []
-
-
-def test_removing_one_quantisation_leaves_the_other(hub: Hub, cache: Path) -> None:
-    pull(f"{REPO}:Q8_0")
-    pull(REPO)
-    (gone,) = remove(f"{REPO}:q4_k_m")
-    assert gone.name == f"{REPO}:Q4_K_M"
-    assert gone.size == len(hub.repos[REPO]["tiny-Q4_K_M.gguf"])
-    assert names() == [f"{REPO}:Q8_0"]
-    assert len(list(cache.glob("models--*/blobs/*"))) == 1
-
-
-def test_removing_a_repository_leaves_nothing(hub: Hub, cache: Path) -> None:
-    pull(f"{REPO}:Q8_0")
-    pull(REPO)
-    assert len(remove(REPO)) == 2
-    assert [path.name for path in cache.iterdir() if path.name not in (".locks", "CACHEDIR.TAG")] == []
 
 
 def test_a_blob_that_another_snapshot_still_links_stays(hub: Hub, cache: Path) -> None:

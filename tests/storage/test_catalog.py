@@ -7,8 +7,7 @@ import re
 import pytest
 
 from edgellm.storage import ALIASES, CatalogModel, catalog, parse_hub_name
-from edgellm.storage.quants import choose, quant_of
-from tests.storage.listings import GPT_OSS, QWEN_7B, sizes
+from edgellm.storage.quants import quant_of
 
 MODELS = list(catalog().models.values())
 
@@ -46,22 +45,6 @@ def test_a_draft_model_is_smaller_than_its_verifier(model: CatalogModel) -> None
 def test_setup_prefers_models_that_are_here_and_that_have_what_they_need() -> None:
     assert set(catalog().setup) <= catalog().models.keys()
     assert len(set(catalog().setup)) == len(catalog().setup)
-
-
-def test_what_a_name_asks_for_is_found_in_real_listings() -> None:
-    """Sizes are those of the listing where that has them."""
-    model = catalog().models["qwen2.5:7b"]
-    chosen = choose(model.repo_id, sizes(QWEN_7B), model.quant)
-    assert len(chosen.files) == 2
-    assert sum(sizes(QWEN_7B)[file] for file in chosen.files) == model.size
-    model = catalog().models["gpt-oss:120b"]
-    assert len(choose(model.repo_id, sizes(GPT_OSS), model.quant).files) == 3
-
-
-def test_a_mixture_of_experts_reads_few_of_its_weights() -> None:
-    dense, mixture = (catalog().models[name] for name in ("qwen3:32b", "qwen3:30b-a3b"))
-    assert dense.bytes_per_token == dense.size
-    assert mixture.bytes_per_token < dense.bytes_per_token / 5
 
 
 @pytest.mark.parametrize(

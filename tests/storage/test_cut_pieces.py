@@ -17,7 +17,7 @@ from edgellm.layer_range import LayerRange
 from edgellm.storage.layers import store as layers
 from edgellm.storage.layers.manifest import LayerPiece, known_pieces
 from edgellm.storage.layers.store import CUT, LayerStore
-from tests.storage.pieces import bytes_of, cut_singly, layerwise
+from tests.storage.pieces import bytes_of, layerwise
 
 X = "aa" * 32
 
@@ -94,15 +94,6 @@ def test_it_makes_room_first_and_takes_none_from_what_was_brought(draft_path: Pa
     bring(store, draft_path, 5, "bb" * 32)
     assert [store.find(piece) is not None for piece in (theirs, newer, last)] == [True, False, False]
     assert store.size <= store.limit
-
-
-def test_what_this_device_deploys_to_itself_is_not_what_it_cut(draft_path: Path, tmp_path: Path) -> None:
-    """The model's file may be gone when a worker uses it."""
-    store = room_for(2, tmp_path, draft_path)
-    cut_singly(draft_path, store, layers=LayerRange(1, 2))
-    cut(store, draft_path, 2)
-    bring(store, draft_path, 3, X)
-    assert [store.find(piece) is not None for piece in layerwise(draft_path).pieces[1:4]] == [True, False, True]
 
 
 def test_one_that_fails_leaves_nothing(draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

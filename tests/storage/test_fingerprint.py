@@ -12,7 +12,7 @@ import pytest
 
 from edgellm.engine import ModelFile
 from edgellm.errors import ModelNotFound
-from edgellm.places import cache_dir, data_dir
+from edgellm.places import cache_dir
 from edgellm.storage.fingerprint import FileHash, _PartHash, fingerprint, fingerprint_of
 from testkit.gguf.split_file import split
 
@@ -75,11 +75,6 @@ def test_the_hubs_cache_knows_already(home: Path, reads: list[str]) -> None:
     link.symlink_to(blob)
     assert fingerprint(link) == "ab" * 32
     assert reads == []
-
-
-def test_places_without_a_home_are_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("EDGELLM_HOME")
-    assert data_dir().name == cache_dir().name == "edgellm"
 
 
 def test_that_of_a_split_model_depends_on_every_part(home: Path, draft_path: Path, reads: list[str]) -> None:

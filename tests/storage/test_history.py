@@ -30,15 +30,6 @@ def test_what_was_said_is_there_again_oldest_first(history: History) -> None:
     assert before <= first.when <= second.when <= datetime.now(UTC)
 
 
-def test_what_was_said_is_plain_text_in_the_database(history: History) -> None:
-    history.add("a\nb", "Größe\x00\u2028")
-    with closing(raw(history)) as db:
-        assert db.execute("SELECT kind, question, reply FROM entry").fetchall() == [
-            ("reply", "a\nb", "Größe\x00\u2028")
-        ]
-    assert "Größe".encode() in history.path.read_bytes()
-
-
 TEXTS = st.text() | st.text(st.sampled_from('a\ud800\udfff\0\n\r\u2028"\\'))
 
 

@@ -117,13 +117,6 @@ def test_a_file_in_the_folders_place_is_told_and_stays(history: History, use: Ca
 
 
 @pytest.mark.parametrize("use", [*EVERY_USE, lambda history: history.turn_off()])
-def test_a_home_that_is_no_folder_is_told(tmp_path: Path, use: Callable[[History], object]) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(HistoryUnusable, match=r"Not a directory.*EDGELLM_HOME"):
-        use(History(tmp_path / "file" / "history"))
-
-
-@pytest.mark.parametrize("use", [*EVERY_USE, lambda history: history.turn_off()])
 def test_what_the_system_forbids_is_told(history: History, use: Callable[[History], object]) -> None:
     history.add("q", "r")
     forbidden = r"(Permission denied|unable to open database file)"

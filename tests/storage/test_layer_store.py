@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import ModelFile, check_gguf, cut
@@ -26,7 +26,6 @@ from edgellm.storage.layers.manifest import (
     Manifest,
     cut_piece,
     forget_hashes,
-    grid,
     grid_lines,
     known_pieces,
     manifest_of,
@@ -77,15 +76,6 @@ def test_hashes_are_remembered_until_they_are_forgotten(
     for strange in (LayerRange(7, 9), LayerRange(-1, 2), LayerRange(3, 3)):
         with pytest.raises(InvalidOption, match="from 1 to 8"):
             pieces_of(ModelFile.open(draft_path), [strange])
-
-
-@given(st.integers(0, 99), st.integers(1, 100), st.integers(1, 40))
-def test_a_stage_is_cut_where_others_are(start: int, count: int, per_piece: int) -> None:
-    layers = LayerRange(start, start + count)
-    found = grid(layers, range(0, 200, per_piece))
-    assert [layer for one in found for layer in one] == list(layers)
-    assert max(map(len, found)) <= per_piece
-    assert all(one.stop % per_piece == 0 for one in found[:-1])
 
 
 @given(st.sets(st.integers(1, 59), max_size=30), st.integers(1, 20))
@@ -338,16 +328,6 @@ def test_layers_are_listed_and_cleaned(
     assert not list(store.root.rglob("models/*/*.json"))
 
 
-def test_what_lies_in_the_folder_by_chance_stays(store: LayerStore, draft_path: Path, manifest: Manifest) -> None:
-    cut_singly(draft_path, store, layers=LayerRange(1, 2))
-    mine = store.root / "pieces" / "notes.txt"
-    mine.write_text("mine")
-    (store.root / "models" / "x.json").write_text("{")
-    assert len(store.models()) == 1
-    store.clean()
-    assert mine.exists()
-
-
 def as_json(manifest: Manifest) -> dict[str, Any]:
     return dict(json.loads(json.dumps(asdict(manifest))))
 
@@ -381,20 +361,3 @@ def test_manifests_that_cannot_be_meant_are_refused(manifest: Manifest) -> None:
         Manifest.from_json({})
     with pytest.raises(InvalidOption, match="limit"):
         LayerStore(limit=0)
-
-
-@settings(max_examples=40)
-@given(cuts=st.lists(st.integers(0, 100), max_size=8), seed=st.integers(0, 1000))
-def test_in_whatever_portions_it_comes_the_file_is_the_same(
-    cuts: list[int], seed: int, draft_path: Path, manifest: Manifest, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """And with whatever interruptions: each portion comes to a store that has just been opened."""
-    piece = manifest.pieces[1 + seed % 6]
-    data = bytes_of(draft_path, manifest, piece)
-    root = tmp_path_factory.mktemp("portions")
-    for place in [*sorted(len(data) * share // 100 for share in cuts), len(data)]:
-        store = LayerStore(root, PLENTY)
-        with store.receiving(manifest, [piece]) as receiving, receiving(piece) as partial:
-            partial.append(data[partial.size : place])
-            if place == len(data):
-                assert partial.finish().read_bytes() == data

@@ -38,20 +38,6 @@ def put(store: LayerStore, model: Path, manifest: Manifest, piece: LayerPiece, o
                     partial.finish()
 
 
-def test_other_bytes_for_the_same_layers_stand_beside_the_first(
-    store: LayerStore, draft_path: Path, manifest: Manifest
-) -> None:
-    piece = manifest.pieces[1]
-    put(store, draft_path, manifest, piece, Y)
-    bad = poisoned(manifest, piece)
-    with store.receiving(bad, bad.pieces[1:2], X):
-        pass
-    assert store.pieces(manifest.fingerprint) == {piece}
-    assert [held.pieces for held in store.models(Y)] == [(piece,)]
-    assert [held.pieces for held in store.models(X)] == [()]
-    assert [held.manifest.pieces for held in store.models(X)] == [bad.pieces[1:2]]
-
-
 def test_what_is_brought_later_is_recorded_with_what_is_there(
     store: LayerStore, draft_path: Path, manifest: Manifest
 ) -> None:

@@ -45,21 +45,6 @@ def test_the_quantisation_is_read_from_the_name(file: str, quant: str | None) ->
     assert quant_of(file) == quant
 
 
-def test_the_default_is_q4_k_m_in_any_case() -> None:
-    choice = choose("a/b", FILES, None)
-    assert (choice.files, choice.reason) == (("tiny-q4_k_m.gguf",), "the default")
-
-
-def test_without_the_default_the_nearest_is_chosen_and_it_says_so() -> None:
-    choice = choose("a/b", {file: 0 for file in FILES if "q4" not in file}, None)
-    assert choice.files == ("tiny-Q8_0.gguf",)
-    assert "no Q4_K_M" in choice.reason
-
-
-def test_the_only_model_needs_no_name() -> None:
-    assert choose("a/b", {"only.gguf": 0, "mmproj-only.gguf": 0}, None).files == ("only.gguf",)
-
-
 @pytest.mark.parametrize("wanted", ["q8_0", "Q8_0", "q8", "tiny-Q8_0", "tiny-q8_0.gguf"])
 def test_a_quantisation_or_a_file_can_be_asked_for(wanted: str) -> None:
     assert choose("a/b", FILES, wanted).files == ("tiny-Q8_0.gguf",)
@@ -68,11 +53,6 @@ def test_a_quantisation_or_a_file_can_be_asked_for(wanted: str) -> None:
 def test_a_missing_quantisation_names_those_that_are_there() -> None:
     with pytest.raises(ModelNotFound, match=r"has no Q4_0; it has: Q8_0, F16, Q2_K, Q4_K_M.*such as a/b:Q8_0"):
         choose("a/b", FILES, "Q4_0")
-
-
-def test_a_dynamic_quantisation_is_not_another_one() -> None:
-    with pytest.raises(ModelNotFound):
-        choose("a/b", FILES, "UD-Q4_K_M")
 
 
 def test_a_repository_without_gguf_says_so() -> None:
@@ -103,27 +83,12 @@ def test_names_that_differ_in_case_alone_are_told_apart() -> None:
 # --- split models ---------------------------------------------------------------------------------------------------
 
 
-def test_all_parts_are_chosen_together() -> None:
-    assert choose("a/b", PARTS, None).files == tuple(PARTS)
-    for wanted in ("Q8_0", "big-q8_0", "big-Q8_0-00001-of-00003.gguf"):
-        assert choose("a/b", {**PARTS, "tiny-q2_k.gguf": 0}, wanted).files == tuple(PARTS)
-
-
 def test_a_model_that_lacks_a_part_is_not_chosen_and_said_to() -> None:
     left = {file: 0 for file in PARTS if "00002" not in file}
     assert choose("a/b", {**left, "tiny-q2_k.gguf": 0}, None).files == ("tiny-q2_k.gguf",)
     for wanted in (None, "Q8_0"):
         with pytest.raises(ModelNotFound, match="only 2 of the 3 parts of big-Q8_0: part 2 is missing"):
             choose("a/b", left, wanted)
-
-
-def test_parts_of_several_models_are_kept_apart() -> None:
-    found = variants(sizes(QWEN_7B))
-    assert [(model.quant, len(model.files), model.complete) for model in found] == [
-        ("F16", 4, True), ("Q2_K", 1, True), ("Q3_K_M", 1, True), ("Q4_0", 2, True), ("Q4_K_M", 2, True),
-        ("Q5_0", 2, True), ("Q5_K_M", 2, True), ("Q6_K", 2, True), ("Q8_0", 3, True),
-    ]  # fmt: skip
-    assert next(model.size for model in found if model.quant == "Q8_0") == 8_098_525_408
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 6), st.integers(0, 6)), max_size=30))
@@ -201,18 +166,6 @@ def test_a_drafter_or_adapter_is_a_model_where_there_is_no_other(word: str) -> N
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("files", "memory", "first"),
-    [
-        (QWEN_7B, 8 * GIB, "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf"),
-        (QWEN_27B, 32 * GIB, "Qwen3.8-27B-UD-Q4_K_M.gguf"),
-    ],
-)
-def test_the_default_is_taken_where_it_fits(files: tuple[File, ...], memory: int, first: str) -> None:
-    choice = chosen(files, memory=memory)
-    assert (choice.files[0], choice.reason, choice.warning) == (first, "the default", "")
 
 
 @pytest.mark.parametrize(

@@ -90,16 +90,6 @@ pull({SPLIT!r}, progress)
     assert [path.read_bytes() for path in ModelFile.open(got.path).paths] == parts
 
 
-def test_a_cut_connection_is_taken_up_in_the_part_where_it_broke(hub: Hub, parts: list[bytes]) -> None:
-    hub.cut_after = [len(parts[0]), 70_000, *[0] * download.ATTEMPTS]
-    with pytest.raises(PullFailed, match=rf"of {NAME.format(2)} stopped at .* to resume"):
-        pull(SPLIT)
-    assert names() == []
-    hub.cut_after, hub.sent = [], []
-    pull(SPLIT)
-    assert [(name, start) for name, start, _ in hub.sent] == [(NAME.format(2), 70_000), (NAME.format(3), 0)]
-
-
 def test_a_part_with_a_wrong_hash_is_dropped_and_the_others_kept(hub: Hub, cache: Path, parts: list[bytes]) -> None:
     second = plan(SPLIT).files[1]
     blobs = cache / "models--ann--split-GGUF" / "blobs"
@@ -111,14 +101,6 @@ def test_a_part_with_a_wrong_hash_is_dropped_and_the_others_kept(hub: Hub, cache
     hub.sent.clear()
     assert len(ModelFile.open(pull(SPLIT).path).paths) == 3
     assert [(name, start) for name, start, _ in hub.sent] == [(NAME.format(2), 0), (NAME.format(3), 0)]
-
-
-def test_a_repository_that_lacks_a_part(hub: Hub, parts: list[bytes]) -> None:
-    del hub.repos[SPLIT][NAME.format(2)]
-    for name in (SPLIT, f"{SPLIT}:q4_k_xl"):
-        with pytest.raises(ModelNotFound, match="only 2 of the 3 parts of draft-UD-Q4_K_XL: part 2 is missing"):
-            pull(name)
-    assert hub.sent == []
 
 
 def test_parts_that_are_not_one_model_are_not_kept(
@@ -234,11 +216,6 @@ def test_a_renamed_repository_is_found_under_its_former_name(
     assert pull(SPLIT).plan.renamed == ""
 
 
-def test_a_mirror_that_lists_names_alone_is_asked_for_each_file(hub: Hub, parts: list[bytes]) -> None:
-    hub.names_only = True
-    assert len(ModelFile.open(pull(SPLIT).path).paths) == 3
-
-
 def test_a_gated_repository_says_what_is_to_do(hub: Hub, parts: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     hub.gated = {SPLIT: "hf_granted"}
     with pytest.raises(
@@ -253,13 +230,6 @@ def test_a_gated_repository_says_what_is_to_do(hub: Hub, parts: list[bytes], mon
     assert hub.sent == []
     monkeypatch.setenv("HF_TOKEN", "hf_granted")
     assert pull(SPLIT).path.exists()
-
-
-def test_a_token_that_the_hub_does_not_know(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.tokens = {"hf_good"}
-    monkeypatch.setenv("HF_TOKEN", "hf_misspelt")
-    with pytest.raises(PullFailed, match=r"answered 401 for .* \(Invalid credentials in Authorization header\)"):
-        pull(REPO)
 
 
 def test_a_revision_is_kept_beside_the_newest(hub: Hub, cache: Path, parts: list[bytes]) -> None:

@@ -40,15 +40,6 @@ def test_files_count_once_the_model_was_loaded(cache: TensorCache) -> None:
     assert not cut_off.exists()
 
 
-def test_a_file_that_was_cut_short_since_does_not_count(cache: TensorCache) -> None:
-    folder = opened(cache)
-    file = put(folder, "1", 10)
-    cache.confirm(folder)
-    file.write_bytes(bytes(9))
-    opened(cache)
-    assert not file.exists()
-
-
 def test_devices_do_not_share_files(cache: TensorCache) -> None:
     put(opened(cache, "a"), "1", 10)
     cache.confirm(opened(cache, "a"))
@@ -65,10 +56,6 @@ def test_room_is_made_by_what_was_written_first_and_others_files_before_own(cach
     assert [file.exists() for file in (oldest, old, new)] == [True, False, True]
     opened(cache, "own", size=100)
     assert not any(file.exists() for file in (oldest, old, new))
-
-
-def test_what_never_fits_is_not_kept(cache: TensorCache) -> None:
-    assert cache.open("a", 101) is None
 
 
 def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:

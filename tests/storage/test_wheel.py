@@ -85,14 +85,6 @@ def test_what_is_not_the_file_that_is_meant_is_not_kept(
     assert kept() == []
 
 
-def test_only_what_comes_is_counted(change: Change) -> None:
-    change(version="9.9")
-    heard: list[Transfer] = []
-    with pytest.raises(PullFailed):
-        pull(NAME, heard.append)
-    assert {one.done for one in heard} == {0}
-
-
 def test_an_interruption_leaves_nothing_and_ends_the_download(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
