@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 from edgellm.errors import ConversationChanged, ConversationTooLong, InvalidOption, StateDamaged
 from edgellm.places import data_dir
@@ -50,21 +51,20 @@ entry WHERE kind = ?1 AND id <= (
 )
 """
 _NEWEST = """
-SELECT question, reply, at FROM entry NOT INDEXED
-WHERE kind = ? AND at >= ? AND typeof(question) = 'text' AND typeof(reply) = 'text' ORDER BY id DESC LIMIT ?
+SELECT question, reply FROM entry NOT INDEXED
+WHERE kind = ? AND at >= ? AND (typeof(at), typeof(question), typeof(reply)) = ('integer', 'text', 'text')
+ORDER BY id DESC LIMIT ?
 """
 
 Turns = tuple[tuple[str, str], ...]
 """Roles and texts, the oldest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatEntry:
-    """A question, its reply, and `when` they were added: UTC, to the second."""
+class ChatEntry(NamedTuple):
+    """A question and its reply."""
 
     question: str
     reply: str
-    when: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +195,11 @@ class History(ChatLog):
         before = oldest()
         found: list[ChatEntry] = []
         with self._database.reading() as db:
-            for question, reply, at in db.execute(
-                _NEWEST, (self.kind, _microseconds(before), MAX_BYTES // _ENTRY_OVERHEAD)
-            ):
-                size, when = len(question) + len(reply), _time(at)
-                if size <= limit_bytes and when is not None:
-                    found.append(ChatEntry(question.decode(errors="replace"), reply.decode(errors="replace"), when))
-                    limit_bytes -= size
+            rows = db.execute(_NEWEST, (self.kind, _microseconds(before), MAX_BYTES // _ENTRY_OVERHEAD))
+            for question, reply in rows:
+                if len(question) + len(reply) <= limit_bytes:
+                    found.append(ChatEntry(question.decode(errors="replace"), reply.decode(errors="replace")))
+                    limit_bytes -= len(question) + len(reply)
         return found[::-1]
 
     def facts(self) -> HistoryFacts:

