@@ -93,23 +93,16 @@ class ChildKind:
     keeps_words: bool = False
 
 
-Opening: TypeAlias = tuple[str, Limits, bytes]
-"""The name, limits and bytes of a call."""
-
-
 class Child:
     """A child process, which ends with this object at the latest. It is started when it is needed, also again after it
     has ended. For one call at a time; any thread may kill it."""
 
     def __init__(
-        self,
-        kind: ChildKind,
-        *arguments: str,
-        environment: Mapping[str, str] = os.environ,
-        opening: Opening | None = None,
-    ) -> None:
-        """Set up the child, which is given these words and variables. `opening` is called after each start, before
-        anything else."""
+        self, kind: ChildKind, *arguments: str, environment: Mapping[str, str] = os.environ,
+        opening: tuple[str, Limits, bytes] | None = None,
+    ) -> None:  # fmt: skip
+        """Set up the child, which is given these words and variables. The call `opening` (name, limits and bytes) is
+        made after each start, before anything else."""
         self._kind, self._opening, self._environment = kind, opening, environment
         self._words = (kind.module, str(kind.idle), *arguments)
         self._process: subprocess.Popen[bytes] | None = None
@@ -119,7 +112,7 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Return whether the process runs."""
+        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -144,9 +137,8 @@ class Child:
         except OSError as error:
             if output is not None:
                 output.close()
-            raise EngineFailed(
-                f"No child process can be started: {error.strerror}.", "Close other programs."
-            ) from error
+            what = f"No child process can be started: {error.strerror}."
+            raise EngineFailed(what, "Close other programs.") from error
         self._has_begun = False
         self._end = weakref.finalize(self, _end, self._process, output, self._kind.grace)
 
@@ -162,6 +154,16 @@ class Child:
                     self._await_start(stopped)
                 return self.submit(name, limits, data, **fields).result(stopped)
         raise EngineFailed(f"The process that {self._kind.role} exits at once.", "Try again.")
+
+    def _await_start(self, stopped: Callable[[], bool] | None) -> None:
+        try:
+            self.submit(READY, _STARTING).result(stopped)
+        except ChildFailed as error:
+            what = f"The process that {self._kind.role} does not start: {error}."
+            raise EngineFailed(what, "Install edgellm again.") from None
+        if self._opening is not None:
+            self.submit(*self._opening).result(stopped)
+        self._has_begun = True
 
     def submit(self, name: str, limits: Limits, data: bytes = b"", **fields: object) -> Call:
         """Send a call to the process, which was started, without waiting for the answer."""
@@ -188,17 +190,6 @@ class Child:
         """End the process, and release what it needed."""
         self._end()
 
-    def _await_start(self, stopped: Callable[[], bool] | None) -> None:
-        try:
-            self.submit(READY, _STARTING).result(stopped)
-        except ChildFailed as error:
-            raise EngineFailed(
-                f"The process that {self._kind.role} does not start: {error}.", "Install edgellm again."
-            ) from None
-        if self._opening is not None:
-            self.submit(*self._opening).result(stopped)
-        self._has_begun = True
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -212,23 +203,26 @@ class Call:
     """A call to a child that has been sent."""
 
     def __init__(self, child: Child, process: subprocess.Popen[bytes], limits: Limits, message: bytes) -> None:
-        self._child, self._process, self._limits = child, process, limits
-        self._watch = _Watch(process.pid, limits)
-        self._heard: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
-        pipes = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
-        self._thread = threading.Thread(
-            target=_talk, args=(*pipes, message, limits.answer + _HEAD, self._heard), daemon=True
-        )
-        self._thread.start()
         self.began = False
         """The child has begun to answer."""
+        self._child, self._process, self._limits = child, process, limits
+        self._resources: psutil.Process | None = None
+        if limits.seconds < inf or limits.memory < inf:
+            with suppress(psutil.Error):
+                self._resources = psutil.Process(process.pid)
+        self._seconds, self._memory = self._used()
+        self._looked, self._silent, self._signs = time.monotonic(), 0.0, cast(object, None)
+        self._end = self._looked + GRACE_SECONDS + 10 * limits.seconds
+        self._heard: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
+        pipes = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+        words = (*pipes, message, limits.answer + _HEAD, self._heard)
+        self._thread = threading.Thread(target=_talk, args=words, daemon=True)
+        self._thread.start()
 
     def result(
-        self,
-        stopped: Callable[[], bool] | None = None,
-        progress: Callable[[float], None] | None = None,
+        self, stopped: Callable[[], bool] | None = None, progress: Callable[[float], None] | None = None,
         signs: Callable[[], object] | None = None,
-    ) -> Answer:
+    ) -> Answer:  # fmt: skip
         """Wait for the answer. `progress` is called with the shares, in 0..1, that the child reports; what `signs`
         returns changes while there is life elsewhere. Where anything but the child's own error is raised, the process
         has ended.
@@ -241,8 +235,26 @@ class Call:
             ChildKilled: a user or the system ended the child.
             BrokenPipeError: the child had gone before it was asked, or ended as if it had nothing more to do.
         """
+        wait = _FIRST_POLL_SECONDS
         try:
-            head, data = self._wait(stopped, progress, signs)
+            while True:
+                try:
+                    heard = self._heard.get(timeout=wait)
+                except queue.Empty:
+                    wait = min(2 * wait, _POLL_SECONDS)
+                    if stopped is not None and stopped():
+                        raise Stopped from None
+                    self._check(None if signs is None else signs())
+                    continue
+                if isinstance(heard, BaseException):
+                    raise heard
+                self.began = True
+                head, data = heard
+                if "progress" not in head:
+                    break
+                self._silent = 0.0
+                if progress is not None and isinstance(share := head["progress"], (int, float)):
+                    progress(share)
         except EOFError:
             self._thread.join()
             raise self._ended() from None
@@ -251,34 +263,11 @@ class Call:
             self._thread.join()
             self._child.close()
             raise
-        if (name := head.get("error")) is not None:
-            raise _error(name, head)
-        return Answer(head.get("value"), data)
-
-    def _wait(
-        self,
-        stopped: Callable[[], bool] | None,
-        progress: Callable[[float], None] | None,
-        signs: Callable[[], object] | None,
-    ) -> _Message:
-        wait = _FIRST_POLL_SECONDS
-        while True:
-            try:
-                heard = self._heard.get(timeout=wait)
-            except queue.Empty:
-                wait = min(2 * wait, _POLL_SECONDS)
-                if stopped is not None and stopped():
-                    raise Stopped from None
-                self._watch.check(None if signs is None else signs())
-                continue
-            if isinstance(heard, BaseException):
-                raise heard
-            self.began = True
-            if "progress" not in heard[0]:
-                return heard
-            self._watch.reset()
-            if progress is not None and isinstance(share := heard[0]["progress"], (int, float)):
-                progress(share)
+        if (name := head.get("error")) is None:
+            return Answer(head.get("value"), data)
+        kind = getattr(errors, str(name), None)
+        kind = kind if isinstance(kind, type) and issubclass(kind, EdgeError) else EngineFailed
+        raise kind(str(head.get("what"))[:_SAID], str(head.get("next_step"))[:_SAID])
 
     def _ended(self) -> Exception:
         self._process.kill()  # the child has ended, or closed its pipe
@@ -290,43 +279,7 @@ class Call:
         cause = cause_of(code)
         return ChildFailed(f"its process ended with {cause}", cause)
 
-
-def cause_of(code: int) -> str:
-    """Return the cause of a process's end, such as "SIGSEGV" or "exit code 1".
-
-    Raises:
-        ChildKilled: a user or the system ended it.
-    """
-    try:
-        cause = signal.Signals(-code).name
-    except ValueError:
-        cause = f"exit code {code}"
-    if cause in _FROM_OUTSIDE:
-        raise ChildKilled(
-            f"A child process was ended by {cause}.", "Try again; if the machine is short of memory, free some first."
-        )
-    return cause
-
-
-class _Watch:
-    """The resources that a process has used since a call, and the time without a sign of life."""
-
-    def __init__(self, pid: int, limits: Limits) -> None:
-        self._limits = limits
-        self._process: psutil.Process | None = None
-        if limits.seconds < inf or limits.memory < inf:
-            with suppress(psutil.Error):
-                self._process = psutil.Process(pid)
-        self._end = time.monotonic() + GRACE_SECONDS + 10 * limits.seconds
-        self._seconds, self._memory = self._used()
-        self._looked, self._silent = time.monotonic(), 0.0
-        self._signs: object = None
-
-    def reset(self) -> None:
-        """Note a sign of life."""
-        self._silent = 0.0
-
-    def check(self, signs: object = None) -> None:
+    def _check(self, signs: object) -> None:
         """Raise LimitExceeded where anything is more than the limits."""
         limits, now = self._limits, time.monotonic()
         seconds, memory = self._used()
@@ -345,15 +298,30 @@ class _Watch:
 
     def _used(self) -> tuple[float, int]:
         """Return seconds of the processor and bytes of memory; zeros of a process that has ended."""
-        if self._process is not None:
+        if self._resources is not None:
             with suppress(psutil.Error):
-                times = self._process.cpu_times()
-                return times.user + times.system, self._process.memory_info().rss
+                times = self._resources.cpu_times()
+                return times.user + times.system, self._resources.memory_info().rss
         return 0.0, 0
 
 
-_Message: TypeAlias = tuple[dict[str, Any], memoryview]
-_Heard: TypeAlias = "_Message | BaseException"
+def cause_of(code: int) -> str:
+    """Return the cause of a process's end, such as "SIGSEGV" or "exit code 1".
+
+    Raises:
+        ChildKilled: a user or the system ended it.
+    """
+    try:
+        cause = signal.Signals(-code).name
+    except ValueError:
+        cause = f"exit code {code}"
+    if cause in _FROM_OUTSIDE:
+        next_step = "Try again; if the machine is short of memory, free some first."
+        raise ChildKilled(f"A child process was ended by {cause}.", next_step)
+    return cause
+
+
+_Heard: TypeAlias = tuple[dict[str, Any], memoryview] | BaseException
 
 
 def _talk(calls: IO[bytes], answers: IO[bytes], message: bytes, most: int, heard: queue.SimpleQueue[_Heard]) -> None:
@@ -365,7 +333,11 @@ def _talk(calls: IO[bytes], answers: IO[bytes], message: bytes, most: int, heard
             (size,) = LENGTH.unpack(_whole(answers, LENGTH.size))
             if size > most:
                 raise LimitExceeded(f"its answer has {size} bytes; {most} are allowed")
-            found = _unpacked(_whole(answers, size))
+            whole = _whole(answers, size)
+            try:
+                found = unpack(whole)
+            except (ValueError, RecursionError, struct.error) as error:
+                raise ChildFailed(f"its answer cannot be read: {error}") from None
             heard.put(found)
             if "progress" not in found[0]:
                 return
@@ -380,19 +352,6 @@ def _whole(answers: IO[bytes], size: int) -> bytes:
     if len(data) < size:
         raise EOFError
     return data
-
-
-def _unpacked(message: bytes) -> _Message:
-    try:
-        return unpack(message)
-    except (ValueError, RecursionError, struct.error) as error:
-        raise ChildFailed(f"its answer cannot be read: {error}") from None
-
-
-def _error(name: object, head: Mapping[str, object]) -> EdgeError:
-    kind = getattr(errors, str(name), None)
-    kind = kind if isinstance(kind, type) and issubclass(kind, EdgeError) else EngineFailed
-    return kind(str(head.get("what"))[:_SAID], str(head.get("next_step"))[:_SAID])
 
 
 def _end(process: subprocess.Popen[bytes], output: IO[bytes] | None, grace: float) -> None:

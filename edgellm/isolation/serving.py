@@ -15,7 +15,6 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from typing import IO, Any
 
@@ -59,20 +58,22 @@ def serve(prepare: Callable[[Report], Functions], idle: float = 0.0) -> None:
     calls, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library's output is no answer
     try:
-        report = _Reporter(answers)
+        report, known, failure = _Reporter(answers), dict[str, Callable[..., object]](), None
         try:
             known = {READY: lambda _data: None, **prepare(report)}
         except EdgeError as error:
-            known = {READY: partial(_raise, error)}
+            failure = error
         while True:
-            timer = _timer(idle)
+            timer = threading.Timer(idle, os._exit, (0,))
+            timer.daemon = True
+            if idle:
+                timer.start()
             length = calls.read(LENGTH.size)
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
             if len(length) < LENGTH.size:
                 return
-            report.reset()
-            answers.write(_answer(known, calls.read(*LENGTH.unpack(length))))
+            report.told = -_STEP
+            answers.write(_answer(known, failure, calls.read(*LENGTH.unpack(length))))
             answers.flush()
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
@@ -86,39 +87,24 @@ class _Reporter:
     """Reports to the parent of a call's progress."""
 
     def __init__(self, answers: IO[bytes]) -> None:
-        self._answers = answers
-        self._told = -_STEP
-
-    def reset(self) -> None:
-        self._told = -_STEP
+        self._answers, self.told = answers, -_STEP
 
     def __call__(self, share: float) -> None:
-        if share >= self._told + _STEP:
-            self._told = share
+        if share >= self.told + _STEP:
+            self.told = share
             self._answers.write(pack({"progress": share}))
             self._answers.flush()
 
 
-def _answer(known: Functions, message: bytes) -> bytes:
+def _answer(known: Functions, failure: EdgeError | None, message: bytes) -> bytes:
     head, data = unpack(message)
     try:
+        if failure is not None:
+            raise failure
         found = known[head.pop("call")](data, **head)
     except EdgeError as error:
         return pack({"error": type(error).__name__, "what": error.what, "next_step": error.next_step})
     return pack({}, found) if isinstance(found, bytes) else pack({"value": found})
-
-
-def _raise(error: EdgeError, _data: memoryview) -> None:
-    raise error
-
-
-def _timer(seconds: float) -> threading.Timer | None:
-    if not seconds:
-        return None
-    timer = threading.Timer(seconds, os._exit, (0,))
-    timer.daemon = True
-    timer.start()
-    return timer
 
 
 if __name__ == "__main__":

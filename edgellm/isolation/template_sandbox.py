@@ -50,9 +50,7 @@ class _Generation(Extension):
 
 def compile_template(source: str) -> Renderer:
     """Return the function that renders conversations, with the functions of Hugging Face's `apply_chat_template`.
-
-    Raises Jinja's errors; the function raises any error of the template.
-    """
+    Raises Jinja's errors; the function raises any error of the template."""
     render = _environment().from_string(source).render
     defaults: dict[str, object] = {
         "add_generation_prompt": True, "functions": None, "function_call": None, "tools": None, "tool_choice": None,
@@ -108,10 +106,6 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")
-
-
 def functions(_report: Report) -> Functions:
     """Lower this process's limits and return what can be called: `compile` with a source; `render` with a conversation
     in JSON, as a `Renderer` takes it, which returns the text; and `arguments` with a source, which returns their names.
@@ -140,7 +134,7 @@ def functions(_report: Report) -> Functions:
         return limited_function
 
     return {
-        "compile": limited(lambda source: compiled.append(compile_template(_text(source)))),
+        "compile": limited(lambda source: compiled.append(compile_template(source.decode("utf-8", "surrogatepass")))),
         "render": limited(lambda asked: compiled[0](json.loads(asked)).encode("utf-8", "surrogatepass")),
-        "arguments": limited(lambda source: arguments(_text(source))),
+        "arguments": limited(lambda source: arguments(source.decode("utf-8", "surrogatepass"))),
     }
