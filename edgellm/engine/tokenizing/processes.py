@@ -49,22 +49,23 @@ class TokenizerProcesses:
             EngineFailed: the vocabulary could not be loaded again, or the process was ended from outside.
         """
         with self._lock:
-            child, self._kept = self._kept or self._new(), None
+            child, self._kept = self._kept or Child(KIND, *self._words, environment=_environment()), None
         what = f"A text of {len(data)} bytes cannot be tokenised"
         limits = Limits(_ID * (len(data) + 16), SECONDS + len(data) / BYTES_A_SECOND, STACK + MEMORY)
         try:
             answer = child.call("tokenize", limits, data, should_stop, special=special)
         except LimitExceeded as error:
-            raise TextRefused(
-                f"{what}: {error}.", "Shorten it, or remove encoded data and names of control tokens."
-            ) from None
+            next_step = "Shorten it, or remove encoded data and names of control tokens."
+            raise TextRefused(f"{what}: {error}.", next_step) from None
         except ChildFailed as error:
-            raise TextRefused(
-                f"{what}: llama.cpp fails on it, and {error}.",
-                "Break up or remove long runs of one kind, such as encoded data or rows of dashes.",
-            ) from None
+            next_step = "Break up or remove long runs of one kind, such as encoded data or rows of dashes."
+            raise TextRefused(f"{what}: llama.cpp fails on it, and {error}.", next_step) from None
         finally:
-            self._keep(child)
+            with self._lock:
+                kept = child.alive and self._kept is None and not self._closed
+                self._kept = child if kept else self._kept
+            if not kept:
+                child.close()
         return np.frombuffer(answer.data, dtype=np.int32).copy()
 
     def close(self) -> None:
@@ -74,20 +75,10 @@ class TokenizerProcesses:
         if child is not None:
             child.close()
 
-    def _new(self) -> Child:
-        environment = {
-            **os.environ,
-            "GGML_NO_BACKTRACE": "1",  # a crash is an answer here, and a debugger would take seconds
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        return Child(KIND, *self._words, environment=environment)
 
-    def _keep(self, child: Child) -> None:
-        with self._lock:
-            if child.alive and self._kept is None and not self._closed:
-                self._kept = child
-                return
-        child.close()
+def _environment() -> dict[str, str]:
+    # A crash is an answer here, and a debugger would take seconds.
+    return {**os.environ, "GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def functions(_report: Report, path: str, n_vocab: str) -> Functions:

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import repeat
+from itertools import combinations, repeat
 from pathlib import Path
 
 import numpy as np
@@ -111,45 +112,41 @@ class Slicer:
             yield TextSlice(text[start:], bounded=True)
 
     def _pattern(self, special: bool) -> re.Pattern[str] | None:
-        if special not in self._patterns:
-            self._patterns[special] = self._safe_places(special) if self._known else None
+        """Return an expression of safe places, None if there are none."""
+        if special in self._patterns:
+            return self._patterns[special]
+        found, parts = self._specials() if self._known else None, []
+        if found is not None and len(found) <= MOST and all(len(one.text) <= LONGEST for one in found):
+            texts = {one.text for one in found if special or not one.control}
+            if self._words and not any(_ACROSS.search(text) for text in texts):
+                parts.append(_WORD_END)
+            if alone := apart(texts):
+                parts.append(f"(?={any_of(alone)})")
+        self._patterns[special] = re.compile("|".join(parts)) if parts else None
         return self._patterns[special]
-
-    def _safe_places(self, special: bool) -> re.Pattern[str] | None:
-        found = self._specials()
-        if found is None or len(found) > MOST or any(len(one.text) > LONGEST for one in found):
-            return None
-        texts = {one.text for one in found if special or not one.control}
-        parts = [_WORD_END] if self._words and not any(_ACROSS.search(text) for text in texts) else []
-        if alone := apart(texts):
-            parts.append(f"(?={any_of(alone)})")
-        return re.compile("|".join(parts)) if parts else None
 
 
 def apart(texts: Iterable[str]) -> set[str]:
     """Return the texts whose occurrences cannot overlap an occurrence of any of `texts`."""
-    every = set(texts)
-    begins: dict[str, set[str]] = {}  # beginning -> texts that have it
-    ends: dict[str, set[str]] = {}
-    inside: set[str] = set()
+    every, found = set(texts), set[str]()
+    begins, ends = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)  # texts with this beginning, end
     for text in every:
         for length in range(1, len(text)):
-            begins.setdefault(text[:length], set()).add(text)
-            ends.setdefault(text[-length:], set()).add(text)
-        for start in range(len(text)):
-            for end in range(start + 1, len(text) + 1):
-                if (part := text[start:end]) in every and part != text:
-                    inside |= {part, text}
-    both = begins.keys() & ends.keys()
-    overlapping = set().union(*(begins[part] | ends[part] for part in both)) if both else set()
-    return every - overlapping - inside
+            begins[text[:length]].add(text)
+            ends[text[-length:]].add(text)
+        for start, end in combinations(range(len(text) + 1), 2):
+            if (part := text[start:end]) in every and part != text:
+                found |= {part, text}
+    for part in begins.keys() & ends.keys():
+        found |= begins[part] | ends[part]
+    return every - found
 
 
 def any_of(texts: Iterable[str]) -> str:
     """Return a regular expression for any of `texts` that reads each character once: common beginnings are shared."""
-    by_first: dict[str, list[str]] = {}
+    by_first = defaultdict[str, list[str]](list)
     for text in sorted(texts):
-        by_first.setdefault(text[:1], []).append(text[1:])
+        by_first[text[:1]].append(text[1:])
     if "" in by_first:  # one of the texts ends here, and the shortest match is enough
         return ""
     parts = [re.escape(first) + any_of(rests) for first, rests in by_first.items()]
@@ -158,9 +155,7 @@ def any_of(texts: Iterable[str]) -> str:
 
 def _find(pattern: re.Pattern[str] | None, text: str, start: int, end: int) -> int | None:
     """Return the first safe place from `start` on and before `end`."""
-    if pattern is None:
-        return None
-    while start < end:
+    while pattern is not None and start < end:
         stop = min(start + _SCAN, end)
         match = pattern.search(text, start, stop + LONGEST)
         if match is not None and match.start() < stop:
@@ -176,17 +171,8 @@ CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
 _SPECIAL = CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED
 _SPACE = b" \t\n\v\f\r"
 _ESCAPED_SPACE = "\u2581".encode()  # stands for a space in some vocabularies, and may occur in a text itself
-_tokenize = native.bind(
-    lib.llama_tokenize,
-    ctypes.c_int32,
-    ctypes.c_void_p,
-    ctypes.c_char_p,
-    ctypes.c_int32,
-    ctypes.c_void_p,
-    ctypes.c_int32,
-    ctypes.c_bool,
-    ctypes.c_bool,
-)
+_INT, _POINTER, _TEXT, _FLAG = ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_bool
+_tokenize = native.bind(lib.llama_tokenize, _INT, _POINTER, _TEXT, _INT, _POINTER, _INT, _FLAG, _FLAG)
 attributes = native.bind_nonblocking(lib.llama_vocab_get_attr, ctypes.c_int, ctypes.c_void_p, ctypes.c_int32)
 _text = native.bind_nonblocking(lib.llama_vocab_get_text, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32)
 
@@ -225,13 +211,11 @@ class VocabTokenizer:
             if should_stop():
                 raise Stopped("Tokenising was cancelled.")
             data = part.text.encode("utf-8", "replace")
-            ids = (
-                self._encode_in_process(data, special)
-                if part.bounded
-                else self._processes.tokenize(data, special, should_stop)
-            )
-            found.append(ids)
-            count += len(ids)
+            if part.bounded:
+                found.append(self._encode_in_process(data, special))
+            else:
+                found.append(self._processes.tokenize(data, special, should_stop))
+            count += len(found[-1])
             if most is not None and count > most:
                 raise _too_long(f"more than {most}", most)
         return np.concatenate(found) if len(found) > 1 else found[0]
@@ -273,19 +257,14 @@ class VocabTokenizer:
         add up to 1 at most. A byte that may vanish counts as 0: no token is that byte alone, or a special token takes
         it along.
         """
-        shares = np.zeros(256)
-        alone = set()
-        waiting = set(range(256))
-        for piece in sorted(self._pieces(), key=len, reverse=True):
-            if len(piece) == 1:
-                alone.add(piece[0])
+        shares, waiting = np.zeros(256), set(range(256))
+        pieces = sorted(self._pieces(), key=len, reverse=True)
+        for piece in pieces:
             if new := waiting.intersection(piece):
                 shares[list(new)] = 1.0 / max(_UNKNOWN, len(piece))
                 waiting -= new
-        shares[list(set(range(256)) - alone)] = 0.0
-        shares[list(_ESCAPED_SPACE)] = 0.0
-        if _specials(self._vocab) is None:
-            shares[list(_SPACE)] = 0.0
+        vanishing = set(range(256)) - {piece[0] for piece in pieces if len(piece) == 1} | set(_ESCAPED_SPACE)
+        shares[list(vanishing | (set(_SPACE) if _specials(self._vocab) is None else set()))] = 0.0
         return shares
 
 

@@ -24,8 +24,7 @@ from edgellm.errors import EdgeError, EngineFailed
 from edgellm.isolation.serving import Functions, Report
 from edgellm.system import be_killed_first, limit
 
-_POSITIONS = 32
-_ROWS = 4
+_POSITIONS, _ROWS = 32, 4
 _GIGABYTE = 10**9
 _SECONDS, _SECONDS_A_GIGABYTE = 60, 60  # processor time of all threads
 _MEMORY = 4 * _GIGABYTE  # bytes beside twice the file, which llama.cpp may lay out anew
@@ -37,14 +36,9 @@ def functions(report: Report) -> Functions:
 
 
 def _try_model(
-    report: Report,
-    _data: memoryview,
-    path: str,
-    eagle3: str,
-    size: int,
-    hardware: dict[str, Any],
+    report: Report, _data: memoryview, path: str, eagle3: str, size: int, hardware: dict[str, Any],
     ways: dict[str, bool],
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """Load a model, decode some rows, and return the failures of `self_test`.
 
     `eagle3` is the path of an EAGLE-3 head or "", `size` the bytes of all files. `ways`: `text_only` for the vocabulary
@@ -59,42 +53,34 @@ def _try_model(
     # The child chooses no cards where the parent has not.
     chosen = Hardware(**{**hardware, **lists, "gpu_layers": hardware["gpu_layers"] or 0})
     head = ModelFile.open(Path(eagle3)) if eagle3 else None
+    spec = LoadSpec(chosen, text_only=ways["text_only"], speculates=ways["mtp"] or head is not None, eagle3=head)
     try:
-        return _load(Path(path), head, chosen, report, ways)
+        with Model.load(Path(path), spec, progress=report, faults=()) as model:
+            if model.has_vocabulary:
+                _ = model.vocabulary
+                model.tokenize("A word,\n2 words.", special=True)
+            if not ways["text_only"]:
+                _decode(model, ways["embeds"])
+            tests = ways["tests"] and not (ways["text_only"] or ways["embeds"])
+            return self_test(model) if tests and model.has_vocabulary else []
     except (EdgeError, MemoryError):
         raise
     except Exception as error:
         raise EngineFailed(f"The trial of {path} failed: {error!r}.", AGAIN) from error
 
 
-def _load(path: Path, eagle3: ModelFile | None, hardware: Hardware, report: Report, ways: dict[str, bool]) -> list[str]:
-    with Model.load(
-        path,
-        LoadSpec(hardware, text_only=ways["text_only"], speculates=ways["mtp"] or eagle3 is not None, eagle3=eagle3),
-        progress=report,
-        faults=(),
-    ) as model:
-        if model.has_vocabulary:
-            _ = model.vocabulary
-            model.tokenize("A word,\n2 words.", special=True)
-        if ways["text_only"]:
-            return []
-        if ways["embeds"]:
-            with Embedder(model, positions=_POSITIONS) as embedder:
-                embedder.embed(np.arange(_ROWS, dtype=np.int32) % max(1, model.n_vocab))
-            return []
-        _decode(model)
-        return self_test(model) if ways["tests"] and model.has_vocabulary else []
-
-
-def _decode(model: Model) -> None:
+def _decode(model: Model, embeds: bool) -> None:
     """Decode several rows together, then one alone, with and without flash attention."""
+    ids = np.arange(_ROWS, dtype=np.int32) % max(1, model.n_vocab)
+    if embeds:
+        with Embedder(model, positions=_POSITIONS) as embedder:
+            embedder.embed(ids)
+        return
     if not model.has_vocabulary:
         block = Block(model, head=True, n_ctx=_POSITIONS, rows=_ROWS)
         for start, n in ((0, _ROWS), (_ROWS, 1)):
             block.forward(np.zeros((n, model.n_embd), dtype=np.float32), start=start, outputs=1)
         return
-    ids = np.arange(_ROWS, dtype=np.int32) % max(1, model.n_vocab)
     for flash in (None, False):
         with Context(model, ContextSpec(n_ctx=_POSITIONS, n_batch=_ROWS, flash=flash)) as context:
             context.decode(ids)

@@ -21,10 +21,9 @@ import platform
 import string
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from io import FileIO
 from pathlib import Path
 
 from edgellm import places
@@ -37,6 +36,17 @@ from edgellm.isolation.child import Child, ChildFailed, ChildKind, Limits
 INSTRUCTION = "AMX_INT8"
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 """The options with which GCC and Clang compile llama.cpp without AMX."""
+MTP, EAGLE3 = "mtp", "eagle3"
+"""Faults of a model from whose states its MTP layer, or an EAGLE-3 head, must not draft."""
+AGAIN = "Try again; if it fails again, install edgellm once more."
+"""The next step after a failed trial that says nothing of the file."""
+_FORMAT = 8  # raise this when the child tries more than before, or kept verdicts may be wrong
+TRIED = ("gpu_layers", "devices", "tensor_split", "cache_type", "flash_attn")
+"""Fields of the hardware that the child is told: all that decides what is computed how."""
+_MOST_KEPT = 1_000  # verdicts
+_PORTION = 2**20
+_KIND = ChildKind("edgellm.engine.trial.load_trial", "tries a model", keeps_words=True)
+_BUNDLED = ("draft.gguf", "verifier.gguf", "smollm2/draft.gguf")
 
 
 @functools.cache
@@ -51,22 +61,16 @@ def amx_failure() -> str:
         return "" if chosen == "on" else "EDGELLM_AMX is off"
     kept = places.cache_dir() / "probed" / f"amx-{_build()}.json"
     verdict = read_verdict(kept)
-    if verdict is None and (verdict := _amx_trial()) is not None:
-        write_verdict(kept, verdict)
     if verdict is None:
-        return "it could not be tested"
+        model = next((path for folder in places.bundled_dirs() if (path := folder / "draft.gguf").is_file()), None)
+        if model is None or not sys.executable:
+            return "it could not be tested"
+        try:
+            verdict = try_in_child(Probe((model,), (check_gguf(model),)), EDGELLM_AMX="on")
+        except EdgeError:  # the child was ended from outside, or memory is short
+            return "it could not be tested"
+        write_verdict(kept, verdict)
     return f"it ends the process with {verdict.fatal}" if verdict.fatal else ""
-
-
-def _amx_trial() -> LoadTrial | None:
-    """Return the verdict on AMX, None if it could not be tested."""
-    model = next((path for folder in places.bundled_dirs() if (path := folder / "draft.gguf").is_file()), None)
-    if model is None or not sys.executable:
-        return None
-    try:
-        return try_in_child(Probe((model,), (check_gguf(model),)), EDGELLM_AMX="on")
-    except EdgeError:  # the child was ended from outside, or memory is short
-        return None
 
 
 def _build() -> str:
@@ -76,19 +80,6 @@ def _build() -> str:
         found = path.stat()
         digest.update(f" {path} {found.st_size} {found.st_mtime_ns}".encode())
     return digest.hexdigest()[:16]
-
-
-MTP, EAGLE3 = "mtp", "eagle3"
-"""Faults of a model from whose states its MTP layer, or an EAGLE-3 head, must not draft."""
-AGAIN = "Try again; if it fails again, install edgellm once more."
-"""The next step after a failed trial that says nothing of the file."""
-_FORMAT = 7  # raise this when the child tries more than before, or kept verdicts may be wrong
-TRIED = ("gpu_layers", "devices", "tensor_split", "cache_type", "flash_attn")
-"""Fields of the hardware that the child is told: all that decides what is computed how."""
-_MOST_KEPT = 1_000  # verdicts
-_PORTION = 2**20
-_KIND = ChildKind("edgellm.engine.trial.load_trial", "tries a model", keeps_words=True)
-_BUNDLED = ("draft.gguf", "verifier.gguf", "smollm2/draft.gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +99,13 @@ class Probe:
 
     @property
     def tests(self) -> bool:
-        """Return whether the trial has the self-test, which a model on record does not need."""
-        return bool(self.speculator) or self.over_rpc or not is_proven(self.headers[0], self.hardware)
+        """Whether the trial has the self-test. A model on record needs none: of its architecture, as it is computed
+        here, with this llama.cpp, on a processor, without a card for long batches, and with the default cache."""
+        hardware = self.hardware
+        known = commit() in PROVEN_COMMITS and self.headers[0].architecture in PROVEN
+        default = hardware.cache_type in (None, DEFAULT_CACHE) and hardware.flash_attn is None
+        proven = known and default and not hardware.gpu_layers and not offload_devices()
+        return bool(self.speculator) or self.over_rpc or not proven
 
     @property
     def speculator(self) -> str:
@@ -125,34 +121,27 @@ class Probe:
             InvalidOption: there is no such device.
         """
         hardware = self.hardware
-        built = f"{commit()} {_backends()}"
-        digest = hashlib.sha256(f"{_FORMAT} {built} {self._devices()} {self.text_only} {self.tests}".encode())
-        digest.update(f" {hardware.cache_type or DEFAULT_CACHE} {hardware.flash_attn}".encode())
-        digest.update(b" mtp" if self.mtp else b"")
-        digest.update(b" embeds" if self.embeds else b"")
+        # Which card of equal ones does not count: the number of layers that fit differs from day to day.
+        cards = offload_devices(hardware.devices) if hardware.gpu_layers else []
+        devices = [f"{card.kind} {card.name.rstrip(string.digits)} {card.description}" for card in cards]
+        built = sorted({name.partition("[")[0] for name in backends()})  # without addresses of RPC servers
+        ways = (self.text_only, self.tests, self.over_rpc, self.speculator, self.embeds)
+        cache = hardware.cache_type or DEFAULT_CACHE, hardware.flash_attn
+        digest = hashlib.sha256(repr((_FORMAT, commit(), built, devices, ways, cache)).encode())
         files = list(zip(self.paths, self.headers, strict=True))
         if self.eagle3 is not None:
-            digest.update(b" eagle3")
             files += zip(self.eagle3.paths, self.eagle3.parts, strict=True)
         for path, header in files:
             digest.update(f" {header.file_size}".encode())
+            fatal = [(t.offset, t.nbytes) for t in header.tensors if is_index(t.name)]
             with path.open("rb", buffering=0) as file:
-                for offset, n in _checked_parts(header):
-                    for portion in _portions(file, offset, n):
+                for offset, n in ((0, header.data_offset), *fatal):
+                    file.seek(offset)
+                    left = n
+                    while left > 0 and (portion := file.read(min(left, _PORTION))):
                         digest.update(portion)
+                        left -= len(portion)
         return digest.hexdigest()
-
-    def _devices(self) -> list[str]:
-        """Return the kinds and names of the graphics cards for layers, but not which card of equal ones: the number of
-        layers that fit differs from day to day."""
-        cards = offload_devices(self.hardware.devices) if self.hardware.gpu_layers else []
-        found = [f"{card.kind} {card.name.rstrip(string.digits)} {card.description}" for card in cards]
-        return ["RPC", *found] if self.over_rpc else found
-
-
-def _backends() -> list[str]:
-    """Return the names of the compiled-in backends, without addresses of RPC servers."""
-    return sorted({name.partition("[")[0] for name in backends()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +170,13 @@ def require_loadable(
     """
     if not _is_tried(probe):
         return LoadTrial()
-    kept = _kept(probe)
-    known = read_verdict(kept)
-    verdict = known or (try_in_child(probe, progress) if child is None else child.outcome(progress))
-    if verdict.fatal and (speculator := probe.speculator) and known is None:
-        without = try_in_child(replace(probe, mtp=False, eagle3=None), progress)
-        verdict = replace(without, faults=(*without.faults, speculator))
-    if known is None:
+    if (verdict := read_verdict(kept := _kept(probe))) is None:
+        verdict = try_in_child(probe, progress) if child is None else child.outcome(progress)
+        if verdict.fatal and (speculator := probe.speculator):
+            without = try_in_child(replace(probe, mtp=False, eagle3=None), progress)
+            verdict = replace(without, faults=(*without.faults, speculator))
         write_verdict(kept, verdict)
-    if verdict.fatal:
-        raise _fatal(probe.paths[0], verdict)
-    return verdict
+    return _survived(probe, verdict)
 
 
 def start_trial(probe: Probe) -> TrialChild | None:
@@ -201,22 +186,13 @@ def start_trial(probe: Probe) -> TrialChild | None:
     return TrialChild(probe)
 
 
-def _is_tried(probe: Probe) -> bool:
-    return os.environ.get("EDGELLM_PROBE") != "off" and bool(sys.executable) and not _is_bundled(probe.paths[0])
-
-
 def known_faults(probe: Probe) -> tuple[str, ...] | None:
-    """Return the faults of an earlier trial, none where models are not tried; None for an untried model.
-
-    Raises:
-        ModelUnsupported: the file cannot be read, or ended the process of an earlier trial.
-    """
+    """Return the faults of an earlier trial, none where models are not tried; None for an untried model. Raise
+    ModelUnsupported where the file cannot be read, or ended the process of an earlier trial."""
     if not _is_tried(probe):
         return ()
     verdict = read_verdict(_kept(probe))
-    if verdict is not None and verdict.fatal:
-        raise _fatal(probe.paths[0], verdict)
-    return None if verdict is None else verdict.faults
+    return None if verdict is None else _survived(probe, verdict).faults
 
 
 def keep_faults(probe: Probe, faults: Sequence[str]) -> None:
@@ -224,39 +200,27 @@ def keep_faults(probe: Probe, faults: Sequence[str]) -> None:
     write_verdict(_kept(probe), LoadTrial("", tuple(faults)))
 
 
+def _is_tried(probe: Probe) -> bool:
+    real = probe.paths[0].resolve()
+    bundled = any(real == folder.resolve() / name for folder in places.bundled_dirs() for name in _BUNDLED)
+    return os.environ.get("EDGELLM_PROBE") != "off" and bool(sys.executable) and not bundled
+
+
 def _kept(probe: Probe) -> Path:
-    path = probe.paths[0]
     try:
         return places.cache_dir() / "probed" / f"{probe.key()}.json"
     except OSError as error:
-        raise ModelUnsupported(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+        what = f"{probe.paths[0]} cannot be read: {error.strerror}."
+        raise ModelUnsupported(what, "Check its permissions.") from error
 
 
-def _fatal(path: Path, verdict: LoadTrial) -> ModelUnsupported:
-    return ModelUnsupported(
-        f"{path} ends the process that loads it: {verdict.fatal}.",
-        "Use another file of this model; this one will not be loaded again.",
-    )
-
-
-def _checked_parts(header: GgufHeader) -> Iterator[tuple[int, int]]:
-    """Yield offset and length of the parts of a file that can be fatal: the header, and tensors that hold indices."""
-    yield 0, header.data_offset
-    for tensor in header.tensors:
-        if is_index(tensor.name):
-            yield tensor.offset, tensor.nbytes
-
-
-def _portions(file: FileIO, offset: int, n: int) -> Iterator[bytes]:
-    file.seek(offset)
-    while n > 0 and (portion := file.read(min(n, _PORTION))):
-        n -= len(portion)
-        yield portion
-
-
-def _is_bundled(path: Path) -> bool:
-    real = path.resolve()
-    return real in [folder.resolve() / name for folder in places.bundled_dirs() for name in _BUNDLED]
+def _survived(probe: Probe, verdict: LoadTrial) -> LoadTrial:
+    if verdict.fatal:
+        raise ModelUnsupported(
+            f"{probe.paths[0]} ends the process that loads it: {verdict.fatal}.",
+            "Use another file of this model; this one will not be loaded again.",
+        )
+    return verdict
 
 
 def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, **environment: str) -> LoadTrial:
@@ -269,23 +233,20 @@ class TrialChild:
 
     def __init__(self, probe: Probe, **environment: str) -> None:
         """Start it with these variables. Raises EngineFailed if that fails."""
-        size = sum(header.file_size for header in probe.headers)
-        size += 0 if probe.eagle3 is None else probe.eagle3.header.file_size
+        eagle3 = probe.eagle3
         self._child = Child(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1", **environment})
         self._child.start()
+        self.close = self._child.close
         self._call = self._child.submit(
-            "try_model", Limits(), path=str(probe.paths[0]), size=size,
-            eagle3="" if probe.eagle3 is None else str(probe.eagle3.path),
+            "try_model", Limits(), path=str(probe.paths[0]), eagle3="" if eagle3 is None else str(eagle3.path),
+            size=sum(header.file_size for header in (*probe.headers, *(() if eagle3 is None else eagle3.parts))),
             hardware={name: getattr(probe.hardware, name) for name in TRIED},
             ways={name: getattr(probe, name) for name in ("text_only", "mtp", "embeds", "tests")},
         )  # fmt: skip
 
     def outcome(self, progress: Callable[[float], None] | None = None) -> LoadTrial:
-        """Wait for its verdict; call `progress` with shares from 0 to 1.
-
-        Raises:
-            EdgeError: loading raised this error in the child, or as for `require_loadable`.
-        """
+        """Wait for its verdict; call `progress` with shares from 0 to 1. Raise the EdgeError that loading raised in the
+        child, or as `require_loadable`."""
         with closing(self._child):
             try:
                 return LoadTrial("", _texts(self._call.result(progress=progress).value), new=True)
@@ -298,10 +259,6 @@ class TrialChild:
                 raise EngineFailed(f"The process that tries a model does not start: {words or cause}.", AGAIN)
             return LoadTrial(f"{cause}, {words}" if words else cause, new=True)
 
-    def close(self) -> None:
-        """End the child, if it still runs."""
-        self._child.close()
-
 
 def _texts(found: object) -> tuple[str, ...]:
     return tuple(text for text in found if isinstance(text, str)) if isinstance(found, list) else ()
@@ -309,16 +266,12 @@ def _texts(found: object) -> tuple[str, ...]:
 
 def read_verdict(kept: Path) -> LoadTrial | None:
     """Return the verdict of an earlier trial, None without one."""
-    try:
-        if kept.is_symlink() or not kept.is_file():  # a pipe would be waited for
-            return None
-        found = json.loads(kept.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    fatal = found.get("fatal") if isinstance(found, dict) else None
-    if not isinstance(fatal, str):
-        return None
-    return LoadTrial(fatal, _texts(found.get("faults")))
+    with suppress(OSError, ValueError, RecursionError):
+        if not kept.is_symlink() and kept.is_file():  # a pipe would be waited for
+            found = json.loads(kept.read_text(encoding="utf-8"))
+            if isinstance(found, dict) and isinstance(fatal := found.get("fatal"), str):
+                return LoadTrial(fatal, _texts(found.get("faults")))
+    return None
 
 
 def write_verdict(kept: Path, verdict: LoadTrial) -> None:
@@ -348,11 +301,3 @@ PROVEN = frozenset({
 })  # fmt: skip
 """Architectures of which 10,000 rollbacks and branches on a processor left no wrong state: `bench.models.architectures`
 has recorded it."""
-
-
-def is_proven(header: GgufHeader, hardware: Hardware) -> bool:
-    """Return whether models of this architecture are on record as they are computed here: with this llama.cpp, on a
-    processor, without a graphics card for long batches, and with the default cache."""
-    known = commit() in PROVEN_COMMITS and header.architecture in PROVEN
-    default = hardware.cache_type in (None, DEFAULT_CACHE) and hardware.flash_attn is None
-    return known and default and not hardware.gpu_layers and not offload_devices()

@@ -23,6 +23,7 @@ ROLLBACK, SEQUENCES, ROWS = "rollback", "sequences", "rows"
 TRIALS = (ROLLBACK, SEQUENCES, ROWS, MTP, EAGLE3)
 """Trials of logits: after a rollback; of several sequences in a batch, also branches; of several rows of a sequence in
 a batch; by an MTP layer, or an EAGLE-3 head, after a rejected draft."""
+_Part: TypeAlias = Callable[[Model, Ids], bool]
 _TEXT = 6  # tokens
 _POSITIONS, _ROWS = 64, 16
 _WINDOW_ROWS, _CELLS = 64, 256  # rows of a batch; llama.cpp rounds a window up to a multiple of cells
@@ -46,9 +47,6 @@ def self_test(model: Model, seed: int = 0) -> list[str]:
     }
     failed = {name for name, parts in trials.items() if not all(_passes(part, model, ids) for part in parts)}
     return [name for name in TRIALS if name in failed]
-
-
-_Part: TypeAlias = Callable[[Model, Ids], bool]
 
 
 def _passes(part: _Part, model: Model, ids: Ids) -> bool:
@@ -99,9 +97,8 @@ def _behind_the_window(model: Model, ids: Ids) -> bool:
 
 def _beside_others(model: Model, ids: Ids) -> bool:
     """Roll back a sequence after a batch of two others, for whose recurrent states its own has to make room."""
-    with Context(
-        model, ContextSpec(n_ctx=_POSITIONS, n_seq=3, n_batch=_ROWS, unified=False, rolls_back=True)
-    ) as context:
+    spec = ContextSpec(n_ctx=_POSITIONS, n_seq=3, n_batch=_ROWS, unified=False, rolls_back=True)
+    with Context(model, spec) as context:
         if not context.snapshots:
             return True
         for seq in (0, 2, 1):
@@ -170,9 +167,13 @@ def _near(model: Model, context: Context, logits: Floats, seq: int = 0) -> bool:
 
 def _within_rounding(model: Model, context: Context, found: Floats, expected: Floats, text: Ids) -> bool:
     """Return whether two rows of logits behind `text` are as near to each other as rounding leaves them."""
+    known = expected > -np.inf  # a head that knows fewer tokens gives the rest -inf
+    if not np.array_equal(known, found > -np.inf):
+        return False
+    share = _difference(found[known], expected[known])
     if context.spec.exact:
-        return _close(found, expected, _EXACT)
-    return _close(found, expected, _NEAR) or _close(found, expected, _SPREAD * _noise(model, text))
+        return share <= _EXACT
+    return share <= _NEAR or share <= _SPREAD * _noise(model, text)
 
 
 def _noise(model: Model, text: Ids) -> float:
@@ -185,17 +186,8 @@ def _noise(model: Model, text: Ids) -> float:
     text, rows = text[-_POSITIONS:], []
     for exact in (False, True):
         with Context(model, ContextSpec(n_ctx=_POSITIONS, exact=exact)) as fresh:
-            for at in range(len(text)):
-                row = fresh.decode(text[at : at + 1])[0]
-            rows.append(row.copy())
+            rows.append([fresh.decode(text[at : at + 1])[0].copy() for at in range(len(text))][-1])
     return _difference(*rows)
-
-
-def _close(found: Floats, expected: Floats, share: float) -> bool:
-    known = expected > -np.inf  # a head that knows fewer tokens gives the rest -inf
-    if not np.array_equal(known, found > -np.inf):
-        return False
-    return _difference(found[known], expected[known]) <= share
 
 
 def _difference(found: Floats, expected: Floats) -> float:
