@@ -56,46 +56,32 @@ class InitParams(ctypes.Structure):
 _POINTER, _SIZE, _INT, _FLAG, _TEXT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_bool, ctypes.c_char_p
 _SIZES = ctypes.POINTER(ctypes.c_size_t)
 QUICK: Mapping[str, tuple[Any, ...]] = {
-    "ggml_init": (_POINTER, InitParams),
-    "ggml_free": (None, _POINTER),
-    "ggml_get_name": (_TEXT, _POINTER),
-    "ggml_nbytes": (_SIZE, _POINTER),
-    "ggml_tensor_overhead": (_SIZE,),
-    "ggml_graph_overhead_custom": (_SIZE, _SIZE, _FLAG),
+    "ggml_init": (_POINTER, InitParams), "ggml_free": (None, _POINTER),
+    "ggml_get_name": (_TEXT, _POINTER), "ggml_nbytes": (_SIZE, _POINTER),
+    "ggml_tensor_overhead": (_SIZE,), "ggml_graph_overhead_custom": (_SIZE, _SIZE, _FLAG),
     "ggml_new_tensor_2d": (_POINTER, _POINTER, _INT, ctypes.c_int64, ctypes.c_int64),
     "ggml_new_graph_custom": (_POINTER, _POINTER, _SIZE, _FLAG),
     "ggml_mul_mat": (_POINTER, _POINTER, _POINTER, _POINTER),
     "ggml_build_forward_expand": (None, _POINTER, _POINTER),
-    "ggml_backend_cpu_buffer_from_ptr": (_POINTER, _POINTER, _SIZE),
-    "ggml_backend_buffer_free": (None, _POINTER),
-    "ggml_backend_tensor_alloc": (_INT, _POINTER, _POINTER, _POINTER),
-    "ggml_backend_free": (None, _POINTER),
-    "ggml_backend_cpu_init": (_POINTER,),
-    "ggml_backend_cpu_set_n_threads": (None, _POINTER, _INT),
-}
+    "ggml_backend_cpu_buffer_from_ptr": (_POINTER, _POINTER, _SIZE), "ggml_backend_buffer_free": (None, _POINTER),
+    "ggml_backend_tensor_alloc": (_INT, _POINTER, _POINTER, _POINTER), "ggml_backend_free": (None, _POINTER),
+    "ggml_backend_cpu_init": (_POINTER,), "ggml_backend_cpu_set_n_threads": (None, _POINTER, _INT),
+}  # fmt: skip
 """The functions below llama.cpp that are called and return at once, which the binding does not declare: the type of
 the result, and of the arguments."""
 SLOW: Mapping[str, tuple[Any, ...]] = {
-    "ggml_commit": (_TEXT,),
-    "ggml_backend_graph_compute": (_INT, _POINTER, _POINTER),
+    "ggml_commit": (_TEXT,), "ggml_backend_graph_compute": (_INT, _POINTER, _POINTER),
     "ggml_backend_tensor_get": (None, _POINTER, _POINTER, _SIZE, _SIZE),
     "ggml_backend_tensor_get_2d": (None, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _SIZE),
-    "ggml_backend_load": (_POINTER, _TEXT),
-    "ggml_backend_load_all_from_path": (None, _TEXT),
-    "ggml_backend_register": (None, _POINTER),
-    "ggml_backend_reg_count": (_SIZE,),
-    "ggml_backend_reg_get": (_POINTER, _SIZE),
-    "ggml_backend_reg_name": (_TEXT, _POINTER),
-    "ggml_backend_reg_by_name": (_POINTER, _TEXT),
-    "ggml_backend_reg_get_proc_address": (_POINTER, _POINTER, _TEXT),
-    "ggml_backend_dev_count": (_SIZE,),
-    "ggml_backend_dev_get": (_POINTER, _SIZE),
-    "ggml_backend_dev_by_name": (_POINTER, _TEXT),
-    "ggml_backend_dev_name": (_TEXT, _POINTER),
-    "ggml_backend_dev_description": (_TEXT, _POINTER),
-    "ggml_backend_dev_type": (_INT, _POINTER),
+    "ggml_backend_load": (_POINTER, _TEXT), "ggml_backend_load_all_from_path": (None, _TEXT),
+    "ggml_backend_register": (None, _POINTER), "ggml_backend_reg_count": (_SIZE,),
+    "ggml_backend_reg_get": (_POINTER, _SIZE), "ggml_backend_reg_name": (_TEXT, _POINTER),
+    "ggml_backend_reg_by_name": (_POINTER, _TEXT), "ggml_backend_reg_get_proc_address": (_POINTER, _POINTER, _TEXT),
+    "ggml_backend_dev_count": (_SIZE,), "ggml_backend_dev_get": (_POINTER, _SIZE),
+    "ggml_backend_dev_by_name": (_POINTER, _TEXT), "ggml_backend_dev_name": (_TEXT, _POINTER),
+    "ggml_backend_dev_description": (_TEXT, _POINTER), "ggml_backend_dev_type": (_INT, _POINTER),
     "ggml_backend_dev_memory": (None, _POINTER, _SIZES, _SIZES),
-}
+}  # fmt: skip
 """The slower functions below llama.cpp, during which other threads of Python run."""
 DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "llama_model_default_params": {
@@ -128,11 +114,8 @@ class Library:
 
     def find(self, name: str) -> Path | None:
         """Return the file of the library `name`, such as ggml-base; None where there is none."""
-        for folder in self.folders:
-            for pattern in _names(name):
-                for path in sorted(folder.glob(pattern)):
-                    return path
-        return None
+        found = (sorted(folder.glob(pattern)) for folder in self.folders for pattern in _names(name))
+        return next((paths[0] for paths in found if paths), None)
 
     @property
     def source(self) -> str:
@@ -210,9 +193,8 @@ def load(loading: Callable[[], Any]) -> tuple[Library, ModuleType]:
                 chosen = replace(library, reason="; ".join(passed)) if passed else library
                 return chosen, _declared(chosen, opened)
         if library.kind == NAMED:
-            raise LlamaCppMissing(
-                f"{library.reason}, but it cannot be used: {fault}.", f"Unset {VARIABLE}, or correct it."
-            )
+            what = f"{library.reason}, but it cannot be used: {fault}."
+            raise LlamaCppMissing(what, f"Unset {VARIABLE}, or correct it.")
         passed.append(f"the {library.kind} one cannot be used: {fault}")
     if _folder(BINDING) is None:
         raise _without_binding()
@@ -229,16 +211,12 @@ def _opened(library: Library) -> dict[str, ctypes.CDLL]:
                 opened[name] = ctypes.CDLL(str(path))
     except OSError:
         for one in reversed(opened.values()):  # otherwise the next library's files would be bound to these
-            _close(one._handle)  # noqa: SLF001  ctypes has no other way
+            if sys.platform == "win32":
+                _ctypes.FreeLibrary(one._handle)  # noqa: SLF001  ctypes has no other way
+            else:
+                _ctypes.dlclose(one._handle)  # noqa: SLF001
         raise
     return opened
-
-
-def _close(handle: int) -> None:
-    if sys.platform == "win32":
-        _ctypes.FreeLibrary(handle)
-    else:
-        _ctypes.dlclose(handle)
 
 
 def _declared(library: Library, opened: Mapping[str, ctypes.CDLL]) -> ModuleType:
@@ -253,9 +231,8 @@ def _declared(library: Library, opened: Mapping[str, ctypes.CDLL]) -> ModuleType
     else:
         fault = missing_symbol(opened) or fit_layouts(binding)
     if fault:
-        what = (
-            f"The {library.kind} llama.cpp ({library.folders[0]}) does not fit {BINDING} {_version(BINDING)}: {fault}."
-        )
+        unfit = f"The {library.kind} llama.cpp ({library.folders[0]}) does not fit"
+        what = f"{unfit} {BINDING} {_version(BINDING)}: {fault}."
         raise LlamaCppMissing(what, f"Compile one that does, which takes some minutes: {how_to_compile()}")
     return binding
 
@@ -296,10 +273,13 @@ def fit_layouts(binding: Any) -> str:
         declared = function.restype
         fault = layout_fault(function, declared, expected)
         if fault and name in _LATER:
-            later = _extended(declared, *_LATER[name])
+            after, *new = _LATER[name]
+            fields: list[Any] = list(declared._fields_)
+            at = [field[0] for field in fields].index(after) + 1
+            later = type(declared.__name__, (ctypes.Structure,), {"_fields_": [*fields[:at], tuple(new), *fields[at:]]})
             if not layout_fault(function, later, expected):
                 _replace(binding, declared, later)
-                fault = ""
+                continue
         if fault:
             return f"{name} {fault}"
     return ""
@@ -333,13 +313,6 @@ def _bytes_written(address: int) -> int:
         fill(ctypes.addressof(place))
         seen.append(place.raw)
     return max(at + 1 for at, (one, other) in enumerate(zip(*seen, strict=True)) if one == other)
-
-
-def _extended(structure: type[ctypes.Structure], after: str, name: str, kind: Any) -> type[ctypes.Structure]:
-    """Return a structure with one field more, `name`, which follows `after`."""
-    fields: list[Any] = list(structure._fields_)
-    at = [field[0] for field in fields].index(after) + 1
-    return type(structure.__name__, (ctypes.Structure,), {"_fields_": [*fields[:at], (name, kind), *fields[at:]]})
 
 
 def _replace(binding: Any, structure: type[ctypes.Structure], other: type[ctypes.Structure]) -> None:

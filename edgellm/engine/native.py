@@ -58,8 +58,6 @@ VERSION = version(library.BINDING)
 ShouldStop: TypeAlias = Callable[[], bool]
 """A function, polled between steps, that returns whether to cancel."""
 
-_HEARD = b"\1"
-
 
 def never() -> bool:
     """Return False: the default for computations that can be stopped."""
@@ -74,21 +72,18 @@ class Stop:
     that is empty until the flag is set.
     """
 
-    __slots__ = ("_flag",)
+    __slots__ = ("_flag", "address")
 
     def __init__(self) -> None:
         self._flag = ctypes.create_string_buffer(2)
+        self.address = ctypes.addressof(self._flag)
+        """The address to give `abort_if_set`; valid as long as this object lives."""
 
     def set(self) -> None:
-        self._flag[0] = _HEARD
+        self._flag[0] = b"\1"
 
     def __call__(self) -> bool:
-        return bool(self._flag[0] == _HEARD)
-
-    @property
-    def address(self) -> int:
-        """The address to give `abort_if_set`; valid as long as this object lives."""
-        return ctypes.addressof(self._flag)
+        return self._flag[0] != b"\0"
 
 
 # The 1 that strlen returns is also a true bool: the lowest byte of the same register.
@@ -107,22 +102,11 @@ class Features:
 
     @property
     def gpu(self) -> bool:
-        """Return whether layers can be put on a graphics card."""
-        return any(not name.startswith(_NO_CARDS) for name in self.backends)
-
-    @property
-    def lacking(self) -> tuple[str, ...]:
-        """Return the missing backends that a user may look for."""
-        return tuple(name for name in _SOUGHT if name not in self.backends)
-
-    @property
-    def strongest(self) -> str:
-        """Return the instructions that decide how fast it computes, such as AVX2."""
-        return next((name for name in _STRONGEST if name in self.instructions), "plain instructions")
+        """Whether layers can be put on a graphics card."""
+        # An RPC server's backend has its address in its name.
+        return any(not name.startswith(("CPU", "BLAS", "RPC", "ZenDNN")) for name in self.backends)
 
 
-_NO_CARDS = ("CPU", "BLAS", "RPC", "ZenDNN")  # an RPC server's backend has its address in its name
-_SOUGHT = ("RPC",) if sys.platform == "darwin" else ("RPC", "CUDA")
 _STRONGEST = ("AMX_INT8", "AVX512_VNNI", "AVX512", "AVX_VNNI", "AVX2", "AVX", "MATMUL_INT8", "DOTPROD", "NEON")
 
 
@@ -154,9 +138,10 @@ def features() -> Features:
 
 def description() -> str:
     """Return the llama.cpp of this process, its features, and the reason for it, in words."""
-    found = features()
-    parts = f"{LIBRARY.source}, commit {commit()}, {found.strongest}, backends: {', '.join(found.backends)}"
-    lacking = "".join(f", no {name}" for name in found.lacking)
+    found, sought = features(), ("RPC",) if sys.platform == "darwin" else ("RPC", "CUDA")
+    strongest = next((name for name in _STRONGEST if name in found.instructions), "plain instructions")
+    parts = f"{LIBRARY.source}, commit {commit()}, {strongest}, backends: {', '.join(found.backends)}"
+    lacking = "".join(f", no {name}" for name in sought if name not in found.backends)
     return f"{LIBRARY.kind} ({parts}{lacking}) because {LIBRARY.reason}"
 
 
@@ -175,8 +160,7 @@ class NativeLog:
     def __init__(self, keep: int = 32) -> None:
         self._lines: deque[tuple[int, str]] = deque(maxlen=keep)
         self._lock = threading.Lock()
-        self.count = 0
-        self._level = 0
+        self.count = self._level = 0
         self._listeners: dict[int, list[str]] = {}
         self.callback = _Log(self._write)
 
@@ -203,9 +187,7 @@ class NativeLog:
         line = (text or b"").decode("utf-8", "replace").strip()
         if listener is not None:
             listener.append(line)
-        if self._level < _WARN:
-            return
-        if line:
+        if line and self._level >= _WARN:
             with self._lock:
                 self.count += 1
                 self._lines.append((self.count, line))
@@ -243,10 +225,9 @@ def start() -> None:
         _load_backends()
         lib.llama_backend_init()
     atexit.register(_detach_log)
-    weakref.finalize(
-        process_exit, process_exit.begin
-    ).detach()  # the first finalizer registers the function that frees all at exit
-    atexit.register(process_exit.begin)  # the last registered function runs first
+    # The first finalizer registers the function that frees all at exit; the last registered function runs first.
+    weakref.finalize(process_exit, process_exit.begin).detach()
+    atexit.register(process_exit.begin)
 
 
 def _load_backends() -> None:
@@ -268,25 +249,18 @@ def _detach_log() -> None:
     lib.llama_log_set(ctypes.cast(lib.llama_time_us, lib.llama_log_callback), ctypes.c_void_p(0))
 
 
-def bind(function: Any, result: Any, *arguments: Any) -> Any:
+def bind(function: Any, result: Any, *arguments: Any, prototype: Any = ctypes.CFUNCTYPE) -> Any:
     """Return the same native function with another signature, for example to get an address as a plain int."""
-    address: Any = ctypes.cast(function, ctypes.c_void_p).value
-    return ctypes.CFUNCTYPE(result, *arguments)(address)
+    return prototype(result, *arguments)(ctypes.cast(function, ctypes.c_void_p).value)
 
 
-def bind_nonblocking(function: Any, result: Any, *arguments: Any) -> Any:
-    """Bind like `bind` a function that returns at once, so that Python's lock is kept during the call."""
-    address: Any = ctypes.cast(function, ctypes.c_void_p).value
-    return ctypes.PYFUNCTYPE(result, *arguments)(address)
+bind_nonblocking = functools.partial(bind, prototype=ctypes.PYFUNCTYPE)
+"""Binds like `bind` a function that returns at once, so that Python's lock is kept during the call."""
 
 
 class ProcessExit:
-    """The end of the process, coordinated with threads that are still running.
-
-    A daemon thread may be anywhere when the process ends. If it is inside llama.cpp, its buffers would be freed and the
-    library's own state taken down. So the exiting thread waits until no thread computes, and blocks any that comes
-    later.
-    """
+    """The end of the process: it waits until no daemon thread is inside llama.cpp, whose buffers go, and blocks any that
+    comes later."""
 
     def __init__(self) -> None:
         self._by: int | None = None
@@ -303,7 +277,7 @@ class ProcessExit:
 
     def block_if_exiting(self) -> None:
         """Return at once while the process lives; block for ever in a thread other than the exiting one."""
-        if self._by is not None and self.in_other_thread:
+        if self.in_other_thread:
             threading.Event().wait()
 
     def begin(self, timeout: float = 2.0) -> None:
@@ -327,19 +301,13 @@ class NativeGuard:
         process_exit.register(self)
 
     def __enter__(self) -> None:
-        self.busy = True
-        if (
-            process_exit.in_other_thread
-        ):  # checked after `busy` is set: the end, which checks in the other order, cannot miss it
+        self.busy = True  # set before the end is looked for: the end, which looks in the other order, cannot miss it
+        if process_exit.in_other_thread:
             self.busy = False
             process_exit.block_if_exiting()
 
     def __exit__(self, *_: object) -> None:
         self.busy = False
-
-    def keep(self) -> None:
-        """Mark the object as at work for good: it is never freed."""
-        self.busy = True
 
 
 class Owned:
@@ -360,7 +328,7 @@ class Owned:
 def _free(free: Callable[[int], None], pointer: int, guard: NativeGuard, parent: Owned | None) -> None:
     if guard.busy:
         if parent is not None:
-            parent.guard.keep()
+            parent.guard.busy = True  # it is never freed
         return
     with guard:
         free(pointer)
@@ -404,11 +372,8 @@ ggml: Any = _Ggml()
 
 
 def default_threads(n_params: int) -> int:
-    """Return the threads for a model of that size: one for a tiny model, else all cores of `available_threads`.
-
-    A tiny model computes a token in less time than threads need to meet (1.2 M parameters: 0.16 ms with one thread,
-    0.18 ms with two), and where other programs take a core, threads that wait for each other lose whole time slices.
-    """
+    """Return the threads for a model of that size: one for a tiny model, which computes a token in less time than
+    threads need to meet (1.2 M parameters: 0.16 ms with one thread, 0.18 ms with two), else all cores."""
     return 1 if n_params < _TINY else available_threads()
 
 
@@ -416,9 +381,8 @@ def flash_pays(n_params: int, rows: int, offloaded: bool = False) -> bool:
     """Return whether flash attention is faster for a model of that size, decoding up to `rows` rows at once.
     `offloaded`: some of its layers are on a graphics card.
 
-    On a processor llama.cpp's flash attention takes the rows of a batch of fewer than 64 one by one: verification then
-    takes several times as long in a small model, where attention is most of the work, and a tenth longer in a model of
-    0.5 billion parameters. There a prefill in long batches counts for more: flash attention makes it a tenth faster.
+    On a processor it takes the rows of a batch of fewer than 64 one by one: verification then takes several times as
+    long in a small model, and a tenth longer in a model of 0.5 billion parameters, whose prefill is a tenth faster.
     """
     return offloaded or (rows >= _TILE and not is_small(n_params))
 
