@@ -8,7 +8,6 @@ engine for each reply, with one slot, in the thread of the reply (`edgellm.verif
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from time import perf_counter
 from typing import Protocol
 
@@ -18,10 +17,11 @@ from edgellm.engine import Ids, Rows, SeqRows, common_prefix
 from edgellm.errors import EdgeError
 from edgellm.spec.types import NO_IDS, Chunk, Floats, Verdict
 from edgellm.spec.verifier import VerifyRequest
-from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.judgement import Answer, Counters, Deliver, Job, MissingPrefix, cut, survives
 from edgellm.verifier.kv_slots import SlotTable
-from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, Scheduler
+from edgellm.verifier.scheduler import Scheduler, Slice
+
+_MIN_PASSES = 32  # passes after which a request may lose its slot to a device without one
 
 
 class ModelRunner(Protocol):
@@ -29,24 +29,22 @@ class ModelRunner(Protocol):
 
     @property
     def lazy_head(self) -> object | None: ...
-
     def decode_rows(self, rows: list[SeqRows]) -> list[Floats]: ...
-
     def decode_lazy(self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = ()) -> Rows: ...
-
     def cached(self, seq: int = 0) -> Ids: ...
-
     def sync(self, ids: Ids, seq: int = 0) -> int: ...
-
     def rollback(self, length: int, seq: int = 0) -> None: ...
-
     def copy_prefix(self, src: int, dst: int, length: int) -> None: ...
-
     def clear(self, seq: int = 0) -> None: ...
-
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None: ...
-
     def close(self) -> None: ...
+
+
+class ExtraDrafter(Protocol):
+    """A drafter of the tokens that a verifier writes alone, such as `verifier.extra_drafts.ExtraDrafts`."""
+
+    def draft(self, job: Job) -> Chunk: ...
+    def observe(self, drafted: int, tokens: int, seconds: float) -> None: ...
 
 
 class VerifierEngine:
@@ -54,7 +52,7 @@ class VerifierEngine:
 
     def __init__(
         self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], scheduler: Scheduler,
-        extra_drafts: ExtraDrafts | None = None,
+        extra_drafts: ExtraDrafter | None = None,
     ) -> None:  # fmt: skip
         """Compute on `runner`, which has `slots` sequences and is owned by the caller. `extra_drafts` drafts the extra
         tokens of a session that is alone; without it they are written one by one."""
@@ -62,27 +60,9 @@ class VerifierEngine:
         self._is_eog = is_eog
         self._scheduler = scheduler
         self._slots = SlotTable(slots, runner.cached, runner.clear)
-        self._deliver: dict[int, Deliver] = {}  # callbacks of waiting sessions
         self._queue: dict[int, Job] = {}  # requests without a slot, by session, oldest first
-        self._running: dict[int, Job] = {}  # requests with a slot
-        self._ready: dict[int, Job] = {}  # requests that can be computed, least recently served first
-        self._followers: list[Job] = []  # requests that wait for another request's prefix
-        self._totals: dict[str, int] = asdict(Counters())
-
-    @property
-    def counters(self) -> Counters:
-        """Return the counters."""
-        return Counters(**self._totals)
-
-    @property
-    def batches(self) -> int:
-        """Return the number of batches computed so far."""
-        return self._totals["batches"]
-
-    @property
-    def prefills(self) -> int:
-        """Return the number of prefill batches computed so far."""
-        return self._totals["prefills"]
+        self._running: dict[int, Job] = {}  # requests with a slot, least recently served first
+        self.counters = Counters()
 
     def __len__(self) -> int:
         """Return the number of unanswered requests."""
@@ -91,43 +71,40 @@ class VerifierEngine:
     def add(self, request: VerifyRequest, deliver: Deliver, arrival: int = 0) -> None:
         """Add a request, which arrived after the beginning of `arrival` prefill batches. `deliver` is called with the
         answer, unless the session is dropped first."""
-        session = request.session
-        slot = self._slots.slot(session)
+        slot = self._slots.slot(request.session)
         held = self._runner.cached(slot) if slot is not None else NO_IDS
         if request.position > len(held):
             deliver(MissingPrefix(len(held)))
             return
         ids = np.concatenate((held[: request.position], request.prefix)) if request.position else request.prefix
-        job = Job(request, ids, arrival=arrival)
-        self._deliver[session] = deliver
-        self._queue[session] = job
+        job = Job(request, ids, deliver=deliver, arrival=arrival)
+        self._queue[job.session] = job
         self._scheduler.on_request(job)
         if slot is not None:
             self._claim(job)  # An older request must not get its slot.
 
     def drop(self, session: int) -> None:
         """Remove the session and its waiting request."""
-        for jobs in (self._queue, self._running, self._ready):
-            jobs.pop(session, None)
-        self._deliver.pop(session, None)
+        self._queue.pop(session, None)
+        self._running.pop(session, None)
         self._slots.drop(session)
 
     def fail(self, error: EdgeError) -> None:
         """Answer all requests with `error`."""
-        for session in [*self._queue, *self._running]:
-            self._deliver[session](error)
+        for job in (*self._queue.values(), *self._running.values()):
+            job.deliver(error)
 
     def step(self) -> bool:
         """Compute one batch; return False if there was none."""
-        if self._followers:
-            self._release_followers()
+        for job in [job for job in self._running.values() if job.leader is not None]:
+            self._follow(job)
         if self._queue:
             self._claim_slots()
-        batch = self._scheduler.next(self._ready.values(), self.prefills, self._slots.single_session)
-        if batch is None:
-            return False
-        self._compute(batch)
-        return True
+        ready = [job for job in self._running.values() if job.leader is None]
+        batch = self._scheduler.next(ready, self.counters.prefills, self._slots.single_session)
+        if batch:
+            self._compute(batch)
+        return bool(batch)
 
     def answer(self, request: VerifyRequest) -> Answer:
         """Add a request, and compute until it is answered."""
@@ -137,12 +114,12 @@ class VerifierEngine:
             self.step()
         return answers[0]
 
-    def _compute(self, batch: ScheduledBatch[Job]) -> None:
-        # llama.cpp computes adjacent streams together.
-        work = batch.slices if len(batch.slices) == 1 else sorted(batch.slices, key=lambda piece: piece.request.slot)
+    def _compute(self, batch: Sequence[Slice]) -> None:
+        work = sorted(batch, key=lambda piece: piece.request.slot)  # llama.cpp computes adjacent streams together.
         rows = []
         for job, tokens, outputs in work:
-            ids = job.ids[job.computed : job.computed + tokens]
+            start = job.request.computed
+            ids = job.ids[start : start + tokens]
             if outputs > 1:
                 ids = np.concatenate((ids, job.remaining.ids[: outputs - 1]))
             rows.append(SeqRows(job.slot, ids, outputs))
@@ -157,17 +134,16 @@ class VerifierEngine:
             for job, _, _ in work:
                 self._runner.clear(job.slot)
             raise
-        seconds = perf_counter() - began
-        self._count(batch)
-        waiting = len(self._running)
+        seconds, waiting = perf_counter() - began, len(self._running)
+        self._count(work)
         for (job, tokens, outputs), views in zip(work, logits, strict=True):
             job.seconds += seconds
             if outputs:
                 self._judge(job, views, outputs - 1, seconds)
             else:
-                job.computed += tokens
+                job.request.computed += tokens
                 self._requeue(job)
-        self._scheduler.on_batch(batch, seconds, waiting - len(self._running))
+        self._scheduler.on_batch(work, seconds, waiting - len(self._running))
 
     def _decode(self, draft: Chunk, rows: list[SeqRows]) -> list[Rows]:
         """Return the logits of the batch; for a single session lazily, so that only rows that are read are computed."""
@@ -186,11 +162,10 @@ class VerifierEngine:
         except EdgeError as error:
             self._fail(job, error)
             return
-        self._runner.rollback(job.computed, job.slot)
+        self._runner.rollback(job.request.computed, job.slot)
         if self._extra_drafts is not None and self._slots.single_session:
             if written:
-                tokens = len(job.tokens) - written
-                self._extra_drafts.observe(drafted, tokens, seconds + perf_counter() - began)
+                self._extra_drafts.observe(drafted, len(job.tokens) - written, seconds + perf_counter() - began)
             if needs_pass and not len(job.remaining):
                 job.remaining = self._extra_drafts.draft(job)
         job.seconds += perf_counter() - began
@@ -204,41 +179,31 @@ class VerifierEngine:
         self._answer(job, error)
 
     def _answer(self, job: Job, answer: Answer) -> None:
-        session = job.session
-        del self._running[session]
-        self._ready.pop(session, None)
-        self._slots.release(session)
+        del self._running[job.session]
+        self._slots.release(job.session)
         if isinstance(answer, Verdict):
-            self._totals["verdicts"] += 1
-            self._totals["verified"] += answer.accepted + len(answer.tokens)
-        self._deliver.pop(session)(answer)
+            self.counters.add(verdicts=1, verified=answer.accepted + len(answer.tokens))
+        job.deliver(answer)
 
-    def _count(self, batch: ScheduledBatch[Job]) -> None:
-        totals, sessions = self._totals, len(batch.slices)
-        totals["batches"] += 1
-        totals["prefills"] += batch.kind is BatchKind.PREFILL
-        totals["shared"] += sessions > 1
-        totals["widest"] = max(totals["widest"], sessions)
-        totals["rows"] += sum(piece.tokens for piece in batch.slices)
-        totals["evictions"] = self._slots.evictions
+    def _count(self, batch: Sequence[Slice]) -> None:
+        counters, sessions = self.counters, len(batch)
+        counters.add(
+            batches=1, prefills=not batch[0].outputs, shared=sessions > 1, widest=max(0, sessions - counters.widest),
+            rows=sum(piece.tokens for piece in batch), evictions=self._slots.evictions - counters.evictions,
+        )  # fmt: skip
 
     def _requeue(self, job: Job) -> None:
         """Put a job at the end of the line."""
-        job.arrival = self.prefills
-        self._ready.pop(job.session, None)
-        self._ready[job.session] = job
-
-    # Slots.
+        job.arrival = self.counters.prefills
+        self._running[job.session] = self._running.pop(job.session)
 
     def _claim_slots(self) -> None:
         """Give slots to waiting requests: the oldest first, of the device with the fewest slots first."""
         refused: set[str] = set()
         for job in sorted(self._queue.values(), key=lambda job: self._slots.slots_of(job.device)):
-            device = job.device
-            if device in refused:
+            if job.device in refused or self._claim(job) or (self._preempt(job.device) and self._claim(job)):
                 continue
-            if not self._claim(job) and not (self._preempt(device) and self._claim(job)):
-                refused.add(device)  # The device's other requests get no slot either.
+            refused.add(job.device)  # The device's other requests get no slot either.
 
     def _claim(self, job: Job) -> bool:
         """Give a slot to a job; return False if there is none."""
@@ -248,8 +213,9 @@ class VerifierEngine:
         if slot is None:
             return False
         del self._queue[session]
-        self._running[session] = job
         job.slot, job.passes_in_slot = slot, 0
+        self._running.pop(session, None)
+        self._running[session] = job
         self._start(job, fresh)
         return True
 
@@ -257,42 +223,36 @@ class VerifierEngine:
         """Take a slot for `device` from a running job of another device: from the device with the most slots, or,
         if none has more than one, from a job that has run for long enough. That job continues when it gets a
         slot again. Return False if no device has more than its share."""
-        slots = self._slots.slots_of(device)
+        slots, slots_of = self._slots.slots_of(device), self._slots.slots_of
         running = self._running.values()
-        candidates = [job for job in running if self._slots.slots_of(job.device) >= slots + 2]
-        if candidates:
-            needed = max(self._slots.slots_of(job.device) for job in candidates)
-            candidates = [job for job in candidates if self._slots.slots_of(job.device) == needed]
+        most = max((slots_of(job.device) for job in running), default=0)
+        if most >= slots + 2:
+            candidates = [job for job in running if slots_of(job.device) == most]
         elif not slots:
             candidates = [job for job in running if job.passes_in_slot >= max(_MIN_PASSES, len(job.ids) // 8)]
-        if not candidates:
+        else:
             return False
-        job = max(candidates, key=lambda job: job.passes_in_slot)
-        session = job.session
-        del self._running[session]
-        self._ready.pop(session, None)
-        self._followers = [other for other in self._followers if other is not job]
-        job.slot, job.computed, job.leader, job.common = -1, 0, None, 0
-        self._slots.drop(session)
-        self._queue[session] = job
-        self._totals["preemptions"] += 1
+        job = max(candidates, key=lambda job: job.passes_in_slot, default=None)
+        if job is None:
+            return False
+        self.drop(job.session)
+        job.slot, job.request.computed, job.leader = -1, 0, None
+        self._queue[job.session] = job
+        self.counters.add(preemptions=1)
         return True
 
     def _start(self, job: Job, fresh: bool) -> None:
         """Sync the slot's cache with the job; a `fresh` slot may copy from other sessions."""
         try:
-            if fresh and self._share_prefix(job):
-                return
-            job.computed = self._runner.sync(job.ids, job.slot)
+            if fresh:
+                self._share_prefix(job)
+            if job.leader is None:
+                job.request.computed = self._runner.sync(job.ids, job.slot)
         except EdgeError as error:
             self._fail(job, error)
-            return
-        self._ready.pop(job.session, None)
-        self._ready[job.session] = job
 
-    def _share_prefix(self, job: Job) -> bool:
-        """Copy a shared prefix from another session's cache; return True if the job must wait for a job that computes
-        it.
+    def _share_prefix(self, job: Job) -> None:
+        """Copy a shared prefix from another session's cache, or have the job follow a job that computes it.
 
         A copy has to save a chunk of prefill, because a cache is copied whole.
         """
@@ -300,38 +260,21 @@ class VerifierEngine:
         ids = job.ids[:-1]  # The last token is decoded in any case.
         own = common_prefix(self._runner.cached(job.slot), ids)
         held_by, held = self._slots.longest_prefix(ids, exclude=job.slot)
-        needed = max(own, held) + chunk
+        needed, salt = max(own, held) + chunk, job.request.tenant.cache_salt
         for other in self._running.values():
             # A waiting job leads no other job.
-            if other is not job and other.leader is None and _salt(other) == _salt(job):
+            if other is not job and other.leader is None and other.request.tenant.cache_salt == salt:
                 common = common_prefix(other.ids, ids)
                 if common >= needed:
                     job.leader, job.common, needed = other, common, common + 1
-        if job.leader is not None:
-            self._followers.append(job)
-            return True
-        if held >= own + chunk:
+        if job.leader is None and held >= own + chunk:
             self._runner.copy_prefix(held_by, job.slot, held)
-            self._totals["copied"] += held - own
-        return False
+            self.counters.add(copied=held - own)
 
-    def _release_followers(self) -> None:
-        """Start the jobs whose leader has computed the shared prefix, or has left."""
-        waiting, self._followers = self._followers, []
-        for job in waiting:
-            leader = job.leader
-            if self._running.get(job.session) is not job or leader is None:
-                continue  # The job itself has left.
-            if self._running.get(leader.session) is leader and leader.computed < job.common:
-                self._followers.append(job)
-                continue
-            job.leader, job.common = None, 0
-            self._start(job, fresh=True)
-
-
-def _salt(job: Job) -> str:
-    """Return the salt within which cached tokens are shared."""
-    return job.request.tenant.cache_salt
-
-
-_MIN_PASSES = 32  # passes after which a request may lose its slot to a device without one
+    def _follow(self, job: Job) -> None:
+        """Start a job if its leader has computed the shared prefix, or has left."""
+        leader = job.leader
+        if leader and self._running.get(leader.session) is leader and leader.request.computed < job.common:
+            return
+        job.leader = None
+        self._start(job, fresh=True)

@@ -18,13 +18,10 @@ _NOTHING = Chunk()
 
 
 class ExtraDrafts:
-    """A drafter of extra tokens while passes with drafts write more tokens per second than passes without.
-
-    A verdict then brings as many tokens as without drafts, in fewer passes, and they are the same tokens.
-    """
+    """A drafter of extra tokens, by the `speculator` of the engine's context, while passes with drafts write more
+    tokens per second than passes without. A verdict brings the same tokens, in fewer passes."""
 
     def __init__(self, speculator: Speculator, is_eog: Callable[[int], bool]) -> None:
-        """Draft with the `speculator` of the engine's context."""
         self._speculator, self._is_eog = speculator, is_eog
         self._choice = Bandit(_PASSES)
         self._token_seconds = 0.0  # seconds of a drafted token with its row

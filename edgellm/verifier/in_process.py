@@ -21,9 +21,7 @@ from edgellm.spec.sampling import likeliest
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Expected, Ids, Verdict
 from edgellm.spec.verifier import Session, VerifyRequest
-from edgellm.verifier.engine import ModelRunner, VerifierEngine
-from edgellm.verifier.extra_drafts import ExtraDrafts
-from edgellm.verifier.fairness import FairScheduler
+from edgellm.verifier.engine import ExtraDrafter, ModelRunner, VerifierEngine
 from edgellm.verifier.judgement import Answer, Counters, Deliver, MissingPrefix
 from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
 
@@ -41,8 +39,7 @@ class ContextPool:
         try:
             return self._idle.pop()
         except IndexError:
-            context = self._new_context()
-            self._all.append(context)
+            self._all.append(context := self._new_context())
             return context
 
     def give(self, context: Context) -> None:
@@ -103,24 +100,23 @@ class VerifierWorker(VerifierBackend):
 
     def __init__(
         self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], limits: SchedulerLimits | None = None,
-        extra_drafts: ExtraDrafts | None = None,
+        extra_drafts: ExtraDrafter | None = None,
     ) -> None:  # fmt: skip
         """Take over `runner`, which has `slots` sequences; only the worker's thread uses it, and `close` closes it.
         `extra_drafts` as for `VerifierEngine`."""
         self._runner = runner
-        self._scheduler = FairScheduler(limits or SchedulerLimits())
+        self._scheduler = Scheduler(limits or SchedulerLimits())
         self._engine = VerifierEngine(runner, slots, is_eog, self._scheduler, extra_drafts)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="edgellm-verifier", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     @property
     def counters(self) -> Counters:
-        """Return the counters."""
+        """Return the engine's counters."""
         return self._engine.counters
 
     @property
@@ -136,11 +132,8 @@ class VerifierWorker(VerifierBackend):
         return self._scheduler.wait_seconds(self.waiting)
 
     def submit(self, request: VerifyRequest, deliver: Deliver) -> None:
-        """Request a verdict. `deliver` is called from the worker's thread.
-
-        If the worker has ended, `deliver` may be called twice, with the same error.
-        """
-        arrival = self._engine.prefills  # A batch in progress counts as earlier.
+        """Request a verdict. If the worker has ended, `deliver` may be called twice, with the same error."""
+        arrival = self._engine.counters.prefills  # A batch in progress counts as earlier.
         self._inbox.put(lambda: self._engine.add(request, deliver, arrival))
         if self._closed:  # The thread may no longer read the inbox.
             deliver(_worker_ended())
@@ -186,10 +179,9 @@ def _worker_ended() -> EngineFailed:
 
 
 class LocalVerifier(Verifier):
-    """A verifier in this process; each session has a context, which is reused."""
+    """A verifier in this process, whose sessions have a context each, of `contexts`, which it takes over."""
 
     def __init__(self, model: Model, contexts: ContextPool, context_length: int) -> None:
-        """Take over `contexts` over `model` with at least `context_length` positions each."""
         self._model, self._contexts = model, contexts
         speculator = "" if model.speculator is None else model.speculator.name
         self._capabilities = Capabilities(
@@ -215,7 +207,6 @@ class LocalVerifier(Verifier):
         return None if reply is None or reply.context is None else reply.context.speculator
 
     def open(self, state: GenerationState) -> Session:
-        """Open a session. This never fails: the model is here."""
         reply = self._replies[state] = _OwnContext(self._model, self._contexts, state)
         return Session(state, reply.send, grammar=self._model.grammar, close=reply.close)
 
@@ -236,8 +227,7 @@ class _OwnContext:
         self.context: Context | None = context
 
     def send(self, request: VerifyRequest) -> Future[Verdict]:
-        """Compute the verdict at once: one pass over the uncached text and the draft, then at most `extra` single
-        tokens."""
+        """Compute the verdict at once: a pass over the uncached text and the draft, then up to `extra` tokens."""
         if (context := self.context) is None:
             raise RuntimeError("this session is closed")
         expect = self._state.expect
@@ -278,11 +268,8 @@ def report_expected(
     context: Context, prefix: Ids, known: int, report: Callable[[Expected], None],
     progress: Callable[[int, int], None] | None = None,
 ) -> None:  # fmt: skip
-    """Decode `prefix` from place `known` on, except for its last token, and `report` the model's predictions after each
-    token. For more than one of the context's batches, call `progress` as decodes do.
-
-    The logits of all positions take much memory, so they are computed in slices.
-    """
+    """Decode `prefix` from place `known` on, except for its last token, in slices, as all logits take much memory;
+    `report` the model's predictions after each token. For more than one batch, call `progress` as decodes do."""
     end = len(prefix) - 1
     for start in range(known, end, PREDICTED_ROWS):
         if progress is not None and end - known > context.n_batch:

@@ -76,41 +76,30 @@ class Judgement:
     def verdict(self) -> Verdict:
         """Return the verdict, after the last pass."""
         draft, found = self.request.draft, self.plausible
+        # Tokens that were not decoded count as plausible.
+        accepted_anyway = (*found, *[True] * (len(draft) - len(found))) if draft.retrieved else None
         return Verdict(
-            self.accepted,
-            np.array(self.tokens, np.int32),
-            self.seconds,
-            passes=self.passes,
-            # Tokens that were not decoded count as plausible.
-            plausible=(*found, *[True] * (len(draft) - len(found))) if draft.retrieved else None,
-            logprobs=tuple(self.logprobs),
-        )
+            self.accepted, np.array(self.tokens, np.int32), self.seconds, passes=self.passes,
+            plausible=accepted_anyway, logprobs=tuple(self.logprobs),
+        )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
 class Job(Judgement):
-    """A request on its way through queue, slot and batches of the engine."""
+    """A request on its way through queue, slot and batches of the engine, until the answer is delivered.
 
+    `arrival`: prefill batches computed before the request arrived, or was last served. `turn`: earlier requests of the
+    same device, if devices take turns. `slot` is -1 while it waits for one, in which it has had `passes_in_slot`.
+    `leader`: another job, waited for, that computes the first `common` tokens of `ids`.
+    """
+
+    deliver: Deliver = lambda _answer: None
     arrival: int = 0
-    """Prefill batches computed before the request arrived, or was last served."""
     turn: int = 0
-    """Number of earlier requests of the same device, if devices take turns."""
     slot: int = -1
-    """The slot; -1 while waiting for a slot."""
     passes_in_slot: int = 0
-    """Number of passes in its slot."""
     leader: Job | None = None
-    """Another job, waited for, that computes the first `common` tokens of `ids`."""
     common: int = 0
-
-    @property
-    def computed(self) -> int:
-        """Return the number of tokens of `ids` in the slot's cache."""
-        return self.request.computed
-
-    @computed.setter
-    def computed(self, tokens: int) -> None:
-        self.request.computed = tokens
 
     @property
     def unseen(self) -> int:
@@ -142,9 +131,9 @@ Answer: TypeAlias = Verdict | MissingPrefix | EdgeError
 Deliver: TypeAlias = Callable[[Answer], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Counters:
-    """Counters of an engine. `shared` batches had several sessions, at most `widest` of them.
+    """Counters of an engine, which grow. `shared` batches had several sessions, at most `widest` of them.
 
     `rows` were computed; `copied` tokens came from another session's cache instead. `preemptions`: running requests
     that lost their slot to another device's request, and continue once they get a slot.
@@ -160,6 +149,11 @@ class Counters:
     verified: int = 0
     evictions: int = 0
     preemptions: int = 0
+
+    def add(self, **amounts: int) -> None:
+        """Add these amounts to the counters of their names."""
+        for name, amount in amounts.items():
+            setattr(self, name, getattr(self, name) + amount)
 
 
 def survives(chunk: Chunk) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,8 +32,6 @@ class SlotTable:
         session with another `cache_salt` gets the slot."""
         self._slots = [_Slot() for _ in range(slots)]
         self._by_session: dict[int, int] = {}  # slot by session
-        self._pinned = 0
-        self._devices: Counter[str] = Counter()  # slots by device
         self._cached, self._clear = cached, clear
         self._clock = 0
         self.evictions = 0
@@ -45,7 +42,7 @@ class SlotTable:
 
     def slots_of(self, device: str) -> int:
         """Return the number of slots of `device`."""
-        return self._devices[device]
+        return sum(slot.owner is not None and slot.tenant.device == device for slot in self._slots)
 
     @property
     def single_session(self) -> bool:
@@ -56,60 +53,42 @@ class SlotTable:
         """Pin a slot for a request of `session` on the tokens `ids` (n,), and return it; None if none is available."""
         index = self._by_session.get(session)
         if index is None:
-            if self._pinned == len(self._slots):
-                return None
             index = self._choose(ids, tenant)
             if index is None:
                 return None
             slot = self._slots[index]
             if slot.owner is not None:
-                self._unassign(slot.owner)
+                del self._by_session[slot.owner]
                 self.evictions += 1
             if slot.tenant.cache_salt != tenant.cache_salt:
                 self._clear(index)
             self._by_session[session] = index
-            self._devices[tenant.device] += 1
-            slot.tenant = tenant
-        self._set(index, session, pinned=True)
+            slot.owner, slot.tenant = session, tenant
+        self._pin(index, True)
         return index
 
     def release(self, session: int) -> None:
         """Unpin the slot of an answered request, so that it can be evicted."""
-        index = self._by_session.get(session)
-        if index is not None:
-            self._set(index, session, pinned=False)
+        if session in self._by_session:
+            self._pin(self._by_session[session], False)
 
     def drop(self, session: int) -> None:
         """Remove the session; its cached tokens may serve another session."""
-        index = self._by_session.get(session)
+        index = self._by_session.pop(session, None)
         if index is not None:
-            used = self._slots[index].used
-            self._unassign(session)
-            self._set(index, None, pinned=False)
-            self._slots[index].used = used
+            self._slots[index].owner, self._slots[index].pinned = None, False
 
     def longest_prefix(self, ids: Ids, exclude: int) -> tuple[int, int]:
         """Return the slot other than `exclude` that shares the longest prefix with `ids` (n,), and the length of that
         prefix. Only slots with the same `cache_salt` as `exclude` are considered."""
-        found = (exclude, 0)
-        cache_salt = self._slots[exclude].tenant.cache_salt
-        for i, slot in enumerate(self._slots):
-            if i == exclude or slot.tenant.cache_salt != cache_salt:
-                continue
-            if (common := common_prefix(self._cached(i), ids)) > found[1]:
-                found = (i, common)
-        return found
+        salt = self._slots[exclude].tenant.cache_salt
+        alike = [i for i, slot in enumerate(self._slots) if i != exclude and slot.tenant.cache_salt == salt]
+        found = ((i, common_prefix(self._cached(i), ids)) for i in alike)
+        return max(found, key=lambda one: one[1], default=(exclude, 0))
 
-    def _unassign(self, session: int) -> None:
-        device = self._slots[self._by_session.pop(session)].tenant.device
-        self._devices[device] -= 1
-        if not self._devices[device]:
-            del self._devices[device]
-
-    def _set(self, slot: int, owner: int | None, *, pinned: bool) -> None:
+    def _pin(self, index: int, pinned: bool) -> None:
         self._clock += 1
-        self._pinned += pinned - self._slots[slot].pinned
-        self._slots[slot] = _Slot(owner, pinned, self._clock, self._slots[slot].tenant)
+        self._slots[index].pinned, self._slots[index].used = pinned, self._clock
 
     def _choose(self, ids: Ids, tenant: Tenant) -> int | None:
         """Return the unowned slot with the longest reusable prefix of `ids`, else an empty slot, else the LRU slot; if
@@ -117,13 +96,11 @@ class SlotTable:
         free = [i for i, slot in enumerate(self._slots) if slot.owner is None]
         if free:
             return max(free, key=lambda i: (*self._reuse_value(i, ids, tenant), -self._slots[i].used))
-        held = self._devices
-        index = held[tenant.device]
+        held = self.slots_of(tenant.device)
         idle = [
-            i
-            for i, slot in enumerate(self._slots)
-            if not slot.pinned and (slot.tenant.device == tenant.device or held[slot.tenant.device] > index)
-        ]
+            i for i, slot in enumerate(self._slots) if not slot.pinned
+            and (slot.tenant.device == tenant.device or self.slots_of(slot.tenant.device) > held)
+        ]  # fmt: skip
         return min(idle, key=lambda i: self._slots[i].used, default=None)
 
     def _reuse_value(self, slot: int, ids: Ids, tenant: Tenant) -> tuple[int, bool]:

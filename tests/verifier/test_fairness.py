@@ -5,50 +5,52 @@ from __future__ import annotations
 import pytest
 
 from edgellm.verifier import fairness
-from edgellm.verifier.fairness import BURST, EVENTS_PER_SECOND, DeviceTurns, Pacing, PassCost, Queue
-from edgellm.verifier.scheduler import BatchKind, ScheduledBatch, SchedulerLimits, next_batch
-from tests.verifier.wants import Want
+from edgellm.verifier.fairness import BURST, EVENTS_PER_SECOND, DeviceTurns, Pacing, Queue
+from edgellm.verifier.judgement import Job
+from edgellm.verifier.scheduler import SchedulerLimits, Slice, next_batch
+from tests.verifier.wants import want
 
-LIMITS = SchedulerLimits()
-
-
-def flood() -> list[Want]:
-    return [Want(i, 1, 0, 5, "flood") for i in range(1, 9)]
+LIMITS = SchedulerLimits(budget=12)
 
 
-def sessions(batch: ScheduledBatch[Want] | None) -> list[int]:
-    assert batch is not None
-    return [piece.request.session for piece in batch.slices]
+def flood(n: int = 8) -> list[Job]:
+    return [want(i, 1, 0, 5, "flood") for i in range(1, n + 1)]
+
+
+def shared(wants: list[Job], prefills: int = 5) -> list[Slice]:
+    return next_batch(DeviceTurns().order(wants), LIMITS, prefills, turns=True)
+
+
+def sessions(batch: list[Slice]) -> list[int]:
+    return [piece.request.session for piece in batch]
 
 
 def test_each_device_has_a_turn_before_any_has_another() -> None:
     turns = DeviceTurns()
-    wants = turns.order([*flood(), Want(20, 1, 0, 5, "other")])
-    assert [(want.session, want.turn) for want in wants[:4]] == [(1, 0), (20, 0), (2, 1), (3, 2)]
+    wants = turns.order([*flood(), want(20, 1, 0, 5, "other")])
+    assert [(one.session, one.turn) for one in wants[:4]] == [(1, 0), (20, 0), (2, 1), (3, 2)]
     turns.record_batch(["flood"])
-    assert turns.order([*flood(), Want(20, 1, 0, 5, "other")])[0].session == 20
+    assert turns.order([*flood(), want(20, 1, 0, 5, "other")])[0].session == 20
 
 
 def test_beyond_the_first_turn_a_batch_is_no_heavier_than_its_budget() -> None:
-    wants = DeviceTurns().order([*flood(), Want(20, 1, 0, 5, "other")])
-    assert sessions(next_batch(wants, LIMITS, 5, budget=12)) == [1, 20, 2, 3]
-    assert len(sessions(next_batch(wants, LIMITS, 5))) == 9
-    devices = [Want(i, 1, 4, 5, str(i)) for i in range(64)]
-    assert len(sessions(next_batch(DeviceTurns().order(devices), LIMITS, 5, budget=12))) == 64
+    assert sessions(shared([*flood(), want(20, 1, 0, 5, "other")])) == [1, 20, 2, 3]
+    assert len(shared([want(i, 1, 4, 5, str(i)) for i in range(64)])) == 64
 
 
-def test_a_long_verification_is_done_in_portions_where_others_ask() -> None:
-    for wants, rows in (([], LIMITS.chunk), (flood()[:2], 16)):
-        batch = next_batch(DeviceTurns().order([Want(20, 1, 256, 0, "a"), *wants]), LIMITS, 0, budget=12)
-        assert batch is not None
-        assert (batch.slices[0].tokens, batch.slices[0].outputs) == (1 + rows, 1 + rows)
+@pytest.mark.parametrize(("others", "rows"), [(0, LIMITS.chunk), (2, 16)])
+def test_a_long_verification_is_done_in_portions_where_others_ask(others: int, rows: int) -> None:
+    first = shared([want(20, 1, 256, 0, "a"), *flood(others)], 0)[0]
+    assert (first.tokens, first.outputs) == (1 + rows, 1 + rows)
 
 
-def test_a_prefill_of_a_later_turn_does_not_go_ahead_of_a_verification() -> None:
-    wants = [Want(1, 1, 0, 5, "flood"), Want(20, 1, 4, 5, "other"), Want(2, 300, 0, 5, "flood")]
-    batch = next_batch(DeviceTurns().order(wants), LIMITS, 5, budget=12)
-    assert batch is not None
-    assert batch.kind is BatchKind.VERIFY
+def test_the_first_in_line_decides_between_prefill_and_verification() -> None:
+    assert shared([want(1, 1, 0, 5, "flood"), want(20, 1, 4, 5, "other"), want(2, 300, 0, 5, "flood")])[0].outputs
+    honest = want(9, 28, 4, arrival=2, device="honest")
+    crowd = [want(session, 1, 0, device="flood", turn=session) for session in range(8)]
+    first = next_batch([honest, *crowd], SchedulerLimits(), 2, turns=True)
+    assert (first[0].outputs, sessions(first)) == (0, [9])
+    assert next_batch([crowd[0], honest, *crowd[1:]], SchedulerLimits(), 3, turns=True)[0].outputs
 
 
 def test_the_verifier_is_shared_while_more_than_one_device_has_asked_lately(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,15 +64,6 @@ def test_the_verifier_is_shared_while_more_than_one_device_has_asked_lately(monk
     now = fairness.RECENT + 1.0
     turns.record_request("a")
     assert not turns.several_devices()
-
-
-def test_a_pass_may_hold_many_rows_where_each_costs_little() -> None:
-    memory_bound, compute_bound = PassCost(), PassCost()
-    for rows in (1, 5, 9, 33, 5, 7):
-        memory_bound.add(rows, 0.1 + 0.001 * rows)
-        compute_bound.add(rows, 0.001 * rows)
-    assert compute_bound.budget(LIMITS) <= 10 < 30 < memory_bound.budget(LIMITS)
-    assert PassCost().budget(LIMITS) == 10
 
 
 def test_the_device_that_fills_the_queue_is_told_first() -> None:

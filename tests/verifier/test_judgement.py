@@ -40,7 +40,7 @@ def judged(draft: Chunk, portions: list[int], sampling: Sampling, extra: int, en
         rows = np.array([row(text[: len(job.ids) + place]) for place in range(drafted + 1)])
         before, computed = len(job.ids), computed + job.unseen + drafted
         needs_pass = job.judge(rows, drafted, lambda token: token == end)
-        assert job.computed <= before + drafted  # nothing counts as computed that was not
+        assert job.request.computed <= before + drafted  # nothing counts as computed that was not
         if not needs_pass:
             return Judged(job.verdict(), computed)
         assert job.unseen == 1

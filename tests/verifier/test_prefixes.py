@@ -47,16 +47,16 @@ def test_a_live_sessions_beginning_is_copied(
     worker: VerifierWorker, system: Ids, questions: list[Ids], alone: Alone
 ) -> None:
     one, two = Asker(worker, 1), Asker(worker, 2)
-    one.ask(questions[0], extra=4)
-    assert one.tokens() == alone(questions[0], 5)
+    assert one.get(questions[0], extra=4) == alone(questions[0], 5)
     rows = worker.counters.rows
-    two.ask(questions[1], extra=4)
-    assert two.tokens() == alone(questions[1], 5)
+    assert two.get(questions[1], extra=4) == alone(questions[1], 5)
     common = int(np.argmin(questions[0][: len(system) + 1] == questions[1][: len(system) + 1])) or len(system)
     assert worker.counters.copied == common >= len(system)
     assert worker.counters.rows - rows == len(questions[1]) - common + 4
-    one.ask(np.concatenate((questions[0], alone(questions[0], 5))), position=len(questions[0]) + 4)
-    assert one.tokens() == alone(questions[0], 6)[5:]  # the other's cache is as it was
+    assert (
+        one.get(np.concatenate((questions[0], alone(questions[0], 5))), position=len(questions[0]) + 4)
+        == alone(questions[0], 6)[5:]
+    )  # the other's cache is as it was
     assert worker.counters.evictions == 0
 
 
@@ -78,8 +78,7 @@ def test_drafts_are_judged_the_same_with_a_copied_beginning(
     worker: VerifierWorker, questions: list[Ids], alone: Alone
 ) -> None:
     one, two = Asker(worker, 1), Asker(worker, 2)
-    one.ask(questions[0])
-    one.tokens()
+    one.get(questions[0])
     wanted = alone(questions[1], 4)
     drafted = np.array([*wanted[:2], wanted[2] ^ 1, 7], dtype=np.int32)
     two.ask(questions[1], chunk=drafted)
@@ -122,16 +121,13 @@ def test_a_follower_that_leaves_is_forgotten(
     worker.end_session(1)
     gate.allowed.set()
     assert leader.tokens() == alone(questions[0], 1)
-    leader.ask(questions[0])
-    leader.tokens()
+    leader.get(questions[0])
     assert follower.answers.empty()
     assert worker.waiting == 0
 
 
 def test_a_beginning_shorter_than_a_chunk_is_not_worth_a_copy(worker: VerifierWorker, questions: list[Ids]) -> None:
     one, two = Asker(worker, 1), Asker(worker, 2)
-    one.ask(questions[0])
-    one.tokens()
-    two.ask(np.concatenate((questions[0][: CHUNK - 1], questions[1][::-1])))
-    two.tokens()
+    one.get(questions[0])
+    two.get(np.concatenate((questions[0][: CHUNK - 1], questions[1][::-1])))
     assert worker.counters.copied == 0
