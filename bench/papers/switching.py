@@ -132,7 +132,7 @@ class Home:
         hardware = Hardware(n_batch=CHUNK)
         with open_mesh(self._file, options, EngineConfig(None, hardware=hardware, history=False)) as opened:
             mesh, times, tokens = opened.verifier.mesh, list[float](), list[int]()
-            move = partial(mesh.move, [read_split(one) for one in schedule.following], sends_caches=True)
+            move = partial(mesh.move, [read_split(one) for one in schedule.following])
             read = len(opened.pair.prompt_ids(prompt))
             if schedule.begins == "start":
                 move()

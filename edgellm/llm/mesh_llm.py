@@ -46,8 +46,7 @@ class MeshOptions:
 
     `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices. `wide`: rows are
     sent as 32-bit floats. With `rests`, the model may move after a reply to where the next reply is fastest.
-    `following`: splits that take over from `split`, one after the other; with `sends_caches`, keys and values are sent
-    to them.
+    `following`: splits that take over from `split`, one after the other.
     """
 
     split: str | None = None
@@ -58,7 +57,6 @@ class MeshOptions:
     wide: bool = False
     rests: bool = False
     following: tuple[str, ...] = ()
-    sends_caches: bool = False
 
     @property
     def asked(self) -> Mapping[str, Worker] | None:
@@ -159,10 +157,7 @@ def open_mesh(
         )
         engine.own(mesh)
         mesh.pipeline()
-        mesh.move(
-            following, phases.rest if phases is not None and options.rests else (),
-            sends_caches=options.sends_caches if phases is None else phases.sends_caches,
-        )  # fmt: skip
+        mesh.move(following, phases.rest if phases is not None and options.rests else ())
         text = engine.own(Model.load(file, LoadSpec(text_only=True, chat=True)))
         own = next((share for share in shares if share.name == HERE), None)
         small, compared = engine.load_beside(

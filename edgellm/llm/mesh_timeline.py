@@ -87,7 +87,7 @@ def measured(opened: OpenedMesh, since: float, ttft: float, tokens: int, seconds
 
 
 def _device_timelines(record: StageRecord, began: float) -> DeviceTimeline:
-    shift = record.clock.began - began
+    shift = record.began - began
 
     def of(kind: str) -> tuple[tuple[float, float], ...]:
         spans = ((span.begin + shift, span.end + shift) for span in record.spans if span.kind == kind)

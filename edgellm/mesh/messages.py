@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edgellm.engine import Floats, Ids, LayerRows
+from edgellm.engine import Floats, Ids
 from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
 from edgellm.spec.types import Verdict
@@ -17,9 +17,6 @@ MAX_ROWS = 256
 
 MAX_LOGIT_BYTES = 8 * 2**20
 """The most bytes of logits in an answer, half of a message."""
-
-MAX_CACHE_BYTES = 12 * 2**20
-"""The most bytes of a layer's keys and values that are sent; for longer texts they are computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +78,6 @@ class AnswerDue:
 class TraceWanted:
     """A stage is to post its `StageTrace`."""
 
-    session: int
-
-
-@dataclass(frozen=True, slots=True)
-class CacheWanted:
-    """A stage is to post the keys and values of its layers for a session's first positions, each as a `LayerCache`."""
-
-    session: int
-    positions: int
-
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
@@ -115,31 +102,19 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
-    """Rows for the next stage."""
-
-    batch: MicroBatch
-
-
-@dataclass(frozen=True, slots=True)
 class StageAnswer:
-    """The verdict on the micro-batch with this number, given `at` seconds on the stage's clock.
+    """The verdict on the micro-batch with this number. `logits`, (len(draft) + 1, n_vocab), are there if they were
+    requested."""
 
-    `logits`, (len(draft) + 1, n_vocab), are there if they were requested.
-    """
-
-    session: int
     number: int
     verdict: Verdict
     logits: Floats | None = None
-    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
     """A micro-batch could not be computed. The stage goes on; the session has to start again."""
 
-    session: int
     number: int
     error: EdgeError
 
@@ -148,27 +123,8 @@ class Failed:
 class StageTrace:
     """The stage's spans since the last trace, adjacent ones merged; posted `at` seconds on its clock."""
 
-    session: int
     spans: tuple[TraceSpan, ...]
     at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCache:
-    """The keys and values of a model's `layer` for a session's first positions, on their way to another stage; None if
-    the stage that was asked for them cannot give them."""
-
-    session: int
-    layer: int
-    rows: LayerRows | None
-
-
-@dataclass(frozen=True, slots=True)
-class CacheTaken:
-    """A stage has taken the keys and values of all its layers for a session's first `positions`; 0 if it cannot."""
-
-    session: int
-    positions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +135,6 @@ class StageLost:
     blamed: bool = True
 
 
-Order: TypeAlias = MicroBatch | AnswerDue | TraceWanted | CacheWanted | LayerCache
-"""An order for a stage, which posts `CacheTaken` after the last cache that it is given."""
-
-Event: TypeAlias = Loaded | Forward | StageAnswer | Failed | StageTrace | LayerCache | CacheTaken | StageLost
+Order: TypeAlias = MicroBatch | AnswerDue | TraceWanted
+Event: TypeAlias = Loaded | MicroBatch | StageAnswer | Failed | StageTrace | StageLost
+"""What a stage posts: a `MicroBatch` has the rows for the next stage."""

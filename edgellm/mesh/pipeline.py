@@ -18,12 +18,8 @@ from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
 from edgellm.mesh.messages import (
     MAX_ROWS,
     AnswerDue,
-    CacheTaken,
-    CacheWanted,
     Event,
     Failed,
-    Forward,
-    LayerCache,
     Loaded,
     MicroBatch,
     Order,
@@ -38,47 +34,11 @@ from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.verifier import VerifyRequest
 
-_DRIFT = 1e-4  # seconds per second by which two clocks may drift apart: five times a crystal's data-sheet value
-
-
-class StageClock:
-    """The moment at which a stage's clock stood at 0, within the bounds that its messages set.
-
-    A message that says `at` and arrives now was written earlier, so the clock began before now - `at`; an answer to a
-    message sent at `sent` was written later than `sent`. Each message narrows the two bounds, and drift widens them.
-    """
-
-    def __init__(self) -> None:
-        """Record the time: the stage is requested now, so its clock begins later."""
-        self._asked = perf_counter()
-        self._latest: tuple[float, float] | None = None  # the bound, and when it was found
-        self._earliest: tuple[float, float] | None = None
-
-    def observe(self, at: float, sent: float | None = None) -> None:
-        """Record a message that was written `at` seconds on the stage's clock, and has just arrived. `sent` is when the
-        message that it answers was sent, if that is known."""
-        now, at = perf_counter(), max(0.0, at)
-        if self._latest is None or now - at < self._latest[0] + _DRIFT * (now - self._latest[1]):
-            self._latest = now - at, now
-        if sent is not None and (
-            self._earliest is None or sent - at > self._earliest[0] - _DRIFT * (now - self._earliest[1])
-        ):
-            self._earliest = sent - at, now
-
-    @property
-    def began(self) -> float:
-        """The middle between both bounds, or the later bound before the first answer; never before the request."""
-        if self._latest is None:
-            return self._asked
-        latest = self._latest[0]
-        earliest = latest if self._earliest is None else min(self._earliest[0], latest)
-        return max(self._asked, (earliest + latest) / 2)
-
-
 IDLE_SECONDS = 60.0  # deadline of a request while every device says that it has nothing to do
 ANSWER_SECONDS = 300.0  # deadline for each micro-batch of a request, once all layers are loaded
 LOAD_SECONDS = 1800.0  # deadline for the next piece
 PAUSE_SECONDS = 5.0  # gap between two checks, mostly a fraction of a second, that shows a pause of this process
+_TRACE_SECONDS = 2.0  # limit for the stages' traces
 
 
 class PendingBatches:
@@ -162,10 +122,9 @@ class StageHost(Protocol):
 
     def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:
         """Start the stage. `post` is called with every event, from any thread. Rows for the next host, `after`, may be
-        sent to it directly; else they are posted as `Forward`. `waiting` returns whether an answer is due."""
+        sent to it directly; else they are posted. `waiting` returns whether an answer is due."""
 
-    def send(self, order: Order) -> None:
-        """Give the stage an order."""
+    def send(self, order: Order) -> None: ...
 
     def idle(self) -> bool:
         """Return whether the stage reports that it has nothing to do."""
@@ -191,21 +150,12 @@ class LocalStageHost:
             post(StageLost(error))
 
     def send(self, order: Order) -> None:
-        if (stage := self._stage) is None:
-            return
-        if isinstance(order, CacheWanted | LayerCache):  # these orders may wait for a pass
-            threading.Thread(target=self._give, args=(stage, order), name="stage-cache", daemon=True).start()
-        else:
-            self._give(stage, order)
-
-    def _give(self, stage: Stage, order: Order) -> None:
-        """Give the stage an order; an error ends the stage, unless it is of a single micro-batch."""
         try:
-            stage.take(order)
+            if self._stage is not None:
+                self._stage.take(order)
         except EdgeError as error:
-            if self._post is not None:
-                batch = order if isinstance(order, MicroBatch) else None
-                self._post(StageLost(error) if batch is None else Failed(batch.session, batch.number, error))
+            if self._post is not None and isinstance(order, MicroBatch):
+                self._post(Failed(order.number, error))
 
     def idle(self) -> bool:
         return self._stage is None or not self._stage.progress[2]
@@ -217,19 +167,22 @@ class LocalStageHost:
 
 
 class StageRecord:
-    """The reports of one stage: loaded layers, spans, and its clock."""
+    """The reports of one stage: loaded layers, spans, and when its clock began, on this process's `perf_counter`."""
 
     def __init__(self, host: StageHost, work: StageSpec) -> None:
-        """Start the record's clock: the stage is requested now."""
+        """Begin: the stage is requested now."""
         self.host, self.work = host, work
-        self.clock = StageClock()
         self.loaded = 0
         self.spans: list[TraceSpan] = []
+        self._requested = perf_counter()
+        self.began = self._requested
 
-    def request_spans(self, session: int) -> None:
-        """Ask the stage for its spans; they replace the known spans."""
-        self.spans = []
-        self.host.send(TraceWanted(session))
+    def observe(self, at: float, sent: float | None = None) -> None:
+        """Record a message, written `at` seconds on the stage's clock, which has just arrived. Written after the
+        question that was `sent`, if any, it is taken to come from the middle of that time."""
+        now = perf_counter()
+        written = now if sent is None else (sent + now) / 2
+        self.began = min(max(self._requested, written - at), now)
 
     def has_loaded(self, layers: int) -> bool:
         """Record that the stage has loaded `layers` layers; return whether it has loaded more since the last call."""
@@ -240,6 +193,13 @@ class StageRecord:
     def whole(self) -> bool:
         """Return whether the stage reports that all its layers are loaded."""
         return self.loaded >= len(self.work.layers)
+
+
+class _Traces:
+    """The stages whose traces are waited for, and when they were asked."""
+
+    def __init__(self, stages: int) -> None:
+        self.missing, self.complete, self.sent = set(range(stages)), threading.Event(), perf_counter()
 
 
 class Pipeline:
@@ -255,12 +215,9 @@ class Pipeline:
         self._numbers = count(1)
         # The number of a request's first micro-batch, and the future, by the number of its last micro-batch.
         self._asked: dict[int, tuple[int, Future[StageAnswer]]] = {}
-        self._traces: dict[int, tuple[set[int], threading.Event, float]] = {}
+        self._traces: _Traces | None = None
         self._lock = threading.Lock()
         self._retired = False
-        # Callbacks by session: for keys and values that a stage gives, and for a stage's report that it has taken some.
-        self._given: dict[int, Callable[[LayerCache], None]] = {}
-        self._taken: dict[int, Callable[[CacheTaken], None]] = {}
         for at, record in reversed(list(enumerate(self.records))):  # a stage begins before its predecessor sends
             after = self.records[at + 1].host if direct and at + 1 < len(self.records) else None
             record.host.begin(record.work, partial(self._on_event, at), after, self._waiting)
@@ -288,48 +245,32 @@ class Pipeline:
             self._asked[numbers[-1]] = numbers[0], future
             lost = self.lost
         if lost is not None:
-            self._fail(self._device_lost(*lost))
+            self._fail(*lost)
             return future
         self.records[-1].host.send(AnswerDue(numbers[-1], request))
         for batch in batches:
             self.records[0].host.send(batch)
         return future
 
-    def measured(self, session: int, seconds: float = 2.0) -> list[StageRecord]:
-        """Return the records, each with the stage's spans since the last call. A stage that does not answer within
-        `seconds` has none."""
-        missing, there = set(range(len(self.records))), threading.Event()
+    def measured(self) -> list[StageRecord]:
+        """Return the records, each with the stage's spans since the last call; a stage that does not answer in time has
+        none."""
         with self._lock:
-            self._traces[session] = missing, there, perf_counter()
+            traces = self._traces = _Traces(len(self.records))
         for record in self.records:
-            record.request_spans(session)
+            record.spans = []
+            record.host.send(TraceWanted())
         if self.lost is None:
-            there.wait(seconds)
+            traces.complete.wait(_TRACE_SECONDS)
         with self._lock:
-            self._traces.pop(session, None)
+            self._traces = None
         return self.records
 
     def close(self) -> None:
         """Release the stages; pending requests fail."""
         for record in self.records:
             record.host.close()
-        self._fail(DeviceLost("The pipeline is closed.", "Ask again."))
-
-    def give_caches(self, session: int, positions: int, given: Callable[[LayerCache], None]) -> None:
-        """Ask all stages for their keys and values for a session's first positions; `given` is called with each."""
-        self._given[session] = given
-        for record in self.records:
-            record.host.send(CacheWanted(session, positions))
-
-    def expect_caches(self, session: int, taken: Callable[[CacheTaken], None]) -> None:
-        """Have `taken` called when a stage has taken the keys and values of its layers for a session, or cannot."""
-        self._taken[session] = taken
-
-    def take_cache(self, cache: LayerCache) -> None:
-        """Give the keys and values of a layer to the stage that has it."""
-        for record in self.records:
-            if cache.layer in record.work.layers:
-                record.host.send(cache)
+        self._fail_all(DeviceLost("The pipeline is closed.", "Ask again."))
 
     def retire(self) -> None:
         """Release the stages as soon as no request is open. Nothing may be asked any more."""
@@ -345,38 +286,41 @@ class Pipeline:
 
     def _on_event(self, at: int, event: Event) -> None:
         record = self.records[at]
-        if isinstance(event, Forward):
-            self._forward(at, event.batch)
-        elif isinstance(event, StageAnswer):
-            record.clock.observe(event.at)
-            self._settle(event)
-        elif isinstance(event, Loaded):
-            record.clock.observe(event.at)
-            if record.has_loaded(event.layers):
-                self._deadline.restart()
-        elif isinstance(event, StageTrace):
-            with self._lock:
-                missing, there, sent = self._traces.get(event.session, (set[int](), threading.Event(), 0.0))
-                if at in missing:  # otherwise nobody asked for these times
-                    record.clock.observe(event.at, sent)
-                    record.spans.extend(event.spans)
-                    missing.discard(at)
-                    if not missing:
-                        there.set()
-        elif isinstance(event, Failed):
-            self._failed(event)
-        elif isinstance(event, LayerCache):
-            self._given.get(event.session, _ignore)(event)
-        elif isinstance(event, CacheTaken):
-            self._taken.get(event.session, _ignore)(event)
-        else:
-            self._record_loss(record.host.name, event)
+        match event:
+            case MicroBatch():
+                self._forward(at, event)
+            case StageAnswer():
+                if (future := self._taken(event.number, event.number)) is not None:
+                    future.set_result(event)
+                self._close_if_retired()
+            case Failed():
+                if (future := self._taken(event.number)) is not None:
+                    future.set_exception(event.error)
+                self._close_if_retired()
+            case Loaded():
+                if record.has_loaded(event.layers):
+                    record.observe(event.at)
+                    self._deadline.restart()
+            case StageTrace():
+                self._keep_trace(at, event)
+            case StageLost():
+                self._record_loss(record.host.name, event)
+
+    def _keep_trace(self, at: int, trace: StageTrace) -> None:
+        """Keep a stage's spans, if they were asked for."""
+        with self._lock:
+            if (traces := self._traces) is not None and at in traces.missing:
+                self.records[at].observe(trace.at, traces.sent)
+                self.records[at].spans.extend(trace.spans)
+                traces.missing.discard(at)
+                if not traces.missing:
+                    traces.complete.set()
 
     def _record_loss(self, name: str, lost: StageLost) -> None:
         """Record that the pipeline has lost a stage, if it is the first loss, and fail all pending requests."""
         if self.lost is None:
             self.lost = name, lost
-            self._fail(self._device_lost(*self.lost))
+            self._fail(name, lost)
             self._close_if_retired()
 
     def _forward(self, at: int, reported: MicroBatch) -> None:
@@ -412,37 +356,24 @@ class Pipeline:
             self._record_loss(name, StageLost(error, blamed))
         return True
 
-    def _settle(self, answer: StageAnswer) -> None:
+    def _taken(self, number: int, last: int | None = None) -> Future[StageAnswer] | None:
+        """Return the future of the request that the micro-batch belongs to, as its `last` one if that is given; the
+        request is settled."""
         with self._lock:
-            asked = self._asked.pop(answer.number, None)
-            if asked is not None:
-                self._pending.forget(range(asked[0], answer.number + 1))
-                self._deadline.restart()
-        if asked is not None:
-            asked[1].set_result(answer)
-        self._close_if_retired()
+            of = last or next((end for end, (first, _) in self._asked.items() if first <= number <= end), 0)
+            if (asked := self._asked.pop(of, None)) is None:
+                return None
+            self._pending.forget(range(asked[0], of + 1))
+            self._deadline.restart()
+        return asked[1]
 
-    def _failed(self, event: Failed) -> None:
-        """Fail the request that a failed micro-batch belongs to."""
-        with self._lock:
-            of = next((last for last, (first, _) in self._asked.items() if first <= event.number <= last), 0)
-            asked = self._asked.pop(of, None)
-            if asked is not None:
-                self._pending.forget(range(asked[0], of + 1))
-                self._deadline.restart()
-        if asked is not None:
-            asked[1].set_exception(event.error)
-        self._close_if_retired()
+    def _fail(self, name: str, lost: StageLost) -> None:
+        self._fail_all(
+            DeviceLost(f"{name} was lost: {lost.error.what}", "The other devices continue if they hold its layers.")
+        )
 
-    def _fail(self, error: EdgeError) -> None:
+    def _fail_all(self, error: EdgeError) -> None:
         with self._lock:
             asked, self._asked = list(self._asked.values()), {}
         for _, future in asked:
             future.set_exception(error)
-
-    def _device_lost(self, name: str, lost: StageLost) -> DeviceLost:
-        return DeviceLost(f"{name} was lost: {lost.error.what}", "The other devices continue if they hold its layers.")
-
-
-def _ignore(_event: Event) -> None:
-    """Do nothing: nobody waits for this event any more."""

@@ -77,11 +77,6 @@ class Phases:
         """The best shares for the model after the reply; empty if the reply ends with them."""
         return () if self.plan.rest is None else _shares(self.problem.home, self.plan.rest)
 
-    @property
-    def sends_caches(self) -> bool:
-        """Return whether keys and values are sent to the devices that take over, and not computed again."""
-        return self.plan.reply.move is not None and self.plan.reply.move.cache == "sent"
-
     def predict(self, tokens_in: int, tokens_out: int) -> PhasedReply:
         """Return the times of a cold reply of other lengths with the same move."""
         home = replace(self.problem.home, tokens_in=max(1, tokens_in), tokens_out=tokens_out, cold=True)
@@ -188,7 +183,7 @@ def with_phases(placed: Placement, stop: Stop = never) -> Placement:
     earliest first token."""
     if len(placed.home.devices) < 2:
         return placed
-    problem = PhaseProblem(placed.home, sends_caches=True)
+    problem = PhaseProblem(placed.home)
     starts = [cut_of(placed.home, placed.shares)]
     if placed.home.objective == "reply" and (first := solve(problem.task, 0, stop)) is not None:
         starts += [first.cut] if first.seconds < problem.beyond else []

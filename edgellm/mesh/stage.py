@@ -11,24 +11,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Block, Floats, LayerRows, Model
+from edgellm.engine import Block, Floats, Model
 from edgellm.errors import SAME_VERSION, EdgeError, EngineFailed, ModelCorrupt, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import require
 from edgellm.mesh.messages import (
-    MAX_CACHE_BYTES,
     MAX_ROWS,
-    CacheTaken,
-    CacheWanted,
     Event,
     Failed,
-    Forward,
-    LayerCache,
     Loaded,
     MicroBatch,
     Order,
@@ -49,6 +44,41 @@ _MAX_SPANS = 2048
 MAX_QUEUED_ROWS = 4  # waiting rows per position of every session: abandoned micro-batches still pass through
 
 
+class Trace:
+    """The spans of a stage, on a clock that begins with it."""
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+        self._spans: list[TraceSpan] = []
+
+    @property
+    def clock(self) -> float:
+        """Return the seconds since the stage was made."""
+        return perf_counter() - self._began
+
+    def record(self, kind: str, what: int, begin: float, end: float) -> None:
+        """Record a span; computing right after computing is one span."""
+        before = self._spans[-1] if self._spans else None
+        if kind == "compute" and before is not None and before.kind == kind and begin - before.end < _MERGED:
+            self._spans[-1] = replace(before, end=end)
+        elif len(self._spans) < _MAX_SPANS:
+            self._spans.append(TraceSpan(kind, what, begin, end))
+
+    def take(self) -> tuple[TraceSpan, ...]:
+        """Return the spans since the last call."""
+        spans, self._spans = tuple(self._spans), []
+        return spans
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A loaded block of a stage, its model, and its last layer."""
+
+    block: Block
+    model: Model
+    last: int
+
+
 class Stage:
     """The layers of one `StageSpec`, loaded and computed. It calls `post` with every event, from its threads."""
 
@@ -63,21 +93,17 @@ class Stage:
         self.work = work
         self._reservation = cache.reserve(work, model, self._files)
         self._cache, self._post = cache, post
-        self._blocks: list[Block] = []
-        self._models: list[Model] = []
-        self._ends: list[int] = []  # the last layer of each block
-        self._queue = StageQueue(work)
-        self._spans: list[TraceSpan] = []
-        self._taken: dict[int, dict[int, LayerRows]] = {}  # arrived layers' keys and values, by session
+        self._parts: list[_Part] = []
+        self._queue, self._trace = StageQueue(work), Trace()
         self._changed = threading.Condition()
-        self._passing = threading.Lock()  # held while a block computes, or its cache is read or written
         self._closed = False
         self._steps = 0
-        self._share = 0.0
-        self._began = perf_counter()
-        self._used = self._began  # time of the last work
-        self._loader = threading.Thread(target=self._run, args=(self._load,), name="stage-load", daemon=True)
-        self._computer = threading.Thread(target=self._run, args=(self._compute,), name="stage", daemon=True)
+        self._share = 0.0  # of the file being loaded
+        self._used = perf_counter()  # time of the last work
+        self._threads = [
+            threading.Thread(target=self._run, args=(run,), name=f"stage-{run.__name__}", daemon=True)
+            for run in (self._load, self._compute)
+        ]
 
     @property
     def progress(self) -> tuple[float, int, int]:
@@ -86,12 +112,7 @@ class Stage:
 
     @property
     def _loaded(self) -> int:
-        return self._ends[-1] + 1 - self.work.layers.start if self._ends else 0
-
-    @property
-    def clock(self) -> float:
-        """Seconds since the stage was made."""
-        return perf_counter() - self._began
+        return self._parts[-1].last + 1 - self.work.layers.start if self._parts else 0
 
     @property
     def idle(self) -> float:
@@ -103,19 +124,17 @@ class Stage:
 
     def start(self) -> None:
         """Start to load and to compute."""
-        self._loader.start()
-        self._computer.start()
+        for thread in self._threads:
+            thread.start()
 
     def take(self, order: Order) -> None:
         """Carry out an order. Raises ProtocolError for an invalid order."""
         if isinstance(order, MicroBatch):
             self.put(order)
         elif isinstance(order, TraceWanted):
-            self._post_trace(order.session)
-        elif isinstance(order, CacheWanted):
-            self._give_cache(order.session, order.positions)
-        elif isinstance(order, LayerCache):
-            self._take_cache(order)
+            with self._changed:
+                spans = self._trace.take()
+            self._post(StageTrace(spans, self._trace.clock))
 
     def put(self, batch: MicroBatch) -> None:
         """Queue a micro-batch.
@@ -128,77 +147,14 @@ class Stage:
             if self._queue.rows + len(batch.data) > MAX_QUEUED_ROWS * self.work.sessions * self.work.context:
                 raise ProtocolError("The queue has more micro-batches than all sessions can use.", "Wait for answers.")
             self._queue.put(batch)
-            now = self.clock
-            self._record(TraceSpan("got", batch.number, now, now), merge=False)
+            now = self._trace.clock
+            self._trace.record("got", batch.number, now, now)
             self._changed.notify_all()
 
     def touch(self) -> None:
         """Reset the idle time: the stage is in use, although only other stages have something to do."""
         with self._changed:
             self._used = perf_counter()
-
-    def _post_trace(self, session: int) -> None:
-        """Post the spans recorded since the last call, as a `StageTrace`."""
-        with self._changed:
-            spans, self._spans = tuple(self._spans), []
-        self._post(StageTrace(session, spans, self.clock))
-
-    def _give_cache(self, session: int, positions: int) -> None:
-        """Post the keys and values of every layer for a session's first positions, each as a `LayerCache`; without rows
-        if they are not there, or too large to be sent.
-
-        Raises:
-            ProtocolError: there is no such session, or it cannot have so many positions.
-        """
-        self._check_cache(session, positions)
-        with self._changed:
-            blocks, first = list(self._blocks), self.work.layers.start
-        complete = self._loaded == len(self.work.layers)
-        for block in blocks if complete else ():
-            with self._passing:
-                layers = None if self._closed else block.layer_rows(positions, session)
-            if layers is None or max(layer.size for layer in layers) > MAX_CACHE_BYTES:
-                break
-            for layer in layers:
-                self._post(LayerCache(session, first, layer))
-                first += 1
-        if first < self.work.layers.stop:
-            self._post(LayerCache(session, first, None))
-
-    def _take_cache(self, cache: LayerCache) -> None:
-        """Keep the keys and values of a layer; once all layers' are there, replace the session's cache by them, and
-        post `CacheTaken`.
-
-        Raises:
-            ProtocolError: they are of no layer of this stage.
-        """
-        if cache.rows is None or cache.layer not in self.work.layers:
-            raise ProtocolError(f"Layer {cache.layer} is not one of this stage, or has no cache.", SAME_VERSION)
-        self._check_cache(cache.session, positions := cache.rows.positions)
-        with self._changed:
-            layers = self._taken.setdefault(cache.session, {})
-            layers[cache.layer] = cache.rows
-            if len(layers) < len(self.work.layers):
-                return
-            del self._taken[cache.session]
-        alike = all(rows.positions == positions for rows in layers.values())
-        self._post(CacheTaken(cache.session, positions if alike and self._adopted(cache.session, layers) else 0))
-
-    def _adopted(self, session: int, layers: dict[int, LayerRows]) -> bool:
-        """Return whether all blocks have taken these keys and values."""
-        first = self.work.layers.start
-        if self._loaded < len(self.work.layers):
-            return False
-        for block, last in zip(self._blocks, self._ends, strict=True):
-            with self._passing:
-                if self._closed or not block.adopt([layers[at] for at in range(first, last + 1)], session):
-                    return False
-            first = last + 1
-        return True
-
-    def _check_cache(self, session: int, positions: int) -> None:
-        if not 0 <= session < self.work.sessions or not 0 < positions <= self.work.context:
-            raise ProtocolError(f"Session {session} has no cache of {positions} positions.", SAME_VERSION)
 
     def close(self) -> None:
         """Wait for the pass and the load under way, and release everything."""
@@ -208,14 +164,13 @@ class Stage:
             self._closed = True
             self._queue.clear()
             self._changed.notify_all()
-        for thread in (self._loader, self._computer):
-            if thread.is_alive() and thread is not threading.current_thread():
+        for thread in self._threads:
+            if thread.is_alive():
                 thread.join()
-        with self._passing:
-            for block, model in zip(self._blocks, self._models, strict=True):
-                block.close()
-                self._cache.give_back(model)
-            self._blocks, self._models, self._ends = [], [], []
+        for part in self._parts:
+            part.block.close()
+            self._cache.give_back(part.model)
+        self._parts = []
         self._reservation.close()
 
     def _run(self, work: Callable[[], None]) -> None:
@@ -232,7 +187,7 @@ class Stage:
         for file in self._files:
             if self._closed:
                 return
-            begin = self.clock
+            begin = self._trace.clock
             model = self._cache.acquire(file, self._set_share)
             try:
                 block = self._block(model, file.layers)
@@ -240,21 +195,15 @@ class Stage:
                 self._cache.give_back(model)
                 raise
             with self._changed:
-                self._blocks.append(block)
-                self._models.append(model)
-                self._ends.append(file.layers.last)
+                self._parts.append(_Part(block, model, file.layers.last))
                 self._share = 0.0
-                self._record(TraceSpan("load", file.layers.start, begin, self.clock), merge=False)
+                self._trace.record("load", file.layers.start, begin, self._trace.clock)
                 self._used = perf_counter()
                 self._changed.notify_all()
-            self._post(Loaded(self._loaded, self.clock))
+            self._post(Loaded(self._loaded, self._trace.clock))
 
     def _block(self, model: Model, layers: LayerRange) -> Block:
-        """Return a block that computes these layers, which `model` holds.
-
-        Raises:
-            ModelCorrupt: the model has another number of layers.
-        """
+        """Return a block that computes these layers, which `model` holds. Raise ModelCorrupt where it does not."""
         work = self.work
         if model.n_layer != len(layers):
             raise ModelCorrupt(
@@ -276,37 +225,37 @@ class Stage:
         """Wait for micro-batches that can go through a block, and return them; none once the stage is closed."""
         with self._changed:
             while not self._closed:
-                if self._blocks and (group := self._queue.next(len(self._blocks), self._blocks[0].rows_that_pay)):
+                parts = self._parts
+                if parts and (group := self._queue.next(len(parts), parts[0].block.rows_that_pay)):
                     return group
                 self._changed.wait()
             return []
 
     def _step(self, group: list[InFlight]) -> None:
         """Take micro-batches through one block. If the pass fails, try each alone to find the micro-batch at fault."""
-        begin, at = self.clock, group[0].at
+        begin, part = self._trace.clock, self._parts[group[0].at]
         try:
-            with self._passing:
-                found = self._blocks[at].forward_together([entry.passage for entry in group])
+            found = part.block.forward_together([entry.passage for entry in group])
         except EdgeError as error:
             if len(group) == 1:
-                self._remove(group[0], Failed(group[0].batch.session, group[0].batch.number, error))
+                self._remove(group[0], Failed(group[0].batch.number, error))
                 return
             for entry in group:
                 self._step([entry])
             return
         self._steps += 1
-        last = self._ends[at] == self.work.layers.last
+        last = part.last == self.work.layers.last
         results: list[Event | None] = []
         for entry, rows in zip(group, found, strict=True):
             # The rows are copied, because the block reuses their memory before all of them have moved on.
             entry.advance(None if last else rows.copy())
             if last:
                 results.append(self._result(entry, rows, begin))
-        end = self.clock
+        end = self._trace.clock
         for entry in group:
-            entry.add_seconds(end - begin)
+            entry.seconds += end - begin
         with self._changed:
-            self._record(TraceSpan("compute", group[0].batch.number, begin, end))
+            self._trace.record("compute", group[0].batch.number, begin, end)
         for entry, result in zip(group, results, strict=False):
             self._remove(entry, result)
 
@@ -325,30 +274,17 @@ class Stage:
         """
         batch, request = entry.batch, entry.batch.request
         if not self.work.ends:
-            return Forward(replace(batch, data=rows.copy()))
+            return replace(batch, data=rows.copy())
         if request is None:
             return None
         try:
             judgement = Judgement(request)
-            judgement.judge(rows, len(request.draft), _never_asked)
+            # A stage gets a request for each further token, so the end of a turn does not matter here.
+            judgement.judge(rows, len(request.draft), lambda _token: False)
         except EdgeError as error:
-            return Failed(batch.session, batch.number, error)
-        verdict = replace(judgement.verdict(), seconds=entry.seconds + self.clock - begin)
-        logits = rows.copy() if request.logits else None
-        return StageAnswer(batch.session, batch.number, verdict, logits, self.clock)
-
-    def _record(self, span: TraceSpan, merge: bool = True) -> None:
-        """Record a span, merged with the last span where possible. The caller holds the lock."""
-        before = self._spans[-1] if self._spans else None
-        if merge and before is not None and before.kind == span.kind and span.begin - before.end < _MERGED:
-            self._spans[-1] = replace(before, end=span.end)
-        elif len(self._spans) < _MAX_SPANS:
-            self._spans.append(span)
-
-
-def _never_asked(_token: int) -> bool:
-    """Return False: the end of a turn matters only for further tokens, and a stage gets a request for each."""
-    return False
+            return Failed(batch.number, error)
+        verdict = replace(judgement.verdict(), seconds=entry.seconds + self._trace.clock - begin)
+        return StageAnswer(batch.number, verdict, rows.copy() if request.logits else None)
 
 
 def check(batch: MicroBatch, work: StageSpec) -> None:

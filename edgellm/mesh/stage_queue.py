@@ -1,18 +1,16 @@
 """The micro-batches that wait in a stage, and which of them go through its blocks together.
 
-One pass over a row of each of several sessions takes less time than a pass for each, because the weights are read once.
-So waiting micro-batches of other sessions join the oldest micro-batch in its pass, which never waits for them. Four
-limits keep that from making things slower:
+A pass over a row of each of several sessions reads the weights once, so waiting micro-batches of other sessions join
+the oldest micro-batch in its pass, which never waits for them. Four limits keep that from making things slower:
 
-- All micro-batches of a pass have the same number of rows, and belong to adjacent sequences. Otherwise llama.cpp
-  computes them one after the other even within a batch, and the first would only wait for the last.
-- They have enough rows in all for a common pass to take less time: at least `Block.rows_that_pay`.
-- They have at most `SHARED_ROWS` rows in all. In longer passes a row costs the same, so parts of prompts go alone.
+- All micro-batches of a pass have the same number of rows, and belong to adjacent sequences: llama.cpp computes others
+  one after the other even within a batch.
+- They have enough rows in all for a common pass to take less time (`Block.rows_that_pay`), and at most `SHARED_ROWS`.
 - They are at most the number of active sessions divided by the number of stages. If all sessions were in one pass, one
   stage would compute while the others wait for it.
 
-The parts of a prompt come all at once, and each takes as long as many tokens. A token must not wait for all of them, so
-short micro-batches go first after each part of a prompt; then the next part follows.
+The parts of a prompt come all at once, and each takes as long as many tokens. So short micro-batches go first after
+each part of a prompt; then the next part follows.
 """
 
 from __future__ import annotations
@@ -36,21 +34,21 @@ class InFlight:
     at: int = 0
     seconds: float = 0.0
 
+    @property
+    def short(self) -> bool:
+        """Return whether the micro-batch has few rows, unlike a part of a long prompt."""
+        return len(self.data) <= SHARED_ROWS
+
+    @property
+    def passage(self) -> BlockRows:
+        """Return the input of the micro-batch's next block."""
+        return BlockRows(self.data, self.batch.start, self.batch.session, self.batch.outputs)
+
     def advance(self, data: Floats | None = None) -> None:
         """Record that the micro-batch has gone through one more block, with this output; None after the last block."""
         self.at += 1
         if data is not None:
             self.data = data
-
-    def add_seconds(self, seconds: float) -> None:
-        """Add the seconds of a pass, batched or not."""
-        self.seconds += seconds
-
-    @property
-    def passage(self) -> BlockRows:
-        """The input of the micro-batch's next block."""
-        batch = self.batch
-        return BlockRows(self.data, batch.start, batch.session, batch.outputs)
 
 
 class StageQueue:
@@ -67,7 +65,7 @@ class StageQueue:
 
     @property
     def rows(self) -> int:
-        """The number of rows of all micro-batches in the stage."""
+        """Return the number of rows of all micro-batches in the stage."""
         return sum(len(entry.data) for entry in self._queue)
 
     def put(self, batch: MicroBatch) -> None:
@@ -77,7 +75,7 @@ class StageQueue:
 
     def remove(self, entry: InFlight) -> None:
         """Remove a micro-batch that has gone through, or has failed."""
-        self._after_long = not _short(entry)
+        self._after_long = not entry.short
         if entry in self._queue:  # it may have been cleared
             self._queue.remove(entry)
 
@@ -92,7 +90,9 @@ class StageQueue:
         ready = self._ready(blocks)
         if not ready:
             return []
-        first = next(filter(_short, ready), ready[0]) if self._after_long else ready[0]
+        first = ready[0]
+        if self._after_long:
+            first = next((entry for entry in ready if entry.short), first)
         group = [first]
         alike = [one for one in ready if one.at == first.at and len(one.data) == len(first.data)]
         low = high = first.batch.session
@@ -116,11 +116,6 @@ class StageQueue:
 
     @property
     def _group_most(self) -> int:
-        """The most sessions in one pass, so that every stage of the pipeline has some."""
+        """Return the most sessions in one pass, so that every stage of the pipeline has some."""
         alive = {*self._recent, *(entry.batch.session for entry in self._queue)}
         return -(-len(alive) // self._stages)
-
-
-def _short(entry: InFlight) -> bool:
-    """Return whether a micro-batch has few rows, unlike a part of a long prompt."""
-    return len(entry.data) <= SHARED_ROWS

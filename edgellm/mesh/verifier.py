@@ -50,10 +50,10 @@ class MeshVerifier(Verifier):
         sequence = _Sequence(self)
         return Session(state, sequence.send, grammar=self._grammar, ready=sequence.ready, close=sequence.close)
 
-    def measured(self, session: int = 0) -> list[StageRecord]:
+    def measured(self) -> list[StageRecord]:
         """Return the records with every stage's spans since the last call; empty if no pipeline is open."""
         pipeline = self.mesh.current()
-        return [] if pipeline is None else pipeline.measured(session)
+        return [] if pipeline is None else pipeline.measured()
 
     def close(self) -> None:
         self.mesh.close()
@@ -128,7 +128,7 @@ class _Sequence:
                 raise
             except EdgeError:
                 # The stages' caches are unknown now: the next micro-batches start from the beginning.
-                self._mesh.record_tokens(self._slot or 0, -1, NO_IDS)
+                self._mesh.record_tokens(self._slot or 0, None, NO_IDS)
                 refused += 1
                 if refused > 1:
                     raise
@@ -147,13 +147,13 @@ class _Sequence:
             )
         mesh.token_ended(self._slot, prefix, self._verifier.rows)
         try:
-            pipeline, generation = mesh.pipeline()
+            pipeline = mesh.pipeline()
         except (PlanImpossible, DeviceLost) as error:
             raise MeshBroken(error.what, error.next_step) from None
         # A session's micro-batches stay in order: the stages have the earlier ones, even without their verdicts.
-        start = common_prefix(mesh.held(self._slot, generation), prefix[:-1])
+        start = common_prefix(mesh.held(self._slot, pipeline), prefix[:-1])
         ids = np.concatenate((prefix, draft.ids)).astype(np.int32)
-        mesh.record_tokens(self._slot, generation, ids)
+        mesh.record_tokens(self._slot, pipeline, ids)
         here = _judged_here(request)
         sampling = GREEDY if here else request.sampling
         asked = VerifyRequest(self._slot, sampling, len(prefix), NO_IDS, draft, logits=here)

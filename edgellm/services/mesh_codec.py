@@ -8,20 +8,14 @@ from typing import NoReturn
 
 import numpy as np
 
-from edgellm.engine import Floats, Ids, LayerRows
+from edgellm.engine import Floats, Ids
 from edgellm.engine.native import VERSION
-from edgellm.errors import SAME_VERSION, DeviceLost, InvalidOption, ProtocolError
+from edgellm.errors import SAME_VERSION, InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import (
-    MAX_CACHE_BYTES,
     MAX_ROWS,
-    AnswerDue,
-    CacheTaken,
-    CacheWanted,
     Event,
     Failed,
-    Forward,
-    LayerCache,
     Loaded,
     MicroBatch,
     Order,
@@ -46,7 +40,7 @@ from edgellm.services.verification_codec import (
 )
 from edgellm.spec.verifier import VerifyRequest
 
-MESH = 5
+MESH = 6
 """Version of `mesh.proto`."""
 ENGINE = VERSION
 SERVICE = pb.DESCRIPTOR.services_by_name["Mesh"].full_name
@@ -57,7 +51,6 @@ _MAX_LAYERS = 4_096
 _MAX_POSITIONS = 2**20  # positions of all sessions of a stage
 _MAX_SPANS = 4_096
 _MAX_TEXT = 500
-_MAX_TYPES = 256  # types of ggml's tensors
 
 
 def most_rows(n_embd: int) -> int:
@@ -69,8 +62,7 @@ def write_work(work: StageSpec, stage: bytes) -> pb.Prepare:
     return pb.Prepare(
         protocol=MESH, model=bytes.fromhex(work.model), name=work.name, first=work.layers.start, last=work.layers.last,
         layers=work.n_layers, n_embd=work.n_embd, n_vocab=work.n_vocab, context=work.context, sessions=work.sessions,
-        wide=work.wide, stage=stage, version=ENGINE, stages=work.stages,
-        pieces=write_pieces(work.pieces),
+        wide=work.wide, stage=stage, version=ENGINE, stages=work.stages, pieces=write_pieces(work.pieces),
     )  # fmt: skip
 
 
@@ -98,8 +90,7 @@ def read_work(message: pb.Prepare) -> StageSpec:
         _refuse(f"The request for {message.sessions} sessions of {message.context} positions is invalid.")
     return StageSpec(
         message.model.hex(), message.name[:_MAX_TEXT], LayerRange(message.first, message.last + 1), message.layers,
-        message.n_embd,
-        message.n_vocab, message.context, message.sessions, message.wide, max(1, message.stages),
+        message.n_embd, message.n_vocab, message.context, message.sessions, message.wide, max(1, message.stages),
         read_pieces(message.pieces),
     )  # fmt: skip
 
@@ -144,74 +135,39 @@ def read_micro_batch(message: pb.MeshParcel, work: StageSpec) -> MicroBatch:
 
 
 def write_event(event: Event, wide: bool) -> pb.Report | None:
-    """Return a stage's report of an event; None for events that the end of the stream conveys."""
-    if isinstance(event, Loaded):
-        return pb.Report(loaded=pb.StageLoaded(layers=event.layers, at=event.at))
-    if isinstance(event, Forward):
-        return pb.Report(onward=write_micro_batch(event.batch, wide))
-    if isinstance(event, StageAnswer):
-        logits = b"" if event.logits is None else event.logits.astype("<f4").tobytes()
-        verdict = write_verdict(event.number, event.verdict).verdict
-        return pb.Report(answer=pb.StageAnswer(session=event.session, verdict=verdict, logits=logits, at=event.at))
-    if isinstance(event, Failed):
-        failed = pb.StageFailed(
-            session=event.session, number=event.number, what=event.error.what, next_step=event.error.next_step
-        )
-        return pb.Report(failed=failed)
-    if isinstance(event, StageTrace):
-        spans = [
-            pb.StageSpan(kind=_KINDS.index(one.kind), what=one.what, begin=one.begin, end=one.end)
-            for one in event.spans
-        ]
-        return pb.Report(times=pb.StageTimes(session=event.session, spans=spans, at=event.at))
-    if isinstance(event, LayerCache):
-        return pb.Report(cache=write_layer_cache(event))
-    if isinstance(event, CacheTaken):
-        return pb.Report(taken=pb.CacheTaken(session=event.session, positions=event.positions))
-    return None
+    """Return a stage's report of an event; None for a loss, which the end of the stream conveys."""
+    match event:
+        case Loaded():
+            return pb.Report(loaded=pb.StageLoaded(layers=event.layers, at=event.at))
+        case MicroBatch():
+            return pb.Report(onward=write_micro_batch(event, wide))
+        case StageAnswer():
+            logits = b"" if event.logits is None else event.logits.astype("<f4").tobytes()
+            return pb.Report(
+                answer=pb.StageAnswer(verdict=write_verdict(event.number, event.verdict).verdict, logits=logits)
+            )
+        case Failed():
+            error = event.error
+            return pb.Report(failed=pb.StageFailed(number=event.number, what=error.what, next_step=error.next_step))
+        case StageTrace():
+            spans = [
+                pb.StageSpan(kind=_KINDS.index(one.kind), what=one.what, begin=one.begin, end=one.end)
+                for one in event.spans
+            ]
+            return pb.Report(times=pb.StageTimes(spans=spans, at=event.at))
+        case _:
+            return None
 
 
-def write_layer_cache(cache: LayerCache) -> pb.LayerCache:
-    message = pb.LayerCache(session=cache.session, layer=cache.layer)
-    if (rows := cache.rows) is not None:
-        message.positions, message.key_type, message.value_type = rows.positions, rows.key_type, rows.value_type
-        message.keys, message.values = rows.keys.tobytes(), rows.values.tobytes()
-    return message
-
-
-def read_layer_cache(message: pb.LayerCache, work: StageSpec) -> LayerCache:
-    """Return the keys and values of a layer of a stage of `work`.
-
-    Raises:
-        ProtocolError: they violate the protocol.
-    """
-    if message.session >= work.sessions or message.layer not in work.layers:
-        _refuse(f"Layer {message.layer} of session {message.session} has no cache in this stage.")
-    positions = message.positions
-    if not positions:
-        return LayerCache(message.session, message.layer, None)
-    sizes = len(message.keys), len(message.values)
-    if positions > work.context or not all(sizes) or any(size % positions for size in sizes):
-        _refuse(f"{sizes[0]} and {sizes[1]} bytes are not the keys and values of {positions} positions.")
-    if sum(sizes) > MAX_CACHE_BYTES or max(message.key_type, message.value_type) >= _MAX_TYPES:
-        _refuse(f"The keys and values of layer {message.layer} are too large, or of an unknown type.")
-    keys, values = (np.frombuffer(data, np.uint8).reshape(positions, -1) for data in (message.keys, message.values))
-    return LayerCache(message.session, message.layer, LayerRows(message.key_type, message.value_type, keys, values))
-
-
-def write_order(order: Order, wide: bool) -> pb.Order:
-    """Convert an order to its message, without the answers that are due, which only this side tracks."""
+def write_order(order: Order, wide: bool) -> pb.Order | None:
+    """Return the message of an order; None for an answer that is due, which only this side tracks."""
     match order:
         case MicroBatch():
             return pb.Order(parcel=write_micro_batch(order, wide))
         case TraceWanted():
-            return pb.Order(tell=pb.Tell(session=order.session))
-        case CacheWanted():
-            return pb.Order(give=pb.GiveCache(session=order.session, positions=order.positions))
-        case LayerCache():
-            return pb.Order(cache=write_layer_cache(order))
-        case AnswerDue():
-            return pb.Order()
+            return pb.Order(tell=pb.Tell())
+        case _:
+            return None
 
 
 def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyRequest]) -> Event | None:
@@ -220,35 +176,27 @@ def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyReque
     Raises:
         ProtocolError: it violates the protocol.
     """
-    kind = message.WhichOneof("report")
-    if kind == "loaded":
-        if message.loaded.layers > len(work.layers) or not math.isfinite(message.loaded.at):
-            _refuse(
-                f"A stage reports {message.loaded.layers} loaded layers at {message.loaded.at} s, which is invalid."
+    match message.WhichOneof("report"):
+        case "loaded":
+            if message.loaded.layers > len(work.layers):
+                _refuse(f"A stage of {len(work.layers)} layers reports that {message.loaded.layers} are loaded.")
+            return Loaded(message.loaded.layers, _seconds(message.loaded.at))
+        case "onward":
+            return read_micro_batch(message.onward, work)
+        case "answer":
+            return _answer(message.answer, work, asked)
+        case "failed":
+            what, next_step = message.failed.what[:_MAX_TEXT], message.failed.next_step[:_MAX_TEXT]
+            return Failed(message.failed.number, InvalidOption(what, next_step))
+        case "times":
+            spans = tuple(
+                TraceSpan(_KINDS[one.kind], one.what, one.begin, one.end)
+                for one in message.times.spans[:_MAX_SPANS]
+                if one.kind < len(_KINDS) and math.isfinite(one.begin) and math.isfinite(one.end)
             )
-        return Loaded(message.loaded.layers, message.loaded.at)
-    if kind == "onward":
-        return Forward(read_micro_batch(message.onward, work))
-    if kind == "answer":
-        return _answer(message.answer, work, asked)
-    if kind == "failed":
-        what, next_step = message.failed.what[:_MAX_TEXT], message.failed.next_step[:_MAX_TEXT]
-        return Failed(message.failed.session, message.failed.number, InvalidOption(what, next_step))
-    if kind == "times":
-        spans = tuple(
-            TraceSpan(_KINDS[one.kind], one.what, one.begin, one.end)
-            for one in message.times.spans[:_MAX_SPANS]
-            if one.kind < len(_KINDS) and math.isfinite(one.begin) and math.isfinite(one.end)
-        )
-        return StageTrace(message.times.session, spans, _seconds(message.times.at))
-    if kind == "cache":
-        return read_layer_cache(message.cache, work)
-    if kind == "taken":
-        if message.taken.session >= work.sessions or message.taken.positions > work.context:
-            _refuse(f"A stage has taken {message.taken.positions} positions of session {message.taken.session}.")
-        return CacheTaken(message.taken.session, message.taken.positions)
-    if kind != "working":
-        _refuse("A report is empty.")
+            return StageTrace(spans, _seconds(message.times.at))
+        case None:
+            _refuse("A report is empty.")
     return None
 
 
@@ -258,15 +206,15 @@ def _answer(message: pb.StageAnswer, work: StageSpec, asked: dict[int, VerifyReq
     if request is None:
         _refuse(f"Micro-batch {number} was answered, but not requested.")
     verdict = read_verdict(message.verdict, request, work.n_vocab)
-    logits = None
-    if request.logits:
-        rows = len(request.draft) + 1
-        if len(message.logits) != 4 * rows * work.n_vocab:
-            _refuse(f"{len(message.logits)} bytes of logits are not {rows} rows of {work.n_vocab}.")
-        logits = np.frombuffer(message.logits, "<f4").reshape(rows, work.n_vocab).astype(np.float32)
-        if not np.isfinite(logits).all():
-            _refuse("Logits contain NaN or infinity.")
-    return StageAnswer(message.session, number, verdict, logits, _seconds(message.at))
+    if not request.logits:
+        return StageAnswer(number, verdict)
+    rows = len(request.draft) + 1
+    if len(message.logits) != 4 * rows * work.n_vocab:
+        _refuse(f"{len(message.logits)} bytes of logits are not {rows} rows of {work.n_vocab}.")
+    logits = np.frombuffer(message.logits, "<f4").reshape(rows, work.n_vocab).astype(np.float32)
+    if not np.isfinite(logits).all():
+        _refuse("Logits contain NaN or infinity.")
+    return StageAnswer(number, verdict, logits)
 
 
 def _seconds(at: float) -> float:
@@ -278,11 +226,6 @@ def _seconds(at: float) -> float:
 def write_working(progress: tuple[float, int, int]) -> pb.Report:
     loaded, step, waiting = progress
     return pb.Report(working=words.Working(round=waiting, step=step), progress=loaded)
-
-
-def lost(what: str) -> DeviceLost:
-    """Return the error for a stage that is gone."""
-    return DeviceLost(what, "The other devices continue if they hold its layers.")
 
 
 def _refuse(what: str) -> NoReturn:

@@ -26,11 +26,10 @@ from edgellm.rpc.trust.peer_store import Peers
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL, PAIRING_PROTOCOL, check_version, parse_message
-from edgellm.services.client.connection import Timing
+from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import SentRequest, Stream
 from edgellm.services.handshake import VerifierInfo, greet
-from edgellm.services.server.verification_service import VerificationService
-from edgellm.services.server.verifying_model import VerifyingModel
+from edgellm.services.server.verification_service import VerificationService, VerifyingModel
 from edgellm.services.verification_codec import write_open, write_verdict, write_verify, write_wanted
 from edgellm.spec.lost_verifier import VerdictDeadline
 from edgellm.spec.model_sampling import ModelSampling
@@ -142,10 +141,13 @@ class _Session:
     async def feed(self, data: bytes) -> None:
         if self._service is None:
             model = VerifyingModel(INFO, VOCABULARY, cast(Any, _Worker(random.Random(0))), 128)
-            self._service = VerificationService([model], notify=lambda *_: None)
+            self._service = VerificationService(notify=lambda *_: None)
+            self._service.add(model)
         if self._task is None:
             self._line = _Line()
-            self._task = asyncio.create_task(self._service.session(None, cast(Any, self._line)))
+            self._task = asyncio.create_task(
+                self._service.answering(self._service.session)(None, cast(Any, self._line))
+            )
             if not data.startswith(b"\x0a"):  # the input is no Open
                 await self._line.say(next(self._openings), self._task.done)
         task = self._task

@@ -9,7 +9,6 @@ from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import (
     Event,
     Failed,
-    Forward,
     Loaded,
     MicroBatch,
     StageAnswer,
@@ -96,8 +95,8 @@ def readers() -> list[Reader]:
     verdict = Verdict(1, np.array([9], np.int32), 0.1)
     logits = np.zeros((3, WORK.n_vocab), np.float32)
     events: list[Event] = [
-        Loaded(3, 0.5), Forward(MicroBatch(1, 2, 8, _ROWS)), StageAnswer(1, NUMBER, verdict, logits),
-        Failed(1, NUMBER, ProtocolError("No.", "Ask again.")), StageTrace(1, (TraceSpan("load", 1, 0.0, 0.5),)),
+        Loaded(3, 0.5), MicroBatch(1, 2, 8, _ROWS), StageAnswer(NUMBER, verdict, logits),
+        Failed(NUMBER, ProtocolError("No.", "Ask again.")), StageTrace((TraceSpan("load", 1, 0.0, 0.5),)),
     ]  # fmt: skip
     reports = [made for event in events if (made := write_event(event, wide=False)) is not None]
     piece = layers_pb2.Piece(first=0, last=1, size=5, sha256=bytes(32))

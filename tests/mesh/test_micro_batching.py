@@ -131,7 +131,7 @@ def test_who_is_there_goes_together(held: Held, whole: Whole, company: list[int]
         assert answer.logits is not None
         whole.context.clear()
         assert np.abs(answer.logits - whole.context.decode(text)).max() < 1e-4
-    held.stage.take(TraceWanted(0))
+    held.stage.take(TraceWanted())
     times = held.posted.wait(lambda event: isinstance(event, StageTrace))
     assert isinstance(times, StageTrace)
     computed = [span for span in times.spans if span.kind == "compute"]

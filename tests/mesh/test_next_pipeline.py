@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from edgellm.engine import Block, Ids
+from edgellm.engine import Ids
 from edgellm.errors import DeviceLost, PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageLost
-from edgellm.mesh.next_pipeline import NextPipeline
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY
@@ -71,18 +70,8 @@ def home(verifier_cut: Cut) -> Iterator[Home]:
     one.verifier.close()
 
 
-@pytest.mark.parametrize("sends", [False, True])
-def test_a_placement_takes_over_behind_a_reply(
-    home: Home, whole: Whole, sends: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, asking = list[int](), NextPipeline.read
-
-    def noting(self: NextPipeline, slot: int, text: Ids, rows: int) -> None:
-        read.append(slot)
-        asking(self, slot, text, rows)
-
-    monkeypatch.setattr(NextPipeline, "read", noting)
-    home.mesh.move([alone("b"), alone("c")], sends_caches=sends)
+def test_a_placement_takes_over_behind_a_reply(home: Home, whole: Whole) -> None:
+    home.mesh.move([alone("b"), alone("c")])
     session = home.verifier.open(GenerationState())
 
     def then(tokens: int) -> None:
@@ -94,14 +83,13 @@ def test_a_placement_takes_over_behind_a_reply(
     assert home.mesh.shares == alone("c")
     assert home.mesh.recoveries == 0
     assert home.told == []
-    assert len(read) == (0 if sends else 2)
     first = home.mesh.take_overs[0]
     assert first.began <= first.loaded <= first.ready <= first.at
     assert len(PROMPT) + 2 <= first.tokens <= len(PROMPT) + 4
 
 
 def test_two_replies_move_together(home: Home, whole: Whole) -> None:
-    home.mesh.move([alone("b")], sends_caches=True)
+    home.mesh.move([alone("b")])
     prompts = [PROMPT, PROMPT[::-1].copy()]
     assert all_at_once(home.verifier, GREEDY, prompts, TOKENS) == [whole.text(one, TOKENS) for one in prompts]
 
@@ -111,7 +99,7 @@ def test_a_device_is_lost_in_the_middle_of_a_move(home: Home, whole: Whole, seed
     """Whether it is one of the present placement or the one that is to take over, loading, reading or there already."""
     rng = random.Random(seed)
     victim, after, settled = "abc"[seed % 3], rng.randrange(1, 8), rng.randrange(8)
-    home.mesh.move([alone("b")], sends_caches=seed >= 3)
+    home.mesh.move([alone("b")])
     session = home.verifier.open(GenerationState())
 
     def then(tokens: int) -> None:
@@ -137,21 +125,6 @@ def test_if_the_present_placement_is_lost_the_next_one_takes_over_at_once(home: 
     assert home.mesh.shares == alone("b")
     assert len(home.mesh.take_overs) == 1
     assert "Those that were to take over do so now" in home.told[0]
-
-
-def test_a_cache_that_cannot_be_given_is_computed_again(
-    home: Home, whole: Whole, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Block, "layer_rows", lambda *_asked: None)
-    home.mesh.move([alone("b")], sends_caches=True)
-    session = home.verifier.open(GenerationState())
-
-    def then(tokens: int) -> None:
-        if tokens in (2, 4, 6):
-            home.settle_if_coming()
-
-    assert write(home.after_each(session, then), PROMPT, TOKENS) == whole.text(PROMPT, TOKENS)
-    assert home.mesh.shares == alone("b")
 
 
 def test_a_device_that_cannot_take_over_costs_nothing(home: Home, whole: Whole) -> None:

@@ -13,9 +13,9 @@ import pytest
 from edgellm.engine import Block, Model, cut
 from edgellm.errors import DeviceLost, EdgeError, InvalidOption, LayersMissing, ProtocolError
 from edgellm.layer_range import LayerRange, ranges
-from edgellm.mesh.messages import Event, Loaded, MicroBatch, StageLost, StageSpec, StageTrace, TraceSpan, TraceWanted
+from edgellm.mesh.messages import Event, Loaded, MicroBatch, StageLost, StageSpec, StageTrace, TraceWanted
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
-from edgellm.mesh.stage import Stage, check
+from edgellm.mesh.stage import Stage, Trace, check
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.types import GREEDY, Chunk, Sampling
 from edgellm.spec.verification import judge
@@ -140,7 +140,7 @@ def test_the_first_layers_compute_while_the_last_ones_load(verifier_cut: Cut) ->
     assert (int(loaded), steps, waiting) == (8, 32, 4)
     slow.go.set()
     posted.wait(lambda event: not isinstance(event, Loaded))
-    stage.take(TraceWanted(0))
+    stage.take(TraceWanted())
     times = posted.wait(lambda event: isinstance(event, StageTrace))
     assert isinstance(times, StageTrace)
     loads = [span for span in times.spans if span.kind == "load"]
@@ -267,13 +267,12 @@ def test_what_no_stage_before_would_send(verifier_cut: Cut, first: int, batch: M
         check(batch, work)
 
 
-def test_what_follows_at_once_is_told_as_one(verifier_cut: Cut) -> None:
-    stage = Stage(verifier_cut.work, WeightCache(verifier_cut.layers), lambda _: None)
+def test_what_follows_at_once_is_told_as_one() -> None:
+    trace = Trace()
     for at in range(5):
-        stage._record(TraceSpan("compute", at, at * 1e-3, at * 1e-3 + 5e-4))
-    stage._record(TraceSpan("compute", 9, 1.0, 2.0))
-    assert [span.what for span in stage._spans] == [0, 9]
-    assert [span.end for span in stage._spans] == pytest.approx([4.5e-3, 2.0])
+        trace.record("compute", at, at * 1e-3, at * 1e-3 + 5e-4)
+    trace.record("compute", 9, 1.0, 2.0)
+    assert [(span.what, round(span.end, 6)) for span in trace.take()] == [(0, 4.5e-3), (9, 2.0)]
 
 
 def test_models_close_only_with_their_last_user(verifier_cut: Cut) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgellm.engine import Floats
 from edgellm.errors import InvalidOption
-from edgellm.mesh.messages import Event, Failed, Forward, MicroBatch, StageAnswer, StageLost, StageTrace, TraceSpan
+from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer, StageLost, StageTrace, TraceSpan
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.stage_queue import InFlight
 from edgellm.spec.types import Verdict
@@ -24,7 +24,7 @@ def _rows(change: Callable[[Floats], Floats]) -> Lie:
 
 
 def _batch(change: Callable[[MicroBatch], MicroBatch]) -> Lie:
-    return lambda event: [Forward(change(event.batch))] if isinstance(event, Forward) else [event]
+    return lambda event: [change(event)] if isinstance(event, MicroBatch) else [event]
 
 
 def _verdict(change: Callable[[Verdict], Verdict]) -> Lie:
@@ -32,7 +32,7 @@ def _verdict(change: Callable[[Verdict], Verdict]) -> Lie:
 
 
 def _number(event: Event) -> int:
-    return event.batch.number if isinstance(event, Forward) else event.number if isinstance(event, StageAnswer) else 0
+    return event.number if isinstance(event, MicroBatch | StageAnswer) else 0
 
 
 def _tokens(*ids: int) -> Lie:
@@ -54,10 +54,10 @@ MIDDLE: dict[str, Lie] = {
     "twice": lambda event: [event, event],
     "endless": lambda event: [event] * FLOOD,
     "nothing": lambda _event: [],
-    "an answer of its own": lambda event: [StageAnswer(0, _number(event), Verdict(0, np.array([5], np.int32), 0.1))],
-    "failures": lambda event: [Failed(0, _number(event), InvalidOption("It is broken.", "Mend it."))],
+    "an answer of its own": lambda event: [StageAnswer(_number(event), Verdict(0, np.array([5], np.int32), 0.1))],
+    "failures": lambda event: [Failed(_number(event), InvalidOption("It is broken.", "Mend it."))],
     "an end": lambda _event: [StageLost(InvalidOption("It is broken.", "Mend it."))],
-    "endless figures": lambda event: [StageTrace(0, (TraceSpan("got", 1, 0.0, 0.0),) * FLOOD)] * 20 + [event],
+    "endless figures": lambda event: [StageTrace((TraceSpan("got", 1, 0.0, 0.0),) * FLOOD)] * 20 + [event],
 }
 LAST: dict[str, Lie] = {
     "a token out of range": _tokens(10**6),
@@ -70,8 +70,8 @@ LAST: dict[str, Lie] = {
     ),
     "answers twice": lambda event: [event, event],
     "no answer": lambda _event: [],
-    "rows for an answer": lambda event: [Forward(MicroBatch(0, _number(event), 0, np.ones((1, 192), np.float32)))],
-    "failures for answers": lambda event: [Failed(0, _number(event), InvalidOption("It is broken.", "Mend it."))],
+    "rows for an answer": lambda event: [MicroBatch(0, _number(event), 0, np.ones((1, 192), np.float32))],
+    "failures for answers": lambda event: [Failed(_number(event), InvalidOption("It is broken.", "Mend it."))],
 }
 
 

@@ -10,7 +10,8 @@ from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.services.client.stage_client import Endpoint, RemoteDevice
+from edgellm.services.client.link import Endpoint
+from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server.servers import WorkerServer
 from tests.engine.logits import some_ids
 from tests.mesh.household import Cut, even

@@ -15,7 +15,8 @@ from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.services.client.stage_client import Endpoint, RemoteDevice
+from edgellm.services.client.link import Endpoint
+from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk

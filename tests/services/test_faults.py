@@ -20,7 +20,7 @@ from edgellm.engine import Model, Vocabulary
 from edgellm.errors import VerifierLost, VerifierSlow, VerifierUnavailable
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.services.client.connection import Timing
+from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.lost_verifier import RetryDelay
 from edgellm.spec.state import GenerationState

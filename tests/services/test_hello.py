@@ -16,7 +16,7 @@ from edgellm.engine import Model, Vocabulary
 from edgellm.errors import ProtocolError, VerifierLost, VerifierUnreachable, VocabularyMismatch
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import PROTOCOL
-from edgellm.services.client.connection import Timing
+from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk

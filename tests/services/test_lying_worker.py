@@ -12,7 +12,8 @@ from edgellm.mesh import pipeline
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.services.client.stage_client import Endpoint, RemoteDevice
+from edgellm.services.client.link import Endpoint
+from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server import mesh_service
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState

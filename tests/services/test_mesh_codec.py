@@ -11,14 +11,11 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine import Ids, LayerRows
+from edgellm.engine import Ids
 from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import (
-    CacheTaken,
     Failed,
-    Forward,
-    LayerCache,
     Loaded,
     MicroBatch,
     StageAnswer,
@@ -31,11 +28,9 @@ from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.services.mesh_codec import (
     most_rows,
     read_event,
-    read_layer_cache,
     read_micro_batch,
     read_work,
     write_event,
-    write_layer_cache,
     write_micro_batch,
     write_work,
 )
@@ -94,19 +89,19 @@ def test_events_arrive() -> None:
     verdict = Verdict(1, np.array([7], np.int32), 0.5)
     rows = MicroBatch(1, 4, 3, np.ones((2, 6), np.float32))
     spans = (TraceSpan("load", 3, 0.0, 1.0), TraceSpan("got", 9, 1.5, 1.5), TraceSpan("compute", 9, 1.5, 2.0))
-    for event in (Loaded(3, 1.5), StageTrace(2, spans, 2.5), Forward(rows), StageAnswer(1, 8, verdict, logits, 3.5)):
+    for event in (Loaded(3, 1.5), StageTrace(spans, 2.5), rows, StageAnswer(8, verdict, logits)):
         written = write_event(event, True)
         assert written is not None
         got = read_event(written, WORK, {8: ask})
         assert type(got) is type(event)
         if isinstance(got, StageAnswer):
-            assert (got.number, got.verdict.accepted, got.verdict.tokens.tolist(), got.at) == (8, 1, [7], 3.5)
+            assert (got.number, got.verdict.accepted, got.verdict.tokens.tolist()) == (8, 1, [7])
             np.testing.assert_array_equal(got.logits, logits)
-        elif isinstance(got, Forward):
-            np.testing.assert_array_equal(got.batch.data, rows.data)
+        elif isinstance(got, MicroBatch):
+            np.testing.assert_array_equal(got.data, rows.data)
         else:
             assert got == event
-    failed = write_event(Failed(1, 5, InvalidOption("It is bad.", "Mend it.")), True)
+    failed = write_event(Failed(5, InvalidOption("It is bad.", "Mend it.")), True)
     assert failed is not None
     told = read_event(failed, WORK, {})
     assert isinstance(told, Failed)
@@ -141,15 +136,15 @@ def test_parcels_that_cannot_be_meant(message: pb.MeshParcel, says: str) -> None
 
 @pytest.mark.parametrize("at", [float("nan"), float("inf")])
 def test_a_clock_stands_at_a_number(at: float) -> None:
-    for event in (StageTrace(2, (), at), StageAnswer(1, 8, Verdict(0, np.array([7], np.int32)), at=at)):
+    for event in (StageTrace((), at), Loaded(1, at)):
         report = write_event(event, True)
         assert report is not None
         with pytest.raises(ProtocolError, match="clock shows"):
-            read_event(report, WORK, {8: asked(0, 0, Sampling(), False)})
+            read_event(report, WORK, {})
 
 
 def test_answers_that_nobody_has_asked_for() -> None:
-    answer = write_event(StageAnswer(0, 8, Verdict(0, np.array([1], np.int32))), True)
+    answer = write_event(StageAnswer(8, Verdict(0, np.array([1], np.int32))), True)
     assert answer is not None
     with pytest.raises(ProtocolError, match="but not requested"):
         read_event(answer, WORK, {7: asked(0, 0, Sampling(), False)})
@@ -170,39 +165,3 @@ def test_a_parcel_always_fits_a_message() -> None:
         work = replace(WORK, n_embd=n_embd)
         assert len(write_micro_batch(MicroBatch(0, 1, 0, rows), True).SerializeToString()) < 16 * 2**20
         assert work.n_embd == n_embd
-
-
-def test_keys_and_values_of_a_layer_arrive_as_they_were() -> None:
-    rng = np.random.default_rng(0)
-    keys, values = (rng.integers(0, 256, (5, size), dtype=np.uint8) for size in (8, 6))
-    sent = LayerCache(2, 3, LayerRows(1, 1, keys, values))
-    report = write_event(sent, wide=False)
-    assert report is not None
-    found = read_event(pb.Report.FromString(report.SerializeToString()), WORK, {})
-    assert isinstance(found, LayerCache)
-    assert (found.session, found.layer) == (2, 3)
-    assert found.rows is not None
-    assert np.array_equal(found.rows.keys, keys)
-    assert np.array_equal(found.rows.values, values)
-    none = read_layer_cache(write_layer_cache(LayerCache(0, 2, None)), WORK)
-    assert none == LayerCache(0, 2, None)
-    taken = write_event(CacheTaken(1, 5), wide=False)
-    assert taken is not None
-    assert read_event(taken, WORK, {}) == CacheTaken(1, 5)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"session": 3}, {"layer": 1}, {"layer": 6}, {"positions": 65}, {"positions": 4}, {"keys": b""},
-        {"value_type": 10_000}, {"keys": bytes(13 * 2**20)},
-    ],
-)  # fmt: skip
-def test_keys_and_values_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
-    message = pb.LayerCache(session=0, layer=2, positions=5, key_type=1, value_type=1, keys=bytes(40), values=bytes(30))
-    for name, value in wrong.items():
-        setattr(message, name, value)
-    with pytest.raises(ProtocolError):
-        read_layer_cache(message, WORK)
-    with pytest.raises(ProtocolError):
-        read_event(pb.Report(taken=pb.CacheTaken(session=0, positions=65)), WORK, {})

@@ -23,7 +23,7 @@ from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import check_version
-from edgellm.services.client.connection import Timing
+from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, trust_for
 from edgellm.services.server.listener import EventKind, ServerEvent

@@ -23,8 +23,8 @@ from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
+from edgellm.services.client.link import Endpoint
 from edgellm.services.client.rpc_session import RpcSession, ask_offer
-from edgellm.services.client.stage_client import Endpoint
 from edgellm.services.rpc_tunnel import TUNNEL
 from edgellm.services.server.servers import WorkerServer
 from tests.rpc.doors import impostor
@@ -159,7 +159,7 @@ def test_another_paired_device_does_not_reach_the_server_of_a_session(
     async def knock() -> grpc.StatusCode:
         async with open_channel(worker.address, other) as channel:
             call = channel.stream_stream(TUNNEL, bytes, bytes)()  # type: ignore[call-arg]
-            await call.write(pb.RpcFrame(session=session._begin.session).SerializeToString())
+            await call.write(pb.RpcFrame(session=session.begin.session).SerializeToString())
             with suppress(grpc.aio.AioRpcError):
                 await call.read()
             return await call.code()

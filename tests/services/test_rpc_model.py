@@ -26,8 +26,8 @@ from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Trust
+from edgellm.services.client.link import Endpoint
 from edgellm.services.client.rpc_session import RpcSession, RpcWorker
-from edgellm.services.client.stage_client import Endpoint
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk

@@ -17,11 +17,12 @@ from edgellm.engine import Floats, Ids
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
-from edgellm.mesh.messages import Forward, StageAnswer, StageSpec
+from edgellm.mesh.messages import MicroBatch, StageAnswer, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import ComputeUnit, MemoryReservation, WeightCache
-from edgellm.services.client.stage_client import Endpoint, RemoteDevice
+from edgellm.services.client.link import Endpoint
+from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server import mesh_service
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
@@ -96,7 +97,7 @@ def test_the_stages_are_met_directly_and_rows_do_not_cross_the_coordinator(
     assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
     verifier.close()
     assert StageAnswer in passed
-    assert Forward not in passed
+    assert MicroBatch not in passed
 
 
 def test_where_the_next_stage_cannot_be_reached_the_coordinator_passes_on(

@@ -15,7 +15,7 @@ from edgellm.engine import Model
 from edgellm.llm import LLM
 from edgellm.llm.opening.elsewhere import OpenedVerifier
 from edgellm.rpc.address import Address, ModelAddress
-from edgellm.services.client.connection import Timing
+from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.gateway_server import GatewayServer
 from edgellm.spec.types import Source

@@ -41,31 +41,25 @@ class HoldsReply(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., warm: _Optional[_Iterable[int]] = ..., memory: _Optional[int] = ..., version: _Optional[str] = ..., begins: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., brought: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ..., unit: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("prepare", "parcel", "tell", "waiting", "give", "cache")
+    __slots__ = ("prepare", "parcel", "tell", "waiting")
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     PARCEL_FIELD_NUMBER: _ClassVar[int]
     TELL_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
-    GIVE_FIELD_NUMBER: _ClassVar[int]
-    CACHE_FIELD_NUMBER: _ClassVar[int]
     prepare: Prepare
     parcel: MeshParcel
     tell: Tell
     waiting: Waiting
-    give: GiveCache
-    cache: LayerCache
-    def __init__(self, prepare: _Optional[_Union[Prepare, _Mapping]] = ..., parcel: _Optional[_Union[MeshParcel, _Mapping]] = ..., tell: _Optional[_Union[Tell, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., give: _Optional[_Union[GiveCache, _Mapping]] = ..., cache: _Optional[_Union[LayerCache, _Mapping]] = ...) -> None: ...
+    def __init__(self, prepare: _Optional[_Union[Prepare, _Mapping]] = ..., parcel: _Optional[_Union[MeshParcel, _Mapping]] = ..., tell: _Optional[_Union[Tell, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("working", "loaded", "onward", "answer", "failed", "times", "cache", "taken", "progress")
+    __slots__ = ("working", "loaded", "onward", "answer", "failed", "times", "progress")
     WORKING_FIELD_NUMBER: _ClassVar[int]
     LOADED_FIELD_NUMBER: _ClassVar[int]
     ONWARD_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
-    CACHE_FIELD_NUMBER: _ClassVar[int]
-    TAKEN_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     working: _edgellm_pb2.Working
     loaded: StageLoaded
@@ -73,10 +67,8 @@ class Report(_message.Message):
     answer: StageAnswer
     failed: StageFailed
     times: StageTimes
-    cache: LayerCache
-    taken: CacheTaken
     progress: float
-    def __init__(self, working: _Optional[_Union[_edgellm_pb2.Working, _Mapping]] = ..., loaded: _Optional[_Union[StageLoaded, _Mapping]] = ..., onward: _Optional[_Union[MeshParcel, _Mapping]] = ..., answer: _Optional[_Union[StageAnswer, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., cache: _Optional[_Union[LayerCache, _Mapping]] = ..., taken: _Optional[_Union[CacheTaken, _Mapping]] = ..., progress: _Optional[float] = ...) -> None: ...
+    def __init__(self, working: _Optional[_Union[_edgellm_pb2.Working, _Mapping]] = ..., loaded: _Optional[_Union[StageLoaded, _Mapping]] = ..., onward: _Optional[_Union[MeshParcel, _Mapping]] = ..., answer: _Optional[_Union[StageAnswer, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., progress: _Optional[float] = ...) -> None: ...
 
 class Prepare(_message.Message):
     __slots__ = ("protocol", "model", "name", "first", "last", "layers", "n_embd", "n_vocab", "context", "sessions", "wide", "stage", "next", "next_stage", "next_device", "version", "pieces", "stages")
@@ -144,45 +136,9 @@ class Waiting(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class GiveCache(_message.Message):
-    __slots__ = ("session", "positions")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    POSITIONS_FIELD_NUMBER: _ClassVar[int]
-    session: int
-    positions: int
-    def __init__(self, session: _Optional[int] = ..., positions: _Optional[int] = ...) -> None: ...
-
-class LayerCache(_message.Message):
-    __slots__ = ("session", "layer", "positions", "key_type", "value_type", "keys", "values")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    LAYER_FIELD_NUMBER: _ClassVar[int]
-    POSITIONS_FIELD_NUMBER: _ClassVar[int]
-    KEY_TYPE_FIELD_NUMBER: _ClassVar[int]
-    VALUE_TYPE_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    session: int
-    layer: int
-    positions: int
-    key_type: int
-    value_type: int
-    keys: bytes
-    values: bytes
-    def __init__(self, session: _Optional[int] = ..., layer: _Optional[int] = ..., positions: _Optional[int] = ..., key_type: _Optional[int] = ..., value_type: _Optional[int] = ..., keys: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...
-
-class CacheTaken(_message.Message):
-    __slots__ = ("session", "positions")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    POSITIONS_FIELD_NUMBER: _ClassVar[int]
-    session: int
-    positions: int
-    def __init__(self, session: _Optional[int] = ..., positions: _Optional[int] = ...) -> None: ...
-
 class Tell(_message.Message):
-    __slots__ = ("session",)
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    session: int
-    def __init__(self, session: _Optional[int] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class StageLoaded(_message.Message):
     __slots__ = ("layers", "at")
@@ -193,38 +149,30 @@ class StageLoaded(_message.Message):
     def __init__(self, layers: _Optional[int] = ..., at: _Optional[float] = ...) -> None: ...
 
 class StageAnswer(_message.Message):
-    __slots__ = ("session", "verdict", "logits", "at")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("verdict", "logits")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     LOGITS_FIELD_NUMBER: _ClassVar[int]
-    AT_FIELD_NUMBER: _ClassVar[int]
-    session: int
     verdict: _edgellm_pb2.Verdict
     logits: bytes
-    at: float
-    def __init__(self, session: _Optional[int] = ..., verdict: _Optional[_Union[_edgellm_pb2.Verdict, _Mapping]] = ..., logits: _Optional[bytes] = ..., at: _Optional[float] = ...) -> None: ...
+    def __init__(self, verdict: _Optional[_Union[_edgellm_pb2.Verdict, _Mapping]] = ..., logits: _Optional[bytes] = ...) -> None: ...
 
 class StageFailed(_message.Message):
-    __slots__ = ("session", "number", "what", "next_step")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("number", "what", "next_step")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
     NEXT_STEP_FIELD_NUMBER: _ClassVar[int]
-    session: int
     number: int
     what: str
     next_step: str
-    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., what: _Optional[str] = ..., next_step: _Optional[str] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., what: _Optional[str] = ..., next_step: _Optional[str] = ...) -> None: ...
 
 class StageTimes(_message.Message):
-    __slots__ = ("session", "spans", "at")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("spans", "at")
     SPANS_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
-    session: int
     spans: _containers.RepeatedCompositeFieldContainer[StageSpan]
     at: float
-    def __init__(self, session: _Optional[int] = ..., spans: _Optional[_Iterable[_Union[StageSpan, _Mapping]]] = ..., at: _Optional[float] = ...) -> None: ...
+    def __init__(self, spans: _Optional[_Iterable[_Union[StageSpan, _Mapping]]] = ..., at: _Optional[float] = ...) -> None: ...
 
 class StageSpan(_message.Message):
     __slots__ = ("kind", "what", "begin", "end")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
+from functools import partial
 from typing import Any
 
 import grpc
@@ -16,99 +16,68 @@ import grpc.aio
 
 from edgellm.engine import Vocabulary
 from edgellm.errors import EdgeError, NotPermitted, TrustUnusable, VerifierUnreachable
-from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, network_loop, open_channel, run_in_network_loop
+from edgellm.rpc.address import ModelAddress
+from edgellm.rpc.channel import network_loop, open_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import call_with_retry
 from edgellm.rpc.trust.auth_interceptor import RECHECK_SECONDS
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Trust
+from edgellm.services.client.link import Timing
 from edgellm.services.handshake import PREPARING, VerifierInfo, greet, model_missing, printable
 from edgellm.spec.lost_verifier import RetryDelay, VerdictDeadline
 
+_log = logging.getLogger(__name__)
+_CLOSE_GRACE_SECONDS = 10.0
+_PREPARING_SECONDS = 0.2  # pause between two looks for a ready verifier
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """A device's timeouts, in seconds except for `silent_beats`.
-
-    A verifier that owes an answer is lost after `silent_beats` heartbeats without a frame (beats are counted here, so
-    that a device that was itself suspended does not blame the verifier), or after `stall` during which it computed
-    nothing. Whatever it says meanwhile, a verdict has a deadline of `least` or several times its usual time: see
-    `VerdictDeadline`. Retries start `retry` after a loss and double up to `retry_most`, shortened at random by up to a
-    half.
-    """
-
-    hello: float = HELLO_SECONDS
-    beat: float = HEARTBEAT_SECONDS
-    silent_beats: int = 4
-    stall: float = 30.0
-    least: float = 2.0
-    retry: float = 0.2
-    retry_most: float = 8.0
+OnWait = Callable[[str], None]
 
 
-class PeerWatch:
-    """A watch over a peer that owes an answer: it must be alive and make progress. Heartbeats of this process count, as
-    a suspended process has no evidence of the peer's silence."""
+@dataclass(slots=True)
+class Target:
+    """A verifier, and a model there, "" being its only one; with `trust` by mutual TLS to a paired device, or to the
+    given `device` only."""
 
-    def __init__(self, beat: float, silent_beats: int, stall: float) -> None:
-        """A peer is lost after `silent_beats` heartbeats of `beat` seconds without a message, or after `stall` seconds
-        without progress."""
-        self.beat, self._most, self._stall = beat, silent_beats, stall
-        self._silent, self._mark, self._moved = 0, object(), monotonic()
+    where: ModelAddress
+    trust: Trust | None = None
+    device: DeviceID | None = None
 
-    def begin(self) -> None:
-        """Begin to watch: the peer owes an answer from now on."""
-        self._silent, self._mark, self._moved = 0, object(), monotonic()
+    async def connect(self, seconds: float) -> grpc.aio.Channel:
+        """Return an open channel; from now on, the same device has to answer."""
+        if self.trust is None:
+            return open_channel(self.where.address)
+        channel, welcomed = await connect_authenticated(self.where.address, self.trust, self.device, seconds)
+        self.device = welcomed.peer.id
+        return channel
 
-    def heard(self) -> None:
-        """Note a message."""
-        self._silent = 0
-
-    def progress(self, mark: object) -> None:
-        """Note the peer's progress, which a new `mark` shows."""
-        if mark != self._mark:
-            self._mark, self._moved = mark, monotonic()
-
-    def trouble(self, waited: float) -> str:
-        """Count a heartbeat, for which this process has `waited`; return the trouble as a clause without a subject, ""
-        if there is none."""
-        self._silent += waited < 2 * self.beat  # a longer wait means that this process was late
-        if self._silent >= self._most:
-            return "has stopped responding"
-        if monotonic() - self._moved > self._stall:
-            return f"has made no progress for {self._stall:g} seconds"
-        return ""
+    def trusted(self) -> bool:
+        """Return whether the device is still paired with this one."""
+        try:
+            return self.trust is None or self.device is None or self.trust.peers.get(self.device) is not None
+        except TrustUnusable:
+            return False
 
 
 class Connection:
     """A connection to one verifier, kept up in the background. Methods named `loop_*` are for the loop's thread."""
 
     def __init__(
-        self,
-        address: Address,
-        vocabulary: Vocabulary,
-        timing: Timing,
-        trust: Trust | None = None,
-        device: DeviceID | None = None,
-        model: str = "",
-        on_wait: Callable[[str], None] | None = None,
+        self, target: Target, vocabulary: Vocabulary, timing: Timing, on_wait: OnWait = lambda _doing: None
     ) -> None:
-        """Connect; with `trust`, by mutual TLS to a paired device, or to the given `device` only. `model` is the model
-        that is wanted there; "" is its only one. A verifier that is not ready yet is waited for: `on_wait` is called,
-        from another thread, with its progress, such as "loading a.gguf".
+        """Connect. A verifier that is not ready yet is waited for: `on_wait` is called, from another thread, with its
+        progress, such as "loading a.gguf".
 
         Raises:
-            PairingRequired: the address leaves this machine, and there is no `trust`, or no device is paired.
+            PairingRequired: the address leaves this machine, and there is no trust, or no device is paired.
             NotPaired, NotPermitted, IdentityClash: it is not a device that trusts this one, and is trusted.
             VerifierUnreachable: there is no answer.
             VocabularyMismatch, ProtocolError: the two do not fit.
             ModelNotFound: there is no such model, or none is named and there are several.
         """
-        self.address = address if trust is not None else address.require_loopback()
-        self._trust = trust
-        self._device = device
-        self.model = model
+        if target.trust is None:
+            target.where.address.require_loopback()
+        self._target, self.model = target, target.where.model
         self.timing = timing
         self.patience = VerdictDeadline(timing.least)
         self._vocabulary = vocabulary
@@ -130,13 +99,9 @@ class Connection:
         """Return whether the verifier is connected and not paused."""
         return self._channel is not None and not self._closing.is_set() and not self._retry.left
 
-    def alive(self) -> bool:
-        """Return whether the connection is not closed yet."""
-        return not self._task.done()
-
     def post(self, call: Callable[..., None], *arguments: Any) -> bool:
         """Schedule a call in the loop's thread; return False if the connection is closed."""
-        if not self.alive():
+        if self._task.done():
             return False
         network_loop().call_soon_threadsafe(call, *arguments)
         return True
@@ -150,16 +115,16 @@ class Connection:
         """Return the channel for new streams; None while the verifier is away."""
         return None if self._closing.is_set() else self._channel
 
-    def loop_task(self, work: Any) -> None:
+    def loop_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in the background, until it ends or the connection is closed."""
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def loop_lost(self, channel: grpc.aio.Channel) -> None:
         """Reconnect after a loss; close `channel` after a grace in which other sessions may get their verdicts."""
         if channel is self._channel:
-            _log.warning("lost the connection to the verifier at %s", self.address)
+            _log.warning("lost the connection to the verifier at %s", self._target.where.address)
             self._channel = None
             self.loop_task(channel.close(_CLOSE_GRACE_SECONDS))
             self.loop_task(self._reconnect())
@@ -172,7 +137,7 @@ class Connection:
         """Reset the backoff, as the verifier has answered."""
         self._retry.reset()
 
-    async def _live(self, first: Future[VerifierInfo], on_wait: Callable[[str], None] | None) -> None:
+    async def _live(self, first: Future[VerifierInfo], on_wait: OnWait) -> None:
         try:
             first.set_result(await self._connect(on_wait))
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller waits for it and raises it
@@ -184,53 +149,46 @@ class Connection:
         if self._channel is not None:
             await self._channel.close(None)
 
-    async def _connect(self, on_wait: Callable[[str], None] | None = None) -> VerifierInfo:
-        if self._trust is None:
-            channel = open_channel(self.address)
-        else:
-            channel, welcomed = await connect_authenticated(self.address, self._trust, self._device, self.timing.hello)
-            self._device = welcomed.peer.id  # the same device must come back
-
-        def greeted(deadline: float) -> Coroutine[Any, Any, VerifierInfo]:
-            return greet(channel, self._vocabulary, deadline, str(self.address), self.model)
-
-        async def prepared() -> VerifierInfo:
-            while not self._closing.is_set():
-                try:
-                    return await call_with_retry(greeted, self.address, self.timing.hello)
-                except grpc.aio.AioRpcError as error:
-                    if error.code() is not PREPARING:
-                        raise
-                    if on_wait is not None:
-                        on_wait(printable(error.details() or ""))
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), _PREPARING_SECONDS)
-            raise VerifierUnreachable(f"The verifier at {self.address} was not waited for.", "Connect again.")
-
+    async def _connect(self, on_wait: OnWait = lambda _doing: None) -> VerifierInfo:
+        channel = await self._target.connect(self.timing.hello)
         try:
-            peer = await prepared()
-        except BaseException as error:
+            peer = await self._greeted(channel, on_wait)
+        except grpc.aio.AioRpcError as error:
             await channel.close(None)
-            if isinstance(error, grpc.aio.AioRpcError):
-                raise self._unreachable(error) from None
+            raise self._unreachable(error) from None
+        except BaseException:
+            await channel.close(None)
             raise
         self._channel = channel
         positions = peer.capabilities.context_length
-        _log.info("connected to the verifier at %s: %s, %d positions", self.address, peer.model, positions)
+        _log.info(
+            "connected to the verifier at %s: %s, %d positions", self._target.where.address, peer.model, positions
+        )
         self.loop_task(self._watch(channel))
-        if self._trust is not None and self._device is not None:
-            self.loop_task(self._watch_trust(channel, self._trust, self._device))
+        if self._target.trust is not None:
+            self.loop_task(self._watch_trust(channel))
         return peer
 
-    async def _watch_trust(self, channel: grpc.aio.Channel, trust: Trust, device: DeviceID) -> None:
+    async def _greeted(self, channel: grpc.aio.Channel, on_wait: OnWait) -> VerifierInfo:
+        """Return the verifier's description, once it can verify."""
+        where = self._target.where.address
+        greeted = partial(greet, channel, self._vocabulary, where=str(where), model=self.model)
+        while not self._closing.is_set():
+            try:
+                return await call_with_retry(greeted, where, self.timing.hello)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not PREPARING:
+                    raise
+                on_wait(printable(error.details() or ""))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), _PREPARING_SECONDS)
+        raise VerifierUnreachable(f"The verifier at {where} was not waited for.", "Connect again.")
+
+    async def _watch_trust(self, channel: grpc.aio.Channel) -> None:
         """Disconnect from a verifier that is no longer paired with this device."""
         while channel is self._channel:
             await asyncio.sleep(RECHECK_SECONDS)
-            try:
-                trusted = trust.peers.get(device) is not None
-            except TrustUnusable:
-                trusted = False
-            if not trusted and channel is self._channel:
+            if not self._target.trusted() and channel is self._channel:
                 await channel.close(None)
                 self.loop_lost(channel)
 
@@ -240,21 +198,21 @@ class Connection:
         self.loop_lost(channel)
 
     def _unreachable(self, error: grpc.aio.AioRpcError) -> EdgeError:
-        if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-            return NotPermitted(
-                f"The verifier at {self.address} refuses.", error.details() or "Ask the device's owner for the right."
-            )
-        if error.code() is grpc.StatusCode.NOT_FOUND:
-            return model_missing(str(self.address), error.details() or "It has no such model.")
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            what = f"The server at {self.address} is not a verifier."
-        elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            what = f"No answer from the verifier at {self.address} within {self.timing.hello:g} seconds."
-        else:
-            what = f"No answer from {self.address}."
-        return VerifierUnreachable(
-            what, f"Start one there with `edgellm serve --role verifier --port {self.address.port}`."
-        )
+        where = self._target.where.address
+        match error.code():
+            case grpc.StatusCode.PERMISSION_DENIED:
+                return NotPermitted(
+                    f"The verifier at {where} refuses.", error.details() or "Ask the device's owner for the right."
+                )
+            case grpc.StatusCode.NOT_FOUND:
+                return model_missing(str(where), error.details() or "It has no such model.")
+            case grpc.StatusCode.UNIMPLEMENTED:
+                what = f"The server at {where} is not a verifier."
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                what = f"No answer from the verifier at {where} within {self.timing.hello:g} seconds."
+            case _:
+                what = f"No answer from {where}."
+        return VerifierUnreachable(what, f"Start one there with `edgellm serve --role verifier --port {where.port}`.")
 
     async def _reconnect(self) -> None:
         while self._channel is None:
@@ -263,8 +221,3 @@ class Connection:
                 self.peer = await self._connect()
             except EdgeError as error:
                 _log.debug("not yet: %s", error.what)
-
-
-_log = logging.getLogger(__name__)
-_CLOSE_GRACE_SECONDS = 10.0  # seconds
-_PREPARING_SECONDS = 0.2  # pause between two looks for a ready verifier

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -19,28 +19,25 @@ import psutil
 from edgellm.engine.ggml_rpc.backend import HOST
 from edgellm.engine.native import VERSION
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, network_loop, run_in_network_loop
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, network_loop, run_in_network_loop
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.versions import check_version, parse_message
-from edgellm.services.client.connection import PeerWatch
-from edgellm.services.client.stage_client import Endpoint, explained
-from edgellm.services.mesh_codec import lost
+from edgellm.services.client.link import Endpoint, Link, PeerWatch, Timing, explained, lost
 from edgellm.services.rpc_tunnel import (
+    MAX_BUFFER,
     OFFER,
     RPC_ENGINE,
     SERVE,
     SESSION_BYTES,
     TUNNEL,
     Socket,
-    StreamTraffic,
+    Traffic,
     carry,
-    ended,
 )
 
 _log = logging.getLogger(__name__)
 _STARTING_SECONDS = 90.0  # limit for a server to start
-SILENT_BEATS = 12
-"""Heartbeats without a message after which a device is lost."""
+_SILENT_BEATS = 13  # a device that computes for this one may be late
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +58,8 @@ def ask_offer(endpoint: Endpoint) -> RpcOffer:
         DeviceLost: it does not answer, or has no server; says what to do.
         ProtocolError, PeerTooOld, PeerTooNew: it has another version.
     """
-    return run_in_network_loop(_offer(endpoint)).result()
-
-
-async def _offer(endpoint: Endpoint) -> RpcOffer:
-    reply = parse_message(pb.OfferReply, await endpoint.ask(OFFER, pb.OfferRequest(protocol=RPC_ENGINE)))
+    answer = run_in_network_loop(endpoint.ask(OFFER, pb.OfferRequest(protocol=RPC_ENGINE))).result()
+    reply = parse_message(pb.OfferReply, answer)
     check_version(reply.protocol, RPC_ENGINE, endpoint.name)
     if not reply.server:
         raise DeviceLost(
@@ -82,37 +76,25 @@ async def _offer(endpoint: Endpoint) -> RpcOffer:
 class RpcSession:
     """An RPC server at a worker, and the port of this machine through which one process reaches it by mutual TLS.
 
-    Any thread may use it. When the worker or its server is lost, all connections are closed at once.
+    Any thread may use it. When the worker or its server is lost, all connections are closed at once; `lost` has the
+    reason.
     """
 
     def __init__(self, endpoint: Endpoint, *, memory: int, weights: int, model: str, beat: float = HEARTBEAT_SECONDS):
         """Set up a session for a part of `model` that takes `memory` bytes there, `weights` of them of tensors."""
-        self.endpoint, self._name = endpoint, endpoint.name
-        self._begin = pb.Begin(
+        self.name, self._endpoint = endpoint.name, endpoint
+        self.begin = pb.Begin(
             protocol=RPC_ENGINE, session=os.urandom(SESSION_BYTES), memory=memory, weights=weights, name=model
         )
-        self._watch = PeerWatch(beat, SILENT_BEATS + 1, inf)
+        self.lost: Future[EdgeError] = Future()
+        self.traffic = Traffic()
+        self._watch = PeerWatch(Timing(beat=beat, silent_beats=_SILENT_BEATS, stall=inf))
         self._client: int | None = None
-        self._orders: asyncio.Queue[pb.RpcOrder | None] = asyncio.Queue()
-        self._blamed: asyncio.Queue[EdgeError] = asyncio.Queue()
-        self._traffic = StreamTraffic()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._link: Link | None = None
+        self._closed = False
+        self._blamed: EdgeError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._live: Future[None] | None = None
-        self._lost: Future[EdgeError] = Future()
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def lost(self) -> Future[EdgeError]:
-        """Return the reason why the session ended by itself, once it has."""
-        return self._lost
-
-    @property
-    def traffic(self) -> StreamTraffic:
-        """Return the bytes to the server and back."""
-        return self._traffic
 
     def open(self) -> int:
         """Have the worker start a server; return the port of this machine that leads there.
@@ -130,122 +112,94 @@ class RpcSession:
 
     def confirm(self) -> None:
         """Tell the worker that the model is loaded, so that it may keep the weights."""
-        network_loop().call_soon_threadsafe(self._orders.put_nowait, pb.RpcOrder(whole=pb.Whole()))
+        if self._link is not None:
+            network_loop().call_soon_threadsafe(self._link.send, pb.RpcOrder(whole=pb.Whole()).SerializeToString())
 
     def blame(self, error: EdgeError) -> None:
         """End the session for a reason that is known here alone; it is then `lost`."""
-        network_loop().call_soon_threadsafe(self._blamed.put_nowait, error)
+        self._blamed = error
+        if self._link is not None:
+            network_loop().call_soon_threadsafe(self._link.end)
 
     def close(self) -> None:
         """End the session, and the server with it."""
-        if self._live is not None and not self._live.done():
-            network_loop().call_soon_threadsafe(self._orders.put_nowait, None)
+        self._closed = True
+        if self._live is not None:
+            if self._link is not None:
+                network_loop().call_soon_threadsafe(self._link.end)
             with suppress(Exception):
                 self._live.result()
 
     async def _run(self, serving: Future[int]) -> None:
-        channel: grpc.aio.Channel | None = None
-        listener: asyncio.Server | None = None
-        closed = False
-        error: EdgeError = lost("the connection to it is closed.")
+        error: EdgeError = lost(f"{self.name} has ended the session: without a word.")
         try:
-            async with asyncio.timeout(2 * HELLO_SECONDS):
-                channel = await self.endpoint.connect()
-            call = channel.stream_stream(SERVE, bytes, bytes)()  # type: ignore[call-arg]  # written to
-            await call.write(pb.RpcOrder(begin=self._begin).SerializeToString())
-            async with asyncio.timeout(_STARTING_SECONDS):
-                await self._next(call, "serving")
-            tunnelled = channel
-
-            def connected(socket: Socket) -> None:
-                self._task(self._tunnel(tunnelled, socket)).add_done_callback(
-                    lambda _: socket.abort()  # even if the task is cancelled before it begins
-                )
-
-            listener = await asyncio.get_running_loop().create_server(lambda: Socket(connected), HOST, 0)
-            serving.set_result(listener.sockets[0].getsockname()[1])
-            every = self._read(call), self._write(call), self._beats(), self._fail()
-            works = [asyncio.ensure_future(one) for one in every]
-            done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
-            closed = works[1] in done and works[1].exception() is None
-            for work in works:
-                work.cancel()
-            await asyncio.gather(*works, return_exceptions=True)
-            for work in done:
-                work.result()
+            async with await self._endpoint.connect() as channel:
+                await self._hold(channel, serving)
         except TimeoutError:
-            error = lost(f"{self.name} at {self.endpoint.address} does not answer.")
+            error = lost(f"{self.name} at {self._endpoint.address} does not answer.")
         except grpc.aio.AioRpcError as failed:
             error = lost(f"{self.name}: {explained(failed)}")
         except EdgeError as failed:
             error = failed
         except Exception as failed:  # noqa: BLE001 - it would go unreported otherwise
-            _log.exception("the RPC session at %s", self.endpoint.address)
+            _log.exception("the RPC session at %s", self._endpoint.address)
             error = lost(f"{self.name}: {failed!r}.")
-        finally:
-            await self._end(channel, listener)
         if not serving.done():
             serving.set_exception(error)
-        if not closed:
-            self._lost.set_result(error)
+        if not self._closed:
+            self.lost.set_result(self._blamed or error)
 
-    async def _end(self, channel: grpc.aio.Channel | None, listener: asyncio.Server | None) -> None:
-        if listener is not None:
+    async def _hold(self, channel: grpc.aio.Channel, serving: Future[int]) -> None:
+        """Hold the session until it ends; `serving` gets the port once the server has started."""
+
+        def connected(*socket: Any) -> None:
+            task = asyncio.get_running_loop().create_task(self._tunnel(channel, socket))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        listener = await asyncio.start_server(connected, HOST, 0, limit=MAX_BUFFER)
+        link = self._link = Link(channel, SERVE, self._watch)
+        link.send(pb.RpcOrder(begin=self.begin).SerializeToString())
+        latest = monotonic() + _STARTING_SECONDS
+
+        def take(data: bytes) -> None:
+            expected = "beat" if serving.done() else "serving"
+            if parse_message(pb.RpcReport, data).WhichOneof("report") != expected:
+                raise ProtocolError(f"{self.name} sends another report than {expected!r}.", SAME_VERSION)
+            if not serving.done():
+                self._watch.begin()
+                serving.set_result(listener.sockets[0].getsockname()[1])
+
+        def beat(waited: float) -> None:
+            if not serving.done() and monotonic() > latest:
+                raise TimeoutError
+            if serving.done() and (trouble := self._watch.trouble(waited)):
+                raise lost(f"{self.name} at {self._endpoint.address} {trouble}.")
+
+        try:
+            if not self._closed:
+                await link.run(take, beat)
+        finally:
             listener.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if channel is not None:
-            await channel.close(None)
-
-    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _next(self, call: Any, kind: str) -> None:
-        data = await call.read()
-        if ended(data):
-            await call.code()
-            raise lost(f"{self.name} has ended the session: {await call.details() or 'without a word'}.")
-        self._watch.heard()
-        if parse_message(pb.RpcReport, data).WhichOneof("report") != kind:
-            raise ProtocolError(f"{self.name} sends another report than {kind!r}.", SAME_VERSION)
-
-    async def _read(self, call: Any) -> None:
-        while True:
-            await self._next(call, "beat")
-
-    async def _write(self, call: Any) -> None:
-        """Send orders until the session is closed; the reader reports a broken stream."""
-        while (order := await self._orders.get()) is not None:
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await call.write(order.SerializeToString())
-        call.cancel()
-
-    async def _beats(self) -> None:
-        """Raise DeviceLost after heartbeats without a word."""
-        watch = self._watch
-        while not watch.trouble(0.0):
-            await asyncio.sleep(watch.beat)
-        raise lost(f"{self.name} at {self.endpoint.address} has stopped responding.")
-
-    async def _fail(self) -> None:
-        raise await self._blamed.get()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _tunnel(self, channel: grpc.aio.Channel, socket: Socket) -> None:
         try:
-            if not await asyncio.to_thread(_is_of, self._client, socket.peer_port):
+            port = socket[1].get_extra_info("peername")[1]
+            if not await asyncio.to_thread(_is_of, self._client, port):
                 _log.warning("refused a connection to %s from another process", self.name)
                 return
             call = channel.stream_stream(TUNNEL, bytes, bytes)()  # type: ignore[call-arg]  # written to
             try:
-                await carry(socket, call.read, call.write, self._begin.session, self._traffic)
+                await carry(socket, call.read, call.write, self.begin.session, self.traffic)
             finally:
                 call.cancel()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, EdgeError):
             _log.debug("a connection to %s has ended", self.name)
+        finally:
+            socket[1].transport.abort()
 
 
 def _is_of(process: int | None, port: int) -> bool:
@@ -258,11 +212,12 @@ def _is_of(process: int | None, port: int) -> bool:
         return False
 
 
+@dataclass(frozen=True, slots=True)
 class RpcWorker:
     """A worker that serves llama.cpp's RPC, as an `RpcDevice`."""
 
-    def __init__(self, endpoint: Endpoint, beat: float = HEARTBEAT_SECONDS) -> None:
-        self.endpoint, self._beat = endpoint, beat
+    endpoint: Endpoint
+    beat: float = HEARTBEAT_SECONDS
 
     @property
     def name(self) -> str:
@@ -272,4 +227,4 @@ class RpcWorker:
         return ask_offer(self.endpoint).memory
 
     def rpc_session(self, *, memory: int, weights: int, model: str) -> RpcSession:
-        return RpcSession(self.endpoint, memory=memory, weights=weights, model=model, beat=self._beat)
+        return RpcSession(self.endpoint, memory=memory, weights=weights, model=model, beat=self.beat)

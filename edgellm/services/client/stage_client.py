@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from time import monotonic
+from dataclasses import replace
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
 from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.errors import (
     SAME_VERSION,
-    DeviceLost,
     EdgeError,
     EngineFailed,
     InvalidOption,
@@ -28,80 +24,25 @@ from edgellm.errors import (
 )
 from edgellm.layer_range import HERE, LayerRange
 from edgellm.mesh.fleet_profiler import parse_peer
-from edgellm.mesh.messages import AnswerDue, Order, StageLost, StageSpec
+from edgellm.mesh.messages import AnswerDue, Order, StageAnswer, StageLost, StageSpec
 from edgellm.mesh.pipeline import Post, StageHost
-from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, network_loop, open_channel, run_in_network_loop
+from edgellm.rpc.channel import network_loop, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.peer_probe import probe_peers
 from edgellm.rpc.discovery.workers import Worker
 from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.protos import mesh_pb2 as pb
-from edgellm.rpc.protos.layers_pb2 import Piece
-from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parse_message
-from edgellm.services.client.connection import PeerWatch
+from edgellm.services.client.link import WORKER_TIMING, Endpoint, Link, PeerWatch, Timing, explained, lost
 from edgellm.services.client.verifier_selection import trust_for
-from edgellm.services.mesh_codec import (
-    ENGINE,
-    HOLDS,
-    MESH,
-    WORK,
-    lost,
-    read_event,
-    write_order,
-    write_work,
-)
+from edgellm.services.mesh_codec import ENGINE, HOLDS, MESH, WORK, read_event, write_order, write_work
 from edgellm.spec.verifier import VerifyRequest
 from edgellm.storage.layers.manifest import LayerPiece
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """A device is lost after `silent_beats` heartbeats without a message, or when it has work but makes no progress for
-    `stall` seconds: no byte loaded, no block computed. This process counts the beats, so that a suspended coordinator
-    blames no device."""
-
-    beat: float = HEARTBEAT_SECONDS
-    silent_beats: int = 12
-    stall: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A worker's address, and how to connect: with `trust` by mutual TLS, only to `device` if that is known."""
-
-    name: str
-    address: Address
-    trust: Trust | None = None
-    device: DeviceID | None = None
-
-    async def connect(self) -> grpc.aio.Channel:
-        if self.trust is None:
-            return open_channel(self.address)
-        return (await connect_authenticated(self.address, self.trust, self.device, HELLO_SECONDS))[0]
-
-    async def ask(self, method: str, request: Message) -> bytes:
-        """Return a worker's answer to one request. Raise DeviceLost without an answer."""
-        channel: grpc.aio.Channel | None = None
-        try:
-            async with asyncio.timeout(2 * HELLO_SECONDS):
-                channel = await self.connect()
-                answer: bytes = await channel.unary_unary(method, None, bytes)(request.SerializeToString())
-                return answer
-        except TimeoutError:
-            raise lost(f"{self.name} at {self.address} does not answer.") from None
-        except grpc.aio.AioRpcError as error:
-            raise lost(f"{self.name} at {self.address}: {explained(error)}") from None
-        finally:
-            if channel is not None:
-                await channel.close(None)
-
+_WAITING = pb.Order(waiting=pb.Waiting()).SerializeToString()
 
 OwnPieces = Callable[[Collection[LayerRange]], Sequence[LayerPiece]]
 """Returns the known pieces of this device's own model file, and the pieces of the given layers."""
@@ -111,13 +52,13 @@ class RemoteDevice:
     """The `MeshDevice` of a worker, which may hold a part of the model."""
 
     def __init__(
-        self, endpoint: Endpoint, timeouts: Timeouts | None = None, *, direct: bool = True,
+        self, endpoint: Endpoint, timing: Timing = WORKER_TIMING, *, direct: bool = True,
         known: Device | None = None, own: OwnPieces = lambda _wanted: (),
     ) -> None:  # fmt: skip
         """Set up the device. `direct`: its stage may send rows to the next device itself, if that can be reached.
         `known`: the device as it was measured. Pieces that were deployed to the worker count if they are among the
         `own` pieces."""
-        self.endpoint, self._timeouts, self._direct = endpoint, timeouts or Timeouts(), direct
+        self.endpoint, self._timing, self._direct = endpoint, timing, direct
         self.name = endpoint.name
         self._known, self._own = known or Device.unmeasured(endpoint.name), own
 
@@ -125,13 +66,21 @@ class RemoteDevice:
         """Return the worker as it is now. Raise DeviceLost if it does not answer."""
         known = self._own(())
         reply = run_in_network_loop(self._holds(model, known)).result()
-        layers = {piece.layers for piece in _read(reply.brought)} - {piece.layers for piece in known}
+        brought: Sequence[LayerPiece] = ()
+        with suppress(LayersRefused):
+            brought = read_pieces(reply.brought)
+        layers = {piece.layers for piece in brought} - {piece.layers for piece in known}
         if layers:  # hashes come from this device's own file: only pieces of that very file are used
             reply = run_in_network_loop(self._holds(model, self._own(layers))).result()
-        return self._described(reply)
+        bounded = bool(reply.begins or reply.ends)  # without either, a stage there may begin and end anywhere
+        found = LayersOnDevice(
+            frozenset(reply.layers), frozenset(reply.warm),
+            frozenset(reply.begins) if bounded else None, frozenset(reply.ends) if bounded else None,
+        )  # fmt: skip
+        return self._known.updated(found, float(reply.memory), reply.unit)
 
     def stage_host(self) -> RemoteStageHost:
-        return RemoteStageHost(self.endpoint, self._timeouts, self._direct, self._own(()))
+        return RemoteStageHost(self.endpoint, self._timing, self._direct, self._own(()))
 
     async def _holds(self, model: str, pieces: Sequence[LayerPiece]) -> pb.HoldsReply:
         request = pb.HoldsRequest(protocol=MESH, model=bytes.fromhex(model), pieces=write_pieces(pieces))
@@ -148,44 +97,34 @@ class RemoteDevice:
             )
         return reply
 
-    def _described(self, reply: pb.HoldsReply) -> Device:
-        bounded = bool(reply.begins or reply.ends)  # without either, a stage there may begin and end anywhere
-        layers = LayersOnDevice(
-            frozenset(reply.layers), frozenset(reply.warm),
-            frozenset(reply.begins) if bounded else None, frozenset(reply.ends) if bounded else None,
-        )  # fmt: skip
-        return self._known.updated(layers, float(reply.memory), reply.unit)
-
 
 class RemoteStageHost:
     """The `StageHost` of one stage at a worker."""
 
     def __init__(
-        self, endpoint: Endpoint, timeouts: Timeouts, direct: bool = True, pieces: Sequence[LayerPiece] = ()
+        self, endpoint: Endpoint, timing: Timing, direct: bool = True, pieces: Sequence[LayerPiece] = ()
     ) -> None:
         """`pieces`: pieces of the coordinator's own file, with which a worker that lacks the file may compute."""
-        self.endpoint, self._direct, self._pieces = endpoint, direct, tuple(pieces)
+        self.endpoint, self._timing, self._direct, self._pieces = endpoint, timing, direct, tuple(pieces)
         self.stage = os.urandom(16)
-        self._orders: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._expected: dict[int, VerifyRequest] = {}
+        self._orders: list[bytes] = []  # until there is a link
         self._work: StageSpec | None = None
-        self._closed = False
-        self._waiting: Callable[[], bool] = bool
-        self._watch = PeerWatch(timeouts.beat, timeouts.silent_beats + 1, timeouts.stall)
-        self._reports_idle, self._unsent = False, 0
-        self._accepted = asyncio.Event()
+        self._link: Link | None = None
+        self._closed = self._reports_idle = False
 
     @property
     def name(self) -> str:
         return self.endpoint.name
 
     def begin(self, work: StageSpec, post: Post, after: StageHost | None, waiting: Callable[[], bool]) -> None:
-        self._work, self._waiting = work, waiting
+        self._work = work
         prepare = write_work(replace(work, pieces=self._pieces), self.stage)
         if self._direct and isinstance(after, RemoteStageHost) and after.reached_from(self.endpoint):
             prepare.next, prepare.next_stage = str(after.endpoint.address), after.stage
             prepare.next_device = b"" if after.endpoint.device is None else after.endpoint.device.digest
-        run_in_network_loop(self._live(pb.Order(prepare=prepare).SerializeToString(), work, post))
+        self._orders.append(pb.Order(prepare=prepare).SerializeToString())
+        run_in_network_loop(self._live(work, post, waiting))
 
     def reached_from(self, endpoint: Endpoint) -> bool:
         """Return whether a worker at `endpoint` may reach this one by the coordinator's address and protocol."""
@@ -195,115 +134,69 @@ class RemoteStageHost:
     def send(self, order: Order) -> None:
         if isinstance(order, AnswerDue):
             self._expected[order.number] = order.request
-        elif self._work is not None:
-            data = write_order(order, self._work.wide).SerializeToString()
-            network_loop().call_soon_threadsafe(self._queue, data)
+        elif self._work is not None and (message := write_order(order, self._work.wide)) is not None:
+            network_loop().call_soon_threadsafe(self._send, message.SerializeToString())
 
     def idle(self) -> bool:
-        return self._reports_idle and not self._unsent
+        return self._reports_idle and not (self._link is not None and self._link.unsent)
 
     def close(self) -> None:
+        network_loop().call_soon_threadsafe(self._close)
+
+    def _close(self) -> None:
         self._closed = True
-        network_loop().call_soon_threadsafe(self._orders.put_nowait, None)
+        if self._link is not None:
+            self._link.end()
 
-    def _queue(self, order: bytes) -> None:
-        self._unsent += 1
-        self._orders.put_nowait(order)
+    def _send(self, order: bytes) -> None:
+        if self._link is None:
+            self._orders.append(order)
+        else:
+            self._link.send(order)
 
-    async def _live(self, prepare: bytes, work: StageSpec, post: Post) -> None:
-        lost_stage = StageLost(lost("the connection to it is closed."))
+    async def _live(self, work: StageSpec, post: Post, waiting: Callable[[], bool]) -> None:
         channel = None
-        tasks: list[asyncio.Task[None]] = []
+        ended = StageLost(lost("it has ended the stage."))
         try:
-            async with asyncio.timeout(2 * HELLO_SECONDS):
-                channel = await self.endpoint.connect()
-            call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(WORK, bytes, bytes)()  # type: ignore[call-arg]
-            works = (self._write(call, prepare), self._read(call, work, post), self._beats())
-            tasks = [asyncio.ensure_future(one) for one in works]
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            channel = await self.endpoint.connect()
+            link = self._link = Link(channel, WORK, PeerWatch(self._timing), accepted=True)
+            for order in self._orders:
+                link.send(order)
+
+            def beat(waited: float) -> None:
+                if waiting():
+                    link.send(_WAITING, count=0)
+                link.check(waited)
+
+            if not self._closed:
+                await link.run(lambda data: self._take(data, link, work, post), beat)
         except TimeoutError:
-            lost_stage = StageLost(lost(f"no answer from {self.endpoint.address}."))
+            ended = StageLost(lost(f"no answer from {self.endpoint.address}."))
         except grpc.aio.AioRpcError as error:
             blamed = error.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED)
-            lost_stage = StageLost(lost(explained(error)), blamed)
+            ended = StageLost(lost(explained(error)), blamed)
         except ProtocolError as error:
-            lost_stage = StageLost(lost(f"it violates the protocol: {error}"))
+            ended = StageLost(lost(f"it violates the protocol: {error}"))
         except EdgeError as error:
-            lost_stage = StageLost(error)
+            ended = StageLost(error)
         except Exception as error:  # noqa: BLE001 - it would go unreported otherwise
             _log.exception("the stage at %s", self.endpoint.address)
-            lost_stage = StageLost(EngineFailed(f"Its reports could not be handled: {error!r}.", "Report this."))
+            ended = StageLost(EngineFailed(f"Its reports could not be handled: {error!r}.", "Report this."))
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             if channel is not None:
                 await channel.close(None)
             if not self._closed:
-                post(lost_stage)
+                post(ended)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[bytes, bytes], prepare: bytes) -> None:
-        """Send orders until the end; the reader reports a broken stream. They wait for the worker to accept the stage:
-        gRPC hides the reason of a refusal where an order fails to be sent meanwhile."""
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await call.write(prepare)
-            await self._accepted.wait()
-            while (data := await self._orders.get()) is not None:
-                await call.write(data)
-                self._unsent -= data is not _WAITING
-            return
-        await asyncio.Event().wait()
-
-    async def _read(
-        self, call: grpc.aio.StreamStreamCall[bytes, bytes], work: StageSpec, post: Callable[..., None]
-    ) -> None:
-        while isinstance(data := await call.read(), bytes):
-            report = parse_message(pb.Report, data)
-            self._watch.heard()
-            self._accepted.set()
-            if report.WhichOneof("report") == "working":
-                self._progress(report)
-            elif (event := read_event(report, work, self._expected)) is not None:
-                if report.WhichOneof("report") == "answer":
-                    self._expected.pop(report.answer.verdict.round, None)
-                post(event)
-        raise lost("it has ended the stage.")
-
-    def _progress(self, report: pb.Report) -> None:
-        """Record the worker's progress; an idle device need not make any."""
-        idle = not report.working.round and self._work is not None and report.progress >= len(self._work.layers)
-        self._reports_idle = idle
-        self._watch.progress(object() if idle else (report.progress, report.working.step))
-
-    async def _beats(self) -> None:
-        self._watch.begin()
-        while True:
-            began = monotonic()
-            await asyncio.sleep(self._watch.beat)
-            if self._waiting():
-                self._orders.put_nowait(_WAITING)
-            if trouble := self._watch.trouble(monotonic() - began):
-                raise DeviceLost(f"it {trouble}.", "Check that it is awake and reachable, and not overloaded.")
-
-
-def _read(pieces: Sequence[Piece]) -> Sequence[LayerPiece]:
-    with suppress(LayersRefused):
-        return read_pieces(pieces)
-    return ()
-
-
-_WAITING = pb.Order(waiting=pb.Waiting()).SerializeToString()
-
-
-def explained(error: grpc.aio.AioRpcError) -> str:
-    """Return gRPC's error as a text for people."""
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return "the server there is not a worker (start one with edgellm serve --role worker)."
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return "it does not answer, or no longer does."
-    return error.details() or error.code().name
+    def _take(self, data: bytes, link: Link, work: StageSpec, post: Post) -> None:
+        report = parse_message(pb.Report, data)
+        if report.WhichOneof("report") == "working":  # an idle device need not make any progress
+            self._reports_idle = not report.working.round and report.progress >= len(work.layers)
+            link.watch.progress(object() if self._reports_idle else (report.progress, report.working.step))
+        elif (event := read_event(report, work, self._expected)) is not None:
+            if isinstance(event, StageAnswer):
+                self._expected.pop(event.number, None)
+            post(event)
 
 
 def remote_devices(

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import TypeAlias
 
 import grpc
 import grpc.aio
@@ -22,7 +18,8 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parse_message
-from edgellm.services.client.connection import Connection, PeerWatch, Timing
+from edgellm.services.client.connection import Connection, OnWait, Target
+from edgellm.services.client.link import Link, PeerWatch, Timing
 from edgellm.services.handshake import VerifierInfo
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify
 from edgellm.spec.lost_verifier import VerdictWork
@@ -31,7 +28,16 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Ids, Verdict
 from edgellm.spec.verifier import Session, VerifyRequest
 
-_Call: TypeAlias = grpc.aio.StreamStreamCall[bytes, bytes]
+_REFUSALS = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.PERMISSION_DENIED,
+    }
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -57,17 +63,8 @@ class SentRequest:
         self.position = position
         rest = replace(self.request, position=position, prefix=self.request.prefix[position:])
         data = write_verify(rest).SerializeToString()
-        self.count(up=len(data))
+        self.bytes_up += len(data)
         return data
-
-    def count(self, *, up: int = 0, down: int = 0) -> None:
-        """Count bytes that went to the verifier and came from it."""
-        self.bytes_up += up
-        self.bytes_down += down
-
-    def read(self, tokens: int) -> None:
-        """Note that the verifier has `tokens` of the text in its cache."""
-        self.request.computed = tokens
 
     @property
     def work(self) -> VerdictWork:
@@ -99,156 +96,112 @@ class Stream:
 
     def __init__(self, connection: Connection, opening: bytes, vocabulary: int) -> None:
         """`opening` is the first frame; verdicts bring ids below `vocabulary`. Connects with the first request."""
-        self._connection = connection
-        self._opening = opening
-        self._vocabulary = vocabulary
-        self._channel: grpc.aio.Channel | None = None
-        self._call: _Call | None = None
-        self._writing = asyncio.Lock()
+        self._connection, self._opening, self._vocabulary = connection, opening, vocabulary
+        self._link: Link | None = None
         self._asked: SentRequest | None = None
-        timing = connection.timing
-        self._watch = PeerWatch(timing.beat, timing.silent_beats, timing.stall)
-        self._waited = 0  # heartbeats since the request
+        self._beats = 0  # since the request
         self._sent = 0.0  # time of the request
-        self._beating = False
         self.over = False  # either side ended the stream; the session's thread reads this, too
 
     def send(self, asked: SentRequest, data: bytes) -> None:
         """Ask for a verdict."""
-        frames = [data]
-        if self._call is None:
-            self._channel = self._connection.loop_channel()
-            if self._channel is None:
-                asked.fail(lost("The verifier is not reachable."))
-                return
-            self._call = self._channel.stream_stream(SESSION, bytes, bytes)()  # type: ignore[call-arg]  # written to
-            self._connection.loop_task(self._read(self._call))
-            frames.insert(0, self._opening)
-            asked.count(up=len(self._opening))
-        elif self.over:
+        if self.over:
             asked.fail(lost("The verifier has ended the session."))
             return
-        self._asked = asked
-        self._waited, self._sent = 0, monotonic()
-        self._watch.begin()
-        self._next_beat()
-        self._connection.loop_task(self._write(self._call, frames))
+        if self._link is None:
+            if (channel := self._connection.loop_channel()) is None:
+                asked.fail(lost("The verifier is not reachable."))
+                return
+            self._link = Link(channel, SESSION, PeerWatch(self._connection.timing))
+            self._link.send(self._opening)
+            asked.bytes_up += len(self._opening)
+            self._connection.loop_task(self._live(self._link, channel))
+        self._asked, self._beats, self._sent = asked, 0, monotonic()
+        self._link.watch.begin()
+        self._link.send(data)
 
     def end(self) -> None:
         """Cancel the stream: the reply has ended or has given it up."""
-        if self._call is not None:
-            self._call.cancel()
-        self._fail(lost("The reply has ended."))
+        self._end(lost("The reply has ended."))
 
-    async def _write(self, call: _Call, frames: list[bytes]) -> None:
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader finds the stream ended, and why
-            async with self._writing:
-                for frame in frames:
-                    await call.write(frame)
-
-    async def _read(self, call: _Call) -> None:
-        try:
-            while isinstance(data := await call.read(), bytes):
-                self._take(call, data)
-            self._fail(lost("The verifier has ended the session."))
-        except grpc.aio.AioRpcError as error:
-            self.over = True
-            self._ended(error.code(), error.details() or error.code().name)
-        except ProtocolError as error:
-            call.cancel()
-            self._connection.loop_pause()
-            self._fail(lost(f"The verifier violates the protocol: {error}"))
-        finally:
-            self.over = True
-            self._fail(lost("The connection to the verifier is closed."))
-
-    def _take(self, call: _Call, data: bytes) -> None:
-        """Handle one frame."""
-        frame = parse_message(pb.VerifierFrame, data)
-        kind = frame.WhichOneof("frame")
-        if kind == "draining":
-            self._lost("is shutting down")
-            return
-        asked = self._asked
-        if kind is None or asked is None or getattr(frame, kind).round != asked.request.round:
-            raise ProtocolError("The verifier sent an answer without a request.", SAME_VERSION)
-        self._watch.heard()
-        asked.count(down=len(data))
-        if kind == "verdict":
-            verdict = read_verdict(frame.verdict, asked.request, self._vocabulary)
-            self._asked = None
-            self._connection.loop_answered()
-            work, passed = VerdictWork(asked.work.unseen, len(verdict.tokens)), monotonic() - self._sent
-            self._connection.patience.record(work, passed)
-            asked.settle(replace(verdict, seconds=min(verdict.seconds, passed)))
-        elif kind == "need_prefix":
-            if frame.need_prefix.position >= asked.position:
-                raise ProtocolError("The verifier asks for tokens that it already has.", SAME_VERSION)
-            self._connection.loop_task(self._write(call, [asked.frame(frame.need_prefix.position)]))
-        elif kind == "busy":
-            wait = min(frame.busy.retry_ms, MAX_BUSY_MS) / 1e3
-            self._connection.loop_pause(wait)
-            again = f"This device continues alone and tries again in about {wait:g} seconds."
-            self._fail(VerifierBusy("The verifier is busy.", again, wait))
-        else:
-            asked.read(frame.working.computed)
-            self._watch.progress(frame.working.step)
-
-    def _ended(self, code: grpc.StatusCode, why: str) -> None:
-        """Handle the end of the stream: a refusal by the verifier, or a lost connection."""
-        if code in _REFUSALS:
-            self._connection.loop_pause()
-            self._fail(lost(f"The verifier refuses: {why}"))
-        else:
-            self._lost(f"was lost ({why})")
-
-    def _lost(self, reason: str) -> None:
-        if self._channel is not None:
-            self._connection.loop_lost(self._channel)
-        self._fail(lost(f"The verifier {reason}."))
-
-    def _fail(self, error: EdgeError) -> None:
+    def _end(self, error: EdgeError) -> None:
+        self.over = True
+        if self._link is not None:
+            self._link.end()
         asked, self._asked = self._asked, None
         if asked is not None:
             asked.fail(error)
 
-    def _next_beat(self) -> None:
-        if not self._beating:
-            self._beating = True
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._watch.beat, self._beat, loop.time())
+    async def _live(self, link: Link, channel: grpc.aio.Channel) -> None:
+        try:
+            await link.run(self._take, self._beat)
+            self._end(lost("The verifier has ended the session."))
+        except VerifierSlow as error:  # it is asked again later, over the same connection
+            self._connection.loop_pause()
+            self._connection.patience.record_miss()
+            self._end(error)
+        except VerifierLost as error:
+            self._connection.loop_lost(channel)
+            self._end(error)
+        except ProtocolError as error:
+            self._connection.loop_pause()
+            self._end(lost(f"The verifier violates the protocol: {error}"))
+        except grpc.aio.AioRpcError as error:
+            why = error.details() or error.code().name
+            self.over = True
+            if error.code() in _REFUSALS:
+                self._connection.loop_pause()
+                self._end(lost(f"The verifier refuses: {why}"))
+            else:
+                self._connection.loop_lost(channel)
+                self._end(lost(f"The verifier was lost ({why})."))
+        finally:
+            self._end(lost("The connection to the verifier is closed."))
 
-    def _beat(self, since: float) -> None:
-        """Check that the verifier that owes an answer is alive and within its limit."""
-        self._beating = False
-        if (asked := self._asked) is None:
-            return
-        self._waited += 1
-        limit = self._connection.patience.limit(asked.work)
-        if trouble := self._watch.trouble(asyncio.get_running_loop().time() - since):
-            self._hangs(trouble)
-        elif self._waited * self._watch.beat > limit:
-            self._gives_up(limit)
+    def _take(self, data: bytes) -> None:
+        """Handle one frame. Raise ProtocolError, and VerifierLost for a verifier that shuts down."""
+        frame = parse_message(pb.VerifierFrame, data)
+        kind = frame.WhichOneof("frame")
+        if kind == "draining":
+            raise lost("The verifier is shutting down.")
+        asked, link = self._asked, self._link
+        if kind is None or asked is None or link is None or getattr(frame, kind).round != asked.request.round:
+            raise ProtocolError("The verifier sent an answer without a request.", SAME_VERSION)
+        asked.bytes_down += len(data)
+        if kind == "verdict":
+            verdict = read_verdict(frame.verdict, asked.request, self._vocabulary)
+            self._asked = None
+            self._connection.loop_answered()
+            passed = monotonic() - self._sent
+            self._connection.patience.record(VerdictWork(asked.work.unseen, len(verdict.tokens)), passed)
+            asked.settle(replace(verdict, seconds=min(verdict.seconds, passed)))
+        elif kind == "need_prefix":
+            if frame.need_prefix.position >= asked.position:
+                raise ProtocolError("The verifier asks for tokens that it already has.", SAME_VERSION)
+            link.send(asked.frame(frame.need_prefix.position))
+        elif kind == "busy":
+            wait = min(frame.busy.retry_ms, MAX_BUSY_MS) / 1e3
+            self._connection.loop_pause(wait)
+            self._asked = None
+            again = f"This device continues alone and tries again in about {wait:g} seconds."
+            asked.fail(VerifierBusy("The verifier is busy.", again, wait))
         else:
-            self._next_beat()
+            asked.request.computed = frame.working.computed
+            link.watch.progress(frame.working.step)
 
-    def _gives_up(self, limit: float) -> None:
-        """Give up a verdict that is too slow; the verifier is asked again later, over the same connection."""
-        self._connection.loop_pause()
-        self._connection.patience.record_miss()
-        self._fail(
-            VerifierSlow(
+    def _beat(self, waited: float) -> None:
+        """Check that the verifier that owes an answer is alive and within its limit. Raise VerifierLost otherwise."""
+        if (asked := self._asked) is None or self._link is None:
+            return
+        self._beats += 1
+        if trouble := self._link.watch.trouble(waited):
+            raise lost(f"The verifier {trouble}.")
+        limit = self._connection.patience.limit(asked.work)
+        if self._beats * self._link.watch.beat > limit:
+            raise VerifierSlow(
                 f"The verifier has not answered within {limit:.1f} seconds, many times the expected time.",
                 "This device continues alone and tries again by itself; check whether the verifier is overloaded.",
             )
-        )
-        if self._call is not None:
-            self._call.cancel()
-
-    def _hangs(self, how: str) -> None:
-        self._lost(how)
-        if self._call is not None:
-            self._call.cancel()
 
 
 def lost(what: str) -> VerifierLost:
@@ -256,18 +209,6 @@ def lost(what: str) -> VerifierLost:
     return VerifierLost(
         what, "This device continues alone and tries again by itself; check that the verifier is running."
     )
-
-
-_REFUSALS = frozenset(
-    {
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.OUT_OF_RANGE,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.PERMISSION_DENIED,
-    }
-)
 
 
 class RemoteVerifier(Verifier):
@@ -278,28 +219,20 @@ class RemoteVerifier(Verifier):
         address: str | Address | ModelAddress,
         vocabulary: Vocabulary,
         *,
-        timing: Timing | None = None,
+        timing: Timing = Timing(),
         trust: Trust | None = None,
         device: DeviceID | None = None,
-        on_wait: Callable[[str], None] | None = None,
+        on_wait: OnWait = lambda _doing: None,
     ) -> None:
         """Connect to `HOST:PORT[#MODEL]`, for a draft model with this `vocabulary`; with `trust` by mutual TLS to a
-        paired device, or to the given `device` only. Without a model, the verifier must have a single one. `on_wait` as
-        for `Connection`.
+        paired device, or to the given `device` only. Without a model, the verifier must have a single one.
 
         Raises:
             InvalidOption: not an address.
-            PairingRequired: the address leaves this machine, and there is no `trust`, or no device is paired.
-            NotPaired, NotPermitted, IdentityClash: it is not a device that trusts this one, and is trusted.
-            VerifierUnreachable: there is no answer within two seconds.
-            VocabularyMismatch: the two are of different tokenizers; names the first differing token.
-            ProtocolError: the other side has another version.
-            ModelNotFound: it has no such model, or several and none is named; names the verifier's models.
+            EdgeError: as for `Connection`, which also explains `on_wait`.
         """
         where = address if isinstance(address, ModelAddress) else ModelAddress.parse(str(address))
-        self._connection = Connection(
-            where.address, vocabulary, timing or Timing(), trust, device, where.model, on_wait
-        )  # fmt: skip
+        self._connection = Connection(Target(where, trust, device), vocabulary, timing, on_wait)
         self._vocabulary = vocabulary
 
     @property

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from edgellm.errors import InvalidOption
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.handshake import VerifierInfo
-from edgellm.services.server.listener import EventKind, Listening, ServerEvent
+from edgellm.services.server.listener import EventKind, Listening, OnEvent, ServerEvent
 from edgellm.services.server.servers import SessionServer, positive
-from edgellm.services.server.verifying_model import VerifyingModel, tokenizer_to_send
+from edgellm.services.server.verification_service import VerifyingModel, tokenizer_to_send
 from edgellm.spec.model_sampling import sampling_elsewhere
 from edgellm.spec.protocols import Capabilities
 from edgellm.upstream.gateway.backend import GatewayBackend
@@ -46,7 +45,7 @@ class GatewayServer(SessionServer):
         address: Address,
         *,
         max_waiting: int = _WAITING,
-        on_event: Callable[[ServerEvent], None] | None = None,
+        on_event: OnEvent | None = None,
         trust: Trust | None = None,
         opening: PoolOpening | None = None,
     ) -> None:
@@ -55,21 +54,21 @@ class GatewayServer(SessionServer):
         super().__init__(address, on_event, trust)
         self._opening = opening
         self._max_waiting = positive("max_waiting", max_waiting)
-        self._models: list[ServedGatewayModel] = []
+        self._served: list[ServedGatewayModel] = []
         self._watchers: list[Callable[[ServedGatewayModel], None]] = []
         self._lock, self._closed = threading.Lock(), False  # the lock is held while models are added
         for model in models:
-            self._models.append(self._served(model))
+            self.add(model)
 
     @property
     def models(self) -> tuple[GatewayModel, ...]:
         """Return the models that are served now."""
-        return tuple(one.model for one in self._models)
+        return tuple(one.model for one in self._served)
 
     @property
     def backends(self) -> tuple[GatewayBackend, ...]:
         """Return the backend of each model."""
-        return tuple(one.backend for one in self._models)
+        return tuple(one.backend for one in self._served)
 
     @property
     def away(self) -> tuple[ServerURL, ...]:
@@ -77,23 +76,27 @@ class GatewayServer(SessionServer):
         return () if self._opening is None else self._opening.away
 
     def add(self, model: GatewayModel) -> None:
-        """Take over another model, and serve it from now on. May be called from any thread, once the server has
-        started."""
+        """Take over another model, and serve it from now on. May be called from any thread."""
         with self._lock:
             if self._closed:
                 model.close()
                 return
-            served = self._served(model)
-            run_in_network_loop(self._serve_another(served.verifying)).result()
-            self._models.append(served)
+            backend, waiting = GatewayBackend(model.pool), self._max_waiting + model.pool.places
+            grammar = model.text.grammar if model.pool.applies_rules else None
+            tokenizer = tokenizer_to_send(model.text.file, model.pool.name)
+            verifying = VerifyingModel(
+                _info(model), model.text.vocabulary, backend, waiting, grammar, tokenizer=tokenizer
+            )
+            self.serve(verifying)
+            self._served.append(ServedGatewayModel(model, backend, verifying))
             for watcher in self._watchers:
-                watcher(served)
+                watcher(self._served[-1])
 
     def watch(self, now: Callable[[ServedGatewayModel], None], later: Callable[[ServedGatewayModel], None]) -> None:
         """Call `now` with each model that is served, and have `later` called, from another thread, with each that is
         added."""
         with self._lock:
-            for served in self._models:
+            for served in self._served:
                 now(served)
             self._watchers.append(later)
 
@@ -105,16 +108,6 @@ class GatewayServer(SessionServer):
             self._closed = True
         for model in self.models:
             model.close()
-
-    def verifying(self) -> Sequence[VerifyingModel]:
-        return [one.verifying for one in self._models]
-
-    def _served(self, model: GatewayModel) -> ServedGatewayModel:
-        backend, waiting = GatewayBackend(model.pool), self._max_waiting + model.pool.places
-        grammar = model.text.grammar if model.pool.applies_rules else None
-        tokenizer = tokenizer_to_send(model.text.file, model.pool.name)
-        verifying = VerifyingModel(_info(model), model.text.vocabulary, backend, waiting, grammar, tokenizer=tokenizer)
-        return ServedGatewayModel(model, backend, verifying)
 
 
 def _info(model: GatewayModel) -> VerifierInfo:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from edgellm.errors import DeviceStuck
+from edgellm.errors import DeviceStuck, EdgeError
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import (
     DEFAULT_PORT,
@@ -35,6 +35,9 @@ from edgellm.rpc.versions import parse_message
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
+Handler: TypeAlias = "grpc.GenericRpcHandler[Any, Any]"
+
+Statuses: TypeAlias = Mapping[type[EdgeError], grpc.StatusCode]
 
 GRACE_SECONDS = 10.0  # limit for calls in flight when the server is stopped
 
@@ -61,17 +64,19 @@ class ServerEvent:
 
 
 Notify: TypeAlias = Callable[[EventKind, str], None]
+OnEvent: TypeAlias = Callable[[ServerEvent], None]
+"""Called from the loop's thread; must not block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
     """The address to listen at, and the callers to answer: off loopback, and with `paired_only` everywhere, only paired
-    devices are answered, by mutual TLS. `on_event` is called from the loop's thread, and must not block."""
+    devices are answered, by mutual TLS."""
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     paired_only: bool = False
-    on_event: Callable[[ServerEvent], None] | None = None
+    on_event: OnEvent | None = None
 
     def checked(self) -> tuple[Address, Trust | None]:
         """Return the address, and the trust to answer paired devices with.
@@ -93,9 +98,8 @@ class Listener:
     kind = "server"
     """The server's name in events."""
 
-    def __init__(self, address: Address, trust: Trust | None, on_event: Callable[[ServerEvent], None] | None) -> None:
-        """With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine. `on_event`
-        is called from the loop's thread, and must not block.
+    def __init__(self, address: Address, trust: Trust | None, on_event: OnEvent | None) -> None:
+        """With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine.
 
         Raises:
             PairingRequired: the address is not loopback, and there is no `trust`.
@@ -106,7 +110,6 @@ class Listener:
         self._offers: list[OfferedModel] = []  # the models that paired devices are told of
         self._task: Future[None] | None = None
         self._started = threading.Event()  # set once the server listens or has failed
-        self._error: BaseException | None = None
         self._stop_requests: asyncio.Queue[float] = asyncio.Queue()
 
     def start(self) -> Address:
@@ -117,11 +120,11 @@ class Listener:
             PortTaken: something else listens there.
             InvalidOption: this machine does not have the address, or does not give away the port.
         """
-        self._task = run_in_network_loop(self._live())
+        self._task = run_in_network_loop(self._serve())
+        self._task.add_done_callback(lambda _ended: self._started.set())
         self._started.wait()
-        if self._error is not None:
+        if self._task.done():
             self._task.result()
-            raise self._error
         return self.address
 
     def request_stop(self, grace: float = GRACE_SECONDS) -> None:
@@ -151,19 +154,11 @@ class Listener:
     def __exit__(self, *_raised: object) -> None:
         self.stop()
 
-    async def _live(self) -> None:
-        try:
-            await self._serve()
-        except Exception as error:  # noqa: BLE001 - whatever it is, `start` waits for it and raises it
-            self._error = error
-        finally:
-            self._started.set()
-
     def _notify(self, kind: EventKind, what: str) -> None:
         if self._on_event is not None:
             self._on_event(ServerEvent(kind, what))
 
-    def _handlers(self, guard: AuthInterceptor | None) -> Sequence[grpc.GenericRpcHandler[Any, Any]]:
+    def _handlers(self, guard: AuthInterceptor | None) -> Sequence[Handler]:
         """Return the handlers of the services."""
         raise NotImplementedError
 
@@ -180,12 +175,12 @@ class Listener:
     async def _serve(self) -> None:
         """Serve until a stop is requested."""
         server = new_server()
-        guard = None if self.trust is None else AuthInterceptor(self.trust, partial(self._notify, EventKind.REFUSED))
-        watch = None if guard is None else asyncio.create_task(guard.watch())
-        handlers = list(self._handlers(guard))
-        if self.trust is not None and guard is not None:
-            handlers.append(welcome_handlers(self.trust, guard, self._offers))
-        server.add_generic_rpc_handlers(tuple(handlers))
+        guard = watch = None
+        if self.trust is not None:
+            guard = AuthInterceptor(self.trust, partial(self._notify, EventKind.REFUSED))
+            watch = asyncio.create_task(guard.watch())
+            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, self._offers),))
+        server.add_generic_rpc_handlers(tuple(self._handlers(guard)))
         try:
             self.address = bind(server, self.address, self.trust)
             await server.start()
@@ -213,30 +208,33 @@ class Listener:
         await closing
 
 
-async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
-    """Run all `works` until the first ends, and cancel the others. Raise the first one's error."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 class Service:
     """Calls that devices with a `right` may make, or every caller on this machine. Lives in one event loop."""
 
     right: Right
+    statuses: ClassVar[Statuses]
+    """The status with which an error ends a call; INTERNAL by default."""
 
     def __init__(self, notify: Notify, guard: AuthInterceptor | None) -> None:
         """With a `guard`, answer only paired devices that have the right."""
         self._notify, self._guard = notify, guard
 
-    def _guarded(self, method: Method) -> Any:
-        return method if self._guard is None else self._guard.wrap(method, self.right)
+    def answering(self, method: Method, over: str = "") -> Any:
+        """Return the `method` for gRPC: only for callers with the right, and ended by an error's status. Then it is
+        reported that it is `over`, such as "A stage has ended"."""
+
+        async def answered(request: Any, context: Context) -> Any:
+            try:
+                return await method(request, context)
+            except EdgeError as error:
+                if over:
+                    self._notify(EventKind.FAILED, f"{over}: {error.what}")
+                await context.abort(self.statuses.get(type(error), grpc.StatusCode.INTERNAL), self._said(error))
+
+        return answered if self._guard is None else self._guard.wrap(answered, self.right)
+
+    def _said(self, error: EdgeError) -> str:
+        return str(error)
 
 
 async def next_message(stream: Context, kind: type[M]) -> M | None:

@@ -6,18 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
 from edgellm.errors import (
     SAME_VERSION,
     DeviceStuck,
     DiskFull,
     EdgeError,
-    EngineFailed,
     LayersMissing,
     LayersRefused,
     MemoryShort,
@@ -25,7 +23,7 @@ from edgellm.errors import (
     StoreFull,
 )
 from edgellm.mesh.layer_sources import StoredLayers
-from edgellm.mesh.messages import CacheWanted, Event, Failed, Forward, StageLost, StageSpec, TraceWanted
+from edgellm.mesh.messages import Event, Failed, MicroBatch, StageLost, StageSpec, TraceWanted
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
@@ -43,21 +41,31 @@ from edgellm.services.mesh_codec import (
     ENGINE,
     MESH,
     SERVICE,
-    read_layer_cache,
     read_micro_batch,
     read_work,
     write_event,
     write_micro_batch,
     write_working,
 )
-from edgellm.services.server.listener import EventKind, Notify, Service, first_of, made_in_thread, next_message
+from edgellm.services.server.listener import EventKind, Handler, Notify, Service, Statuses, made_in_thread, next_message
+from edgellm.services.streams import first_of
 from edgellm.storage.layers.manifest import LayerPiece
 
 CONNECT_SECONDS = 15.0  # the next stage may have to be prepared first
+MEET_SECONDS = 10.0  # the preceding stage's wait until the coordinator has prepared this one
+_SETTLE_SECONDS = 1.0
+_INDIRECT = "The coordinator forwards micro-batches."
+_ERRORS = (EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError)
+
+Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class ForwardingFailed(EdgeError):
     """The next stage cannot be reached, or can no longer be reached."""
+
+
+class StageIdle(EdgeError):
+    """A stage that is not used is closed to free its memory."""
 
 
 class StageForwarder:
@@ -136,39 +144,40 @@ class StageForwarder:
         return (await connect_authenticated(address, self._trust, device, HELLO_SECONDS))[0]
 
 
-_INDIRECT = "The coordinator forwards micro-batches."
-_ERRORS = (EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError)
-
-
-_SETTLE_SECONDS = 1.0
-MEET_SECONDS = 10.0  # the preceding stage's wait until the coordinator has prepared this one
-
-Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
-M = TypeVar("M", bound=Message)
-
-
 @dataclass(slots=True, eq=False)
 class _ServedStage:
     """A stage, and the events that wait for its coordinator."""
 
     stage: Stage
-    out: asyncio.Queue[Event | None]
+    out: asyncio.Queue[Event]
+
+    def put(self, message: pb.MeshParcel) -> None:
+        """Queue a micro-batch. An invalid one fails alone, because the stage has other sessions."""
+        try:
+            self.stage.put(read_micro_batch(message, self.stage.work))
+        except EdgeError as error:
+            self.out.put_nowait(Failed(message.number, error))
 
 
 class WorkerService(Service):
     """The calls of `mesh.proto`."""
 
     right = Right.COMPUTE
+    statuses: ClassVar[Statuses] = {
+        ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+        LayersRefused: grpc.StatusCode.INVALID_ARGUMENT,
+        LayersMissing: grpc.StatusCode.FAILED_PRECONDITION,
+        MemoryShort: grpc.StatusCode.FAILED_PRECONDITION,
+        StoreFull: grpc.StatusCode.FAILED_PRECONDITION,
+        DiskFull: grpc.StatusCode.FAILED_PRECONDITION,
+        StageIdle: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        ForwardingFailed: grpc.StatusCode.ABORTED,
+    }
 
     def __init__(
-        self,
-        cache: WeightCache,
-        *,
-        notify: Notify,
-        trust: Trust | None,
-        guard: AuthInterceptor | None,
+        self, cache: WeightCache, *, notify: Notify, trust: Trust | None, guard: AuthInterceptor | None,
         stored: StoredLayers | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """With a `guard`, answer only paired devices with the right to compute here. `stored` are the `cache`'s layers
         that other devices uploaded."""
         super().__init__(notify, guard)
@@ -176,30 +185,26 @@ class WorkerService(Service):
         self._stages: dict[bytes, _ServedStage] = {}
         self._changed = asyncio.Condition()
 
-    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def handlers(self) -> Handler:
         """Return the handler for `grpc.aio.Server.add_generic_rpc_handlers`."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
                 "Holds": grpc.unary_unary_rpc_method_handler(
-                    self._guarded(self.holds), pb.HoldsRequest.FromString, pb.HoldsReply.SerializeToString
+                    self.answering(self.holds), pb.HoldsRequest.FromString, pb.HoldsReply.SerializeToString
                 ),
-                "Work": grpc.stream_stream_rpc_method_handler(self._guarded(self.work)),
-                "Carry": grpc.stream_stream_rpc_method_handler(self._guarded(self.carry)),
+                "Work": grpc.stream_stream_rpc_method_handler(self.answering(self.work, "A stage has ended")),
+                "Carry": grpc.stream_stream_rpc_method_handler(self.answering(self.carry)),
             },
         )
 
-    async def holds(self, request: pb.HoldsRequest, context: Stream) -> pb.HoldsReply:
+    async def holds(self, request: pb.HoldsRequest, _context: Stream) -> pb.HoldsReply:
         """Reply with the layers of a model that are here."""
-        try:
-            return await asyncio.to_thread(self._holds, request.model.hex(), read_pieces(request.pieces))
-        except EdgeError as error:
-            await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
+        return await asyncio.to_thread(self._holds, request.model.hex(), read_pieces(request.pieces))
 
     def _holds(self, file: str, pieces: Sequence[LayerPiece]) -> pb.HoldsReply:
-        reply = pb.HoldsReply(
-            protocol=MESH, memory=self._cache.available()[0], version=ENGINE, unit=self._cache.unit.name
-        )
+        memory, _ = self._cache.available()
+        reply = pb.HoldsReply(protocol=MESH, memory=memory, version=ENGINE, unit=self._cache.unit.name)
         if (model := self._cache.layers.open(file, pieces)) is not None:
             reply.layers.extend(sorted(model.held))
             reply.warm.extend(sorted(self._cache.warm(model)))
@@ -212,55 +217,43 @@ class WorkerService(Service):
     def _uploaded_pieces(self, file: str) -> Collection[LayerPiece]:
         return () if self._stored is None else self._stored.store.pieces(file)
 
-    def _check(self, work: StageSpec) -> None:
-        """Raise LayersMissing if the model's deployed layers do not match the coordinator's file."""
+    def _stage(self, work: StageSpec, post: Callable[[Event], None]) -> Stage:
+        """Return a stage, which may wait for memory. Raise LayersMissing if the model's deployed layers do not match
+        the coordinator's file, and as `Stage` does."""
         if self._cache.layers.open(work.model, work.pieces) is None and self._uploaded_pieces(work.model):
             raise LayersMissing(
                 f"The layers of {work.name} that were deployed to this device do not match the coordinator's file.",
                 "Deploy the coordinator's layers: edgellm mesh deploy",
             )
+        return Stage(work, self._cache, post)
 
     async def work(self, _orders: Any, stream: Stream) -> None:
         """Serve one stage, from Prepare to the end of the stream."""
-        try:
-            await self._stage(stream)
-        except EdgeError as error:
-            self._notify(EventKind.FAILED, f"A stage has ended: {error.what}")
-            await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
-
-    async def _stage(self, stream: Stream) -> None:
         first = await next_message(stream, pb.Order)
         if first is None or first.WhichOneof("order") != "prepare":
             raise ProtocolError("The first order is not Prepare.", SAME_VERSION)
-        prepare = first.prepare
-        work = read_work(prepare)
-        await asyncio.to_thread(self._check, work)
+        prepare, work = first.prepare, read_work(first.prepare)
         loop = asyncio.get_running_loop()
-        out: asyncio.Queue[Event | None] = asyncio.Queue()
+        out: asyncio.Queue[Event] = asyncio.Queue()
 
         def post(event: Event) -> None:
             with suppress(RuntimeError):  # the loop has ended with the process
                 loop.call_soon_threadsafe(out.put_nowait, event)
 
         what = f"{work.layers.named} of {work.name}"
-        stage = await made_in_thread(
-            lambda: Stage(work, self._cache, post), lambda stage: stage.close()
-        )  # the stage may wait for memory
-        forwarder: StageForwarder | None = None
+        stage = await made_in_thread(lambda: self._stage(work, post), lambda made: made.close())
+        served, forwarder = _ServedStage(stage, out), None
         try:
             self._notify(EventKind.CONNECTED, f"Loading {what} for {stream.peer()}.")
-            forwarder = (
-                StageForwarder(prepare, self._trust, is_local_caller(stream))
-                if prepare.next and not work.ends
-                else None
-            )
+            if prepare.next and not work.ends:
+                forwarder = StageForwarder(prepare, self._trust, is_local_caller(stream))
             stage.start()
-            async with self._registered(prepare.stage, _ServedStage(stage, out)):
+            async with self._registered(prepare.stage, served):
                 coordinator = _ReportStream(stream)
                 try:
                     await first_of(
-                        self._orders(stage, post, stream),
-                        self._reports(stage, forwarder, out, coordinator),
+                        self._orders(served, stream),
+                        self._reports(served, forwarder, coordinator),
                         self._heartbeats(stage, coordinator),
                     )
                 finally:
@@ -274,16 +267,13 @@ class WorkerService(Service):
 
     async def carry(self, _parcels: Any, stream: Stream) -> None:
         """Receive micro-batches from the preceding stage."""
-        try:
-            first = await next_message(stream, pb.Carried)
-            if first is None or first.WhichOneof("carried") != "meeting" or first.meeting.protocol != MESH:
-                raise ProtocolError("The first parcel is not a Meeting.", SAME_VERSION)
-            served = await self._served(first.meeting.stage)
-            await stream.write(pb.Met().SerializeToString())
-            while (frame := await next_message(stream, pb.Carried)) is not None:
-                _put(served.stage, frame.parcel, served.out.put_nowait)
-        except EdgeError as error:
-            await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
+        first = await next_message(stream, pb.Carried)
+        if first is None or first.WhichOneof("carried") != "meeting" or first.meeting.protocol != MESH:
+            raise ProtocolError("The first parcel is not a Meeting.", SAME_VERSION)
+        served = await self._served(first.meeting.stage)
+        await stream.write(pb.Met().SerializeToString())
+        while (frame := await next_message(stream, pb.Carried)) is not None:
+            served.put(frame.parcel)
 
     async def _served(self, name: bytes) -> _ServedStage:
         """Return the stage of this name, once its coordinator has prepared it."""
@@ -306,32 +296,28 @@ class WorkerService(Service):
         finally:
             self._stages.pop(name, None)
 
-    async def _orders(self, stage: Stage, post: Callable[[Event], None], stream: Stream) -> None:
+    async def _orders(self, served: _ServedStage, stream: Stream) -> None:
         while (order := await next_message(stream, pb.Order)) is not None:
-            kind = order.WhichOneof("order")
-            if kind == "parcel":
-                _put(stage, order.parcel, post)
-            elif kind == "tell":
-                stage.take(TraceWanted(order.tell.session))
-            elif kind == "waiting":
-                stage.touch()
-            elif kind == "give":
-                await asyncio.to_thread(stage.take, CacheWanted(order.give.session, order.give.positions))
-            elif kind == "cache":
-                await asyncio.to_thread(stage.take, read_layer_cache(order.cache, stage.work))
-            else:
-                raise ProtocolError("The stage was prepared twice, or an order is empty.", SAME_VERSION)
+            match order.WhichOneof("order"):
+                case "parcel":
+                    served.put(order.parcel)
+                case "tell":
+                    served.stage.take(TraceWanted())
+                case "waiting":
+                    served.stage.touch()
+                case _:
+                    raise ProtocolError("The stage was prepared twice, or an order is empty.", SAME_VERSION)
 
-    async def _reports(
-        self, stage: Stage, forwarder: StageForwarder | None, out: asyncio.Queue[Event | None], to: _ReportStream
-    ) -> None:
+    async def _reports(self, served: _ServedStage, forwarder: StageForwarder | None, to: _ReportStream) -> None:
         """Send the stage's events: rows to the next stage if it can be reached, all else to the coordinator."""
-        while (event := await out.get()) is not None:
+        wide = served.stage.work.wide
+        while True:
+            event = await served.out.get()
             if isinstance(event, StageLost):
                 raise event.error
-            if isinstance(event, Forward) and forwarder is not None and await forwarder.connected():
-                await forwarder.send(write_micro_batch(event.batch, stage.work.wide))
-            elif (report := write_event(event, stage.work.wide)) is not None:
+            if isinstance(event, MicroBatch) and forwarder is not None and await forwarder.connected():
+                await forwarder.send(write_micro_batch(event, wide))
+            elif (report := write_event(event, wide)) is not None:
                 await to.write(report)
 
     async def _heartbeats(self, stage: Stage, to: _ReportStream) -> None:
@@ -365,28 +351,3 @@ class _ReportStream:
             await asyncio.wait({self._writing}, timeout=_SETTLE_SECONDS)
             if self._writing.done() and not self._writing.cancelled():
                 self._writing.exception()  # asyncio logs an error that nobody has read
-
-
-class StageIdle(EdgeError):
-    """A stage that is not used is closed to free its memory."""
-
-
-def _put(stage: Stage, message: pb.MeshParcel, post: Callable[[Event], None]) -> None:
-    """Queue a micro-batch. An invalid one fails alone, because the stage has other sessions."""
-    try:
-        stage.put(read_micro_batch(message, stage.work))
-    except EdgeError as error:
-        post(Failed(message.session, message.number, error))
-
-
-_STATUS = {
-    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
-    LayersRefused: grpc.StatusCode.INVALID_ARGUMENT,
-    LayersMissing: grpc.StatusCode.FAILED_PRECONDITION,
-    MemoryShort: grpc.StatusCode.FAILED_PRECONDITION,
-    StoreFull: grpc.StatusCode.FAILED_PRECONDITION,
-    DiskFull: grpc.StatusCode.FAILED_PRECONDITION,
-    StageIdle: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ForwardingFailed: grpc.StatusCode.ABORTED,
-    EngineFailed: grpc.StatusCode.INTERNAL,
-}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import grpc.aio
@@ -22,22 +22,24 @@ from edgellm.errors import (
     PeerTooOld,
     ProtocolError,
 )
-from edgellm.mesh.weight_cache import MemoryReservation, WeightCache
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.channel import HEARTBEAT_SECONDS
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, caller_id
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.versions import check_version, parse_message
-from edgellm.services.rpc_tunnel import RPC_ENGINE, RPC_SERVICE, SESSION_BYTES, Socket, carry
+from edgellm.services.rpc_tunnel import MAX_BUFFER, RPC_ENGINE, RPC_SERVICE, SESSION_BYTES, carry
 from edgellm.services.server.listener import (
     EventKind,
+    Handler,
     Notify,
     Service,
-    first_of,
+    Statuses,
     made_in_thread,
     next_message,
     write_in_time,
 )
+from edgellm.services.streams import first_of
 from edgellm.storage.tensor_cache import TensorCache
 
 MAX_SESSIONS = 4  # a process each
@@ -46,6 +48,10 @@ _THIS_MACHINE = "own"
 
 class TooManySessions(EdgeError):
     """A device has as many RPC servers as it may have."""
+
+
+class NoSuchSession(EdgeError):
+    """A caller has no session of this name."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +67,16 @@ class RpcEngineService(Service):
     """The calls of `rpc_engine.proto`."""
 
     right = Right.COMPUTE
+    statuses: ClassVar[Statuses] = {
+        DeviceStuck: grpc.StatusCode.INVALID_ARGUMENT,
+        ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+        PeerTooOld: grpc.StatusCode.FAILED_PRECONDITION,
+        PeerTooNew: grpc.StatusCode.FAILED_PRECONDITION,
+        MemoryShort: grpc.StatusCode.FAILED_PRECONDITION,
+        TooManySessions: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        NoSuchSession: grpc.StatusCode.NOT_FOUND,
+        EngineFailed: grpc.StatusCode.ABORTED,
+    }
 
     def __init__(self, cache: WeightCache, *, notify: Notify, guard: AuthInterceptor | None) -> None:
         """Serve where the `cache` has its layers computed, from its memory. With a `guard`, answer only paired devices
@@ -71,16 +87,16 @@ class RpcEngineService(Service):
         self._sessions: dict[bytes, _Served] = {}
         self._starting = 0
 
-    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def handlers(self) -> Handler:
         """Return the handler for `grpc.aio.Server.add_generic_rpc_handlers`."""
         return grpc.method_handlers_generic_handler(
             RPC_SERVICE,
             {
                 "Offer": grpc.unary_unary_rpc_method_handler(
-                    self._guarded(self.offer), None, pb.OfferReply.SerializeToString
+                    self.answering(self.offer), None, pb.OfferReply.SerializeToString
                 ),
-                "Serve": grpc.stream_stream_rpc_method_handler(self._guarded(self.serve)),
-                "Tunnel": grpc.stream_stream_rpc_method_handler(self._guarded(self.tunnel)),
+                "Serve": grpc.stream_stream_rpc_method_handler(self.answering(self.serve, "An RPC session has ended")),
+                "Tunnel": grpc.stream_stream_rpc_method_handler(self.answering(self.tunnel)),
             },
         )
 
@@ -89,13 +105,10 @@ class RpcEngineService(Service):
 
     async def offer(self, data: bytes, context: Context) -> pb.OfferReply:
         """Reply with this device's offer."""
-        try:
-            check_version(parse_message(pb.OfferRequest, data).protocol, RPC_ENGINE, "the other device")
-            what, program = await asyncio.to_thread(server_kind)
-            memory, _ = await asyncio.to_thread(self._cache.available)
-            cached = await asyncio.to_thread(self._tensors.size, self._owner(context))
-        except EdgeError as error:
-            await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
+        check_version(parse_message(pb.OfferRequest, data).protocol, RPC_ENGINE, "the other device")
+        what, program = await asyncio.to_thread(server_kind)
+        memory, _ = await asyncio.to_thread(self._cache.available)
+        cached = await asyncio.to_thread(self._tensors.size, self._owner(context))
         own = VERSION if what and program is None else ""
         return pb.OfferReply(
             protocol=RPC_ENGINE, server=what, version=own, memory=memory, unit=self._cache.unit.name, cached=cached
@@ -103,13 +116,6 @@ class RpcEngineService(Service):
 
     async def serve(self, _orders: Any, stream: Context) -> None:
         """Serve one session, from Begin to the end of the stream."""
-        try:
-            await self._session(stream)
-        except EdgeError as error:
-            self._notify(EventKind.FAILED, f"An RPC session has ended: {error.what}")
-            await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
-
-    async def _session(self, stream: Context) -> None:
         order = await next_message(stream, pb.RpcOrder) or pb.RpcOrder()
         if order.WhichOneof("order") != "begin" or len(order.begin.session) != SESSION_BYTES:
             raise ProtocolError("The first order is not Begin, or its session is not 16 bytes.", SAME_VERSION)
@@ -131,12 +137,17 @@ class RpcEngineService(Service):
             self._starting -= 1
         self._sessions[name] = session
         self._notify(EventKind.CONNECTED, f"An RPC server holds a part of {what} for {stream.peer()}.")
+
+        def close() -> None:
+            session.server.close()
+            reserved.close()
+
         try:
             await write_in_time(stream, pb.RpcReport(serving=pb.Serving()))
             await first_of(self._orders(stream, session), self._beats(stream, session))
         finally:
             del self._sessions[name]
-            closing = asyncio.ensure_future(asyncio.to_thread(_close, session, reserved))
+            closing = asyncio.ensure_future(asyncio.to_thread(close))
             closing.add_done_callback(lambda _: self._notify(EventKind.ENDED, f"Released {what}."))
             await asyncio.shield(closing)
 
@@ -167,32 +178,12 @@ class RpcEngineService(Service):
 
     async def tunnel(self, _frames: Any, stream: Context) -> None:
         """Carry one connection to the server of a session of the caller."""
+        frame = await next_message(stream, pb.RpcFrame) or pb.RpcFrame()
+        session = self._sessions.get(frame.session)
+        if session is None or session.owner != self._owner(stream):
+            raise NoSuchSession("The caller has no such session.", "Begin one.")
         try:
-            frame = await next_message(stream, pb.RpcFrame) or pb.RpcFrame()
-            session = self._sessions.get(frame.session)
-            if session is None or session.owner != self._owner(stream):
-                await stream.abort(grpc.StatusCode.NOT_FOUND, "The caller has no such session.")
-                return
-            try:
-                _, socket = await asyncio.get_running_loop().create_connection(Socket, HOST, session.server.port)
-            except OSError as error:
-                raise EngineFailed(f"The RPC server does not answer: {error.strerror}.", "Begin again.") from None
-            await carry(socket, stream.read, stream.write)
-        except EdgeError as error:
-            await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
-
-
-def _close(session: _Served, reserved: MemoryReservation) -> None:
-    session.server.close()
-    reserved.close()
-
-
-_STATUS = {
-    DeviceStuck: grpc.StatusCode.INVALID_ARGUMENT,
-    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
-    PeerTooOld: grpc.StatusCode.FAILED_PRECONDITION,
-    PeerTooNew: grpc.StatusCode.FAILED_PRECONDITION,
-    MemoryShort: grpc.StatusCode.FAILED_PRECONDITION,
-    TooManySessions: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    EngineFailed: grpc.StatusCode.ABORTED,
-}
+            socket = await asyncio.open_connection(HOST, session.server.port, limit=MAX_BUFFER)
+        except OSError as error:
+            raise EngineFailed(f"The RPC server does not answer: {error.strerror}.", "Begin again.") from None
+        await carry(socket, stream.read, stream.write)

@@ -11,9 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
-
 from edgellm.engine import Context, ContextSpec, Model, ModelFile, head_pays
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import LEAST_CONTEXT, check_context, place_sessions
@@ -23,20 +20,15 @@ from edgellm.mesh.device_profiler import measure_device
 from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import (
-    MAX_CHUNK,
-    run_in_network_loop,
-)
+from edgellm.rpc.channel import MAX_CHUNK, run_in_network_loop
 from edgellm.rpc.layers.service import layer_handlers
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.handshake import OfferedModel
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.handshake import VerifierInfo
-from edgellm.services.server.listener import EventKind, Listener, Listening, ServerEvent
+from edgellm.services.server.listener import EventKind, Handler, Listener, Listening, OnEvent
 from edgellm.services.server.mesh_service import WorkerService
-from edgellm.services.server.rpc_engine_service import RpcEngineService
-from edgellm.services.server.verification_service import VerificationService
-from edgellm.services.server.verifying_model import VerifyingModel, tokenizer_to_send
+from edgellm.services.server.verification_service import VerificationService, VerifyingModel, tokenizer_to_send
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.model_sampling import sampling_of
 from edgellm.spec.protocols import Capabilities
@@ -49,52 +41,58 @@ from edgellm.verifier.scheduler import SchedulerLimits
 
 SESSIONS = 8
 """Replies for which a verifier has memory, by default."""
+_TIDY_SECONDS = 1.0
 
 
 class SessionServer(Listener):
-    """Answers sessions of several devices at once. Subclasses name the models."""
+    """Answers sessions of several devices at once, for the models that are added, whose backends it closes."""
 
     kind = "verifier"
 
-    def __init__(self, address: Address, on_event: Callable[[ServerEvent], None] | None, trust: Trust | None) -> None:
+    def __init__(self, address: Address, on_event: OnEvent | None, trust: Trust | None) -> None:
         super().__init__(address, trust, on_event)
         self._preparing = ""
-        self._serving: list[VerifyingModel] = []
+        self._verifying: list[VerifyingModel] = []
         self._service: VerificationService | None = None
-
-    def verifying(self) -> Sequence[VerifyingModel]:
-        """Return the models that are served, whose backends are closed with this server."""
-        raise NotImplementedError
 
     def prepare(self, doing: str) -> None:
         """Note the work before the first model is served, such as "loading a.gguf", for devices that ask meanwhile."""
         self._preparing = doing
+        if self._service is not None:
+            self._service.preparing = doing
 
-    def _handlers(self, guard: AuthInterceptor | None) -> Sequence[grpc.GenericRpcHandler[Any, Any]]:
-        self._service = VerificationService((), notify=self._notify, guard=guard, preparing=lambda: self._preparing)
-        for model in self.verifying():
+    def serve(self, model: VerifyingModel) -> None:
+        """Serve another model from now on; it is closed with the server. Any thread may call this."""
+        if self._task is None:
+            self._verifying.append(model)
+        else:
+            run_in_network_loop(self._serve_another(model)).result()
+
+    async def _serve_another(self, model: VerifyingModel) -> None:
+        self._verifying.append(model)
+        if self._service is not None:
+            self._add(self._service, model)
+            self._begin(model)
+
+    def _handlers(self, guard: AuthInterceptor | None) -> Sequence[Handler]:
+        self._service = VerificationService(notify=self._notify, guard=guard)
+        self._service.preparing = self._preparing
+        for model in self._verifying:
             self._add(self._service, model)
         return (self._service.handlers(),)
 
     def _add(self, service: VerificationService, model: VerifyingModel) -> None:
         info = model.info
-        self._serving.append(model)
         self._offers.append(OfferedModel("verifier", info.model, model.size_bytes, info.vocabulary, info.behind))
         service.add(model)
 
     def _listening(self) -> None:
-        for model in self._serving:
+        for model in self._verifying:
             self._begin(model)
 
     def _begin(self, model: VerifyingModel) -> None:
         model.backend.start()
         self._notify(EventKind.LISTENING, f"{model.name} verifies at {self.address}.")
-
-    async def _serve_another(self, model: VerifyingModel) -> None:
-        """Serve another model from now on, if the server runs; it is closed with it."""
-        if self._service is not None:
-            self._add(self._service, model)
-            self._begin(model)
 
     def _stopping(self, grace: float) -> float:
         self._notify(EventKind.STOPPING, "The verifier finishes running requests, and accepts no new ones.")
@@ -103,7 +101,7 @@ class SessionServer(Listener):
         return grace
 
     async def _release(self) -> None:
-        for model in self._serving:
+        for model in self._verifying:
             await asyncio.to_thread(model.backend.close)
 
 
@@ -132,14 +130,13 @@ class VerifierServer(SessionServer):
         model: Model | None,
         address: Address,
         *,
-        on_event: Callable[[ServerEvent], None] | None = None,
+        on_event: OnEvent | None = None,
         trust: Trust | None = None,
         **options: Any,
     ) -> None:
         """Serve `model` with these `VerifierOptions`; without it, listen, and have devices wait for `use`. See
         `Listener`, and for what it raises also `use`."""
         super().__init__(address, on_event, trust)
-        self._verifying: tuple[VerifyingModel, ...] = ()
         if model is not None:
             self.use(model, VerifierOptions(**options))
 
@@ -181,13 +178,12 @@ class VerifierServer(SessionServer):
             capabilities, vocabulary.fingerprint, vocabulary.size, sampling_of(model.file), model_hash,
             model.chat_template_source,
         )  # fmt: skip
-        verifying = VerifyingModel(
-            info, vocabulary, self._worker, options.max_waiting, model.grammar, model.size_bytes,
-            tokenizer_to_send(model.file, name),
+        self.serve(
+            VerifyingModel(
+                info, vocabulary, self._worker, options.max_waiting, model.grammar, model.size_bytes,
+                tokenizer_to_send(model.file, name),
+            )
         )  # fmt: skip
-        self._verifying = (verifying,)
-        if self._task is not None:
-            run_in_network_loop(self._serve_another(verifying)).result()
 
     @property
     def counters(self) -> Counters:
@@ -200,10 +196,6 @@ class VerifierServer(SessionServer):
 
     def inside(self) -> ColocatedVerifier:
         return self._verifying[0].inside()
-
-    def verifying(self) -> Sequence[VerifyingModel]:
-        """Return the served model; none before `use`."""
-        return self._verifying
 
 
 def serve_verifier(
@@ -272,9 +264,6 @@ def positive(name: str, value: int) -> int:
     return value
 
 
-_TIDY_SECONDS = 1.0
-
-
 class WorkerServer(Listener):
     """Computes layers for several coordinators at once."""
 
@@ -285,18 +274,13 @@ class WorkerServer(Listener):
         cache: WeightCache,
         address: Address,
         *,
-        on_event: Callable[[ServerEvent], None] | None = None,
+        on_event: OnEvent | None = None,
         trust: Trust | None = None,
         stored: StoredLayers | None = None,
         rpc_engine: bool = False,
     ) -> None:
         """With `stored`, other devices may upload layers to its store, and have this device measured. `rpc_engine`:
-        they may also have it run llama.cpp's RPC server, which obeys them and is no sandbox. `on_event` is called from
-        the loop's thread; it must not block.
-
-        Raises:
-            PairingRequired: the address is not loopback, and there is no `trust`.
-        """
+        they may also have it run llama.cpp's RPC server, which obeys them and is no sandbox. See `Listener`."""
         super().__init__(address, trust, on_event)
         self.cache = cache
         self._stored, self._rpc_engine = stored, rpc_engine
@@ -306,10 +290,12 @@ class WorkerServer(Listener):
         """Release all weights."""
         self.cache.evict_unused(everything=True)
 
-    def _handlers(self, guard: AuthInterceptor | None) -> Sequence[grpc.GenericRpcHandler[Any, Any]]:
+    def _handlers(self, guard: AuthInterceptor | None) -> Sequence[Handler]:
         service = WorkerService(self.cache, notify=self._notify, trust=self.trust, guard=guard, stored=self._stored)
         handlers = [service.handlers()]
         if self._rpc_engine:
+            from edgellm.services.server.rpc_engine_service import RpcEngineService
+
             handlers.append(RpcEngineService(self.cache, notify=self._notify, guard=guard).handlers())
         if self._stored is not None:
             measurer = partial(

@@ -1,24 +1,30 @@
-"""The verifier's side of the contract: reads frames, has the backend answer them, writes frames."""
+"""The verifier's side of the contract: reads frames, has a model's backend answer them, writes frames."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 from weakref import WeakValueDictionary
 
 import grpc
 import grpc.aio
 
+from edgellm.engine import ModelFile, Vocabulary
+from edgellm.engine.gguf.tokenizer import tokenizer_file
 from edgellm.errors import (
     SAME_VERSION,
     ContextFull,
     DeviceStuck,
     EdgeError,
     ModelNotFound,
+    ModelUnsupported,
     PeerTooNew,
     PeerTooOld,
     ProtocolError,
@@ -30,21 +36,102 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, caller_id
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, check_version, parse_message
-from edgellm.services.handshake import PREPARING, first_different_block
-from edgellm.services.server.listener import EventKind, Notify, Service, write_in_time
+from edgellm.services.handshake import PREPARING, VerifierInfo, first_different_block
+from edgellm.services.server.listener import EventKind, Handler, Notify, Service, Statuses, next_message, write_in_time
 from edgellm.services.server.session_grammar import GrammarOwner, SessionGrammar
-from edgellm.services.server.verifying_model import VerifyingModel, find_model
-from edgellm.services.verification_codec import (
-    read_sampling,
-    read_verify,
-    write_verdict,
-)
+from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, write_verdict, write_wanted
+from edgellm.spec.constraint import GrammarState
 from edgellm.spec.types import Sampling
 from edgellm.spec.verifier import Tenant, VerifyRequest
-from edgellm.verifier.fairness import Pacing
+from edgellm.verifier.fairness import Pacing, Queue
+from edgellm.verifier.in_process import ColocatedVerifier, VerifierBackend
 from edgellm.verifier.judgement import Answer, MissingPrefix
 
+_log = logging.getLogger(__name__)
+_TOKENIZER_PART = 2**16  # bytes that a device must read in time
+_SHORTEST_BUSY_MS = 50
+_HELD_SECONDS = 1.0  # longest pause in reading a session that was answered *busy*: the queue may be free sooner
+_MAX_TEMPLATE = MAX_GREETING - 4096  # bytes, so that devices can read the greeting
+
+
+@dataclass(slots=True, eq=False)
+class VerifyingModel:
+    """A model that a server verifies with: its description for devices, and its backend.
+
+    Beyond `max_waiting` requests at once, further ones are answered *busy*, first those of the devices with the most
+    requests. `grammar` returns the grammar of a JSON schema; without it, replies cannot follow one. `size_bytes` is the
+    size of the model's file, 0 if it is unknown: devices choose the largest one. `tokenizer` is the result of
+    `tokenizer_file`, for devices with another tokenizer; b"" if there is none to send.
+    """
+
+    info: VerifierInfo
+    vocabulary: Vocabulary
+    backend: VerifierBackend
+    max_waiting: int
+    grammar: Callable[[str], GrammarState] | None = None
+    size_bytes: int = 0
+    tokenizer: bytes = b""
+    queue: Queue = field(init=False)
+    fingerprint: bytes = field(init=False)
+    bounds: RequestLimits = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.queue = Queue(self.max_waiting)
+        self.fingerprint = bytes.fromhex(self.vocabulary.fingerprint)
+        self.bounds = RequestLimits(self.vocabulary.size, self.info.capabilities.context_length)
+
+    @property
+    def name(self) -> str:
+        return self.info.model
+
+    def inside(self) -> ColocatedVerifier:
+        """Return this verifier for use in this process; its requests are answered together with devices' requests."""
+        return ColocatedVerifier(self.backend, self.info.capabilities, self.grammar)
+
+    def described(self) -> pb.HelloReply:
+        """Return the description for devices."""
+        info, can = self.info, self.info.capabilities
+        return pb.HelloReply(
+            protocol=PROTOCOL, vocabulary=self.fingerprint, vocabulary_size=self.vocabulary.size, model=info.model,
+            context_length=can.context_length, model_hash=bytes.fromhex(info.model_hash),
+            chat_template=info.chat_template if len(info.chat_template.encode()) <= _MAX_TEMPLATE else "",
+            logprobs=can.logprobs, penalties=can.penalties, grammars=can.grammars, drafts_extra=can.drafts_extra,
+            behind=info.behind, likely_tokens=can.choice.likely, draws_itself=can.choice.draws_itself,
+            tokenizer=hashlib.sha256(self.tokenizer).digest() if self.tokenizer else b"",
+            sampling=write_wanted(info.sampling),
+        )  # fmt: skip
+
+
+def tokenizer_to_send(file: ModelFile, name: str) -> bytes:
+    """Return the tokenizer of `file`, the model of this `name`, as devices are sent it; b"" where it cannot be sent."""
+    with suppress(ModelUnsupported, OSError):  # the tokenizer is too long, or the file has been removed
+        return tokenizer_file(file, name)
+    return b""
+
+
+def find_model(models: Sequence[VerifyingModel], wanted: str) -> VerifyingModel:
+    """Return the model that a device wants; "" is the only one.
+
+    Raises:
+        ModelNotFound: there is no such model, or none is named and there are several; names the models that there are.
+    """
+    if not models:
+        raise ModelNotFound("None of its servers has answered yet.", "Start one of them.")
+    if not wanted and len(models) == 1:
+        return models[0]
+    for model in models:
+        if model.name == wanted:
+            return model
+    named = ", ".join(model.name for model in models)
+    what = f"It does not serve {wanted[:200]!r}, but {named}." if wanted else f"It serves several models: {named}."
+    raise ModelNotFound(what, "Name one of them.")
+
+
 Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class NotReady(EdgeError):
+    """A verifier cannot verify yet: what it does is told to the device, which asks again."""
 
 
 class _Reply:
@@ -67,88 +154,78 @@ class VerificationService(Service):
     """The calls of the contract, for each of several models."""
 
     right = Right.VERIFY
+    statuses: ClassVar[Statuses] = {
+        NotReady: PREPARING,
+        ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+        PeerTooOld: grpc.StatusCode.FAILED_PRECONDITION,
+        PeerTooNew: grpc.StatusCode.FAILED_PRECONDITION,
+        VocabularyMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+        ModelNotFound: grpc.StatusCode.NOT_FOUND,
+        ContextFull: grpc.StatusCode.OUT_OF_RANGE,
+        DeviceStuck: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
 
-    def __init__(
-        self,
-        models: Sequence[VerifyingModel],
-        *,
-        notify: Notify,
-        guard: AuthInterceptor | None = None,
-        preparing: Callable[[], str] = lambda: "",
-    ) -> None:
-        """Serve `models`. With a `guard`, only paired devices with the right to have drafts verified are answered.
-        `preparing` returns what is done before there is a model, for devices; "" if nothing is."""
+    def __init__(self, *, notify: Notify, guard: AuthInterceptor | None = None) -> None:
+        """Serve no model yet. With a `guard`, only paired devices with the right to have drafts verified are
+        answered."""
         super().__init__(notify, guard)
-        self._models = tuple(models)
+        self._models: tuple[VerifyingModel, ...] = ()
         self._pacing = Pacing()
         self._owners: WeakValueDictionary[str, GrammarOwner] = WeakValueDictionary()
-        self._preparing = preparing
         self._numbers = count(1)
         self._draining = asyncio.get_running_loop().create_future()
+        self.preparing = ""
+        """What is done before there is a model, such as "loading a.gguf"; "" if nothing is."""
 
     def add(self, model: VerifyingModel) -> None:
         """Serve another model from now on."""
         self._models = (*self._models, model)
 
-    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def handlers(self) -> Handler:
         """Return the handlers for `add_generic_rpc_handlers`. They take bytes, to parse only after the guard."""
+        unary, write = grpc.unary_unary_rpc_method_handler, pb.VocabularyBlock.SerializeToString
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Hello": grpc.unary_unary_rpc_method_handler(
-                    self._guarded(self.hello), None, pb.HelloReply.SerializeToString
-                ),
-                "CompareVocabulary": grpc.unary_unary_rpc_method_handler(
-                    self._guarded(self.compare_vocabulary), None, pb.VocabularyBlock.SerializeToString
-                ),
-                "Tokenizer": grpc.unary_stream_rpc_method_handler(self._guarded(self.tokenizer)),
-                "Session": grpc.stream_stream_rpc_method_handler(self._guarded(self.session)),
+                "Hello": unary(self.answering(self.hello), None, pb.HelloReply.SerializeToString),
+                "CompareVocabulary": unary(self.answering(self.compare_vocabulary), None, write),
+                "Tokenizer": grpc.unary_stream_rpc_method_handler(self.answering(self.tokenizer)),
+                "Session": grpc.stream_stream_rpc_method_handler(self.answering(self.session)),
             },
         )
+
+    def _said(self, error: EdgeError) -> str:
+        return error.what
 
     def drain(self) -> None:
         """Answer only requests received so far from now on, and tell every session."""
         if not self._draining.done():
             self._draining.set_result(None)
 
-    async def hello(self, request: bytes, context: Stream) -> pb.HelloReply:
+    async def hello(self, request: bytes, _context: Stream) -> pb.HelloReply:
         """Reply with a description of the model that is asked for. The device compares, so nothing else is read."""
         try:
             wanted = parse_message(pb.HelloRequest, request, MAX_GREETING).model
         except ProtocolError:
             wanted = ""  # the device has another version, as the reply tells it
-        if not self._models and (preparing := self._preparing()):
-            await context.abort(PREPARING, preparing)
-        try:
-            return self._find(wanted).described()
-        except ModelNotFound as error:
-            await context.abort(_STATUS[ModelNotFound], error.what)
-            raise  # abort does not return
+        if not self._models and self.preparing:
+            raise NotReady(self.preparing, "Ask again.")
+        return find_model(self._models, wanted).described()
 
-    async def compare_vocabulary(self, request: bytes, context: Stream) -> pb.VocabularyBlock:
+    async def compare_vocabulary(self, request: bytes, _context: Stream) -> pb.VocabularyBlock:
         """Reply with this side's tokens of the first block that differs."""
-        try:
-            hashes = parse_message(pb.VocabularyHashes, request, MAX_VOCABULARY)
-            return first_different_block(self._find(hashes.model).vocabulary, hashes)
-        except (ProtocolError, ModelNotFound) as error:
-            await context.abort(_STATUS[type(error)], error.what)
-            raise  # abort does not return
+        hashes = parse_message(pb.VocabularyHashes, request, MAX_VOCABULARY)
+        return first_different_block(find_model(self._models, hashes.model).vocabulary, hashes)
 
     async def tokenizer(self, request: bytes, stream: Stream) -> None:
         """Send the tokenizer of the model that is asked for, in parts."""
-        try:
-            model = self._find(parse_message(pb.TokenizerRequest, request, MAX_GREETING).model)
-            if not model.tokenizer:
-                raise ProtocolError("The tokenizer of this model is not sent.", SAME_VERSION)
-            data, size = model.tokenizer, len(model.tokenizer)
-            for at in range(0, size, _TOKENIZER_PART):
-                part = pb.TokenizerPart(data=data[at : at + _TOKENIZER_PART], size=0 if at else size)
-                await write_in_time(stream, part)
-        except (ProtocolError, ModelNotFound, DeviceStuck) as error:
-            await stream.abort(_STATUS[type(error)], error.what)
-
-    def _find(self, wanted: str) -> VerifyingModel:
-        return find_model(self._models, wanted)
+        wanted = parse_message(pb.TokenizerRequest, request, MAX_GREETING).model
+        data = find_model(self._models, wanted).tokenizer
+        if not data:
+            raise ProtocolError("The tokenizer of this model is not sent.", SAME_VERSION)
+        for at in range(0, len(data), _TOKENIZER_PART):
+            part = pb.TokenizerPart(data=data[at : at + _TOKENIZER_PART], size=0 if at else len(data))
+            await write_in_time(stream, part)
 
     async def session(self, _frames: Any, stream: Stream) -> None:
         """Serve one session, from Open to the end of the stream."""
@@ -158,11 +235,11 @@ class VerificationService(Service):
         try:
             await self._serve(session, stream)
         except EdgeError as error:
-            session.end()  # a device that does not read never takes the goodbye
-            self._notify(_event_kind(error), f"Session {number} is closed: {error.what}")
-            await stream.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.what)
+            kind = EventKind.REFUSED if type(error) in self.statuses else EventKind.FAILED
+            self._notify(kind, f"Session {number} is closed: {error.what}")
+            raise
         finally:
-            session.end()
+            session.end()  # before the goodbye, which a device that does not read never takes
             self._notify(EventKind.ENDED, f"Session {number} ends.")
 
     def _tenant(self, stream: Stream) -> Tenant:
@@ -194,23 +271,20 @@ class VerificationService(Service):
             last, again = request.round, False
             if not await self._admitted(model, session.grammar, request, stream):
                 continue
-            answer = await self._answer(model, request, stream)
-            if isinstance(answer, VerifierBusy):
-                await self._push_back(request, answer.seconds, stream)
-                continue
-            if isinstance(answer, EdgeError):
-                raise answer
-            if isinstance(answer, MissingPrefix):
-                again = True
-                need = pb.NeedPrefix(round=request.round, position=answer.position)
-                await write_in_time(stream, pb.VerifierFrame(need_prefix=need))
-                await self._pause(tenant)
-            else:
-                if session.grammar is not None:
-                    session.grammar.observe(request, answer)
-                await write_in_time(stream, write_verdict(request.round, answer))
-                took = 1e3 * answer.seconds
-                _log.debug("session %d: %d of %d accepted, %.1f ms", number, answer.accepted, len(request.draft), took)
+            match await self._answer(model, request, stream):
+                case VerifierBusy() as busy:
+                    await self._push_back(request, busy.seconds, stream)
+                case EdgeError() as error:
+                    raise error
+                case MissingPrefix() as missing:
+                    again = True
+                    need = pb.NeedPrefix(round=request.round, position=missing.position)
+                    await write_in_time(stream, pb.VerifierFrame(need_prefix=need))
+                    await self._pause(tenant)
+                case verdict:
+                    if session.grammar is not None:
+                        session.grammar.observe(request, verdict)
+                    await write_in_time(stream, write_verdict(request.round, verdict))
         if self._draining.done():
             await write_in_time(stream, pb.VerifierFrame(draining=pb.Draining()))
 
@@ -240,10 +314,11 @@ class VerificationService(Service):
             await asyncio.wait({self._draining}, timeout=seconds)
 
     def _opened(self, frame: pb.DeviceFrame) -> tuple[VerifyingModel, Sampling]:
+        """Return the model and the sampling of a session's first frame."""
         if frame.WhichOneof("frame") != "open":
             raise ProtocolError("The first frame is not Open.", SAME_VERSION)
         check_version(frame.open.protocol, PROTOCOL, "the device")
-        model = self._find(frame.open.model)
+        model = find_model(self._models, frame.open.model)
         if frame.open.vocabulary != model.fingerprint:
             raise VocabularyMismatch(
                 "The device expects a verifier with another vocabulary.", "Connect again: they are compared then."
@@ -273,17 +348,12 @@ class VerificationService(Service):
         """Return the next frame; None when the device has finished, or this verifier is draining."""
         if self._draining.done():
             return None
-        reading = asyncio.ensure_future(stream.read())
+        reading = asyncio.ensure_future(next_message(stream, pb.DeviceFrame))
         try:
             await asyncio.wait({reading, self._draining}, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
-                return None
-            data = reading.result()
+            return reading.result() if reading.done() else None
         finally:
             reading.cancel()
-        if not isinstance(data, bytes):  # the end of the stream
-            return None
-        return parse_message(pb.DeviceFrame, data)
 
 
 def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
@@ -294,22 +364,3 @@ def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
 def _milliseconds(seconds: float) -> int:
     """Return a wait for a device in milliseconds, not so short that it would ask all the time."""
     return max(_SHORTEST_BUSY_MS, min(math.ceil(seconds * 1e3), MAX_BUSY_MS))
-
-
-def _event_kind(error: EdgeError) -> EventKind:
-    return EventKind.REFUSED if type(error) in _STATUS else EventKind.FAILED
-
-
-_STATUS = {
-    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
-    PeerTooOld: grpc.StatusCode.FAILED_PRECONDITION,
-    PeerTooNew: grpc.StatusCode.FAILED_PRECONDITION,
-    VocabularyMismatch: grpc.StatusCode.FAILED_PRECONDITION,
-    ModelNotFound: grpc.StatusCode.NOT_FOUND,
-    ContextFull: grpc.StatusCode.OUT_OF_RANGE,
-    DeviceStuck: grpc.StatusCode.RESOURCE_EXHAUSTED,
-}
-_log = logging.getLogger(__name__)
-_TOKENIZER_PART = 2**16  # bytes that a device must read in time
-_SHORTEST_BUSY_MS = 50
-_HELD_SECONDS = 1.0  # longest pause in reading a session that was answered *busy*: the queue may be free sooner

@@ -1,0 +1,182 @@
+"""A link to a service of another device: how to connect, and a stream that notices when the device is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from edgellm.errors import DeviceLost
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, open_channel
+from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.rpc.trust.handshake import connect_authenticated
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.streams import first_of
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A device's timeouts, in seconds except for `silent_beats`.
+
+    A device that owes an answer is lost after `silent_beats` heartbeats without a message (beats are counted here, so
+    that a process that was itself suspended blames no other), or after `stall` in which it computed nothing. Whatever
+    a verifier says meanwhile, a verdict has a deadline of `least` or several times its usual time: see
+    `VerdictDeadline`. Retries start `retry` after a loss and double up to `retry_most`, shortened at random by up to a
+    half.
+    """
+
+    hello: float = HELLO_SECONDS
+    beat: float = HEARTBEAT_SECONDS
+    silent_beats: int = 4
+    stall: float = 30.0
+    least: float = 2.0
+    retry: float = 0.2
+    retry_most: float = 8.0
+
+
+WORKER_TIMING = Timing(silent_beats=12, stall=60.0)
+"""The timeouts of stages: a device loads and computes for others meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A worker's address, and how to connect: with `trust` by mutual TLS, only to `device` if that is known."""
+
+    name: str
+    address: Address
+    trust: Trust | None = None
+    device: DeviceID | None = None
+
+    async def connect(self) -> grpc.aio.Channel:
+        """Return an open channel. Raise TimeoutError without an answer in time."""
+        async with asyncio.timeout(2 * HELLO_SECONDS):
+            if self.trust is None:
+                return open_channel(self.address)
+            return (await connect_authenticated(self.address, self.trust, self.device, HELLO_SECONDS))[0]
+
+    async def ask(self, method: str, request: Message) -> bytes:
+        """Return a worker's answer to one request. Raise DeviceLost without an answer."""
+        try:
+            async with asyncio.timeout(2 * HELLO_SECONDS), await self.connect() as channel:
+                answer: bytes = await channel.unary_unary(method, None, bytes)(request.SerializeToString())
+                return answer
+        except TimeoutError:
+            raise lost(f"{self.name} at {self.address} does not answer.") from None
+        except grpc.aio.AioRpcError as error:
+            raise lost(f"{self.name} at {self.address}: {explained(error)}") from None
+
+
+def lost(what: str) -> DeviceLost:
+    """Return the error for a device that is gone, with its part of a model."""
+    return DeviceLost(what, "The other devices continue if they hold its layers.")
+
+
+def explained(error: grpc.aio.AioRpcError) -> str:
+    """Return a worker's gRPC error as a text for people."""
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return "the server there is not a worker (start one with edgellm serve --role worker)."
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return "it does not answer, or no longer does."
+    return error.details() or error.code().name
+
+
+class PeerWatch:
+    """A watch over a device that owes an answer: it must be alive and make progress."""
+
+    def __init__(self, timing: Timing) -> None:
+        self.beat, self._most, self._stall = timing.beat, timing.silent_beats, timing.stall
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to watch: the device owes an answer from now on."""
+        self._silent, self._mark, self._moved = -1, object(), monotonic()  # the first beat may come at once
+
+    def heard(self) -> None:
+        """Note a message."""
+        self._silent = 0
+
+    def progress(self, mark: object) -> None:
+        """Note the device's progress, which a new `mark` shows."""
+        if mark != self._mark:
+            self._mark, self._moved = mark, monotonic()
+
+    def trouble(self, waited: float) -> str:
+        """Count a heartbeat, for which this process has `waited`; return the trouble as a clause without a subject, ""
+        if there is none."""
+        self._silent += waited < 2 * self.beat  # a longer wait means that this process was late
+        if self._silent >= self._most:
+            return "has stopped responding"
+        if monotonic() - self._moved > self._stall:
+            return f"has made no progress for {self._stall:g} seconds"
+        return ""
+
+
+class Link:
+    """A stream to another device, in the network loop: frames go out in order, and messages come in. Any loss, by
+    `watch` too, ends it."""
+
+    def __init__(self, channel: grpc.aio.Channel, method: str, watch: PeerWatch, *, accepted: bool = False) -> None:
+        """Begin the call. `accepted`: frames after the first wait for the other side's first message, because gRPC
+        hides the reason of a refusal where a frame fails to be sent meanwhile."""
+        self._call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(method, bytes, bytes)()  # type: ignore[call-arg]  # written to
+        self.watch = watch
+        self._frames: asyncio.Queue[tuple[bytes, int]] = asyncio.Queue()
+        self.unsent = 0  # counted frames that are not taken yet
+        self._ended, self._accepted = asyncio.Event(), asyncio.Event()
+        if not accepted:
+            self._accepted.set()
+
+    def send(self, frame: bytes, count: int = 1) -> None:
+        self.unsent += count
+        self._frames.put_nowait((frame, count))
+
+    def end(self) -> None:
+        """End the stream, whatever waits: `run` returns."""
+        self._ended.set()
+
+    async def run(self, take: Callable[[bytes], None], beat: Callable[[float], object] | None = None) -> None:
+        """Call `take` with every message, and `beat` with every heartbeat, until this side or the other ends the
+        stream.
+
+        Raises:
+            grpc.aio.AioRpcError: the stream has failed, or is refused.
+            DeviceLost: the other device is silent, or makes no progress; the text is a clause about it.
+            EdgeError: of `take` and `beat`.
+        """
+        try:
+            await first_of(self._write(), self._read(take), self._beats(beat or self.check), self._ended.wait())
+        finally:
+            self._call.cancel()
+
+    def check(self, waited: float = 0.0) -> None:
+        """Raise DeviceLost if the other device is in trouble."""
+        if trouble := self.watch.trouble(waited):
+            raise DeviceLost(f"it {trouble}.", "Check that it is awake and reachable, and not overloaded.")
+
+    async def _write(self) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader finds the stream ended, and why
+            while True:
+                frame, count = await self._frames.get()
+                await self._call.write(frame)
+                self.unsent -= count
+                await self._accepted.wait()
+        await self._ended.wait()
+
+    async def _read(self, take: Callable[[bytes], None]) -> None:
+        while isinstance(data := await self._call.read(), bytes):
+            self.watch.heard()
+            self._accepted.set()
+            take(data)
+
+    async def _beats(self, beat: Callable[[float], object]) -> None:
+        while True:
+            began = monotonic()
+            await asyncio.sleep(self.watch.beat)
+            beat(monotonic() - began)
