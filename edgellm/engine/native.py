@@ -259,8 +259,8 @@ bind_nonblocking = functools.partial(bind, prototype=ctypes.PYFUNCTYPE)
 
 
 class ProcessExit:
-    """The end of the process: it waits until no daemon thread is inside llama.cpp, whose buffers go, and blocks any that
-    comes later."""
+    """The end of the process: it waits until no daemon thread is inside llama.cpp, whose buffers go, and blocks any
+    that comes later."""
 
     def __init__(self) -> None:
         self._by: int | None = None

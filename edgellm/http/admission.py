@@ -18,7 +18,7 @@ STOPPING = ErrorInfo(
 
 
 class Admission:
-    """Slots for `max_running` replies at once, of which a model may have fewer, and a queue of `max_waiting` requests."""
+    """Slots for `max_running` replies at once, of which a model may have fewer; a queue of `max_waiting` requests."""
 
     def __init__(self, max_running: int, max_waiting: int) -> None:
         self.max_running, self.max_waiting = max_running, max_waiting
@@ -31,7 +31,7 @@ class Admission:
         self._empty.set()
 
     async def acquire(self, model: str = "", most: int | None = None) -> None:
-        """Take a slot of `model`, which writes at most `most` replies at once. Raises ApiError: full (429), or closed."""
+        """Take a slot of `model`, which writes at most `most` at once. Raises ApiError: full (429), or closed."""
         most = most or self.max_running
         if self._of_models.get(model, (0, None))[0] != most:  # the number may change while the model is closed
             self._of_models[model] = most, asyncio.Semaphore(most)

@@ -194,7 +194,7 @@ class ModelHost:
         self._stopped = False
 
     def open(self, served: ServedModel, *, opener: Opener | None = None, catalog: ModelCatalog | None = None) -> None:
-        """Serve `served` by default, and the models of `catalog` by name. An `opener` opens it again once it is closed."""
+        """Serve `served` by default, and a `catalog` by name. An `opener` opens it again once it is closed."""
         self._catalog = catalog
         if opener is not None:
             self._openers[served.name] = opener
@@ -257,7 +257,7 @@ class ModelHost:
         return None if opener is None else await asyncio.to_thread(opener.file)
 
     async def lease(self, name: str | None, keep_alive: float | None = None) -> Lease:
-        """Return a model, by default the server's, opened if need be, to be kept for `keep_alive` seconds after its use.
+        """Return a model, by default the server's, opened if need be, and kept for `keep_alive` seconds after its use.
 
         Raises:
             ApiError: no such model (404), too many wait (429), it is first loaded or waits for memory (503).

@@ -27,9 +27,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from bench.robustness.attack.harness import Attack, Found
 from edgellm.errors import VerifierLost
-from edgellm.http.status import read_plan
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
+from edgellm.http.status import read_plan
 from edgellm.llm import LLM
 from edgellm.llm.model_loading import PairMemory
 from edgellm.rpc.address import Address

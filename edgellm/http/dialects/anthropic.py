@@ -156,7 +156,7 @@ class AnthropicPrompt(ReplyRequest):
         )
 
 
-class AnthropicRequest(AnthropicPrompt, fields.Sampling):
+class AnthropicRequest(AnthropicPrompt, fields.SamplingFields):
     max_tokens: fields.MostTokens = Field(description="The longest reply, with its thought.")
     stream: bool = False
     stop_sequences: fields.Stops = None

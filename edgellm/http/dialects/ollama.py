@@ -49,7 +49,7 @@ Longest = Annotated[
 ]
 
 
-class OllamaOptions(fields.Sampling):
+class OllamaOptions(fields.SamplingFields):
     """The options that have an effect here."""
 
     num_predict: Longest = None

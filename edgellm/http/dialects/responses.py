@@ -89,7 +89,7 @@ class ResponsesReasoning(RequestModel):
     effort: str | None = Field(None, max_length=40, description="Level of thinking; none: no thought.")
 
 
-class ResponsesRequest(ReplyRequest, fields.Sampling):
+class ResponsesRequest(ReplyRequest, fields.SamplingFields):
     input: Text | Annotated[list[ResponsesItem], Field(max_length=4096)]
     instructions: Text = Field("", description="The system prompt; not kept for later requests.")
     previous_response_id: str | None = Field(None, max_length=200, description="Continue that conversation.")

@@ -155,7 +155,7 @@ class RequestModel(BaseModel):
         return data
 
 
-class Sampling(RequestModel):
+class SamplingFields(RequestModel):
     """The parameters of sampling in every API. Null: as the model wants; /status says how."""
 
     temperature: Annotated[float, Field(ge=0.0, le=_MAX_TEMPERATURE)] | None = Field(
@@ -180,7 +180,7 @@ class Sampling(RequestModel):
 
     def sampling(self) -> dict[str, Any]:
         """Return the parameters of sampling."""
-        return {name: getattr(self, name) for name in Sampling.model_fields}
+        return {name: getattr(self, name) for name in SamplingFields.model_fields}
 
 
 class ReplyRequest(RequestModel):

@@ -46,7 +46,7 @@ class ResponseFormat(RequestModel):
     schema_: Schema | None = Field(None, alias="schema", description="As llama.cpp has it.")
 
 
-class GenerationRequest(ReplyRequest, fields.Sampling):
+class GenerationRequest(ReplyRequest, fields.SamplingFields):
     """The parameters that chat completions and completions share."""
 
     stream: bool = Field(False, description="Send server-sent events, with [DONE] at the end.")
