@@ -102,7 +102,7 @@ class Features:
 
     @property
     def gpu(self) -> bool:
-        """Whether layers can be put on a graphics card."""
+        """True if layers can be put on a graphics card."""
         # An RPC server's backend has its address in its name.
         return any(not name.startswith(("CPU", "BLAS", "RPC", "ZenDNN")) for name in self.backends)
 

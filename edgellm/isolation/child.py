@@ -112,7 +112,7 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True while the process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property

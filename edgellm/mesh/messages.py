@@ -137,4 +137,4 @@ class StageLost:
 
 Order: TypeAlias = MicroBatch | AnswerDue | TraceWanted
 Event: TypeAlias = Loaded | MicroBatch | StageAnswer | Failed | StageTrace | StageLost
-"""What a stage posts: a `MicroBatch` has the rows for the next stage."""
+"""A stage's output: a `MicroBatch` has the rows for the next stage."""

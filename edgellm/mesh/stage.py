@@ -98,7 +98,7 @@ class Stage:
         self._changed = threading.Condition()
         self._closed = False
         self._steps = 0
-        self._share = 0.0  # of the file being loaded
+        self._share = 0.0  # share of the file being loaded
         self._used = perf_counter()  # time of the last work
         self._threads = [
             threading.Thread(target=self._run, args=(run,), name=f"stage-{run.__name__}", daemon=True)

@@ -1,4 +1,4 @@
-"""What both sides of a stream to another device share."""
+"""Parts that both sides of a stream to another device share."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class CutRule:
     """The dependence of llama.cpp's graph of an architecture on a layer's number and on the number of layers."""
 
     window: int = 0  # all but every so-manyth layer attend to a window only, if the file has no pattern
-    optional: bool = False  # that is so only where the file has a window
+    optional: bool = False  # the file may have no window
     by_window: bool = False  # only layers with a window have positions; a part without one ends the process
     least: int = 1  # fewest layers with which llama.cpp opens a cache
     period: int = 1  # whether a layer has positions depends on its number modulo this

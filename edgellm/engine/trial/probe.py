@@ -99,7 +99,7 @@ class Probe:
 
     @property
     def tests(self) -> bool:
-        """Whether the trial has the self-test. A model on record needs none: of its architecture, as it is computed
+        """True if the trial has the self-test. A model on record needs none: of its architecture, as it is computed
         here, with this llama.cpp, on a processor, without a card for long batches, and with the default cache."""
         hardware = self.hardware
         known = commit() in PROVEN_COMMITS and self.headers[0].architecture in PROVEN

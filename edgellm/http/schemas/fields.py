@@ -73,7 +73,7 @@ Repeat = Annotated[
 Stop = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
 Stops = Annotated[Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None, BeforeValidator(_without_empty)]
 KeepAlive = float | Annotated[str, Field(max_length=40)] | None
-"""How long the model stays in memory after a request: 5m, 300, -1 for ever, 0 not at all."""
+"""Time that the model stays in memory after a request: 5m, 300, -1 for ever, 0 not at all."""
 Unused = Annotated[JsonValue, Field(description="Accepted, but neither used nor passed on.")]
 
 

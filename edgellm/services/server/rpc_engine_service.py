@@ -50,7 +50,7 @@ class TooManySessions(EdgeError):
     """A device has as many RPC servers as it may have."""
 
 
-class NoSuchSession(EdgeError):
+class SessionGone(EdgeError):
     """A caller has no session of this name."""
 
 
@@ -74,7 +74,7 @@ class RpcEngineService(Service):
         PeerTooNew: grpc.StatusCode.FAILED_PRECONDITION,
         MemoryShort: grpc.StatusCode.FAILED_PRECONDITION,
         TooManySessions: grpc.StatusCode.RESOURCE_EXHAUSTED,
-        NoSuchSession: grpc.StatusCode.NOT_FOUND,
+        SessionGone: grpc.StatusCode.NOT_FOUND,
         EngineFailed: grpc.StatusCode.ABORTED,
     }
 
@@ -181,7 +181,7 @@ class RpcEngineService(Service):
         frame = await next_message(stream, pb.RpcFrame) or pb.RpcFrame()
         session = self._sessions.get(frame.session)
         if session is None or session.owner != self._owner(stream):
-            raise NoSuchSession("The caller has no such session.", "Begin one.")
+            raise SessionGone("The caller has no such session.", "Begin one.")
         try:
             socket = await asyncio.open_connection(HOST, session.server.port, limit=MAX_BUFFER)
         except OSError as error:

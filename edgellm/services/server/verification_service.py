@@ -175,7 +175,7 @@ class VerificationService(Service):
         self._numbers = count(1)
         self._draining = asyncio.get_running_loop().create_future()
         self.preparing = ""
-        """What is done before there is a model, such as "loading a.gguf"; "" if nothing is."""
+        """Work done before there is a model, such as "loading a.gguf"; "" if nothing is."""
 
     def add(self, model: VerifyingModel) -> None:
         """Serve another model from now on."""
