@@ -158,7 +158,7 @@ class RpcHome:
         return max(0, self.tokens_out - 1)
 
     def _timed(self, shares: tuple[StageShare, ...], cost: Floats) -> RpcOption:
-        load, prompt, token = map(float, (cost + (START_SECONDS, 0.0, 0.0)) * (self.cold, 1.0, 1.0))
+        load, prompt, token = map(float, (cost + np.array((START_SECONDS, 0.0, 0.0))) * (self.cold, 1.0, 1.0))
         return RpcOption(shares, load, load + prompt, token, load + prompt + self._further * token)
 
     def _room(self, site: RpcSite | None, head: bool) -> int:

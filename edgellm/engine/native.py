@@ -309,6 +309,10 @@ class NativeGuard:
     def __exit__(self, *_: object) -> None:
         self.busy = False
 
+    def keep(self) -> None:
+        """Never free the object."""
+        self.busy = True
+
 
 class Owned:
     """A pointer from llama.cpp that is freed once: with its last reference, or at interpreter exit.
@@ -328,7 +332,7 @@ class Owned:
 def _free(free: Callable[[int], None], pointer: int, guard: NativeGuard, parent: Owned | None) -> None:
     if guard.busy:
         if parent is not None:
-            parent.guard.busy = True  # it is never freed
+            parent.guard.keep()
         return
     with guard:
         free(pointer)

@@ -258,7 +258,7 @@ class Pipeline:
         with self._lock:
             traces = self._traces = _Traces(len(self.records))
         for record in self.records:
-            record.spans = []
+            record.spans.clear()
             record.host.send(TraceWanted())
         if self.lost is None:
             traces.complete.wait(_TRACE_SECONDS)

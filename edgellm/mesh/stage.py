@@ -253,7 +253,7 @@ class Stage:
                 results.append(self._result(entry, rows, begin))
         end = self._trace.clock
         for entry in group:
-            entry.seconds += end - begin
+            entry.computed(end - begin)
         with self._changed:
             self._trace.record("compute", group[0].batch.number, begin, end)
         for entry, result in zip(group, results, strict=False):

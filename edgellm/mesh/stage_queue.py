@@ -44,6 +44,10 @@ class InFlight:
         """Return the input of the micro-batch's next block."""
         return BlockRows(self.data, self.batch.start, self.batch.session, self.batch.outputs)
 
+    def computed(self, seconds: float) -> None:
+        """Add a pass."""
+        self.seconds += seconds
+
     def advance(self, data: Floats | None = None) -> None:
         """Record that the micro-batch has gone through one more block, with this output; None after the last block."""
         self.at += 1

@@ -27,22 +27,32 @@ Socket = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(slots=True)
-class Traffic:
+class Moved:
     """The bytes that streams have `moved` both ways, and the `monotonic` time of the last bytes to the server, None if
     some have come back since."""
 
     moved: int = 0
     asked_at: float | None = None
 
+    def sent(self, count: int) -> None:
+        """Count bytes to the server."""
+        self.moved += count
+        self.asked_at = monotonic()
+
+    def received(self, count: int) -> None:
+        """Count bytes from the server."""
+        self.moved += count
+        self.asked_at = None
+
 
 async def carry(
     socket: Socket, read: Callable[[], Awaitable[object]], write: Callable[[bytes], Awaitable[None]],
-    session: bytes = b"", traffic: Traffic | None = None,
+    session: bytes = b"", traffic: Moved | None = None,
 ) -> None:  # fmt: skip
     """Carry bytes between a socket and a stream of frames, both ways, until either ends. Each side is read only as fast
     as the other takes it. `session` is named in the first frame, which is sent at once. `traffic` counts the bytes."""
     reader, writer = socket
-    counted = traffic or Traffic()
+    counted = traffic or Moved()
     writer.transport.set_write_buffer_limits(MAX_BUFFER)
 
     async def to_stream() -> None:
@@ -50,16 +60,14 @@ async def carry(
             await write(pb.RpcFrame(session=session).SerializeToString())
         while data := await reader.read(MAX_DATA):
             await write(pb.RpcFrame(data=data).SerializeToString())
-            counted.moved += len(data)
-            counted.asked_at = monotonic()
+            counted.sent(len(data))
 
     async def to_socket() -> None:
         while isinstance(message := await read(), bytes):
             data = parse_message(pb.RpcFrame, message).data
             if len(data) > MAX_DATA:
                 raise ProtocolError(f"A frame has {len(data)} bytes.", SAME_VERSION)
-            counted.moved += len(data)
-            counted.asked_at = None
+            counted.received(len(data))
             writer.write(data)
             await writer.drain()
 

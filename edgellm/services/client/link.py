@@ -118,7 +118,7 @@ class PeerWatch:
         return ""
 
 
-class Link:
+class ServiceLink:
     """A stream to another device, in the network loop: frames go out in order, and messages come in. Any loss, by
     `watch` too, ends it."""
 

@@ -22,7 +22,7 @@ from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, network_loop, run_in_network_loop
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.versions import check_version, parse_message
-from edgellm.services.client.link import Endpoint, Link, PeerWatch, Timing, explained, lost
+from edgellm.services.client.link import Endpoint, PeerWatch, ServiceLink, Timing, explained, lost
 from edgellm.services.rpc_tunnel import (
     MAX_BUFFER,
     OFFER,
@@ -30,8 +30,8 @@ from edgellm.services.rpc_tunnel import (
     SERVE,
     SESSION_BYTES,
     TUNNEL,
+    Moved,
     Socket,
-    Traffic,
     carry,
 )
 
@@ -87,10 +87,10 @@ class RpcSession:
             protocol=RPC_ENGINE, session=os.urandom(SESSION_BYTES), memory=memory, weights=weights, name=model
         )
         self.lost: Future[EdgeError] = Future()
-        self.traffic = Traffic()
+        self.traffic = Moved()
         self._watch = PeerWatch(Timing(beat=beat, silent_beats=_SILENT_BEATS, stall=inf))
         self._client: int | None = None
-        self._link: Link | None = None
+        self._link: ServiceLink | None = None
         self._closed = False
         self._blamed: EdgeError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -158,7 +158,7 @@ class RpcSession:
             task.add_done_callback(self._tasks.discard)
 
         listener = await asyncio.start_server(connected, HOST, 0, limit=MAX_BUFFER)
-        link = self._link = Link(channel, SERVE, self._watch)
+        link = self._link = ServiceLink(channel, SERVE, self._watch)
         link.send(pb.RpcOrder(begin=self.begin).SerializeToString())
         latest = monotonic() + _STARTING_SECONDS
 

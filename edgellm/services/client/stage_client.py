@@ -35,7 +35,7 @@ from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parse_message
-from edgellm.services.client.link import WORKER_TIMING, Endpoint, Link, PeerWatch, Timing, explained, lost
+from edgellm.services.client.link import WORKER_TIMING, Endpoint, PeerWatch, ServiceLink, Timing, explained, lost
 from edgellm.services.client.verifier_selection import trust_for
 from edgellm.services.mesh_codec import ENGINE, HOLDS, MESH, WORK, read_event, write_order, write_work
 from edgellm.spec.verifier import VerifyRequest
@@ -110,7 +110,7 @@ class RemoteStageHost:
         self._expected: dict[int, VerifyRequest] = {}
         self._orders: list[bytes] = []  # until there is a link
         self._work: StageSpec | None = None
-        self._link: Link | None = None
+        self._link: ServiceLink | None = None
         self._closed = self._reports_idle = False
 
     @property
@@ -159,7 +159,7 @@ class RemoteStageHost:
         ended = StageLost(lost("it has ended the stage."))
         try:
             channel = await self.endpoint.connect()
-            link = self._link = Link(channel, WORK, PeerWatch(self._timing), accepted=True)
+            link = self._link = ServiceLink(channel, WORK, PeerWatch(self._timing), accepted=True)
             for order in self._orders:
                 link.send(order)
 
@@ -188,7 +188,7 @@ class RemoteStageHost:
             if not self._closed:
                 post(ended)
 
-    def _take(self, data: bytes, link: Link, work: StageSpec, post: Post) -> None:
+    def _take(self, data: bytes, link: ServiceLink, work: StageSpec, post: Post) -> None:
         report = parse_message(pb.Report, data)
         if report.WhichOneof("report") == "working":  # an idle device need not make any progress
             self._reports_idle = not report.working.round and report.progress >= len(work.layers)

@@ -19,7 +19,7 @@ from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parse_message
 from edgellm.services.client.connection import Connection, OnWait, Target
-from edgellm.services.client.link import Link, PeerWatch, Timing
+from edgellm.services.client.link import PeerWatch, ServiceLink, Timing
 from edgellm.services.handshake import VerifierInfo
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify
 from edgellm.spec.lost_verifier import VerdictWork
@@ -63,8 +63,16 @@ class SentRequest:
         self.position = position
         rest = replace(self.request, position=position, prefix=self.request.prefix[position:])
         data = write_verify(rest).SerializeToString()
-        self.bytes_up += len(data)
+        self.sent(data)
         return data
+
+    def sent(self, data: bytes) -> None:
+        """Count a frame to the verifier."""
+        self.bytes_up += len(data)
+
+    def received(self, data: bytes) -> None:
+        """Count a frame from the verifier."""
+        self.bytes_down += len(data)
 
     @property
     def work(self) -> VerdictWork:
@@ -97,7 +105,7 @@ class Stream:
     def __init__(self, connection: Connection, opening: bytes, vocabulary: int) -> None:
         """`opening` is the first frame; verdicts bring ids below `vocabulary`. Connects with the first request."""
         self._connection, self._opening, self._vocabulary = connection, opening, vocabulary
-        self._link: Link | None = None
+        self._link: ServiceLink | None = None
         self._asked: SentRequest | None = None
         self._beats = 0  # since the request
         self._sent = 0.0  # time of the request
@@ -112,9 +120,9 @@ class Stream:
             if (channel := self._connection.loop_channel()) is None:
                 asked.fail(lost("The verifier is not reachable."))
                 return
-            self._link = Link(channel, SESSION, PeerWatch(self._connection.timing))
+            self._link = ServiceLink(channel, SESSION, PeerWatch(self._connection.timing))
             self._link.send(self._opening)
-            asked.bytes_up += len(self._opening)
+            asked.sent(self._opening)
             self._connection.loop_task(self._live(self._link, channel))
         self._asked, self._beats, self._sent = asked, 0, monotonic()
         self._link.watch.begin()
@@ -132,7 +140,7 @@ class Stream:
         if asked is not None:
             asked.fail(error)
 
-    async def _live(self, link: Link, channel: grpc.aio.Channel) -> None:
+    async def _live(self, link: ServiceLink, channel: grpc.aio.Channel) -> None:
         try:
             await link.run(self._take, self._beat)
             self._end(lost("The verifier has ended the session."))
@@ -167,7 +175,7 @@ class Stream:
         asked, link = self._asked, self._link
         if kind is None or asked is None or link is None or getattr(frame, kind).round != asked.request.round:
             raise ProtocolError("The verifier sent an answer without a request.", SAME_VERSION)
-        asked.bytes_down += len(data)
+        asked.received(data)
         if kind == "verdict":
             verdict = read_verdict(frame.verdict, asked.request, self._vocabulary)
             self._asked = None

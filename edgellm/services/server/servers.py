@@ -59,7 +59,7 @@ class SessionServer(Listener):
         """Note the work before the first model is served, such as "loading a.gguf", for devices that ask meanwhile."""
         self._preparing = doing
         if self._service is not None:
-            self._service.preparing = doing
+            self._service.prepare(doing)
 
     def serve(self, model: VerifyingModel) -> None:
         """Serve another model from now on; it is closed with the server. Any thread may call this."""
@@ -76,7 +76,7 @@ class SessionServer(Listener):
 
     def _handlers(self, guard: AuthInterceptor | None) -> Sequence[Handler]:
         self._service = VerificationService(notify=self._notify, guard=guard)
-        self._service.preparing = self._preparing
+        self._service.prepare(self._preparing)
         for model in self._verifying:
             self._add(self._service, model)
         return (self._service.handlers(),)

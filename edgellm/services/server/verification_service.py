@@ -174,8 +174,11 @@ class VerificationService(Service):
         self._owners: WeakValueDictionary[str, GrammarOwner] = WeakValueDictionary()
         self._numbers = count(1)
         self._draining = asyncio.get_running_loop().create_future()
-        self.preparing = ""
-        """Work done before there is a model, such as "loading a.gguf"; "" if nothing is."""
+        self._preparing = ""  # or the work before there is a model, such as "loading a.gguf"
+
+    def prepare(self, doing: str) -> None:
+        """Note the work before there is a model."""
+        self._preparing = doing
 
     def add(self, model: VerifyingModel) -> None:
         """Serve another model from now on."""
@@ -208,8 +211,8 @@ class VerificationService(Service):
             wanted = parse_message(pb.HelloRequest, request, MAX_GREETING).model
         except ProtocolError:
             wanted = ""  # the device has another version, as the reply tells it
-        if not self._models and self.preparing:
-            raise NotReady(self.preparing, "Ask again.")
+        if not self._models and self._preparing:
+            raise NotReady(self._preparing, "Ask again.")
         return find_model(self._models, wanted).described()
 
     async def compare_vocabulary(self, request: bytes, _context: Stream) -> pb.VocabularyBlock:
