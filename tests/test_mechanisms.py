@@ -1,0 +1,68 @@
+"""Each mechanism is a file or folder, and at most a line in a table: the rest works without it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+IMPORTS = """
+import importlib, pkgutil, edgellm
+for module in pkgutil.walk_packages(edgellm.__path__, "edgellm."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """The `paths` of a mechanism below `edgellm/`, separated by spaces; the `table` that names it, and a part of its
+    line there."""
+
+    paths: str
+    table: str = ""
+    line: str = ""
+
+
+MECHANISMS = {
+    "reuse": Mechanism("spec/ngram/reuse.py"),
+    "calibration": Mechanism("spec/ngram/calibration.py"),
+    "graph switching": Mechanism("coldstart/graph_switching.py"),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_the_rest_works_without_a_mechanism(name: str, tmp_path: Path) -> None:
+    mechanism = MECHANISMS[name]
+    shutil.copytree(ROOT / "edgellm", tmp_path / "edgellm", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    for path in (tmp_path / "edgellm" / path for path in mechanism.paths.split()):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if mechanism.table:
+        table = tmp_path / "edgellm" / mechanism.table
+        lines = table.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if mechanism.line not in line]
+        assert len(kept) == len(lines) - 1
+        table.write_text("".join(kept), encoding="utf-8")
+    _run(tmp_path, "-c", IMPORTS)
+    said = _run(tmp_path, "-m", "edgellm", "chat", "Where is my mug?", "--max-tokens", "8", "--json")
+    assert '"text"' in said
+    _run(tmp_path, "-m", "edgellm", "mesh", "plan", "--preset", "csgo", "--json")
+
+
+def _run(tree: Path, *words: str) -> str:
+    """Run Python with the tree's package, and return its standard output."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "EDGELLM_HOME": str(tree / "home")}
+    done = subprocess.run([sys.executable, *words], env=environment, cwd=tree, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
