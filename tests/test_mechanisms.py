@@ -63,6 +63,8 @@ def test_the_rest_works_without_a_mechanism(name: str, tmp_path: Path) -> None:
 def _run(tree: Path, *words: str) -> str:
     """Run Python with the tree's package, and return its standard output."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "EDGELLM_HOME": str(tree / "home")}
-    done = subprocess.run([sys.executable, *words], env=environment, cwd=tree, capture_output=True, text=True)
+    done = subprocess.run(
+        (sys.executable, *words), check=False, env=environment, cwd=tree, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
