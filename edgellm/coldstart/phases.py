@@ -3,7 +3,7 @@
 Beyond the papers: CSGO plans one placement for the first token (2.3), and CoordGen switches graphs of one device while
 it reads a prompt (3.2). Here the computations that hide a load are tokens. With t seconds per token, the k tokens
 written while a block j loads hide its load if k t >= load(j) (CoordGen's equation 1), and the block moves after the
-least such k (equation 2), once its cache is there, too: at a token's end, so that no token waits for a load.
+least such k (equation 2), once it has read the text, too: at a token's end, so that no token waits for a load.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 
-from edgellm.coldstart.hardware import sending
 from edgellm.coldstart.home import Home, restrict_to_stored
 from edgellm.coldstart.problem import (
     Cut,
@@ -33,10 +30,7 @@ from edgellm.coldstart.problem import (
 )
 from edgellm.coldstart.reply_search import fastest_reply
 from edgellm.errors import InvalidOption
-from edgellm.layer_range import HERE
 
-CacheSource = Literal["recomputed", "sent"]
-"""The way of a block's cache to its new device: computed again from the text, or sent over the line."""
 WRITING = 1024
 """Tokens after which only the time per token counts."""
 OPENING = 0.25
@@ -64,12 +58,10 @@ class Contention:
 class PhaseProblem:
     """A reply in a home, and the costs of moving between placements.
 
-    `sends_caches`: whether keys and values can be sent, by way of this device if it is one of the home's. `opening`:
-    seconds before the loads of a move begin.
+    `opening`: seconds before the loads of a move begin.
     """
 
     home: Home
-    sends_caches: bool = False
     contention: Contention = Contention()
     opening: float = OPENING
 
@@ -89,36 +81,27 @@ class PhaseProblem:
         return self._restricted[1]
 
     @cached_property
-    def cache(self) -> Floats:
-        """The bytes of keys and values of a token, (L,)."""
-        return np.array(self.home.model.cache_bytes)
-
-    @cached_property
     def kept(self) -> Floats:
         """The bytes of keys and values that a second open placement needs as well, (L,)."""
-        kept: Floats = np.maximum(self.home.overhead.layer, self.cache * (self.home.tokens_in + self.home.tokens_out))
+        tokens = self.home.tokens_in + self.home.tokens_out
+        kept: Floats = np.maximum(self.home.overhead.layer, np.array(self.home.model.cache_bytes) * tokens)
         return kept
 
     def reading(self, tokens: int) -> Task:
         """Return the problem of reading so many tokens with all layers loaded."""
         return replace(self.home, tokens_in=tokens, tokens_out=0, cold=False).task()
 
-    def send_seconds(self, size: float) -> Floats:
-        """Return the seconds in which `size` bytes get from the row's device to the column's, (K, K)."""
-        return sending(self.home.devices, size, self.home.links)
-
 
 @dataclass(frozen=True, slots=True)
 class Move:
     """Layers that change their devices at a token's end, after which the model lies as in `cut`.
 
-    Lacking layers are loaded at `loaded`, and caches are there at `ready`. The placement takes over after `token`
+    Lacking layers are loaded at `loaded`, and the text is read at `ready`. The placement takes over after `token`
     tokens, at `seconds`.
     """
 
     cut: Cut
     loaded: float
-    cache: CacheSource
     ready: float
     token: int
     seconds: float
@@ -174,21 +157,6 @@ def lacking(problem: PhaseProblem, holders: Ints, cut: Cut) -> dict[int, float]:
     return found
 
 
-def cache_seconds(problem: PhaseProblem, before: Cut, after: Cut, tokens: int) -> tuple[float, CacheSource]:
-    """Return the seconds until `after` has the cache of `tokens` tokens, and the cheaper way: computed again by all of
-    its stages, or sent from the devices that have it. All of it passes the coordinator, even if its device stays."""
-    read = makespan(problem.reading(max(1, tokens)), after)
-    if not problem.sends_caches:
-        return read, "recomputed"
-    old, new, sent = owners(problem.task, before), owners(problem.task, after), 0.0
-    coordinator = problem.home.names.index(HERE) if HERE in problem.home.names else None
-    for giver, taker in sorted({(int(a), int(b)) for a, b in zip(old, new, strict=True)}):
-        size = float(problem.cache[(old == giver) & (new == taker)].sum()) * tokens
-        way = [giver, taker] if coordinator is None else [giver, coordinator, taker]
-        sent += sum(float(problem.send_seconds(size)[a, b]) for a, b in pairwise(way) if a != b)
-    return (sent, "sent") if sent < read else (read, "recomputed")
-
-
 def steady(problem: PhaseProblem, cut: Cut) -> PhasedReply:
     """Return the times of a reply that one placement writes from beginning to end."""
     first = makespan(problem.task, cut)
@@ -199,8 +167,8 @@ def moving(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply | None
     """Return the times of a reply that `start` begins, and `target` takes over; None if it ends before that.
 
     The loads begin with the request if only devices without a part in `start` load, else after the first token. From
-    the next token's end on, the caches come, while tokens are written; and at the next token's end after that the
-    placement takes over.
+    the next token's end on, the stages of `target` read the text, while tokens are written; and at the next token's end
+    after that the placement takes over.
     """
     task, contention, last = problem.task, problem.contention, problem.home.tokens_out
     token = max(per_token(task, start), _NO_TIME)
@@ -227,11 +195,10 @@ def moving(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply | None
     if written >= last:
         return None
     text = int(written)
-    took, source = cache_seconds(problem, start, target, problem.home.tokens_in + text)
-    reading: dict[int, float] = {}  # the share of that time in which each device reads the text
-    if source == "recomputed":
-        spans = timeline(problem.reading(problem.home.tokens_in + text), target)
-        reading = {span.device: span.compute / max(spans[-1].finish, _NO_TIME) for span in spans}
+    spans = timeline(problem.reading(problem.home.tokens_in + text), target)
+    took = spans[-1].finish
+    # the share of that time in which each device reads the text
+    reading = {span.device: span.compute / max(took, _NO_TIME) for span in spans}
     slowed = {device: 1.0 + (contention.reading - 1.0) * share for device, share in reading.items()}
     slow, busy = _beside(task, start, slowed)
     took *= 1.0 + (contention.reading - 1.0) * sum(share * busy.get(device, 0.0) for device, share in reading.items())
@@ -243,7 +210,7 @@ def moving(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply | None
     then, missed = per_token(task, target), int(written) - text
     next_token = then if missed < 1 else max(then, makespan(problem.reading(missed + 1), target))
     seconds = clock + next_token + (last - written - 1.0) * then
-    return PhasedReply(start, first, seconds, Move(target, loaded, source, ready, int(written), clock))
+    return PhasedReply(start, first, seconds, Move(target, loaded, ready, int(written), clock))
 
 
 def _token_end(clock: float, written: float, token: float) -> tuple[float, float]:

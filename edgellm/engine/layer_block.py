@@ -14,7 +14,6 @@ from edgellm.engine import native
 from edgellm.engine.context import Context
 from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.graph_hooks import Capture
-from edgellm.engine.kv.layer_rows import LayerRows
 from edgellm.engine.kv.sequences import NO_ID, SeqRows
 from edgellm.engine.model import Model
 from edgellm.engine.vocabulary import Floats, Ids
@@ -137,14 +136,6 @@ class Block:
     def length(self, seq: int = 0) -> int:
         """Return the number of positions in a sequence's cache."""
         return self._context.length(seq)
-
-    def layer_rows(self, positions: int, seq: int = 0) -> list[LayerRows] | None:
-        """Return the block's keys and values, as `Context.layer_rows`."""
-        return self._context.layer_rows(positions, seq)
-
-    def adopt(self, layers: Sequence[LayerRows], seq: int = 0) -> bool:
-        """Take keys and values for a sequence, as `Context.adopt`."""
-        return len(layers) == self._last + 1 and self._context.adopt(layers, seq)
 
     def clear(self, seq: int = 0) -> None:
         """Empty a sequence."""

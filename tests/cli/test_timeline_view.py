@@ -26,7 +26,7 @@ def test_a_short_computation_at_the_end_is_drawn(begin: float) -> None:
 
 
 def test_a_reply_in_phases_shows_its_moves_beside_the_plan() -> None:
-    planned = Move(((0, 12),), 2.0, "recomputed", 2.5, 40, 2.6)
+    planned = Move(((0, 12),), 2.0, 2.5, 40, 2.6)
     move = MeasuredMove((StageShare(HERE, LayerRange(0, 12)),), 43, 2.25, 2.75, 3.0, planned)
     console = Console(width=100, record=True, file=StringIO())
     plan = PlanOption((), 1.0, 0.02, 5.0)

@@ -19,7 +19,6 @@ from edgellm.coldstart.phases import (
     Contention,
     PhasePlan,
     PhaseProblem,
-    cache_seconds,
     fit_together,
     moving,
     plan_phases,
@@ -27,7 +26,6 @@ from edgellm.coldstart.phases import (
 )
 from edgellm.coldstart.plan import solve
 from edgellm.coldstart.problem import Cut, fits, makespan, per_token
-from edgellm.layer_range import HERE
 
 MODEL = ModelCosts.of(TransformerShape(12, 896, 14, 2, 64, 4864), "small")
 NONE = Contention(1.0, 1.0, 1.0)
@@ -58,9 +56,9 @@ WIDE: Cut = ((0, 4), (1, 4), (2, 4))
 ALONE: Cut = ((0, 12),)
 
 
-def problem_of(tokens: int, devices: Sequence[Device] = (), tokens_in: int = 8, *, sends: bool = False) -> PhaseProblem:
+def problem_of(tokens: int, devices: Sequence[Device] = (), tokens_in: int = 8) -> PhaseProblem:
     """The problem of a reply of so many tokens, by default in the wide home."""
-    return PhaseProblem(Home(devices or wide_home(), MODEL, tokens_in, tokens), sends_caches=sends)
+    return PhaseProblem(Home(devices or wide_home(), MODEL, tokens_in, tokens))
 
 
 def planned(problem: PhaseProblem, *starts: Cut) -> PhasePlan | None:
@@ -69,10 +67,10 @@ def planned(problem: PhaseProblem, *starts: Cut) -> PhasePlan | None:
     return None if first is None else plan_phases(problem, starts or [first.cut])
 
 
-@given(st.integers(0, 100_000), st.sampled_from([1, 2, 16, 64, 256]), st.booleans())
+@given(st.integers(0, 100_000), st.sampled_from([1, 2, 16, 64, 256]))
 @settings(max_examples=20)
-def test_a_plan_stays_or_moves_where_that_pays_and_is_in_order(seed: int, tokens: int, sends: bool) -> None:
-    problem = problem_of(tokens, home(seed, 2 + seed % 3), 64, sends=sends)
+def test_a_plan_stays_or_moves_where_that_pays_and_is_in_order(seed: int, tokens: int) -> None:
+    problem = problem_of(tokens, home(seed, 2 + seed % 3), 64)
     found = planned(problem)
     if found is None:
         return
@@ -100,8 +98,7 @@ def test_a_placement_takes_over_after_the_least_tokens_that_hide_its_load() -> N
     load = float(problem.task.load[0, 4:].sum())
     token, then = per_token(problem.task, WIDE), per_token(problem.task, ALONE)
     hidden = math.ceil(load / token)
-    reading, source = cache_seconds(problem, WIDE, ALONE, 2 + hidden)
-    assert source == "recomputed"
+    reading = makespan(problem.reading(2 + hidden), ALONE)
     assert reply.move.token == 1 + hidden + math.ceil(reading / token)
     assert reply.move.loaded == pytest.approx(reply.ttft + load)
     assert reply.move.seconds == pytest.approx(reply.ttft + (reply.move.token - 1) * token)
@@ -135,19 +132,6 @@ def test_contention_makes_moves_dearer() -> None:
     assert quiet is not None
     assert busy is not None
     assert quiet.seconds < busy.seconds
-
-
-def test_a_cache_is_sent_where_that_is_cheaper() -> None:
-    problem = problem_of(64, tokens_in=2000, sends=True)
-    sent, source = cache_seconds(problem, WIDE, ALONE, 2000)
-    read, _ = cache_seconds(replace(problem, sends_caches=False), WIDE, ALONE, 2000)
-    assert source == "sent"
-    assert sent < read
-    slow = problem_of(64, [replace(one, uplink=1e4) for one in wide_home()], 2000, sends=True)
-    assert cache_seconds(slow, WIDE, ALONE, 2000)[1] == "recomputed"
-    here = [replace(one, name=name) for one, name in zip(wide_home(), ("a", HERE, "c"), strict=True)]
-    passing = problem_of(64, here, 2000, sends=True)  # to the coordinator first, also from the device itself
-    assert cache_seconds(passing, WIDE, ALONE, 2000)[0] > sent
 
 
 def test_layers_that_are_absent_are_not_moved_to() -> None:
