@@ -16,11 +16,11 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 from edgellm.engine import LMHead, Model, to_f32
-from edgellm.engine.ggml_rpc.backend import is_compiled_in
 from edgellm.engine.hardware import ALL_LAYERS
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.native import LIBRARY
 from edgellm.llm import LLM
+from edgellm.rpc_engine.backend import is_compiled_in
 from edgellm.spec.drafting.cost_curve import CostCurve
 from testkit.gguf.architectures import Mtp, write
 from testkit.processes.rpc_device import DEVICES, require_device

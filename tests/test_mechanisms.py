@@ -33,6 +33,11 @@ class Mechanism:
 MECHANISMS = {
     "reuse": Mechanism("spec/ngram/reuse.py"),
     "calibration": Mechanism("spec/ngram/calibration.py"),
+    "rpc engine": Mechanism(
+        "rpc_engine rpc/protos/rpc_engine.proto rpc/protos/rpc_engine_pb2.py rpc/protos/rpc_engine_pb2.pyi",
+        "mesh/__init__.py",
+        '"rpc": ',
+    ),
     "graph switching": Mechanism("coldstart/graph_switching.py"),
 }
 

@@ -15,6 +15,7 @@ import psutil
 
 from edgellm import system
 from edgellm.errors import TrustUnusable
+from edgellm.mesh import ENGINES, part_of
 from edgellm.places import data_dir
 from edgellm.rpc.trust.identity import Identity, trust_folder
 from edgellm.rpc.trust.peer_store import Peers
@@ -94,7 +95,8 @@ def _library() -> Iterator[Finding]:
         what = f"Its code for this processor's matrix extension (AMX) is not used: {failure}."
         yield note("llama.cpp", what, f"For more speed, compile it without AMX: {flags_off} {how_to_compile()}")
     yield from _graphics_cards(found.gpu)
-    yield rpc_engine()
+    if "rpc" in ENGINES:
+        yield rpc_engine()
     if not found.mmap:
         yield note("llama.cpp", "It was compiled without mmap, so models load slowly.", "Compile it with mmap support.")
 
@@ -135,9 +137,8 @@ def _unused_card() -> str | None:
 
 def rpc_engine() -> Finding:
     """Report the server of llama.cpp's RPC here, by which devices hold models that cannot be cut into layers."""
-    from edgellm.engine.ggml_rpc.backend import how_to_compile, server_kind
-
-    what, program = server_kind()
+    backend = part_of("rpc", "backend")
+    what, program = backend.server_kind()
     if what and program is None:
         return fine("rpc engine", f"Served by {what}.")
     if what:
@@ -146,7 +147,7 @@ def rpc_engine() -> Finding:
     else:
         what = "Nothing here serves llama.cpp's RPC, by which devices share uncut models."
         next_step = "If you need it, compile llama.cpp with it:"
-    return note("rpc engine", what, f"{next_step} {how_to_compile()}")
+    return note("rpc engine", what, f"{next_step} {backend.how_to_compile()}")
 
 
 def processor(threads: int, processors: int) -> Finding:

@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.coldstart.home import Home, MemoryOverhead, Objective
 from edgellm.coldstart.problem import Stop
-from edgellm.coldstart.rpc_plan import RpcHome, RpcSite, plan_rpc
 from edgellm.engine import GgufHeader, ModelFile, costs_of, dimensions
-from edgellm.engine.ggml_rpc import backend
-from edgellm.engine.ggml_rpc.model_process import ContextSizes
 from edgellm.engine.gguf.cuttable import cut_points
-from edgellm.engine.hardware import N_BATCH, ON_PROCESSOR, Hardware
+from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import check_context, trained_positions
-from edgellm.errors import EdgeError, InvalidOption, ModelUnsupported
+from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ModelUnsupported
 from edgellm.layer_range import HERE, StageShare
+from edgellm.mesh import EngineName, part_of
 from edgellm.mesh.fleet_file import Fleet
-from edgellm.mesh.ggml_rpc.placement import MARGIN, RpcPlacement, beside_weights
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MAX_ROWS
-from edgellm.mesh.model_costs import model_costs, rpc_costs
+from edgellm.mesh.model_costs import model_costs
 from edgellm.mesh.pipeline import LocalStageHost, StageHost
 from edgellm.mesh.placement import Placement, missing, place, with_phases
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
@@ -33,13 +30,11 @@ from edgellm.storage.layers.manifest import layers_per_piece
 if TYPE_CHECKING:
     from edgellm.mesh.fleet_profiler import Survey
     from edgellm.rpc.discovery.workers import Worker
-    from edgellm.services.client.rpc_session import RpcOffer
 
 POSITIONS = 4096  # default tokens of a prompt and its reply
 PLAN_SECONDS = 5.0  # seconds of planning, after which the best plan so far is taken
 PHASE_SECONDS = 1.0  # seconds of planning a reply in phases: devices wait for it before they load
 
-EngineName = Literal["stages", "rpc"]
 Asked = Sequence[tuple[Device, Device | EdgeError]]
 """Devices as measured, each with its present state and layers, or the reason why it cannot be used."""
 
@@ -65,22 +60,22 @@ def choose_engine(file: ModelFile, asked: Literal["auto", "stages", "rpc"] = "au
     """Return the engine that was `asked` for; else stages if the model's layers can be cut, and RPC if not.
 
     Raises:
-        ModelUnsupported: its layers cannot be cut, and this llama.cpp has no RPC backend.
+        ModelUnsupported: its layers cannot be cut, and there is no RPC here.
         EngineFailed: RPC was asked for, and this llama.cpp has no backend for it.
     """
     if asked != "auto":
         if asked == "rpc":
-            backend.require()
+            part_of("rpc", "backend").require()
         return EngineChoice(asked, "asked for")
     try:
         cut_points(file.header)
     except ModelUnsupported as error:
-        if backend.is_compiled_in():
-            return EngineChoice("rpc", error.what)
-        raise ModelUnsupported(
-            error.what,
-            f"Run it over llama.cpp's RPC instead, which it has to be compiled with: {backend.how_to_compile()}",
-        ) from None
+        try:
+            part_of("rpc", "backend").require()
+        except EngineFailed as missing:
+            next_step = f"Run it over llama.cpp's RPC instead. {missing.what} {missing.next_step}"
+            raise ModelUnsupported(error.what, next_step) from None
+        return EngineChoice("rpc", error.what)
     return EngineChoice("stages", "its layers can be cut: each device loads its own, and all do so at once")
 
 
@@ -236,57 +231,3 @@ def _asked(devices: Sequence[Device], whole: WholeModel, workers: Mapping[str, W
 
     with ThreadPoolExecutor(len(devices)) as pool:
         return list(pool.map(ask, devices))
-
-
-def context_sizes(file: ModelFile, context: int | None, sessions: int, hardware: Hardware) -> ContextSizes:
-    """Return the sizes of a context for `sessions` replies of `context` tokens, by default those of `positions_of`."""
-    return ContextSizes(positions_of(file, context or hardware.n_ctx), sessions, hardware.n_batch or N_BATCH)
-
-
-def place_over_rpc(file: ModelFile, survey: Survey, workload: Workload) -> RpcPlacement:
-    """Return the best placement of the model in `file` on the surveyed devices that serve llama.cpp's RPC.
-
-    Raises:
-        EngineFailed: this llama.cpp has no RPC backend.
-        ModelUnsupported, DeviceLost: llama.cpp cannot use the model.
-        PlanImpossible: the devices cannot hold it.
-    """
-    backend.require()
-    unit = ComputeUnit.choose(workload.hardware)
-    sizes = context_sizes(file, workload.context, workload.sessions, workload.hardware)
-    costs = rpc_costs(file, *beside_weights(file, sizes, unit.hardware))
-    given, refused = _ask_offers(survey.workers)
-    left_out = [*refused, *((name, error.what) for name, error in survey.left_out)]
-    fleet = survey.fleet()
-    known = {device.name: device for device in fleet.devices}
-    total, sites = sum(costs.layer_bytes) + costs.head, []
-    for name, offer in given.items():
-        device = replace(known[name], memory=float(max(1, offer.memory - MARGIN)))
-        kept = min(1.0, offer.cached / total)
-        sites.append(RpcSite(device, fleet.links[HERE, name], fleet.links[name, HERE], kept))
-    home = RpcHome(
-        known[HERE], tuple(sites), costs, max(1, workload.tokens_in), workload.tokens_out, workload.objective,
-        cards=bool(unit.name), cold=workload.cold,
-    )  # fmt: skip
-    return RpcPlacement(plan_rpc(home), {name: survey.workers[name] for name in given}, tuple(left_out))
-
-
-def _ask_offers(workers: Mapping[str, Worker]) -> tuple[dict[str, RpcOffer], list[tuple[str, str]]]:
-    """Ask all workers at once for offers over llama.cpp's RPC; return the offers, and why other workers have none."""
-    if not workers:
-        return {}, []
-    from edgellm.services.client.rpc_session import ask_offer
-    from edgellm.services.client.stage_client import endpoint_of
-
-    given: dict[str, RpcOffer] = {}
-    refused: list[tuple[str, str]] = []
-
-    def ask(name: str) -> None:
-        try:
-            given[name] = ask_offer(endpoint_of(workers[name]))
-        except EdgeError as error:
-            refused.append((name, str(error)))
-
-    with ThreadPoolExecutor(len(workers)) as pool:
-        list(pool.map(ask, workers))
-    return {name: given[name] for name in workers if name in given}, sorted(refused)

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 
-from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.hardware import ComputeDevice, compute_devices, offload_devices
+from edgellm.rpc_engine import backend
 from testkit import ROOT, free_port, until_listening
 
 HOST = "127.0.0.1"

@@ -24,6 +24,7 @@ from edgellm.engine import ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.rpc.address import Address
 from edgellm.mesh.weight_cache import ComputeUnit
+from edgellm.mesh import part_of
 from edgellm.mesh.layer_sources import SeveralSources, WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.server.servers import WorkerServer
@@ -31,7 +32,8 @@ model, port, threads, keep, rpc = sys.argv[1:]
 unit = ComputeUnit(Hardware(threads=int(threads) or None))
 layers = SeveralSources() if rpc else WholeModel(ModelFile.open(Path(model)))
 cache = WeightCache(layers, unit=unit, keep=float(keep))
-server = WorkerServer(cache, Address("127.0.0.1", int(port)), rpc_engine=bool(rpc))
+more = (part_of("rpc", "service").RpcEngineService,) if rpc else ()
+server = WorkerServer(cache, Address("127.0.0.1", int(port)), more=more)
 server.start()
 server.wait()
 """

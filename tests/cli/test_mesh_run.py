@@ -24,6 +24,7 @@ from edgellm.layer_range import HERE, LayerRange
 from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage import fingerprint, resolve
 from edgellm.storage.default_pair import ResolvedPair
@@ -321,7 +322,7 @@ def test_a_model_that_cannot_be_cut_runs_over_rpc(
     stored = StoredLayers(LayerStore(tmp_path / "layers", 10**9))
     question = ("--max-tokens", "12", "--retrieval", "off")
     alone = edge("chat", QUESTION, "--draft", "none", "--verifier", model, *question)
-    with WorkerServer(cache, ANYWHERE, stored=stored, rpc_engine=True) as worker:
+    with WorkerServer(cache, ANYWHERE, stored=stored, more=(RpcEngineService,)) as worker:
         run = ("mesh", "run", model, QUESTION, *question, "--peer", f"desk={worker.address}")
         done = edge(*run, "--split", "here:1-2,desk:3-4")
         assert (done.code, done.out) == (0, alone.out)
@@ -371,7 +372,7 @@ def test_layers_that_can_be_cut_go_over_rpc_only_if_asked(
     alone = edge(*words, "--split", "here:1-12")
     assert "engine:" not in alone.err
     monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (10_000_000, "a test"))
-    with WorkerServer(cache, ANYWHERE, stored=stored, rpc_engine=True) as worker:
+    with WorkerServer(cache, ANYWHERE, stored=stored, more=(RpcEngineService,)) as worker:
         peer = ("--peer", f"desk={worker.address}")
         refused = edge(*words, *peer)
         assert refused.code == 1

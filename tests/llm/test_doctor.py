@@ -24,7 +24,6 @@ from edgellm.diagnostics.network import (
     examine_welcome,
 )
 from edgellm.engine import library
-from edgellm.engine.ggml_rpc.backend import how_to_compile
 from edgellm.engine.hardware import ComputeDevice
 from edgellm.engine.native import Features
 from edgellm.rpc.address import Address
@@ -35,6 +34,7 @@ from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL
+from edgellm.rpc_engine.backend import how_to_compile
 from tests.rpc.doors import answering, in_loop, serving
 from tests.rpc.strangers import befriend, device, known
 
@@ -303,7 +303,7 @@ def test_an_address_that_was_given_is_tried(me: Trust, desk: Trust) -> None:
 def test_what_serves_rpc_is_said(
     monkeypatch: pytest.MonkeyPatch, kind: tuple[str, Path | None], state: str, words: str
 ) -> None:
-    monkeypatch.setattr("edgellm.engine.ggml_rpc.backend.server_kind", lambda: kind)
+    monkeypatch.setattr("edgellm.rpc_engine.backend.server_kind", lambda: kind)
     found = local.rpc_engine()
     assert (found.topic, found.state) == ("rpc engine", state)
     assert words in found.what

@@ -14,15 +14,14 @@ from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.coldstart.home import Home, MemoryOverhead
 from edgellm.coldstart.plan import MIN_SAVING, predict
-from edgellm.coldstart.rpc_plan import RpcModelCosts
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import HERE, LayerRange, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.fleet_file import Fleet
-from edgellm.mesh.ggml_rpc.placement import by_memory
 from edgellm.mesh.placement import Placement, fail_over, place, with_phases
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.workers import Worker
+from edgellm.rpc_engine.plan import RpcModelCosts, by_memory
 
 MODEL = ModelCosts.of(TransformerShape(12, 1024, 16, 4, 64, 4096), "a model")
 ALL = frozenset(range(12))

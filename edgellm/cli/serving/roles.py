@@ -175,7 +175,7 @@ def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardwar
 
     Raises EngineFailed where nothing here serves llama.cpp's RPC.
     """
-    from edgellm.engine.ggml_rpc.backend import require_server
+    from edgellm.mesh import part_of
     from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
     from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
     from edgellm.rpc.address import Address
@@ -184,14 +184,15 @@ def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardwar
     from edgellm.storage.layers.store import LayerStore
 
     address, unit = Address.of(link.host, link.port), ComputeUnit.choose(hardware)
-    served_by = require_server()[0] if link.rpc else ""
+    served_by = part_of("rpc", "backend").require_server()[0] if link.rpc else ""
+    more = (part_of("rpc", "service").RpcEngineService,) if link.rpc else ()
     trust = None if address.loopback and not link.paired_only else Trust.load()
     layer_store = LayerStore(limit=None if link.store is None else int(link.store * 1e9))
     stored = StoredLayers(layer_store)
     own = () if model is None else (WholeModel(model, layer_store),)
     limit, reason = unit.available() if link.memory is None else (int(link.memory * 1e9), "--memory")
     cache = WeightCache(SeveralSources(*own, stored), unit=unit, memory=limit, keep=link.keep)
-    server = WorkerServer(cache, address, on_event=_print_report, trust=trust, stored=stored, rpc_engine=link.rpc)
+    server = WorkerServer(cache, address, on_event=_print_report, trust=trust, stored=stored, more=more)
     server.start()
     say(f"Use it with: edgellm mesh run MODEL PROMPT --split here:1-6,{server.address}:7-12", style="bold")
     say(f"Layers are computed on {unit.name or 'the processor'} ({unit.description}): {unit.reason}.", style="dim")

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from edgellm.coldstart.home import Home
-    from edgellm.coldstart.rpc_plan import RpcHome, RpcOption
-    from edgellm.mesh.ggml_rpc.placement import RpcPlacement
+    from edgellm.rpc_engine.plan import RpcHome, RpcOption, RpcPlacement
 
 MARKS = {
     "loading": ("░", "yellow"), "loading and computing": ("▓", "cyan"), "computing": ("█", "green"),

@@ -219,6 +219,10 @@ class Service:
         """With a `guard`, answer only paired devices that have the right."""
         self._notify, self._guard = notify, guard
 
+    def handlers(self) -> Handler:
+        """Return the handler for `grpc.aio.Server.add_generic_rpc_handlers`. It takes bytes, parsed after the guard."""
+        raise NotImplementedError
+
     def answering(self, method: Method, over: str = "") -> Any:
         """Return the `method` for gRPC: only for callers with the right, and ended by an error's status. Then it is
         reported that it is `over`, such as "A stage has ended"."""

@@ -26,7 +26,7 @@ from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.handshake import OfferedModel
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.handshake import VerifierInfo
-from edgellm.services.server.listener import EventKind, Handler, Listener, Listening, OnEvent
+from edgellm.services.server.listener import EventKind, Handler, Listener, Listening, Notify, OnEvent, Service
 from edgellm.services.server.mesh_service import WorkerService
 from edgellm.services.server.verification_service import VerificationService, VerifyingModel, tokenizer_to_send
 from edgellm.spec.drafting.cost_curve import CostCurve
@@ -277,13 +277,13 @@ class WorkerServer(Listener):
         on_event: OnEvent | None = None,
         trust: Trust | None = None,
         stored: StoredLayers | None = None,
-        rpc_engine: bool = False,
+        more: Sequence[Callable[[WeightCache, Notify, AuthInterceptor | None], Service]] = (),
     ) -> None:
-        """With `stored`, other devices may upload layers to its store, and have this device measured. `rpc_engine`:
-        they may also have it run llama.cpp's RPC server, which obeys them and is no sandbox. See `Listener`."""
+        """With `stored`, other devices may upload layers to its store, and have this device measured. `more` services
+        compute with the cache, too. See `Listener`."""
         super().__init__(address, trust, on_event)
         self.cache = cache
-        self._stored, self._rpc_engine = stored, rpc_engine
+        self._stored, self._more = stored, more
         self._tidying: asyncio.Task[None] | None = None
 
     def close(self) -> None:
@@ -293,10 +293,7 @@ class WorkerServer(Listener):
     def _handlers(self, guard: AuthInterceptor | None) -> Sequence[Handler]:
         service = WorkerService(self.cache, notify=self._notify, trust=self.trust, guard=guard, stored=self._stored)
         handlers = [service.handlers()]
-        if self._rpc_engine:
-            from edgellm.services.server.rpc_engine_service import RpcEngineService
-
-            handlers.append(RpcEngineService(self.cache, notify=self._notify, guard=guard).handlers())
+        handlers += [make(self.cache, self._notify, guard).handlers() for make in self._more]
         if self._stored is not None:
             measurer = partial(
                 measure_device, folder=self._stored.store.root, unit=self.cache.unit, memory=self.cache.available

@@ -42,7 +42,8 @@ def plan(
 ) -> None:  # fmt: skip
     from edgellm.cli.views.plan_view import print_rpc_plan, rpc_figures, say_context
     from edgellm.engine import ModelFile
-    from edgellm.llm.home import Workload, place_over_rpc, planned_positions
+    from edgellm.llm.home import Workload, planned_positions
+    from edgellm.mesh import part_of
     from edgellm.storage import resolve
 
     described = asked.devices is not None or asked.preset is not None
@@ -66,7 +67,7 @@ def plan(
     if not choice.over_rpc:
         _show_stages(asked, file, survey.fleet(), workload, survey, row | {"units": units(survey)}, as_json=as_json)
         return
-    placed = place_over_rpc(file, survey, workload)
+    placed = part_of("rpc", "opening").place_over_rpc(file, survey, workload)
     if as_json:
         row |= {"reason": choice.reason, **rpc_figures(placed), "context_length": workload.positions}
         emit(json.dumps(row))

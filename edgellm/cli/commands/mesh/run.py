@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from edgellm.llm import LLM
     from edgellm.llm.home import EngineChoice, Workload
     from edgellm.llm.mesh_llm import OpenedMesh
-    from edgellm.llm.rpc_llm import OpenedRpc
     from edgellm.mesh.fleet_profiler import Survey
-    from edgellm.mesh.ggml_rpc.placement import RpcPlacement
     from edgellm.mesh.placement import Placement
+    from edgellm.rpc_engine.opening import OpenedRpc
+    from edgellm.rpc_engine.plan import RpcPlacement
     from edgellm.storage.default_pair import ResolvedPair
 
 AUTO = "auto"
@@ -141,20 +141,20 @@ class Spread:
     ) -> OpenedMesh | OpenedRpc:  # fmt: skip
         """Open the pair over devices: by `split`, as planned for those of a file, or as planned for the measured ones.
         `wide` and `rests` as for `MeshOptions`."""
+        from edgellm.engine.gguf.memory import text_layers
         from edgellm.llm.home import place_described
         from edgellm.llm.mesh_llm import MeshOptions, open_mesh
         from edgellm.llm.model_loading import EngineConfig
-        from edgellm.llm.rpc_llm import RpcOptions, open_over_rpc
+        from edgellm.mesh import part_of
         from edgellm.mesh.fleet_file import read_fleet
-        from edgellm.mesh.model_costs import model_costs, rpc_costs
+        from edgellm.mesh.model_costs import model_costs
 
         over_rpc, stages, placed = self.choice.over_rpc, None, None
         if described is not None:
             stages = place_described(self.file, read_fleet(described), workload)
         elif split is None:
             if (survey := self._survey(workload)) is None:
-                layers = rpc_costs(self.file).layers if over_rpc else model_costs(self.file).shape.layers
-                split = f"{HERE}:1-{layers}"
+                split = f"{HERE}:1-{text_layers(self.file.header) if over_rpc else model_costs(self.file).shape.layers}"
             elif over_rpc:
                 placed = self._placed_over_rpc(survey, workload)
             else:
@@ -163,9 +163,11 @@ class Spread:
             self.draft, hardware=workload.hardware, draft_hardware=self.hardware.of(DRAFT), history=history
         )
         if over_rpc:
-            rpc = RpcOptions(split, placed, self.home.peer, workload.context, workload.sessions)
+            rpc = part_of("rpc", "opening")
+            options = rpc.RpcOptions(split, placed, self.home.peer, workload.context, workload.sessions)
             with Loading() as loading:
-                return open_over_rpc(self.file, rpc, config, _notify, loading)
+                found: OpenedRpc = rpc.open_over_rpc(self.file, options, config, _notify, loading)
+            return found
         options = MeshOptions(split, stages, self.home.peer, workload.context, workload.sessions, wide, rests)
         opened = open_mesh(self.file, options, config, _notify)
         if opened.phases is not None and opened.phases.following:
@@ -184,13 +186,13 @@ class Spread:
 
     def _placed(self, survey: Survey, workload: Workload) -> Placement:
         """Return the best stages on the measured devices; print why."""
-        from edgellm.engine.ggml_rpc import backend
         from edgellm.llm.home import place_stages
+        from edgellm.mesh import ENGINES, part_of
 
         try:
             placed = place_stages(self.file, survey, workload)
         except PlanImpossible as error:
-            if not backend.is_compiled_in():
+            if "rpc" not in ENGINES or not part_of("rpc", "backend").is_compiled_in():
                 raise
             raise PlanImpossible(error.what, f"{error.next_step} Or add --engine rpc.") from None
         if deployed := placed.advice(self.model):
@@ -204,9 +206,9 @@ class Spread:
 
     def _placed_over_rpc(self, survey: Survey, workload: Workload) -> RpcPlacement:
         """Return the best placement over RPC; print why."""
-        from edgellm.llm.home import place_over_rpc
+        from edgellm.mesh import part_of
 
-        placed = place_over_rpc(self.file, survey, workload)
+        placed: RpcPlacement = part_of("rpc", "opening").place_over_rpc(self.file, survey, workload)
         say(placed.plan.advice, style="dim")
         if (better := placed.one_model_each(self.model)) is not None:
             _notify(better)

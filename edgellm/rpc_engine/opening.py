@@ -1,39 +1,43 @@
-"""A model that several devices hold by llama.cpp's RPC, and replies from it."""
+"""A model that several devices hold by llama.cpp's RPC: where its layers go, and replies from it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from edgellm.engine import Model, ModelFile
-from edgellm.engine.ggml_rpc import backend
+from edgellm.engine.hardware import N_BATCH, Hardware
 from edgellm.engine.memory_fit import free_memory
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import HERE, StageShare, read_split
-from edgellm.llm.home import context_sizes
+from edgellm.llm.home import Workload, positions_of
 from edgellm.llm.llm import LLM
 from edgellm.llm.mesh_llm import SESSIONS
 from edgellm.llm.model_loading import EngineConfig, Progress
 from edgellm.llm.opening.elsewhere import OpenedVerifier
 from edgellm.llm.opening.engine import PairEngine
-from edgellm.mesh.ggml_rpc.model import RpcDevice, RpcModel, RpcWork
-from edgellm.mesh.ggml_rpc.placement import MARGIN, RpcPlacement, by_memory
-from edgellm.mesh.ggml_rpc.verifier import RpcVerifier
-from edgellm.mesh.model_costs import rpc_costs
 from edgellm.mesh.weight_cache import ComputeUnit
+from edgellm.rpc_engine.backend import require
+from edgellm.rpc_engine.model import RpcDevice, RpcModel, RpcVerifier, RpcWork
+from edgellm.rpc_engine.plan import MARGIN, RpcHome, RpcPlacement, RpcSite, by_memory, plan_rpc, rpc_costs
+from edgellm.rpc_engine.process import ContextSizes, ModelProcess
+
+if TYPE_CHECKING:
+    from edgellm.mesh.fleet_profiler import Survey
+    from edgellm.rpc.discovery.workers import Worker
+    from edgellm.rpc_engine.session import RpcOffer
 
 
 @dataclass(frozen=True, slots=True)
 class RpcOptions:
-    """The settings of a model over RPC: its layers follow `split`, or the placement `placed` on the measured devices
-    (`edgellm.llm.home`).
+    """The settings of a model over RPC: its layers follow `split`, or the placement `placed` on the measured devices.
 
     `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices.
     """
@@ -75,13 +79,13 @@ def open_over_rpc(
         InvalidOption, PlanImpossible: an invalid split, or devices that cannot hold the model.
         NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a named device cannot be used.
     """
-    backend.require()
+    require()
     began = perf_counter()
     shares = _shares(options)
     config = config or EngineConfig(draft=None)
     hardware = config.hardware
     unit, costs = ComputeUnit.choose(hardware), rpc_costs(file)
-    sizes = context_sizes(file, options.context, options.sessions, hardware)
+    sizes = _context_sizes(file, options.context, options.sessions, hardware)
     work = RpcWork(file, costs.vocabulary, sizes, unit.hardware, unit.devices if unit.name else ())
     devices = _devices(options, [share.name for share in shares])
     engine = PairEngine(config)
@@ -114,7 +118,7 @@ def _devices(options: RpcOptions, names: Sequence[str]) -> list[RpcDevice]:
     """Return the other devices that hold layers, and spares."""
     if options.placed is None and not options.peers and set(names) == {HERE}:  # gRPC imports slowly.
         return []
-    from edgellm.services.client.rpc_session import RpcWorker
+    from edgellm.rpc_engine.session import RpcWorker
     from edgellm.services.client.stage_client import remote_devices
 
     discovered = () if options.placed is None else tuple(options.placed.workers.values())
@@ -141,3 +145,66 @@ def _planner(
         return by_memory(rpc_costs(file), memory)
 
     return plan
+
+
+def _beside_weights(file: ModelFile, sizes: ContextSizes, hardware: Hardware) -> tuple[int, int]:
+    """Return the bytes of the model's caches, and of its buffers; llama.cpp computes them in a second or two.
+
+    Raises as `ModelProcess.beside_weights`.
+    """
+    with closing(ModelProcess(file.path, 1, sizes, hardware)) as process:
+        return process.beside_weights()
+
+
+def _context_sizes(file: ModelFile, context: int | None, sessions: int, hardware: Hardware) -> ContextSizes:
+    """Return the sizes of a context for `sessions` replies of `context` tokens, by default those of `positions_of`."""
+    return ContextSizes(positions_of(file, context or hardware.n_ctx), sessions, hardware.n_batch or N_BATCH)
+
+
+def place_over_rpc(file: ModelFile, survey: Survey, workload: Workload) -> RpcPlacement:
+    """Return the best placement of the model in `file` on the surveyed devices that serve llama.cpp's RPC.
+
+    Raises:
+        EngineFailed: this llama.cpp has no RPC backend.
+        ModelUnsupported, DeviceLost: llama.cpp cannot use the model.
+        PlanImpossible: the devices cannot hold it.
+    """
+    require()
+    unit = ComputeUnit.choose(workload.hardware)
+    sizes = _context_sizes(file, workload.context, workload.sessions, workload.hardware)
+    costs = rpc_costs(file, *_beside_weights(file, sizes, unit.hardware))
+    given, refused = _ask_offers(survey.workers)
+    left_out = [*refused, *((name, error.what) for name, error in survey.left_out)]
+    fleet = survey.fleet()
+    known = {device.name: device for device in fleet.devices}
+    total, sites = sum(costs.layer_bytes) + costs.head, []
+    for name, offer in given.items():
+        device = replace(known[name], memory=float(max(1, offer.memory - MARGIN)))
+        kept = min(1.0, offer.cached / total)
+        sites.append(RpcSite(device, fleet.links[HERE, name], fleet.links[name, HERE], kept))
+    home = RpcHome(
+        known[HERE], tuple(sites), costs, max(1, workload.tokens_in), workload.tokens_out, workload.objective,
+        cards=bool(unit.name), cold=workload.cold,
+    )  # fmt: skip
+    return RpcPlacement(plan_rpc(home), {name: survey.workers[name] for name in given}, tuple(left_out))
+
+
+def _ask_offers(workers: Mapping[str, Worker]) -> tuple[dict[str, RpcOffer], list[tuple[str, str]]]:
+    """Ask all workers at once for offers over llama.cpp's RPC; return the offers, and why other workers have none."""
+    if not workers:
+        return {}, []
+    from edgellm.rpc_engine.session import ask_offer
+    from edgellm.services.client.stage_client import endpoint_of
+
+    given: dict[str, RpcOffer] = {}
+    refused: list[tuple[str, str]] = []
+
+    def ask(name: str) -> None:
+        try:
+            given[name] = ask_offer(endpoint_of(workers[name]))
+        except EdgeError as error:
+            refused.append((name, str(error)))
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(ask, workers))
+    return {name: given[name] for name in workers if name in given}, sorted(refused)

@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, ContextSpec, Ids, Model, ModelFile
-from edgellm.engine.ggml_rpc.model_process import ContextSizes
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.engine.trial.probe import Probe, known_faults
 from edgellm.errors import DeviceLost, InvalidOption, MeshBroken, NotPaired, PlanImpossible, VerifierBusy
 from edgellm.layer_range import StageShare, read_split
-from edgellm.mesh.ggml_rpc.model import Planner, RpcModel, RpcWork
-from edgellm.mesh.ggml_rpc.verifier import RpcVerifier
 from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc_engine.model import Planner, RpcModel, RpcVerifier, RpcWork
+from edgellm.rpc_engine.process import ContextSizes
+from edgellm.rpc_engine.service import RpcEngineService
+from edgellm.rpc_engine.session import RpcSession, RpcWorker
 from edgellm.services.client.link import Endpoint
-from edgellm.services.client.rpc_session import RpcSession, RpcWorker
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
@@ -35,8 +35,8 @@ from tests.conftest import Architectures
 from tests.engine.logits import some_ids
 from tests.rpc.doors import impostor
 from tests.rpc.strangers import befriend, device
+from tests.rpc_engine.processes import model_processes, rpc_servers
 from tests.services.conftest import ANYWHERE
-from tests.services.rpc_servers import model_processes, rpc_servers
 
 pytestmark = pytest.mark.rpc
 
@@ -81,7 +81,7 @@ def workers(trusts: tuple[Trust, Trust], tmp_path_factory: pytest.TempPathFactor
         found = []
         for name in ("a", "b"):
             cache = WeightCache(SeveralSources(), unit=ComputeUnit(Hardware(threads=1)), memory=2**30)
-            server = running.enter_context(WorkerServer(cache, ANYWHERE, trust=host, rpc_engine=True))
+            server = running.enter_context(WorkerServer(cache, ANYWHERE, trust=host, more=(RpcEngineService,)))
             found.append(RpcWorker(Endpoint(name, server.address, guest, host.identity.id)))
         yield found
 
@@ -176,7 +176,7 @@ def test_a_peer_that_is_killed_mid_reply_ends_its_client_and_the_text_goes_on(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers may be silent for some seconds only."""
-    monkeypatch.setattr("edgellm.mesh.ggml_rpc.model.LEAST_SILENCE", 4.0)
+    monkeypatch.setattr("edgellm.rpc_engine.model.LEAST_SILENCE", 4.0)
     monkeypatch.setattr("edgellm.spec.lost_verifier.FIRST_SECONDS", 4.0)
 
 
@@ -234,7 +234,7 @@ def test_a_model_process_that_hangs_is_started_again_and_no_device_is_blamed(
 def test_a_server_that_hangs_while_the_model_is_loaded_ends_that(
     hybrid: ModelFile, workers: list[RpcWorker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.mesh.ggml_rpc.model.LOAD_SILENCE", 3.0)
+    monkeypatch.setattr("edgellm.rpc_engine.model.LOAD_SILENCE", 3.0)
     opening = RpcSession.open
 
     def open_and_stop(session: RpcSession) -> int:
@@ -255,7 +255,7 @@ def test_a_server_that_hangs_while_the_model_is_loaded_ends_that(
 def test_where_the_rest_cannot_hold_it_it_says_so_and_comes_back_with_the_device(
     hybrid: ModelFile, workers: list[RpcWorker], alone: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.mesh.ggml_rpc.model._FIRST_WAIT", 0.05)
+    monkeypatch.setattr("edgellm.rpc_engine.model._FIRST_WAIT", 0.05)
     impossible = [False]
 
     def plan(names: object) -> Sequence[StageShare]:

@@ -15,7 +15,6 @@ import numpy as np
 
 from edgellm.engine.context import Context
 from edgellm.engine.context_spec import ContextSpec
-from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.gguf.memory import mtp_layers
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.hardware import Hardware
@@ -27,9 +26,10 @@ from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import DeviceLost, EngineFailed
 from edgellm.isolation.child import Answer, Child, ChildFailed, ChildKilled, ChildKind, ChildSilent, Limits
 from edgellm.isolation.serving import Functions, Report
+from edgellm.rpc_engine import backend
 from edgellm.system import be_killed_first, limit
 
-_KIND = ChildKind("edgellm.engine.ggml_rpc.model_process", "holds the model over RPC", keeps_words=True)
+_KIND = ChildKind("edgellm.rpc_engine.process", "holds the model over RPC", keeps_words=True)
 _NO_REUSE = "LLAMA_GRAPH_REUSE_DISABLE"
 """llama.cpp's variable against reuse of graphs: with several contexts, a server may have dropped the graph."""
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import EngineFailed
+from edgellm.rpc_engine import backend
 
 ROOT = Path(__file__).parents[3]
 _START = """
-from edgellm.engine.ggml_rpc.backend import RpcServer
+from edgellm.rpc_engine.backend import RpcServer
 from edgellm.engine.hardware import Hardware
 server = RpcServer(Hardware(threads=1))
 print(server.pid, flush=True)

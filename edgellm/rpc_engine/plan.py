@@ -8,9 +8,10 @@ all sets of devices, and filling the cheapest device of each set first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,13 +19,23 @@ from edgellm.coldstart.hardware import Device, Link
 from edgellm.coldstart.home import Objective
 from edgellm.coldstart.plan import MIN_SAVING, format_seconds
 from edgellm.coldstart.problem import Floats
-from edgellm.errors import PlanImpossible
+from edgellm.engine import ModelFile
+from edgellm.engine.gguf.memory import text_layers
+from edgellm.engine.gguf.reader import GgufHeader
+from edgellm.errors import ModelUnsupported, PlanImpossible
 from edgellm.layer_range import HERE, LayerRange, StageShare
+
+if TYPE_CHECKING:
+    from edgellm.rpc.discovery.workers import Worker
 
 START_SECONDS = 1.5
 """Seconds to start the processes that load and serve, before anything is read."""
+MARGIN = 64 * 2**20
+"""Spare bytes on each other device beside weights, caches and buffers."""
 _BATCH = 512  # rows that cross the network at once
 _MOST = 8  # devices whose sets are tried; the number of sets doubles with each
+_EXPERTS = "_exps."  # part of the names of tensors with all experts of a layer
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,3 +272,95 @@ def plan_rpc(home: RpcHome) -> RpcPlan:
 
     alone = options[0] if [share.name for share in options[0].shares] == [HERE] else None
     return RpcPlan(home, min(options, key=seconds), alone, min(home.whole(), key=seconds, default=None))
+
+
+def rpc_costs(file: ModelFile, cache: float = 0.0, compute: float = 0.0) -> RpcModelCosts:
+    """Return the costs of a model for a plan over RPC. `cache` bytes of all layers' caches, `compute` bytes to compute
+    in. Layers that predict further tokens (MTP) are left out: they are not loaded.
+
+    Raises:
+        ModelUnsupported: the file does not say how many layers it has, or lacks an embedding.
+    """
+    header = file.header
+    count, table = text_layers(header), header.tensor(_EMBEDDING)
+    if not count or table is None:
+        raise ModelUnsupported(f"{file.path} has no layers or no {_EMBEDDING}.", "Use a complete language model.")
+    sizes, read, products = [0] * count, [0.0] * count, [0.0] * count
+    head = outside = 0
+    share = _used_experts(header)
+    for tensor in header.tensors:
+        if (at := tensor.layer) is not None:
+            if at < count:
+                used = share if _EXPERTS in tensor.name else 1.0
+                sizes[at] += tensor.nbytes
+                read[at] += used * tensor.nbytes
+                products[at] += used * tensor.n_elements
+        elif tensor.name.startswith("output"):
+            head += tensor.nbytes
+        else:
+            outside += tensor.nbytes
+    matrix = header.tensor(_HEAD, _EMBEDDING) or table
+    if matrix.name == _EMBEDDING:  # the head is the embedding once more
+        head += table.nbytes
+    width, vocabulary = table.shape[0], table.shape[-1]
+    return RpcModelCosts(
+        file.name, tuple(sizes), tuple(read), tuple(products), head, float(matrix.n_elements), outside, width,
+        vocabulary, cache / count, compute,
+    )  # fmt: skip
+
+
+def _used_experts(header: GgufHeader) -> float:
+    """Return the share of a layer's experts that a token goes through; 1 where there are none."""
+    known = [header.metadata.get(f"{header.architecture}.expert_{name}count") for name in ("used_", "")]
+    used, all_of_them = (value if isinstance(value, int) and value > 0 else 1 for value in known)
+    return min(1.0, used / all_of_them)
+
+
+@dataclass(frozen=True, slots=True)
+class RpcPlacement:
+    """The best `plan` for a model over the measured devices. `left_out`: devices that cannot be used, each with the
+    reason."""
+
+    plan: RpcPlan
+    workers: Mapping[str, Worker]
+    left_out: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def shares(self) -> tuple[StageShare, ...]:
+        """The layers of each device."""
+        return self.plan.option.shares
+
+    def one_model_each(self, model: str) -> str | None:
+        """Return the commands with which the whole `model`, as the user calls it, verifies on one other device; None if
+        that is not better than any split."""
+        if (way := self.plan.one_each) is None:
+            return None
+        name = way.shares[0].name
+        return (
+            f"For that, run on {name}: edgellm serve --role verifier -m {model}; and here: edgellm chat --peer {name}"
+        )
+
+    def again(self, names: Collection[str]) -> tuple[StageShare, ...]:
+        """Return the layers of each device with which a reply goes on soonest over the devices of these names.
+
+        Raises:
+            PlanImpossible: they cannot hold the model.
+        """
+        home = self.plan.home
+        left = tuple(site for site in home.sites if site.device.name in names)
+        return plan_rpc(replace(home, sites=left, objective="reply", cold=True)).option.shares
+
+
+def by_memory(model: RpcModelCosts, memory: Mapping[str, int]) -> tuple[StageShare, ...]:
+    """Return shares of a model on this device and others, by nothing but their free `memory`.
+
+    Raises:
+        PlanImpossible: it is too little for all.
+    """
+    here, *others = (
+        replace(Device.unmeasured(name), memory=float(max(1, memory[name])))
+        for name in sorted(memory, key=lambda name: name != HERE)
+    )
+    line = Link(here.uplink, here.latency)
+    sites = tuple(RpcSite(device, line, line) for device in others)
+    return plan_rpc(RpcHome(here, sites, model, 1, 64, "reply")).option.shares

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from edgellm.coldstart.hardware import Device, Link
-from edgellm.coldstart.rpc_plan import RpcHome, RpcModelCosts, RpcPlan, RpcSite, plan_rpc
 from edgellm.errors import PlanImpossible
+from edgellm.rpc_engine.plan import RpcHome, RpcModelCosts, RpcPlan, RpcSite, plan_rpc
 
 MB = 10**6
 

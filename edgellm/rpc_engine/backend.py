@@ -101,7 +101,7 @@ _POLL_SECONDS = 0.02
 _BESIDE = 2**30  # bytes of a server's own memory beside its client's
 _HASHED = "rpc"  # folder in which llama.cpp's own program keeps weights
 # The child ends a program of llama.cpp's, and gets some time for that.
-_KIND = ChildKind("edgellm.engine.ggml_rpc.backend", "serves layers over RPC", grace=0.5, keeps_words=True)
+_KIND = ChildKind("edgellm.rpc_engine.backend", "serves layers over RPC", grace=0.5, keeps_words=True)
 
 
 def server_kind() -> tuple[str, Path | None]:

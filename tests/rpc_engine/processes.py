@@ -1,4 +1,6 @@
-"""A process that computes on RPC servers: `python -m tests.services.rpc_client MODEL PORT...`.
+"""The processes of the RPC engine that this one has started; and one that computes on RPC servers.
+
+The latter is `python -m tests.rpc_engine.processes MODEL PORT...`.
 
 It waits for a line on standard input, connects, loads all layers of the model there and prints "loaded"; for every
 further line of ids it decodes these and prints the next token. llama.cpp ends it when a server goes away.
@@ -10,15 +12,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
 import numpy as np
+import psutil
 
 from edgellm.engine import Context, ContextSpec, Model
-from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.hardware import ALL_LAYERS, Hardware
 from edgellm.engine.model import LoadSpec
+from edgellm.rpc_engine import backend
 from testkit import ROOT
 
 
@@ -49,6 +53,25 @@ class RpcClient:
     def close(self) -> None:
         self.process.kill()
         self.process.communicate()
+
+
+def rpc_servers() -> list[psutil.Process]:
+    """The RPC servers."""
+    return _children("edgellm.rpc_engine.backend")
+
+
+def model_processes() -> list[psutil.Process]:
+    """The processes that hold a model over RPC servers."""
+    return _children("edgellm.rpc_engine.process")
+
+
+def _children(module: str) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if module in child.cmdline():
+                found.append(child)
+    return found
 
 
 def main(model: str, *ports: str) -> None:

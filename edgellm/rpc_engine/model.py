@@ -13,20 +13,23 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edgellm.engine import Floats, Ids, ModelFile, SeqRows
-from edgellm.engine.ggml_rpc.model_process import ContextSizes, ModelProcess, ProcessSilent, ServedLayers
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.trial.probe import Probe, keep_faults, known_faults
 from edgellm.errors import DeviceLost, EdgeError, InvalidOption, MeshBroken, PlanImpossible, VerifierBusy
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
-from edgellm.mesh.ggml_rpc.placement import MARGIN
-from edgellm.mesh.model_costs import rpc_costs
+from edgellm.rpc_engine.plan import MARGIN, rpc_costs
+from edgellm.rpc_engine.process import ContextSizes, ModelProcess, ProcessSilent, ServedLayers
+from edgellm.spec.constraint import GrammarState
 from edgellm.spec.lost_verifier import VerdictDeadline, VerdictWork
+from edgellm.spec.protocols import Capabilities
 from edgellm.spec.types import NO_IDS
+from edgellm.verifier.in_process import ColocatedVerifier, VerifierWorker
+from edgellm.verifier.scheduler import SchedulerLimits
 
 _log = logging.getLogger(__name__)
 _BLAME_SECONDS = 1.0  # wait for a session to report its loss, once llama.cpp has ended the process over it
@@ -456,3 +459,38 @@ def _blame_silent(hosts: Sequence[RpcHost], seconds: float) -> None:
             f"See what keeps {host.name} busy: its processor, its memory, or a graphics driver.",
         )
     )
+
+
+class _Worker(VerifierWorker):
+    """The engine's thread, which has nothing to decode with while the model is being loaded again."""
+
+    def __init__(self, model: RpcModel, is_eog: Callable[[int], bool]) -> None:
+        sizes, default = model.work.sizes, SchedulerLimits()
+        # Each batch crosses the network, so a prompt goes in few batches.
+        limits = replace(default, rows=sizes.n_batch, chunk=min(default.chunk, sizes.n_batch), solo_chunk=sizes.n_batch)
+        super().__init__(model, sizes.n_seq, is_eog, limits)
+        self._model = model
+
+    def ready(self) -> bool:
+        return self._model.ready
+
+
+class RpcVerifier(ColocatedVerifier):
+    """A verifier over `model`, which is closed with it."""
+
+    def __init__(
+        self, model: RpcModel, is_eog: Callable[[int], bool], grammar: Callable[[str], GrammarState] | None
+    ) -> None:
+        """Answer from `model`, which is open. `grammar` returns the grammar of a JSON schema."""
+        self.model = model
+        self._worker = _Worker(model, is_eog)
+        capabilities = Capabilities(
+            model.work.file.name, model.work.sizes.n_ctx, logprobs=True, penalties=True, grammars=grammar is not None
+        )
+        super().__init__(self._worker, capabilities, grammar)
+        self._worker.start()
+
+    def close(self) -> None:
+        """Close it, and give up a decode."""
+        self.model.stop()
+        self._worker.close()

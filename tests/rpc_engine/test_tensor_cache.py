@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.storage.tensor_cache import TensorCache
+from edgellm.rpc_engine.service import TensorCache
 
 
 @pytest.fixture

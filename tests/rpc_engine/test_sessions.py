@@ -23,15 +23,14 @@ from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc_engine.service import RpcEngineService
+from edgellm.rpc_engine.session import TUNNEL, RpcSession, ask_offer
 from edgellm.services.client.link import Endpoint
-from edgellm.services.client.rpc_session import RpcSession, ask_offer
-from edgellm.services.rpc_tunnel import TUNNEL
 from edgellm.services.server.servers import WorkerServer
 from tests.rpc.doors import impostor
 from tests.rpc.strangers import befriend, device
+from tests.rpc_engine.processes import RpcClient, rpc_servers
 from tests.services.conftest import ANYWHERE
-from tests.services.rpc_client import RpcClient
-from tests.services.rpc_servers import rpc_servers
 
 pytestmark = pytest.mark.rpc
 
@@ -49,7 +48,7 @@ def guest(tmp_path: Path, host: Trust) -> Trust:
 def worker(host: Trust, guest: Trust, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerServer]:
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
     cache = WeightCache(SeveralSources(), unit=ComputeUnit(Hardware(threads=1)), memory=2 * MEMORY)
-    with WorkerServer(cache, ANYWHERE, trust=host, rpc_engine=True) as running:
+    with WorkerServer(cache, ANYWHERE, trust=host, more=(RpcEngineService,)) as running:
         yield running
 
 

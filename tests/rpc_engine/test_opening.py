@@ -10,16 +10,17 @@ import psutil
 import pytest
 
 from edgellm.engine import ModelFile
-from edgellm.engine.ggml_rpc import backend
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import EngineFailed, ModelUnsupported
 from edgellm.llm import LLM
 from edgellm.llm.home import choose_engine
 from edgellm.llm.model_loading import EngineConfig
-from edgellm.llm.rpc_llm import OpenedRpc, RpcOptions, open_over_rpc
 from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.address import Address
+from edgellm.rpc_engine import backend
+from edgellm.rpc_engine.opening import OpenedRpc, RpcOptions, open_over_rpc
+from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.types import Source
 from tests.conftest import Architectures
@@ -35,7 +36,7 @@ def peers() -> Iterator[tuple[str, ...]]:
         found = []
         for name in "ab":
             cache = WeightCache(SeveralSources(), unit=ComputeUnit(Hardware(threads=1)), memory=2**30)
-            server = running.enter_context(WorkerServer(cache, Address.parse("127.0.0.1:0"), rpc_engine=True))
+            server = running.enter_context(WorkerServer(cache, Address.parse("127.0.0.1:0"), more=(RpcEngineService,)))
             found.append(f"{name}={server.address}")
         yield tuple(found)
 
@@ -81,7 +82,7 @@ def test_a_pair_writes_what_its_model_writes_alone_and_goes_on_when_a_device_is_
 def _kill_a_server() -> None:
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            if "edgellm.engine.ggml_rpc.backend" in child.cmdline():
+            if "edgellm.rpc_engine.backend" in child.cmdline():
                 child.kill()
                 return
     raise AssertionError("no server runs")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, ContextSpec, Model, SeqRows
-from edgellm.engine.ggml_rpc.model_process import ContextSizes, ModelProcess
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import ContextFull, DeviceLost, EngineFailed, ModelCorrupt
+from edgellm.rpc_engine.process import ContextSizes, ModelProcess
 from tests.conftest import Architectures
 from tests.engine.logits import some_ids
 

@@ -1,1 +1,0 @@
-"""llama.cpp's RPC: a server that computes layers for another process, and that process's devices."""
