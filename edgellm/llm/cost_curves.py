@@ -7,11 +7,9 @@ measurement.
 
 from __future__ import annotations
 
-import json
 import platform
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
@@ -29,13 +27,13 @@ from edgellm.engine.kv.layer_rows import Bytes
 from edgellm.engine.lm_head import head_of
 from edgellm.engine.native import default_threads
 from edgellm.engine.timing import BUSY, CpuWait, is_plausible, minimum_times, plausible_times
-from edgellm.errors import StateDamaged, Stopped
+from edgellm.errors import Stopped
 from edgellm.llm.idle_work import IdleWork
 from edgellm.places import cache_dir
 from edgellm.spec.drafting.cost_curve import DEPTH_STEP, KNOTS, CostCurve
 from edgellm.storage import History
 from edgellm.storage.fingerprint import FileHash
-from edgellm.storage.state import from_json, read_json, write_state
+from edgellm.storage.state import from_json, read_cached, write_cached
 from edgellm.system import processor
 
 MAX_AGE = 30 * 86_400.0  # seconds
@@ -116,11 +114,7 @@ def curve_path(model_hash: str, threads: int, placement: str = "") -> Path:
 
 def read_curve(path: Path, device: str) -> StoredCurve | None:
     """Return the curve stored for `device`; None if there is none, or it is damaged, implausible or too old."""
-    try:
-        curve = read_json(path, lambda fields: from_json(StoredCurve, fields))
-    except StateDamaged:
-        return None
-    if curve is None:
+    if (curve := read_cached(path, lambda fields: from_json(StoredCurve, fields))) is None:
         return None
     recent = 0.0 <= time() - curve.taken <= MAX_AGE
     return curve if recent and curve.plausible and curve.device == device else None
@@ -141,8 +135,7 @@ def token_seconds(file: ModelFile, hardware: Hardware, threads: int | None) -> f
 
 def write_curve(path: Path, curve: StoredCurve) -> None:
     """Write a curve to disk. If that fails, it is measured again next time."""
-    with suppress(OSError):
-        write_state(path, json.dumps(asdict(curve)))
+    write_cached(path, asdict(curve))
 
 
 class Waiting(Protocol):

@@ -109,7 +109,7 @@ def _forget_chats() -> tuple[int, int, int]:
 
 def tidy() -> None:
     """Close kept data to other users, and remove expired data."""
-    close_to_others()  # This comes first: a file in place of a folder hides its contents.
+    close_to_others()
     expire()
 
 

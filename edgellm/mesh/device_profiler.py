@@ -5,12 +5,11 @@ Figures are stored with the time and the reason, and measured again on request, 
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from edgellm.engine.gguf.synthetic_layers import Blocks, time_passes, write_rand
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.timing import CpuWait, is_plausible
-from edgellm.errors import EdgeError, MeasureFailed, StateDamaged
+from edgellm.errors import EdgeError, MeasureFailed
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.places import cache_dir
@@ -29,7 +28,7 @@ from edgellm.rpc.layers.benchmark_service import DeviceFigures
 from edgellm.rpc.versions import program_version
 from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE, cold_read, drop_page_cache
 from edgellm.storage.layers.manifest import grid, grid_lines
-from edgellm.storage.state import from_json, read_json, write_state
+from edgellm.storage.state import from_json, read_cached, write_cached
 
 MAX_AGE = 30 * 86_400.0  # seconds; older figures are not used unasked
 _AHEAD = 60.0  # seconds by which a clock may have been set back
@@ -146,11 +145,7 @@ def _figures_path(block: str, unit: ComputeUnit) -> Path:
 def _stored_figures(blocks: Blocks, max_age: float, unit: ComputeUnit) -> tuple[DeviceFigures | None, str]:
     """Return the stored figures if they are good enough; else None, and the reason to measure."""
     path = _figures_path(blocks.key, unit)
-    try:
-        figures = read_json(path, lambda found: from_json(DeviceFigures, found))
-    except StateDamaged:
-        figures = None
-    if figures is None:
+    if (figures := read_cached(path, lambda found: from_json(DeviceFigures, found))) is None:
         return None, "never measured with such layers"
     age = time.time() - figures.taken
     if (figures.processor, figures.unit) != (unit.description, unit.name):
@@ -166,6 +161,4 @@ def _stored_figures(blocks: Blocks, max_age: float, unit: ComputeUnit) -> tuple[
 
 def _store_figures(figures: DeviceFigures, unit: ComputeUnit) -> None:
     """Store the figures. If that fails, they are measured again next time."""
-    path = _figures_path(figures.block, unit)
-    with suppress(OSError):
-        write_state(path, json.dumps(asdict(figures)))
+    write_cached(_figures_path(figures.block, unit), asdict(figures))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from edgellm.engine import ModelFile
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, stand_in
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.timing import BUSY, CpuWait
-from edgellm.errors import EdgeError, InvalidOption, NotPermitted, StateDamaged
+from edgellm.errors import EdgeError, InvalidOption, NotPermitted
 from edgellm.layer_range import HERE
 from edgellm.mesh.device_profiler import MAX_AGE, measure_device
 from edgellm.mesh.fleet_file import Fleet
@@ -35,7 +34,7 @@ from edgellm.rpc.layers.benchmark_service import DeviceFigures, measure
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE
-from edgellm.storage.state import from_json, read_json, write_state
+from edgellm.storage.state import from_json, read_cached, write_cached
 
 FAR = 8.0
 """The factor between measured and planned time from which a figure, and not the planner's model, counts as wrong."""
@@ -122,14 +121,11 @@ class KeptFigures:
     @classmethod
     def load(cls) -> Self:
         """Return the kept figures; none of a damaged file, and then all are measured again."""
-        with suppress(StateDamaged):
-            return read_json(_path(), partial(from_json, cls)) or cls()
-        return cls()
+        return read_cached(_path(), partial(from_json, cls)) or cls()
 
     def save(self) -> None:
         """Keep the figures. If that fails, they are measured again next time."""
-        with suppress(OSError):
-            write_state(_path(), json.dumps(asdict(self)))
+        write_cached(_path(), asdict(self))
 
     def doubted(self, key: str) -> bool:
         """Return whether the figures of `key` are to be measured again."""

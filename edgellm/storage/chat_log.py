@@ -110,8 +110,8 @@ class Conversation:
 @dataclass(frozen=True, slots=True)
 class ChatLog:
     """The database of past replies, typed lines and conversations in `folder`, which need not exist yet. Any number of
-    processes may use it. Every method raises `HistoryUnusable` if the folder or a file is a link, belongs to another
-    user, or cannot be read or written. A chat should show that as a notice, and go on."""
+    processes may use it. Every method raises `HistoryUnusable` as `PrivateDatabase` does. A chat should show that as a
+    notice, and go on."""
 
     folder: Path = field(default_factory=lambda: data_dir() / "history")
 

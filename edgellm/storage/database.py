@@ -47,8 +47,8 @@ class DatabaseConnection(sqlite3.Connection):
 @dataclass(frozen=True, slots=True)
 class PrivateDatabase:
     """The database at `path`, which need not exist, with the tables that `schema` makes in its `version`. Every method
-    raises `HistoryUnusable` if the folder or a file is a link, belongs to another user, or cannot be read or written. A
-    damaged database is set aside first, so that the next call creates a new one."""
+    raises `HistoryUnusable` if the folder belongs to another user, a file is a link, or they cannot be read or written.
+    A damaged database is set aside first, so that the next call creates a new one."""
 
     path: Path
     schema: str
@@ -98,9 +98,7 @@ class PrivateDatabase:
     def errors(self, action: str, *, keep: bool = False) -> Iterator[None]:
         """Turn errors of SQLite and of the system into ours: the database cannot be `action`."""
         with system_errors(HistoryUnusable, self.path, action):
-            if self.path.parent.is_symlink():
-                raise _link(self.path.parent)
-            if self.path.parent.exists():
+            if os.path.lexists(self.path.parent):
                 private_folder(self.path.parent)
             before = None if self.is_missing else self.path.lstat().st_ino
             try:
@@ -127,10 +125,7 @@ class PrivateDatabase:
         """Check that the files of the database are plain files, and close them to other users."""
         for path in self._files():
             with suppress(FileNotFoundError):
-                mode = path.lstat().st_mode
-                if stat.S_ISLNK(mode):
-                    raise _link(path)
-                if not stat.S_ISREG(mode):
+                if not stat.S_ISREG(mode := path.lstat().st_mode):
                     raise HistoryUnusable(f"{path} is not a plain file.", "Move it away; a new one will be created.")
                 if HAS_MODES and mode & 0o077:
                     path.chmod(0o600)
@@ -184,10 +179,3 @@ def _begun(db: DatabaseConnection) -> tuple[int, int]:
     """Return the version that a database says it has, and the number of its tables."""
     tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     return db.execute("PRAGMA user_version").fetchone()[0], tables[0]
-
-
-def _link(path: Path) -> HistoryUnusable:
-    return HistoryUnusable(
-        f"{path} is a link, but the history must be stored in place.",
-        "Remove the link; to move all data, set EDGELLM_HOME.",
-    )

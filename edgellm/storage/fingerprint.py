@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from edgellm.errors import EdgeError, StateDamaged, Stopped
+from edgellm.errors import EdgeError, Stopped
 from edgellm.places import cache_dir
-from edgellm.storage.state import read_json, write_state
+from edgellm.storage.state import read_cached, write_cached
 
 SHA256 = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by its SHA-256
 _FIRST_PART = re.compile(r"-00001-of-\d{5}\.gguf$")
@@ -137,8 +137,7 @@ class _PartHash:
         digest, cache = self._digest.hexdigest(), _read_cache()
         cache.pop(str(self.path), None)
         recent = dict(list(cache.items())[-_MAX_FILES + 1 :])
-        with suppress(OSError):  # the hash is computed again next time
-            write_state(cache_dir() / _CACHE, json.dumps(recent | {str(self.path): [*stamp, digest]}))
+        write_cached(cache_dir() / _CACHE, recent | {str(self.path): [*stamp, digest]})
         return digest
 
 
@@ -156,7 +155,5 @@ def _stamp(real: Path) -> list[int]:
 
 
 def _read_cache() -> dict[str, list[int | str]]:
-    """Return size, time of change and hash of each file read before; an empty dict where the record is damaged."""
-    with suppress(StateDamaged):
-        return read_json(cache_dir() / _CACHE, lambda found: {name: list(entry) for name, entry in found.items()}) or {}
-    return {}
+    """Return size, time of change and hash of each file read before."""
+    return read_cached(cache_dir() / _CACHE, lambda found: {name: list(entry) for name, entry in found.items()}) or {}

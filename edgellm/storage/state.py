@@ -34,15 +34,9 @@ MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError
 
 
 def read_state(path: Path, max_bytes: int = MAX_BYTES, *, links: bool = False) -> bytes | None:
-    """Return a file's bytes, or None if there is no file. Remove other users' access to it.
-
-    Args:
-        max_bytes: the size limit of the file.
-        links: whether `path` may be a link, as for files that the user writes; their modes are left as they are.
-
-    Raises:
-        StateDamaged: it is a link, a pipe, a folder or too large, or it cannot be read.
-    """
+    """Return a file's bytes, or None if there is no file. Remove other users' access to it. With `links`, `path` may be
+    a link, as for files that the user writes; their modes are left as they are. Raise StateDamaged where it is a link,
+    a pipe, a folder or larger than `max_bytes`, or it cannot be read."""
     try:
         handle = os.open(path, os.O_RDONLY | NOT_BLOCKING | (0 if links else NO_LINKS))
         if not stat.S_ISREG((found := os.fstat(handle)).st_mode):
@@ -79,6 +73,19 @@ def read_json_lines(path: Path, parse: Callable[[Any], _T], max_bytes: int = MAX
 def read_toml(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any] | None:
     """Return the tables of a TOML file that the user writes, or None if there is none. Raise StateDamaged."""
     return _parsed(path, lambda data: tomllib.loads(data.decode()), read_state(path, max_bytes, links=True))
+
+
+def read_cached(path: Path, parse: Callable[[Any], _T]) -> _T | None:
+    """Return the result of `parse` on a JSON file whose content can be made again: None if it is missing or damaged."""
+    with suppress(StateDamaged):
+        return read_json(path, parse)
+    return None
+
+
+def write_cached(path: Path, value: object) -> None:
+    """Write a JSON file whose content can be made again; do nothing where it cannot be written."""
+    with suppress(OSError):
+        write_state(path, json.dumps(value))
 
 
 def write_state(path: Path, data: bytes | str, *, durable: bool = False) -> None:
@@ -183,31 +190,29 @@ def private_folder(path: Path) -> Path:
 
 
 def close_to_others() -> None:
-    """Remove other users' rights to everything that edgellm stores. Links are not followed. A folder that is closed
-    already is not searched: other users cannot reach its content."""
-    for root in (data_dir(), state_dir(), cache_dir()):
-        if HAS_MODES and root.is_dir() and not root.is_symlink() and root.stat().st_mode & 0o077:
-            for folder, folders, files in os.walk(root):
-                for name in (*folders, *files):
-                    _close(Path(folder, name))
-            _close(root)  # last, so that a crash does not hide open files
+    """Remove other users' rights to edgellm's folders, and so to everything in them. Links are not followed."""
+    for root in _roots():
+        _close(root)
+
+
+def _roots() -> tuple[Path, ...]:
+    return data_dir(), state_dir(), cache_dir()
 
 
 def _make_folder(path: Path) -> None:
     """Create a folder and its parents if they are missing. Close edgellm's own folders among them to other users."""
     if not path.exists():
         path.mkdir(0o700, parents=True, exist_ok=True)
-    for root in (data_dir(), cache_dir(), state_dir()):
-        for folder in (path, *path.parents):
-            if HAS_MODES and folder.is_relative_to(root) and folder.is_dir():
-                _close(folder)
+    for folder in (path, *path.parents):
+        if any(map(folder.is_relative_to, _roots())):
+            _close(folder)
 
 
 def _close(path: Path) -> None:
-    """Remove other users' rights to a file or folder, if this user may."""
+    """Remove other users' rights to a folder, if this user may."""
     with suppress(OSError):
         mode = path.lstat().st_mode
-        if mode & 0o077 and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        if HAS_MODES and mode & 0o077 and stat.S_ISDIR(mode):
             path.chmod(mode & 0o700)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from edgellm.engine import Model
 from edgellm.errors import InvalidOption, VerifierBusy, VerifierLost, VerifierUnreachable
-from edgellm.storage.known_servers import KnownServer, KnownServers
+from edgellm.places import cache_dir
+from edgellm.storage.state import read_cached, write_cached
 from edgellm.upstream.dialects import by_text, llama_server, ollama, sglang, vllm
 from edgellm.upstream.dialects.completions import CompletionsUpstream, takes_ids
 from edgellm.upstream.dialects.served import PROBE_SECONDS, served_model, served_names
@@ -20,6 +21,7 @@ from edgellm.upstream.text_border import TextBorders
 from edgellm.upstream.verifier import ServedTokens, UpstreamTiming, UpstreamVerifier
 from edgellm.upstream.vocabulary_proof import PROBES, RECHECKS, VocabularyProof, prove
 
+_MAX_PROVED = 256  # servers
 _LOGS = {
     "vLLM": "--enable-log-requests",
     "SGLang": "--log-requests",
@@ -85,9 +87,9 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
     try:
         borders = TextBorders(text.plain_prompt, text.vocabulary)
         upstream = client.wait(detect(client, borders, end_of_turn=text.end_of_turn, tier=options.tier))
-        server = KnownServer(str(url), upstream.name, text.vocabulary.fingerprint)
-        servers = KnownServers()
-        known = server in servers.all()
+        server = [str(url), upstream.name, text.vocabulary.fingerprint]
+        proved: list[object] = read_cached(_proved_servers(), list) or []
+        known = server in proved
         proof = client.wait(prove(upstream, text.vocabulary, borders, url, RECHECKS if known else PROBES))
         verifier = UpstreamVerifier(
             client, upstream, ServedTokens(text.n_vocab, text.is_eog), text.n_ctx_train, options.timing, text.grammar
@@ -100,11 +102,16 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
     if upstream.chat_template:
         text.use_chat_template(upstream.chat_template, upstream.name)
     if not known:
-        servers.add(server)
+        write_cached(_proved_servers(), [*proved, server][-_MAX_PROVED:])
     finding = f"{upstream.dialect} at {url} verifies by {upstream.tier}: {MEANING[upstream.tier]}, as {upstream.reason}"
     notices = tuple(_notices(upstream, url, proof, known=known, key=bool(key)))
-    identity = hashlib.sha256(f"{upstream.dialect} {upstream.name} {server.vocabulary}".encode()).hexdigest()
+    identity = hashlib.sha256(f"{upstream.dialect} {upstream.name} {text.vocabulary.fingerprint}".encode()).hexdigest()
     return OpenedUpstream(verifier, url, f"{finding}; {proof}", notices, identity, bool(proof.probes))
+
+
+def _proved_servers() -> Path:
+    """Return the file of servers, their models and the vocabularies that were proved to be theirs, the latest last."""
+    return cache_dir() / "servers.json"
 
 
 def _unreachable(url: ServerURL, error: TimeoutError | VerifierLost | VerifierBusy) -> VerifierUnreachable:

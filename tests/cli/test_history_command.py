@@ -114,7 +114,7 @@ def test_a_history_that_is_a_link_is_one_clear_line(
     kept.path.symlink_to(tmp_path / "mine")
     done = edge("history", *words)
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith(f"error: {kept.path} is a link")
+    assert done.err.startswith(f"error: {kept.path} is not a plain file")
     assert done.err.count("\n") == 1
     assert b"mug" in (tmp_path / "mine").read_bytes()
 

@@ -17,16 +17,6 @@ from hypothesis import strategies as st
 from edgellm.storage import History, chat_log, database, state
 from tests.storage.chats import change, raw, said
 
-
-def test_what_was_said_is_there_again_oldest_first(history: History) -> None:
-    assert history.recent() == []
-    history.add("Where is my mug?", "On the shelf.")
-    history.add("And the drill?", "Ben has it.")
-    first, second = History(history.folder).recent()
-    assert (first.question, first.reply) == ("Where is my mug?", "On the shelf.")
-    assert second.question == "And the drill?"
-
-
 TEXTS = st.text() | st.text(st.sampled_from('a\ud800\udfff\0\n\r\u2028"\\'))
 
 
