@@ -216,9 +216,9 @@ def test_a_device_that_is_gone_or_hangs_is_lost(
 ) -> None:
     session.open()
     if hang:
-        from edgellm.services.server import rpc_engine_service
+        from edgellm.rpc_engine import service
 
-        monkeypatch.setattr(rpc_engine_service, "HEARTBEAT_SECONDS", 3600.0)
+        monkeypatch.setattr(service, "HEARTBEAT_SECONDS", 3600.0)
         assert "has stopped responding" in session.lost.result(60).what
     else:
         worker.stop(0)
