@@ -10,6 +10,7 @@ from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.engine.gguf.memory import Dimensions, MemoryEstimate, costs_of, dimensions
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile, check_gguf
 from edgellm.engine.gguf.shard import cut, cut_bytes
+from edgellm.engine.gguf.speculation import mtp_support
 from edgellm.engine.gguf.writer import to_f32
 from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.kv.layer_rows import LayerRows
@@ -31,8 +32,6 @@ from edgellm.engine.lm_head import (
 )
 from edgellm.engine.model import Model
 from edgellm.engine.native import ShouldStop, Stop, never
-from edgellm.engine.speculators.speculator import Speculator
-from edgellm.engine.speculators.support import mtp_support
 from edgellm.engine.vocabulary import Floats, Ids, Vocabulary, VocabularyMatch, common_prefix
 
 __all__ = [
@@ -57,7 +56,6 @@ __all__ = [
     "Rows",
     "SeqRows",
     "ShouldStop",
-    "Speculator",
     "Stop",
     "ToolCall",
     "Top2",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -24,9 +24,11 @@ from edgellm.engine.llama_api import NO_OBSERVER, LlamaBatch, NativeContext
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
 from edgellm.engine.model import Model
 from edgellm.engine.native import Stop
-from edgellm.engine.speculators.speculator import Speculator, Trunk
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported
+
+if TYPE_CHECKING:
+    from edgellm.engine.speculators.speculator import Speculator
 
 
 class Context:
@@ -67,8 +69,7 @@ class Context:
             raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
         self._speculator = None
         if spec.speculates and capture is None and model.speculator is not None:
-            trunk = Trunk(self.native, spec.n_ctx, asked, model.n_vocab)
-            self._speculator = model.speculator.open(trunk)
+            self._speculator = model.speculator.beside(self.native, spec.n_ctx, asked, model.n_vocab)
         self._sequences = Sequences(spec.n_seq, spec.n_ctx)
         self._lost: dict[int, int] = {}  # positions in the cache of sequences whose rest must be read again
         self._progress: Callable[[int, int], None] | None = None

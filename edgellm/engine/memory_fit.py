@@ -25,10 +25,10 @@ from edgellm.engine.gguf.memory import (
     recurrent_state_bytes,
 )
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile
+from edgellm.engine.gguf.speculation import EAGLE3, speculator_module
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware, offload_devices
 from edgellm.engine.kv.kv_cache import checkpoint_bytes, snapshots_that_fit
 from edgellm.engine.model import LoadSpec
-from edgellm.engine.speculators.eagle3 import check_eagle3, window_bytes
 from edgellm.errors import InvalidOption, MemoryShort
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def place_model(
     fit the model.
     """
     if eagle3 is not None:
-        check_eagle3(eagle3, file)
+        speculator_module(EAGLE3).check_eagle3(eagle3, file)
     hardware, reasons = _with_context(file, hardware, sessions)
     if eagle3 is not None:
         reasons = (f"the EAGLE-3 head {eagle3.path.name} drafts from its states", *reasons)
@@ -168,7 +168,7 @@ def place_model(
 
     before = Counter(taken)
     if eagle3 is not None:
-        before["CPU"] += sessions * window_bytes(eagle3.header)
+        before["CPU"] += sessions * speculator_module(EAGLE3).window_bytes(eagle3.header)
     fitted = fit(Wanted(file, contexts, eagle3, sessions), hardware, before)
     taken.clear()
     taken.update(fitted.taken)

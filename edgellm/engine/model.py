@@ -6,21 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from edgellm.engine import llama_api, native
 from edgellm.engine.chat.template import Template
 from edgellm.engine.gguf.memory import attention_layers
 from edgellm.engine.gguf.reader import ModelFile
+from edgellm.engine.gguf.speculation import EAGLE3, MTP, drafter_file, mtp_support, speculator_module
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware, offload_devices, placement
 from edgellm.engine.native import lib
-from edgellm.engine.speculators.eagle3 import Eagle3Model, check_eagle3
-from edgellm.engine.speculators.mtp import MtpModel
-from edgellm.engine.speculators.speculator import SpeculatorModel
-from edgellm.engine.speculators.support import drafter_file, mtp_support
 from edgellm.engine.text_model import TextModel, template_of
-from edgellm.engine.trial.probe import EAGLE3, MTP, Probe, TrialChild, require_loadable
+from edgellm.engine.trial.probe import Probe, TrialChild, require_loadable
 from edgellm.errors import InvalidOption, ModelUnsupported
+
+if TYPE_CHECKING:
+    from edgellm.engine.speculators.speculator import SpeculatorModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class Model(TextModel):
                 else "Name a whole model; MTP layers inside a model's own file are used. edgellm show tells.",
             )
         if spec.eagle3 is not None:
-            check_eagle3(spec.eagle3, file)
+            speculator_module(EAGLE3).check_eagle3(spec.eagle3, file)
         asked = probe_of(file, spec)
         if faults is None:
             verdict = require_loadable(asked, _first_half(progress), trial)
@@ -175,9 +175,12 @@ class Model(TextModel):
             owned = llama_api.load_model(file.path, spec.hardware, spec.text_only, progress, dry=spec.dry, mtp=mtp)
             if lib.llama_model_has_encoder(owned.pointer) or not lib.llama_model_has_decoder(owned.pointer):
                 raise ModelUnsupported(f"{file.path} is an encoder.", "Use a model that generates text.")
-            speculator: SpeculatorModel | None = MtpModel(owned, file.header.architecture) if mtp else None
-            if spec.speculates and spec.eagle3 is not None and EAGLE3 not in faults:
-                speculator = Eagle3Model.load(spec.eagle3, file, spec.hardware, dry=spec.dry)
+            speculator: SpeculatorModel | None = None
+            if mtp:
+                speculator = speculator_module(MTP).MtpModel(owned, file.header.architecture)
+            elif spec.speculates and spec.eagle3 is not None and EAGLE3 not in faults:
+                model = speculator_module(EAGLE3).Eagle3Model
+                speculator = model.load(spec.eagle3, file, spec.hardware, dry=spec.dry)
             return cls(file, owned, template, spec, faults, speculator)
         except BaseException:
             if template is not None:

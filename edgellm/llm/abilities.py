@@ -16,12 +16,11 @@ from edgellm.engine.gguf.memory import (
     text_layers,
 )
 from edgellm.engine.gguf.reader import GgufHeader
+from edgellm.engine.gguf.speculation import EAGLE3, SPECULATORS, drafter_file, is_eagle3, speculator_module
 from edgellm.engine.gguf.tokenizer import PADDING, TOKENS, token_texts
 from edgellm.engine.graph_hooks import attention_bytes
 from edgellm.engine.hardware import N_BATCH
 from edgellm.engine.memory_fit import default_context, free_memory, trained_positions
-from edgellm.engine.speculators.eagle3 import check_eagle3, target_layers
-from edgellm.engine.speculators.support import drafter_file, is_eagle3
 from edgellm.errors import EdgeError, ModelUnsupported
 from edgellm.layer_range import ranges
 from edgellm.llm.drafter_pool import exit_layers
@@ -121,7 +120,7 @@ def heads_for(file: ModelFile, others: Mapping[str, ModelFile]) -> list[str]:
 
 def _fits(head: ModelFile, verifier: ModelFile) -> bool:
     try:
-        check_eagle3(head, verifier)
+        speculator_module(EAGLE3).check_eagle3(head, verifier)
     except ModelUnsupported:
         return False
     return True
@@ -179,7 +178,10 @@ def _mtp(header: GgufHeader) -> Ability:
 
 def _head(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
     """Return which of `others` an EAGLE-3 head can draft for."""
-    name, layers = "EAGLE-3 drafts", ", ".join(map(str, target_layers(file.header)))
+    name = "EAGLE-3 drafts"
+    if EAGLE3 not in SPECULATORS:
+        return Ability(name, False, "this edgellm does not use EAGLE-3 heads")
+    layers = ", ".join(map(str, speculator_module(EAGLE3).target_layers(file.header)))
     if fitting := sorted(other for other, model in others.items() if _fits(file, model)):
         return Ability(name, True, f"as the draft model of {', '.join(fitting)}, from the inputs of layers {layers}")
     return Ability(name, False, f"no model here has the width and vocabulary for it, and layers {layers} to read")

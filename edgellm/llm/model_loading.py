@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 from edgellm.engine import Context, ContextSpec, Model, ModelFile, head_pays
 from edgellm.engine.gguf.memory import cache_bytes_per_token
+from edgellm.engine.gguf.speculation import is_eagle3
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, Hardware, offload_devices
 from edgellm.engine.kv.prompt_cache import PromptCache
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, check_context, most_that_fit, place_model
 from edgellm.engine.model import LoadSpec, probe_of
 from edgellm.engine.native import Stop
-from edgellm.engine.speculators.support import is_eagle3
 from edgellm.engine.trial.probe import TrialChild, start_trial
 from edgellm.errors import InvalidOption, MemoryShort, ModelUnsupported
 from edgellm.llm.cost_curves import ModelCurve, token_seconds

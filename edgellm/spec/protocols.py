@@ -10,12 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from edgellm.engine import Speculator
 from edgellm.spec.sampling import WHOLE_ROWS, Choice
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Ids, Round, Sampling, Verdict
+
+if TYPE_CHECKING:
+    from edgellm.engine.speculators.speculator import Speculator
 
 
 class Drafter(ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
-from edgellm.engine import Speculator
+from edgellm.engine.speculators.speculator import Speculator
 from edgellm.spec.drafters.speculator import draft
 from edgellm.spec.drafting.bandit import Bandit
 from edgellm.spec.types import Chunk

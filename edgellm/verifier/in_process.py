@@ -10,9 +10,10 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import count
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from edgellm.engine import Context, Model, Speculator
+from edgellm.engine import Context, Model
 from edgellm.engine.gguf.memory import PREDICTED_ROWS
 from edgellm.errors import EngineFailed, ProtocolError
 from edgellm.spec.constraint import GrammarState
@@ -24,6 +25,9 @@ from edgellm.spec.verifier import Session, VerifyRequest
 from edgellm.verifier.engine import ExtraDrafter, ModelRunner, VerifierEngine
 from edgellm.verifier.judgement import Answer, Counters, Deliver, MissingPrefix
 from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
+
+if TYPE_CHECKING:
+    from edgellm.engine.speculators.speculator import Speculator
 
 
 class ContextPool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, Speculator
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Model
+from edgellm.engine.speculators.speculator import Speculator
 
 
 def opened(model: Model, n_ctx: int = 128, **options: Any) -> Context:

@@ -105,7 +105,7 @@ def test_a_model_whose_mtp_layer_ends_the_child_is_used_without_it(
     for _ in range(2):
         with Model.load(architectures("qwen35", mtp="useful"), LoadSpec(speculates=True)) as model:
             assert model.speculator is None
-            assert model.faults == {probe.MTP}
+            assert model.faults == {"mtp"}
     assert tried == [True, False]
 
 
@@ -123,7 +123,7 @@ def test_a_model_whose_head_ends_the_child_is_used_without_it(
     for _ in range(2):
         with Model.load(architectures("llama"), LoadSpec(speculates=True, eagle3=head)) as model:
             assert model.speculator is None
-            assert model.faults == {probe.EAGLE3}
+            assert model.faults == {"eagle3"}
     Model.load(architectures("llama")).close()
     assert tried == [True, False, False]
 

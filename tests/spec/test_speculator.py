@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.engine import Context, ContextSpec, Floats, Ids, Message, Model, ModelFile, Speculator
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Message, Model, ModelFile
 from edgellm.engine.model import LoadSpec
+from edgellm.engine.speculators.speculator import Speculator
 from edgellm.llm import LLM
 from edgellm.spec.drafters.speculator import SpeculatorDrafter, draft
 from edgellm.spec.gates.rules import AlwaysGate

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from edgellm import LLM
-from edgellm.engine import Context, ContextSpec, Ids, Message, Model, ModelFile, Speculator
+from edgellm.engine import Context, ContextSpec, Ids, Message, Model, ModelFile
 from edgellm.engine.model import LoadSpec
+from edgellm.engine.speculators.speculator import Speculator
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafting.bandit import Bandit

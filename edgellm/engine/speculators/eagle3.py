@@ -12,11 +12,11 @@ import numpy as np
 from edgellm.engine import llama_api, native
 from edgellm.engine.gguf.memory import text_layers
 from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader, ModelFile
+from edgellm.engine.gguf.speculation import EAGLE3
 from edgellm.engine.gguf.tokenizer import PADDING, token_count, token_texts
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, Trunk
 from edgellm.engine.speculators.states import WINDOW, StateFunctions
-from edgellm.engine.trial.probe import EAGLE3
 from edgellm.errors import EngineFailed, ModelUnsupported
 
 VERIFIERS = frozenset((

@@ -6,15 +6,36 @@ llama.cpp computes it in a second context over the same model, from the states t
 from __future__ import annotations
 
 from edgellm.engine import llama_api, native
+from edgellm.engine.gguf.memory import mtp_layers, text_layers
+from edgellm.engine.gguf.reader import GgufHeader
+from edgellm.engine.gguf.speculation import MTP
 from edgellm.engine.native import lib
 from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, Trunk
 from edgellm.engine.speculators.states import StateFunctions, StateWindow
-from edgellm.engine.trial.probe import MTP
 
 STATES_OF_LAST_ROWS = frozenset(("qwen3next", "step35"))
 """Architectures whose MTP graph gives states of rows with logits alone. Other graphs give states of all rows; asked for
 rows with logits alone, llama.cpp would copy the first rows instead."""
+ARCHITECTURES = frozenset(("qwen35", "qwen35moe", "qwen3next", "glm4moe", "step35", "deepseek2", "deepseek32"))
+"""Architectures whose MTP layer our tests try. llama.cpp has eight more: bailingmoe3, cohere2moe, deepseek4, glm-dsa,
+glm5-next, hy-v3, mimo2 and nemotron_h_moe."""
+SEVERAL = frozenset(("step35",))
+"""Architectures of which llama.cpp takes files with several MTP layers; the first layer is used."""
+_NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")  # llama.cpp ends the process without them
 _ROWS = 256  # rows of a batch
+
+
+def unusable(header: GgufHeader) -> str:
+    """Return why a model's MTP layer cannot be used; "" if it can."""
+    count, arch = mtp_layers(header), header.architecture
+    if arch not in ARCHITECTURES:
+        return f"its layer that predicts further tokens (MTP) is not used: not tried with {arch}"
+    if count > 1 and arch not in SEVERAL:
+        return f"llama.cpp computes one MTP layer of {arch}, and the file has {count}"
+    first = text_layers(header)
+    if missing := [name for name in _NEEDED if header.tensor(f"blk.{first}.{name}.weight") is None]:
+        return f"the file lacks blk.{first}.{missing[0]} of its MTP layer"
+    return "" if StateFunctions.find() is not None else "this build of llama.cpp does not export the functions for it"
 
 
 class MtpLayer(Speculator):

@@ -192,3 +192,7 @@ class SpeculatorModel(ABC):
         Raises:
             EngineFailed: llama.cpp cannot reserve the memory.
         """
+
+    def beside(self, context: NativeContext, n_ctx: int, spec: NativeSpec, n_vocab: int) -> Speculator:
+        """Return a speculator beside a context, as `open`."""
+        return self.open(Trunk(context, n_ctx, spec, n_vocab))

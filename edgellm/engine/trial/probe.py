@@ -28,6 +28,7 @@ from pathlib import Path
 
 from edgellm import places
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile, check_gguf, is_index
+from edgellm.engine.gguf.speculation import EAGLE3, MTP
 from edgellm.engine.hardware import DEFAULT_CACHE, ON_PROCESSOR, Hardware, offload_devices
 from edgellm.engine.native import LIBRARY, backends, commit, features
 from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
@@ -36,8 +37,6 @@ from edgellm.isolation.child import Child, ChildFailed, ChildKind, Limits
 INSTRUCTION = "AMX_INT8"
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 """The options with which GCC and Clang compile llama.cpp without AMX."""
-MTP, EAGLE3 = "mtp", "eagle3"
-"""Faults of a model from whose states its MTP layer, or an EAGLE-3 head, must not draft."""
 AGAIN = "Try again; if it fails again, install edgellm once more."
 """The next step after a failed trial that says nothing of the file."""
 _FORMAT = 8  # raise this when the child tries more than before, or kept verdicts may be wrong

@@ -13,9 +13,9 @@ import numpy as np
 
 from edgellm.engine.context import Context
 from edgellm.engine.context_spec import ContextSpec
+from edgellm.engine.gguf.speculation import EAGLE3, MTP
 from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.model import Model
-from edgellm.engine.trial.probe import EAGLE3, MTP
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import EngineFailed
 

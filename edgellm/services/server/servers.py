@@ -34,7 +34,6 @@ from edgellm.spec.model_sampling import sampling_of
 from edgellm.spec.protocols import Capabilities
 from edgellm.storage import name_of
 from edgellm.storage.fingerprint import fingerprint
-from edgellm.verifier.extra_drafts import ExtraDrafts
 from edgellm.verifier.in_process import ColocatedVerifier, VerifierWorker
 from edgellm.verifier.judgement import Counters
 from edgellm.verifier.scheduler import SchedulerLimits
@@ -164,7 +163,11 @@ class VerifierServer(SessionServer):
             speculates=True,
         )  # fmt: skip
         engine = Context(model, spec)
-        drafts = None if engine.speculator is None else ExtraDrafts(engine.speculator, model.is_eog)
+        drafts = None
+        if engine.speculator is not None:
+            from edgellm.verifier.extra_drafts import ExtraDrafts
+
+            drafts = ExtraDrafts(engine.speculator, model.is_eog)
         self._worker = VerifierWorker(engine, sessions, model.is_eog, limits, drafts)
         if curve is not None:
             self._worker.fill(*curve.filling())

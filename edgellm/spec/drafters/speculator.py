@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edgellm.engine import Speculator, top2
+from edgellm.engine import top2
+from edgellm.engine.speculators.speculator import Speculator
 from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.spec.sampling import distribution, draw, penalised
 from edgellm.spec.state import GenerationState
