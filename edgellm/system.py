@@ -33,7 +33,8 @@ FOLDER: int = getattr(os, "O_DIRECTORY", 0)
 HAS_MODES = os.name != "nt"
 """True where files have owners and modes; on Windows a user's folders are private by other means."""
 SHARES_CORES = sys.platform == "linux"
-"""True where processes can see in shared memory which other processes compute and are alive."""
+"""True where parts of a file can be locked, so that processes see which other processes compute and are alive."""
+_LOCK, _END = struct.Struct("hhqqi4x"), 2**62  # Linux's `struct flock`, and a place behind all locks
 _PERFORMANCE = 0.5  # share of the best processor's capacity; efficiency cores have less
 _DONTNEED = 4  # MADV_DONTNEED
 _THREADS, _PROCESSORS = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
@@ -59,21 +60,29 @@ def lock_exclusive(file: BinaryIO) -> None:
         file.close()
 
 
-def try_lock(file: int) -> bool:
-    """Lock an open file until it is closed or this process ends; return False if others have, and on Windows."""
-    if sys.platform != "win32":
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    return False
-
-
-def reserve(file: int, size: int) -> None:
-    """Make a file at least `size` bytes long. Raise OSError if there is no room, where the system tells at once."""
+def lock_part(file: int, start: int, size: int) -> None:
+    """Lock bytes of an open file until they are unlocked or the file is closed, unless others have; only on Linux."""
     if sys.platform == "linux":
-        os.posix_fallocate(file, 0, size)
-    elif os.fstat(file).st_size < size:
-        os.truncate(file, size)
+        with suppress(OSError):
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, size, 0))
+
+
+def unlock_part(file: int, start: int, size: int) -> None:
+    """Unlock bytes of an open file."""
+    if sys.platform == "linux":
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, start, size, 0))
+
+
+def locked_parts(file: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and the size of each part of an open file that whoever has opened it again has locked."""
+    gaps = [(0, _END)]
+    while gaps and sys.platform == "linux":
+        start, end = gaps.pop()
+        asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
+        kind, _, first, size, _ = _LOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked))
+        if kind != fcntl.F_UNLCK:
+            yield first, size
+            gaps += [gap for gap in ((start, first), (first + size, end)) if gap[0] < gap[1]]
 
 
 def is_mine(found: os.stat_result) -> bool:
@@ -286,10 +295,11 @@ def processor_flags() -> frozenset[str]:
     return frozenset()
 
 
-def allowed_processors() -> frozenset[int]:
-    """Return the processors that this process may use; all of them where there is no affinity."""
+def allowed_processors(thread: int = 0) -> frozenset[int]:
+    """Return the processors that this process, or a thread, may use; all of them where that is unknown."""
     if sys.platform == "linux":
-        return frozenset(os.sched_getaffinity(0))
+        with suppress(OSError):
+            return frozenset(os.sched_getaffinity(thread))
     return frozenset(range(os.cpu_count() or 1))
 
 

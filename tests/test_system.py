@@ -33,19 +33,20 @@ def test_a_file_in_use_is_not_locked_by_others(tmp_path: Path) -> None:
         assert not one.closed
 
 
-def test_a_file_is_locked_between_processes_and_never_on_windows(
+def test_locked_parts_of_a_file_are_seen_by_whoever_opens_it_and_never_on_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "file"
-    path.touch()
-    code = f"import os; from edgellm import system; print(system.try_lock(os.open({str(path)!r}, os.O_RDWR)))"
-    other = [sys.executable, "-c", code]
-    with path.open("r+b") as file:
-        assert system.try_lock(file.fileno())
-        assert subprocess.run(other, capture_output=True, check=True).stdout == b"False\n"
+    with (tmp_path / "file").open("w+b") as one, (tmp_path / "file").open("r+b") as two:
+        parts = [(0, 2), (2**40, 1), (7, 5)]
+        for start, size in parts:
+            system.lock_part(one.fileno(), start, size)
+        assert sorted(system.locked_parts(two.fileno())) == sorted(parts)
+        assert list(system.locked_parts(one.fileno())) == []
+        system.lock_part(two.fileno(), 8, 1)
+        system.unlock_part(one.fileno(), *parts.pop())
+        assert sorted(system.locked_parts(two.fileno())) == sorted(parts)
         elsewhere(monkeypatch, "win32")
-        assert not system.try_lock(file.fileno())
-    assert subprocess.run(other, capture_output=True, check=True).stdout == b"True\n"
+        assert list(system.locked_parts(two.fileno())) == []
 
 
 def test_files_have_owners_and_modes_where_the_system_knows_them(

@@ -2,10 +2,10 @@
 
 llama.cpp's threads meet after every operation, and the first thread spins until all have arrived. With more threads
 than cores it spins while a thread that it waits for cannot run: two processes with two threads each on two cores decode
-at a tenth of the speed of a process alone. So a thread that computes says so in memory that all of this user's
-processes share, and uses its fair share of the cores while others compute. It holds a lock, so that the kernel itself
-takes a process that was killed off the list. Without shared memory (not Linux, a single core, a folder
-that another user owns) every thread uses as many cores as it would alone.
+at a tenth of the speed of a process alone. So a thread that computes locks a part of a file that all of this user's
+processes share, as many bytes as it would use threads alone; the kernel drops the lock of a process that was killed. A
+thread uses its fair share of the cores while others compute. Without such locks (not Linux, a single core, another
+user's file) every thread uses as many cores as it would alone.
 
 Threads that meet after every operation lose a time slice at each meeting where one of them has to wait for a core:
 beside four busy programs on two cores a token of a 5.6 M model takes 4 s with two threads and 30 ms with one. Other
@@ -17,9 +17,7 @@ it. Where they got less, the system tells whether they stood in line for a core.
 from __future__ import annotations
 
 import functools
-import mmap
 import os
-import stat
 import threading
 import time
 import weakref
@@ -31,103 +29,44 @@ from typing import Self
 from edgellm import system
 from edgellm.engine import native
 
-FOLDER = Path("/dev/shm")  # noqa: S108  memory, the same for every session of a user; our folder there is checked
-SLOTS = 32
-"""Threads that can be entered at once; further threads compute unseen."""
-_COLUMNS = 4  # words of 64 bits for each slot
-_CPU_BITS = 62  # processors in a mask; further processors share a bit
+FOLDER = Path("/dev/shm")  # noqa: S108  memory, the same for every session of a user; our file there is checked
+_THREAD = 2**10  # bytes of the file for each number of a thread: more than a computation has threads
 _PAUSE = 5_000_000  # most nanoseconds between two decodes of a thread that goes on
-_DOUBTED = 100_000_000  # nanoseconds of a computation after which its process may have been killed or stopped
+_RECHECK = 100_000_000  # nanoseconds after which a thread's state, or a lower number of threads, is reconsidered
 
 
-class CoreTable:
-    """The threads that compute on this machine, as seen by this process. Any number of threads may use it.
+@dataclass(frozen=True, slots=True)
+class SharedCores:
+    """The cores that computations share: their number, this process's `processors`, and the file with the locks."""
 
-    A slot in shared memory has the time in nanoseconds since which its thread computes (0: idle), how many threads it
-    would use alone, its processors, and its process. Only its owner writes to it, and keeps a file of the slot locked.
-    """
+    cores: int
+    processors: frozenset[int]
+    file: Path
 
-    def __init__(self, folder: Path, cores: int, cpus: int) -> None:
-        """Use the files in `folder`; `cores` and `cpus` (a bit mask) are this process's.
-
-        Raises:
-            OSError: the folder or a file is a link, or belongs to or is open to another user; or memory is short.
-        """
-        self.cores, self.cpus = cores, cpus
-        folder.mkdir(mode=0o700, exist_ok=True)
-        self._folder = os.open(folder, os.O_RDONLY | system.FOLDER | system.NO_LINKS | system.NOT_INHERITED)
-        _check_private(self._folder)
-        size = 8 * _COLUMNS * SLOTS
-        file = self._open(f"table-{size}")
-        system.reserve(file, size)  # short memory fails here rather than at a later write
-        words = memoryview(mmap.mmap(file, size)).cast("q")
-        os.close(file)
-        self._since, self._wanted, self._cpus, self._process = (
-            words[SLOTS * at : SLOTS * (at + 1)] for at in range(_COLUMNS)
-        )
-
-    def claim(self, owner: object) -> int | None:
-        """Return a slot that belongs to `owner` as long as that lives; None where none is free."""
-        for slot in range(SLOTS):
-            file = self._open(f"thread-{slot}")
-            if system.try_lock(file):
-                self._since[slot] = 0
-                self._cpus[slot], self._process[slot] = self.cpus, os.getpid()
-                weakref.finalize(owner, os.close, file).atexit = False  # the kernel closes the file at exit
-                return slot
-            os.close(file)
-        return None
-
-    def begin(self, slot: int, wanted: int, now: int) -> None:
-        """Say that the owner of a slot computes, and would do so with `wanted` threads alone."""
-        self._wanted[slot], self._since[slot] = wanted, now
-
-    def end(self, slot: int) -> None:
-        """Say that the owner of a slot computes no longer."""
-        self._since[slot] = 0
-
-    def others(self, mine: int, now: int) -> dict[int, int]:
-        """Return the slots but `mine` whose threads compute, and how many threads each would use alone."""
-        found = {}
-        for slot, since in enumerate(self._since.tolist()):
-            if not since or slot == mine or not self._cpus[slot] & self.cpus:
-                continue
-            if now - since < _DOUBTED or self._computes(slot):
-                found[slot] = self._wanted[slot]
-        return found
-
-    def _computes(self, slot: int) -> bool:
-        """Return whether a slot's owner lives and was not stopped."""
-        file = self._open(f"thread-{slot}")
-        try:
-            if system.try_lock(file):
-                self._since[slot] = 0
-                return False
-            return not system.is_stopped(self._process[slot])
-        finally:
-            os.close(file)
-
-    def _open(self, name: str) -> int:
+    def open(self) -> int:
+        """Return the file, opened for one thread. Raise OSError if it is a link, or another user could lock it."""
         flags = os.O_RDWR | os.O_CREAT | system.NO_LINKS | system.NOT_BLOCKING | system.NOT_INHERITED
-        file = os.open(name, flags, 0o600, dir_fd=self._folder)
-        try:
-            _check_private(file)
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise OSError("not a plain file")
-        except OSError:
+        file = os.open(self.file, flags, 0o600)
+        found = os.fstat(file)
+        if not system.is_mine(found) or found.st_mode & 0o077:
             os.close(file)
-            raise
+            raise OSError("open to others")
         return file
 
+    def others(self, file: int, now: int) -> dict[int, int]:
+        """Return the threads but the one that has opened `file` which compute, and how many threads each would use."""
+        found = {start // _THREAD: size for start, size in system.locked_parts(file)}
+        return {one: wanted for one, wanted in found.items() if _competes(one, self.processors, now // _RECHECK)}
 
-def _check_private(file: int) -> None:
-    found = os.fstat(file)
-    if not system.is_mine(found) or found.st_mode & 0o077:
-        raise OSError("open to others")
+
+@functools.lru_cache(maxsize=64)
+def _competes(thread: int, processors: frozenset[int], _time: int) -> bool:
+    """Return whether a computing thread may use one of these processors, and was not stopped."""
+    return not processors.isdisjoint(system.allowed_processors(thread)) and not system.is_stopped(thread)
 
 
 def fair_share(cores: int, mine: tuple[int, int], others: Sequence[tuple[int, int]]) -> int:
-    """Return the cores for one of several computations, given as (threads wanted, slot): at least one.
+    """Return the cores for one of several computations, given as (threads wanted, thread): at least one.
 
     Max-min fair: no computation gets more than it wants, and the cores that it leaves go to the others.
     """
@@ -143,21 +82,23 @@ def fair_share(cores: int, mine: tuple[int, int], others: Sequence[tuple[int, in
 class Computation:
     """A computation of the calling thread: `with computation.of(threads) as share:` it computes with `share` threads.
 
-    It holds a slot as long as the thread lives. Other computations count if they run when it begins, or ran when the
-    last one ended a moment ago, between two decodes. A thread that waited for it, as a verifier waits for a draft, does
-    not count.
+    Other computations count if they run when it begins, or ran when the last one ended a moment ago, between two
+    decodes. A thread that waited for it, as a verifier waits for a draft, does not count.
     """
 
-    __slots__ = ("__weakref__", "_began", "_crowding", "_ended", "_others", "_share", "_slot", "_table", "_threads")
+    __slots__ = ("__weakref__", "_began", "_crowding", "_ended", "_file", "_others", "_share", "_shared", "_start",
+                 "_threads")  # fmt: skip
 
-    def __init__(self, table: CoreTable | None, crowding: Crowding | None = None) -> None:
-        """Compute beside those in a table. Belongs to one thread."""
-        slot = None if table is None else table.claim(self)
-        self._table, self._slot = (None, 0) if slot is None else (table, slot)
-        self._crowding = crowding or Crowding()
+    def __init__(self, shared: SharedCores | None, crowding: Crowding | None = None) -> None:
+        """Compute beside others. Belongs to one thread. Raises OSError as `SharedCores.open`."""
+        self._shared, self._crowding = shared, crowding or Crowding()
+        self._start = _THREAD * threading.get_native_id()
         self._threads = self._share = 1
         self._began = self._ended = 0
-        self._others: dict[int, int] = {}  # computing slots when the last computation ended
+        self._others: dict[int, int] = {}  # computing threads when the last computation ended
+        if shared is not None:
+            self._file = shared.open()
+            weakref.finalize(self, os.close, self._file).atexit = False  # the kernel closes the file at exit
 
     def of(self, threads: int) -> Self:
         """Set how many threads the next computation would use alone, and return self."""
@@ -165,47 +106,46 @@ class Computation:
         return self
 
     def __enter__(self) -> int:
-        table, slot, threads = self._table, self._slot, self._threads
-        if table is None:
+        shared, threads = self._shared, self._threads
+        if shared is None:
             return threads
         self._began = now = time.monotonic_ns()
         if threads > 1:
-            others = table.others(slot, now)
+            others = shared.others(self._file, now)
             if now - self._ended < _PAUSE:
                 others = self._others | others
             if others:
                 wants = [(wanted, other) for other, wanted in others.items()]
-                threads = min(threads, fair_share(table.cores, (threads, slot), wants))
+                threads = min(threads, fair_share(shared.cores, (threads, self._start // _THREAD), wants))
             threads = self._crowding.limit(threads, now)
         self._share = threads
-        table.begin(slot, self._threads, now)
+        system.lock_part(self._file, self._start, self._threads)
         return threads
 
     def __exit__(self, *_raised: object) -> None:
-        table, slot = self._table, self._slot
-        if table is None:
+        shared = self._shared
+        if shared is None:
             return
-        table.end(slot)
+        system.unlock_part(self._file, self._start, self._threads)
         if self._threads > 1:
             self._ended = now = time.monotonic_ns()
-            self._others = table.others(slot, now)
+            self._others = shared.others(self._file, now)
             if self._share > 1:
                 self._crowding.observe(self._share, now - self._began, now)
 
 
 @functools.cache
-def core_table() -> CoreTable | None:
-    """Return this process's view of the user's table; None where cores are not shared."""
+def shared_cores() -> SharedCores | None:
+    """Return the cores that this process shares; None where they are not shared."""
     cores = native.available_threads()
     if not system.SHARES_CORES or cores < 2:
         return None
-    cpus = 0
-    for cpu in system.allowed_processors():
-        cpus |= 1 << cpu % _CPU_BITS
+    found = SharedCores(cores, system.allowed_processors(), FOLDER / f"edgellm-cores-{system.user()}")
     try:
-        return CoreTable(FOLDER / f"edgellm-{system.user()}", cores, cpus)
+        os.close(found.open())
     except OSError:
         return None
+    return found
 
 
 _thread_local = threading.local()
@@ -216,7 +156,7 @@ def computation(threads: int) -> Computation:
     try:
         found: Computation = _thread_local.computation
     except AttributeError:
-        found = _thread_local.computation = Computation(core_table())
+        found = _thread_local.computation = Computation(shared_cores())
     return found.of(threads)
 
 
@@ -226,7 +166,6 @@ MIN_DELAY_SHARE = 0.1
 """Share of the wanted time that threads waited for a core, above which other programs are assumed."""
 _WINDOW = 20_000_000  # nanoseconds of a window: reading the processor time takes some microseconds
 _MOSTLY = 0.5  # least share of a window spent computing, to judge it
-_RECHECK = 100_000_000  # nanoseconds after which a lower number of threads is reconsidered
 _FIRST_RETRY, _MAX_RETRY = 1_000_000_000, 60_000_000_000
 """Nanoseconds until all threads are tried again if the system is crowded."""
 _RETRY_COST = 20  # minimum time until the next try, in durations of the last one

@@ -10,26 +10,29 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edgellm import system
 from edgellm.engine import Context, ContextSpec, Model, cores
-from edgellm.engine.cores import Computation, CoreTable, Crowding, Gauges, core_table, fair_share, run_delay
+from edgellm.engine.cores import Computation, Crowding, Gauges, SharedCores, fair_share, run_delay, shared_cores
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cores are shared on Linux")
 
 CORES = 4
-# enters a table as another process of ours: computes from the line "begin" until the line "end"
+# another process of ours: computes from the line "begin" until the line "end"
 OTHER = f"""
 import pathlib, sys
-from edgellm.engine.cores import Computation, CoreTable
-computation = Computation(CoreTable(pathlib.Path(sys.argv[1]), {CORES}, int(sys.argv[2])))
+from edgellm import system
+from edgellm.engine.cores import Computation, SharedCores
+computation = Computation(SharedCores({CORES}, system.allowed_processors(), pathlib.Path(sys.argv[1])))
 print("entered", flush=True)
 for line in sys.stdin:
     if line == "begin\\n":
-        computation.of(int(sys.argv[3])).__enter__()
+        computation.of({CORES}).__enter__()
     else:
         computation.__exit__()
     print(line, end="", flush=True)
@@ -37,12 +40,8 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "cores"
-
-
-def opened(folder: Path, cpus: int = 0b1111) -> CoreTable:
-    return CoreTable(folder, CORES, cpus)
+def shared(tmp_path: Path) -> SharedCores:
+    return SharedCores(CORES, system.allowed_processors(), tmp_path / "cores")
 
 
 def calm() -> Crowding:
@@ -53,8 +52,8 @@ def calm() -> Crowding:
 class Other:
     """Another process that computes when it is told to."""
 
-    def __init__(self, folder: Path, cpus: int, threads: int) -> None:
-        words = [sys.executable, "-c", OTHER, str(folder), str(cpus), str(threads)]
+    def __init__(self, file: Path) -> None:
+        words = [sys.executable, "-c", OTHER, str(file)]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._answer("entered")
 
@@ -69,8 +68,8 @@ class Other:
 
 
 @contextmanager
-def other(folder: Path, cpus: int = 0b1111, threads: int = CORES) -> Iterator[Other]:
-    started = Other(folder, cpus, threads)
+def other(shared: SharedCores) -> Iterator[Other]:
+    started = Other(shared.file)
     try:
         yield started
     finally:
@@ -83,93 +82,65 @@ def share_of(computation: Computation, threads: int = CORES) -> int:
         return share
 
 
+def wait_for(mine: Computation, share: int) -> None:
+    waiting = time.monotonic() + 60.0
+    while share_of(mine) != share and time.monotonic() < waiting:
+        time.sleep(0.01)
+    assert share_of(mine) == share
+
+
 def test_a_share_is_what_is_wanted_or_as_much_as_others_have() -> None:
     assert fair_share(8, (8, 0), [(1, 1)]) == 7  # a thread of a tiny model takes no more than it can use
     assert fair_share(8, (1, 1), [(8, 0)]) == 1
-    assert [fair_share(4, (4, mine), [(4, slot) for slot in range(3) if slot != mine]) for mine in range(3)] == [
-        1,
-        1,
-        2,
-    ]
-    assert fair_share(2, (2, 5), [(2, slot) for slot in range(5)]) == 1
+    for n in range(1, 9):
+        wants = [(CORES, thread) for thread in range(n)]
+        shares = [fair_share(CORES, one, [each for each in wants if each != one]) for one in wants]
+        assert sum(shares) == max(CORES, n)
 
 
-@pytest.mark.parametrize("n", range(1, 9))
-def test_shares_use_all_cores_and_no_more(n: int) -> None:
-    wants = [(CORES, slot) for slot in range(n)]
-    shares = [fair_share(CORES, one, [each for each in wants if each != one]) for one in wants]
-    assert sum(shares) == max(CORES, n)
-
-
-def test_another_process_that_computes_takes_its_share(folder: Path) -> None:
-    mine = Computation(opened(folder), calm())
-    with other(folder) as chat:
+def test_another_process_that_computes_takes_its_share_unless_it_is_elsewhere_stopped_or_killed(
+    shared: SharedCores,
+) -> None:
+    mine, apart = (Computation(one, calm()) for one in (shared, replace(shared, processors=frozenset({10**6}))))
+    with other(shared) as chat:
         assert share_of(mine) == CORES  # it has computed nothing
         chat.do("begin")
         assert share_of(mine) == CORES // 2
         assert share_of(mine, 1) == 1
+        assert share_of(apart) == CORES
         chat.do("end")
-        share_of(mine)
-        assert share_of(mine) == CORES
-
-
-def test_processes_on_other_processors_share_nothing(folder: Path) -> None:
-    mine = Computation(opened(folder, cpus=0b0011), calm())
-    with other(folder, cpus=0b1100) as elsewhere:
-        elsewhere.do("begin")
-        assert share_of(mine) == CORES
-
-
-def test_a_killed_process_gives_its_cores_back(folder: Path) -> None:
-    table = opened(folder)
-    mine = Computation(table, calm())
-    with other(folder) as chat:
+        wait_for(mine, CORES)
         chat.do("begin")
-        assert share_of(mine) == CORES // 2
-        chat.process.kill()
-        chat.process.wait()
-        waiting = time.monotonic() + 60.0
-        while share_of(mine) < CORES and time.monotonic() < waiting:
-            time.sleep(0.01)
-        assert share_of(mine) == CORES
-
-
-def test_a_stopped_process_holds_no_cores_until_it_goes_on(folder: Path) -> None:
-    mine = Computation(opened(folder), calm())
-    with other(folder) as chat:
-        chat.do("begin")
-        for number, expected in ((signal.SIGSTOP, CORES), (signal.SIGCONT, CORES // 2)):
+        for number, expected in ((signal.SIGSTOP, CORES), (signal.SIGCONT, CORES // 2), (signal.SIGKILL, CORES)):
             chat.process.send_signal(number)
-            waiting = time.monotonic() + 60.0
-            while share_of(mine) != expected and time.monotonic() < waiting:
-                time.sleep(0.01)
-            assert share_of(mine) == expected
+            wait_for(mine, expected)
 
 
-def test_threads_of_one_process_share_as_well_and_leave_when_they_end(folder: Path) -> None:
-    table = opened(folder)
-    mine, computes, ends = Computation(table, calm()), threading.Event(), threading.Event()
+def test_threads_of_one_process_share_as_well_and_leave_when_they_end(shared: SharedCores) -> None:
+    mine, computes, ends = Computation(shared, calm()), threading.Event(), threading.Event()
 
     def run() -> None:
-        with Computation(table, calm()).of(CORES):
-            computes.set()
-            ends.wait()
+        theirs = Computation(shared, calm())
+        theirs.of(CORES).__enter__()
+        computes.set()
+        ends.wait()
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     computes.wait()
     assert share_of(mine) == CORES // 2
     ends.set()
     thread.join()
-    share_of(mine)
-    assert share_of(mine) == CORES
+    wait_for(mine, CORES)
 
 
 def test_who_computed_when_the_last_decode_ended_is_expected_to_go_on_for_a_moment(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    shared: SharedCores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table, now = opened(folder), [10**12]
-    mine, theirs = Computation(table, calm()), Computation(table, calm())
+    now = [10**12]
+    mine, theirs = Computation(shared, calm()), Computation(shared, calm())
+    theirs._start += 2**20  # another thread's
+    monkeypatch.setattr(cores, "_competes", lambda *_: True)
     monkeypatch.setattr("time.monotonic_ns", lambda: now[0])
     for pause, share in ((1_000_000, CORES // 2), (30_000_000, CORES)):
         theirs.of(CORES).__enter__()
@@ -179,68 +150,43 @@ def test_who_computed_when_the_last_decode_ended_is_expected_to_go_on_for_a_mome
         assert share_of(mine) == share
 
 
-def test_without_a_free_slot_a_thread_computes_as_if_alone(folder: Path) -> None:
-    table = opened(folder)
-    others = [Computation(table, calm()) for _ in range(cores.SLOTS)]
-    for one in others:
-        one.of(1).__enter__()
-    assert share_of(Computation(table, calm())) == CORES
-    del others, one
-    assert table.claim(table) is not None
+def linked(file: Path) -> None:
+    file.symlink_to(file.with_name("precious"))
 
 
-def linked(folder: Path) -> None:
-    elsewhere = folder.with_name("elsewhere")
-    elsewhere.mkdir(0o700)
-    folder.symlink_to(elsewhere)
+def open_to_all(file: Path) -> None:
+    file.touch()
+    file.chmod(0o666)
 
 
-def open_to_all(folder: Path) -> None:
-    folder.mkdir()
-    folder.chmod(0o777)
-
-
-def with_a_link_in_it(folder: Path) -> None:
-    folder.mkdir(0o700)
-    (folder / f"table-{32 * cores.SLOTS}").symlink_to(folder.with_name("precious"))
-
-
-def with_a_file_for_all(folder: Path) -> None:
-    folder.mkdir(0o700)
-    made = folder / f"table-{32 * cores.SLOTS}"
-    made.touch()
-    made.chmod(0o666)
-
-
-@pytest.mark.parametrize("spoil", [linked, open_to_all, with_a_link_in_it, with_a_file_for_all, None])
-def test_a_table_that_others_could_write_is_not_used(
+@pytest.mark.parametrize("spoil", [linked, open_to_all, None])
+def test_a_file_that_others_could_lock_is_not_used(
     spoil: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cores, "FOLDER", tmp_path)
     monkeypatch.setattr("edgellm.engine.native.available_threads", lambda: CORES)
-    (tmp_path / "precious").write_bytes(b"precious")
+    (tmp_path / "precious").touch(0o600)
     if callable(spoil):
-        spoil(tmp_path / f"edgellm-{os.getuid()}")
-    core_table.cache_clear()
+        spoil(tmp_path / f"edgellm-cores-{os.getuid()}")
+    shared_cores.cache_clear()
     try:
-        assert (core_table() is None) is callable(spoil)
+        assert (shared_cores() is None) is callable(spoil)
     finally:
-        core_table.cache_clear()
-    assert (tmp_path / "precious").read_bytes() == b"precious"
+        shared_cores.cache_clear()
 
 
 def test_a_decode_beside_another_process_says_the_same_with_fewer_threads(
-    verifier_model: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
+    verifier_model: Model, shared: SharedCores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = (np.arange(32) % 400 + 300).astype(np.int32)
-    mine = Computation(opened(folder), calm())
+    mine = Computation(shared, calm())
     monkeypatch.setattr(cores, "computation", mine.of)
-    with other(folder) as chat, Context(verifier_model, ContextSpec(n_ctx=64, threads=2, exact=True)) as context:
+    with other(shared) as chat, Context(verifier_model, ContextSpec(n_ctx=64, threads=2, exact=True)) as context:
         alone = [context.decode(ids, outputs=3).copy(), context.decode(ids[:1]).copy()]
         assert context.native.threads_used == context.native.threads == 2
         context.clear()
         chat.do("begin")
-        monkeypatch.setattr(mine._table, "cores", 2)
+        monkeypatch.setattr(mine, "_shared", replace(shared, cores=2))
         beside = [context.decode(ids, outputs=3).copy(), context.decode(ids[:1]).copy()]
         assert context.native.threads_used == 1
         for one, two in zip(alone, beside, strict=True):
