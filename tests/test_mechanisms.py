@@ -17,6 +17,8 @@ import importlib, pkgutil, edgellm
 for module in pkgutil.walk_packages(edgellm.__path__, "edgellm."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
+from edgellm.http.dialects import dialects
+assert dialects()
 """
 
 
@@ -46,6 +48,13 @@ MECHANISMS = {
         "engine/gguf/speculation.py",
         ".speculators.",
     ),
+    "embeddings": Mechanism(
+        "engine/embedding http/dialects/embeddings.py", "http/dialects/__init__.py", '"embeddings",'
+    ),
+    **{
+        name: Mechanism(f"http/dialects/{name}.py", "http/dialects/__init__.py", f'"{name}",')
+        for name in ("anthropic", "ollama", "responses")
+    },
 }
 
 

@@ -28,8 +28,7 @@ from bench.harness.results import Figures
 from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.engine.model import LoadSpec
-from edgellm.http.embedding import ServedEmbedder
-from edgellm.http.model_host import ServedModel
+from edgellm.http.model_host import ServedEmbedder, ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
@@ -73,7 +72,7 @@ def servers(folder: str) -> Iterator[tuple[str, str]]:
         HttpServer(home, HttpConfig(replies=1)) as tools,
     ):
         server.open(ServedModel(pair, MODEL))
-        server.models.open_embedder(ServedEmbedder(embedder, "embedder"))
+        server.models.open_embedder(ServedEmbedder("embedder", embedder))
         tools.open(ServedModel(caller, "caller"))
         yield server.url, tools.url
 

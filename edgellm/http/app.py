@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from edgellm.errors import EdgeError
 from edgellm.http.conversations import add_conversations
-from edgellm.http.dialects import DIALECTS, error_body
+from edgellm.http.dialects import dialects, error_body
 from edgellm.http.metrics import CONTENT_TYPE
 from edgellm.http.middleware import HIDDEN, known_peers, redact, redact_all
 from edgellm.http.replies import IGNORED, RequestHandler
@@ -116,7 +116,7 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
         return Unloaded(model=body.model, unloaded=await handler.models.unload(body.model))
 
     add_conversations(app, page_key)
-    for dialect in DIALECTS:
+    for dialect in dialects():
         dialect.add(app, handler)
     return app
 

@@ -66,11 +66,9 @@ class Metrics:
         """Count a request that was refused before anything was computed for it."""
         self._requests.labels("refused").inc()
 
-    def record_reply(self, summary: Summary | None, times: Sequence[float], failed: bool) -> None:
+    def record_reply(self, summary: Summary, times: Sequence[float], failed: bool) -> None:
         """Count a reply, in any thread. `times` are those of the request and of each token, in seconds."""
-        self._requests.labels("failed" if failed or summary is None else summary.finish_reason).inc()
-        if summary is None:
-            return
+        self._requests.labels("failed" if failed else summary.finish_reason).inc()
         counted = (summary.prompt_tokens, summary.tokens, summary.chunks_verified, summary.tested, summary.accepted)
         for counter, count in zip(self._counters.values(), counted, strict=True):
             counter.inc(count)

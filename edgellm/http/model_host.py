@@ -11,18 +11,16 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic, time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from edgellm.engine import ModelFile
 from edgellm.errors import EdgeError, InvalidOption, MemoryShort, ModelNotFound, Stopped
 from edgellm.http.admission import STOPPING
-from edgellm.http.embedding import ServedEmbedder
 from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo
 from edgellm.http.schemas.responses import ModelInfo
 from edgellm.http.status import MeshRecorder
@@ -31,6 +29,9 @@ from edgellm.llm.model_loading import PairMemory
 from edgellm.spec.params import ReplyOptions
 from edgellm.system import mapped_memory
 
+if TYPE_CHECKING:
+    from edgellm.engine.embedding.embedder import Embedder
+
 KEEP_ALIVE = 300.0  # seconds
 MIN_IDLE_SECONDS = 2.0  # least time before a model that was opened may be closed unused
 BUSY_SECONDS = 120.0  # longest wait for the memory of models in use
@@ -38,6 +39,7 @@ LOADING = ErrorInfo(503, "The model is being loaded. Try again soon.", SERVER, c
 _DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ms|s|m|h|)")
 _UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 def keep_alive_seconds(value: str | float) -> float:
@@ -70,6 +72,19 @@ class ServedModel:
         return ModelInfo(id=self.name, created=self.created, context_length=self.pair.context_length, loaded=True)
 
 
+@dataclass(frozen=True, slots=True)
+class ServedEmbedder:
+    """A model that embeds texts, besides those that write replies, and the name that it is served by."""
+
+    name: str
+    embedder: Embedder
+    created: int = field(default_factory=lambda: int(time()))
+
+    def info(self) -> ModelInfo:
+        length = self.embedder.positions
+        return ModelInfo(id=self.name, created=self.created, context_length=length, loaded=True, embeds=True)
+
+
 class Opener(Protocol):
     """A model that can be opened, and again once it was closed. The methods are called in a thread."""
 
@@ -96,8 +111,8 @@ class ModelCatalog(Protocol):
         """Return all models that can be named."""
 
 
-class LoadedModel:
-    """A model in memory with its `users`, closed `keep_alive` seconds after the last one if it is `owned`."""
+class _LoadedModel:
+    """A model in memory, which is closed `keep_alive` seconds after its last use if it is `owned`."""
 
     def __init__(self, served: ServedModel, keep_alive: float, *, owned: bool) -> None:
         self.served, self.name, self.keep_alive, self.owned = served, served.name, keep_alive, owned
@@ -107,31 +122,6 @@ class LoadedModel:
         self.timer: asyncio.TimerHandle | None = None
         self.unused = asyncio.Event()
         self.unused.set()
-
-    def enter(self, keep_alive: float | None) -> None:
-        """Note that a request uses the model, to be kept for `keep_alive` seconds afterwards if that is given."""
-        if self.timer is not None:
-            self.timer.cancel()
-        if keep_alive is not None and self.owned:
-            self.keep_alive = keep_alive
-        self.users += 1
-        self.unused.clear()
-
-    def leave(self) -> None:
-        """Note that a request uses the model no more."""
-        self.users -= 1
-        self.used_at = monotonic()
-        if not self.users:
-            self.unused.set()
-
-    def mark(self, *, closing: bool) -> None:
-        """Stop giving the model to further requests, or give it again."""
-        self.closing = closing
-
-    def expire_after(self, seconds: float, expire: Callable[[], object]) -> None:
-        """Call `expire` after so many seconds, unless the model is never closed or is used again."""
-        if self.owned and not math.isinf(seconds):
-            self.timer = asyncio.get_running_loop().call_later(seconds, expire)
 
     @property
     def idle_s(self) -> float:
@@ -150,35 +140,15 @@ class LoadedModel:
         return pair.draft_name is not None or pair.verifier_up is None or pair.verifier_up()
 
 
-class Lease:
-    """A model that is not closed before `release`, which the end of a `with` calls."""
-
-    def __init__(self, served: ServedModel, on_released: Callable[[], None]) -> None:
-        self.served = served
-        self._on_released: Callable[[], None] | None = on_released
-
-    def release(self) -> None:
-        """Give the model back; a second call does nothing."""
-        on_released, self._on_released = self._on_released, None
-        if on_released is not None:
-            on_released()
-
-    def __enter__(self) -> ServedModel:
-        return self.served
-
-    def __exit__(self, *_raised: object) -> None:
-        self.release()
-
-
 class ModelHost:
-    """The models of one server, by their names. Methods other than `open`, `add`, `open_without_model` and `close` are
-    for its event loop."""
+    """The models of one server, by their names. Methods other than `open`, `add`, `open_without_model`, `open_embedder`
+    and `close` are for its event loop."""
 
     def __init__(self, keep_alive: float = KEEP_ALIVE, waiting: int = 16) -> None:
         """A model that was opened here is closed `keep_alive` seconds after its last use. Up to `waiting` requests wait
         for models to be opened."""
         self._keep_alive, self._most_waiting = keep_alive, waiting
-        self.loaded: dict[str, LoadedModel] = {}
+        self.loaded: dict[str, _LoadedModel] = {}
         self.loading: dict[str, asyncio.Task[None]] = {}
         """The tasks that open models, by name, for which requests wait."""
         self.embedder: ServedEmbedder | None = None
@@ -203,7 +173,7 @@ class ModelHost:
 
     def add(self, served: ServedModel) -> None:
         """Serve another model by its name from now on; without an opener it is left open."""
-        model = LoadedModel(served, math.inf, owned=served.name in self._openers)
+        model = _LoadedModel(served, math.inf, owned=served.name in self._openers)
         self.loaded = {**self.loaded, served.name: model}  # others may read the old one
 
     def open_without_model(self, reason: str) -> None:
@@ -227,7 +197,7 @@ class ModelHost:
         loaded = self.loaded.get(self.default_name or "")
         return None if loaded is None else loaded.served
 
-    def by_use(self) -> list[LoadedModel]:
+    def by_use(self) -> list[_LoadedModel]:
         """Return the models in memory, the latest used first."""
         return sorted(self.loaded.values(), key=lambda one: (not one.users, -one.used_at))
 
@@ -248,7 +218,7 @@ class ModelHost:
     async def file(self, name: str) -> ModelFile | None:
         """Return a model's file; None where it is on another device. Raises ApiError (404) without such a model."""
         if self.embedder is not None and self._embeds(name):
-            return self.embedder.file
+            return self.embedder.embedder.model.file
         found = await self._find(name)
         model = None if (loaded := self.loaded.get(found)) is None else loaded.served.pair.text_model
         if model is not None:
@@ -256,8 +226,9 @@ class ModelHost:
         opener = self._openers.get(found)
         return None if opener is None else await asyncio.to_thread(opener.file)
 
-    async def lease(self, name: str | None, keep_alive: float | None = None) -> Lease:
-        """Return a model, by default the server's, opened if need be, and kept for `keep_alive` seconds after its use.
+    @asynccontextmanager
+    async def lease(self, name: str | None, keep_alive: float | None = None) -> AsyncIterator[ServedModel]:
+        """Lend a model, by default the server's, opened if need be, and kept for `keep_alive` seconds after its use.
 
         Raises:
             ApiError: no such model (404), too many wait (429), it is first loaded or waits for memory (503).
@@ -274,8 +245,20 @@ class ModelHost:
                 await asyncio.shield(self._load(found))
             finally:
                 self._waiting -= 1
-        loaded.enter(keep_alive)
-        return Lease(loaded.served, partial(self._release, loaded))
+        if loaded.timer is not None:
+            loaded.timer.cancel()
+        if keep_alive is not None and loaded.owned:
+            loaded.keep_alive = keep_alive
+        loaded.users += 1
+        loaded.unused.clear()
+        try:
+            yield loaded.served
+        finally:
+            loaded.users -= 1
+            loaded.used_at = monotonic()
+            if not loaded.users:
+                loaded.unused.set()
+                self._expire_after(loaded, loaded.keep_alive)
 
     async def unload(self, name: str) -> bool:
         """Close a model once it is unused; return whether it is closed. Raises ApiError if it is not here, or stays."""
@@ -286,10 +269,9 @@ class ModelHost:
             message = f"{found} stays in memory as long as this server runs. Stop the server."
             raise ApiError(ErrorInfo(400, message, param="model"))
         task = self._retire(loaded)
-        if loaded.users:
-            return False
-        await asyncio.shield(task)
-        return True
+        if not loaded.users:
+            await asyncio.shield(task)
+        return not loaded.users
 
     def stop(self) -> None:
         """Open no more models."""
@@ -332,33 +314,11 @@ class ModelHost:
         """Return whether `name` is the model that embeds texts, and no other one in memory."""
         return self.embedder is not None and name == self.embedder.name and name not in self.loaded
 
-    def _release(self, loaded: LoadedModel) -> None:
-        loaded.leave()
-        if not loaded.users:
-            loaded.expire_after(loaded.keep_alive, partial(self._expire, loaded))
-
-    def _expire(self, loaded: LoadedModel) -> None:
-        if not loaded.users and not loaded.closing and not self._stopped:
-            _log.info("%s is closed: unused for %.0f s", loaded.name, loaded.keep_alive)
-            self._retire(loaded)
-
     def _load(self, name: str) -> asyncio.Task[None]:
         if (task := self.loading.get(name)) is None:
             task = self.loading[name] = self._begin(self._open(name))
             task.add_done_callback(lambda _: self.loading.pop(name))
         return task
-
-    def _retire(self, loaded: LoadedModel) -> asyncio.Task[None]:
-        """Have a model closed once nobody uses it."""
-
-        async def close() -> None:
-            await loaded.unused.wait()
-            async with self._lock:
-                if self.loaded.get(loaded.name) is loaded:
-                    await self._close([loaded])
-
-        loaded.mark(closing=True)
-        return self._begin(close())
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Begin a task, and keep it until it has ended; its error is for the requests that wait for the task."""
@@ -373,24 +333,26 @@ class ModelHost:
         task.add_done_callback(ended)
         return task
 
+    async def _in_thread(self, call: Callable[..., _T], *words: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *words)
+
     async def _open(self, name: str) -> None:
         """Open a model, closing others first where it does not fit beside them."""
         async with self._lock:
-            loaded = self.loaded.get(name)
-            if loaded is not None and not loaded.closing:
-                return
-            if loaded is not None:
-                await self._close([loaded])
+            if (former := self.loaded.get(name)) is not None:
+                if not former.closing:
+                    return
+                await self._close(former)
             if self._stopped:
                 raise ApiError(STOPPING)
-            opener, run = self._openers[name], asyncio.get_running_loop().run_in_executor
-            await self._make_room(await run(self._thread, self._victims, opener), name)
+            opener = self._openers[name]
+            await self._make_room(await self._in_thread(self._victims, opener), name)
             beside = beside_memory([one.served.pair.memory for one in self.loaded.values()], ())
-            served = await run(self._thread, self._opened, opener, beside)
+            served = await self._in_thread(self._opened, opener, beside)
             keep_alive = math.inf if name == self._default else self._keep_alive
-            self.loaded[name] = loaded = LoadedModel(served, keep_alive, owned=True)
+            self.loaded[name] = loaded = _LoadedModel(served, keep_alive, owned=True)
             # all requests for the model may have left
-            loaded.expire_after(max(keep_alive, MIN_IDLE_SECONDS), partial(self._expire, loaded))
+            self._expire_after(loaded, max(keep_alive, MIN_IDLE_SECONDS))
 
     def _opened(self, opener: Opener, beside: Counter[str]) -> ServedModel:
         try:
@@ -402,7 +364,7 @@ class ModelHost:
             raise ApiError(STOPPING)
         return served
 
-    def _victims(self, opener: Opener) -> list[LoadedModel]:
+    def _victims(self, opener: Opener) -> list[_LoadedModel]:
         """Return the models to close for another one, the longest unused first. Raises MemoryShort."""
         loaded = list(self.loaded.values())
         candidates = sorted((one for one in loaded if one.owned), key=lambda one: (bool(one.users), one.used_at))
@@ -411,40 +373,61 @@ class ModelHost:
             kept = [one.served.pair.memory for one in loaded if one not in victims]
             try:
                 opener.check_fits(beside_memory(kept, [one.served.pair.memory for one in victims]))
+                break
             except MemoryShort:
                 if count == len(candidates):
                     raise
-            else:
-                return victims
-        return []
+        return victims
 
-    async def _make_room(self, victims: Sequence[LoadedModel], name: str) -> None:
+    async def _make_room(self, victims: Sequence[_LoadedModel], name: str) -> None:
         """Close models once no request uses them. Raises ApiError where that takes too long: all are kept then."""
         marked = [one for one in victims if not one.closing]
         for one in marked:
-            one.mark(closing=True)
+            one.closing = True
         try:
             async with asyncio.timeout(BUSY_SECONDS):
                 for one in victims:
                     await one.unused.wait()
         except TimeoutError:
             for one in marked:
-                one.mark(closing=False)
+                one.closing = False
             busy = ", ".join(one.name for one in victims if one.users)
             raise ApiError(ErrorInfo(503, f"{name} needs the memory of {busy}, which is still in use. Try again later.",
                                      SERVER, code="memory_in_use", retry_after=BUSY_SECONDS / 4)) from None  # fmt: skip
-        if victims:
-            _log.info("%s closed: %s needs memory", ", ".join(one.name for one in victims), name)
-        await self._close(victims)
+        for one in victims:
+            _log.info("%s closed: %s needs memory", one.name, name)
+            await self._close(one)
 
-    async def _close(self, models: Iterable[LoadedModel]) -> None:
-        for one in models:
-            await one.unused.wait()
-            if one.timer is not None:
-                one.timer.cancel()
-            del self.loaded[one.name]
-            with suppress(EdgeError):
-                await asyncio.get_running_loop().run_in_executor(self._thread, one.served.pair.close)
+    def _expire_after(self, loaded: _LoadedModel, seconds: float) -> None:
+        """Have a model closed if it is unused for so many seconds."""
+
+        def expire() -> None:
+            if not loaded.users and not loaded.closing and not self._stopped:
+                _log.info("%s is closed: unused for %.0f s", loaded.name, loaded.keep_alive)
+                self._retire(loaded)
+
+        if loaded.owned and not math.isinf(seconds):
+            loaded.timer = asyncio.get_running_loop().call_later(seconds, expire)
+
+    def _retire(self, loaded: _LoadedModel) -> asyncio.Task[None]:
+        """Have a model closed once nobody uses it."""
+
+        async def close() -> None:
+            await loaded.unused.wait()
+            async with self._lock:
+                if self.loaded.get(loaded.name) is loaded:
+                    await self._close(loaded)
+
+        loaded.closing = True
+        return self._begin(close())
+
+    async def _close(self, loaded: _LoadedModel) -> None:
+        await loaded.unused.wait()
+        if loaded.timer is not None:
+            loaded.timer.cancel()
+        del self.loaded[loaded.name]
+        with suppress(EdgeError):
+            await self._in_thread(loaded.served.pair.close)
 
 
 def beside_memory(kept: Sequence[PairMemory], closed: Sequence[PairMemory]) -> Counter[str]:

@@ -7,8 +7,8 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from edgellm.http.model_host import KEEP_ALIVE, ModelHost, ServedModel, keep_ali
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo, error_info
 from edgellm.http.schemas.requests import ChatRequest, GenerationRequest
-from edgellm.http.schemas.responses import Event, MakeBuilder, ResponseBuilder, TextDelta, WrittenReply, json_bytes
+from edgellm.http.schemas.responses import Event, TextDelta, Writer, WrittenReply, json_bytes
 from edgellm.http.status import MeshRecorder, PlanOut
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Stats
@@ -48,6 +48,8 @@ _T = TypeVar("_T")
 
 StartReply: TypeAlias = Callable[..., Reply]
 """Starts a reply. It is given `should_stop`, a function that returns whether the reply is cancelled."""
+Record: TypeAlias = Callable[[Summary, Sequence[float], bool], None]
+"""Takes note of a reply: its figures, the times of the request and of each token, and whether it failed."""
 
 
 def header_names(names: Iterable[str]) -> list[str]:
@@ -60,39 +62,25 @@ def left_response() -> Response:
     return Response(status_code=499)
 
 
-def without_calls(tokens: Iterable[Token], _cut: Callable[[], bool]) -> Iterator[Token | ToolCall]:
-    """Read a reply that calls no tools."""
-    return iter(tokens)
+class _Job:
+    """The replies to one request, which are written one after the other. `write` is for a thread, all else for the
+    event loop."""
 
-
-@dataclass(frozen=True, slots=True)
-class ReplyOrder:
-    """The way in which a request's replies are written. `requested_at` is a time of `perf_counter`. `lock` is held
-    while a reply computes. `verified`: a token that the verifier has not checked ends the reply with an error.
-    `progress`: the reading of a long prompt is an event, too. `read` tells calls of tools from tokens; the function
-    that it is given returns after the last token whether the reply broke off."""
-
-    requested_at: float
-    lock: AbstractContextManager[object]
-    verified: bool = False
-    progress: bool = False
-    read: Callable[[Iterable[Token], Callable[[], bool]], Iterator[Token | ToolCall]] = without_calls
-
-
-class _ReplyTask:
-    """The replies to one request. `write` is for a thread, all else for the event loop."""
-
-    def __init__(self, *, redacted: bool = False) -> None:
-        """`redacted`: notices and errors do not name other devices."""
-        self.builder: ResponseBuilder | None = None
-        self.ignored: Sequence[str] = ()  # parameters without effect because of the model
-        self.count = 1  # replies that are written, one after the other
+    def __init__(self, request: GenerationRequest, writer: Writer, *, verified: bool, redacted: bool) -> None:
+        """`verified`: a token that the verifier has not checked ends a reply with an error. `redacted`: notices and
+        errors do not name other devices."""
+        self.request, self.writer, self.verified = request, writer, verified
+        self.requested_at = perf_counter()
+        self.ignored: set[str] = set()  # parameters without effect
+        self.count = 1
+        self.lock: AbstractContextManager[object] = nullcontext()  # held while a reply computes
+        self.with_calls: Callable[..., Iterator[Token | ToolCall]] | None = None  # tells calls of tools from tokens
         self.work: asyncio.Task[None] | None = None  # the task that may be cancelled: no reply is begun yet
         self._redacted = redacted
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
         self._reply: Reply | None = None
-        self._lock = threading.Lock()
+        self._mutex = threading.Lock()
         self._cancelled = False
 
     @property
@@ -100,12 +88,16 @@ class _ReplyTask:
         """Return the length of the prompt; 0 before it is known."""
         return 0 if self._reply is None else self._reply.prompt_tokens
 
+    @property
+    def headers(self) -> dict[str, str]:
+        return {IGNORED: ", ".join(header_names(self.ignored))} if self.ignored else {}
+
     def is_cancelled(self) -> bool:
         return self._cancelled
 
     def cancel(self) -> None:
-        """Cancel the reply and return at once. The thread ends soon after, even within a long decode."""
-        with self._lock:
+        """Cancel the replies and return at once. The thread ends soon after, even within a long decode."""
+        with self._mutex:
             self._cancelled = True
             reply = self._reply
         if reply is not None:
@@ -115,7 +107,7 @@ class _ReplyTask:
         self._events.put_nowait(None)
 
     async def next(self) -> Event | None:
-        """Return the next text, notice or summary; None after `cancel`. Raise ApiError where the reply failed."""
+        """Return the next text, notice or summary; None after `cancel`. Raise ApiError where a reply failed."""
         event = await self._events.get()
         if isinstance(event, BaseException):
             info = error_info(event)
@@ -126,48 +118,45 @@ class _ReplyTask:
         """Add an event, in any thread."""
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-    def write(
-        self, order: ReplyOrder, start: StartReply, on_finished: Callable[[Summary | None, Sequence[float], bool], None]
-    ) -> Summary | BaseException:
-        """Write a reply until it ends or is cancelled; return its summary, or the error that `next` raises.
-
-        `on_finished` is called before the client gets the summary, with the summary as far as there is one, the times
-        of the request and of each token, and whether the reply failed.
-        """
-        times, summary = [order.requested_at], None
-        error: BaseException | None = None
+    def write(self, start: StartReply, record: Record) -> Summary | BaseException:
+        """Write a reply until it ends or is cancelled; return its figures, or the error that `next` raises. It is
+        recorded before the client gets either."""
+        times, summary, error = [self.requested_at], Stats().summary(0), None
         try:
             reply = start(should_stop=self.is_cancelled)
-            with self._lock:
+            with self._mutex:
                 self._reply, cancelled = reply, self._cancelled
             try:
                 if not cancelled:
-                    self._pass_on(reply, order, times)
+                    self._pass_on(reply, times)
             finally:
-                with order.lock:
+                with self.lock:
                     reply.close()
                 summary = reply.summary
         except Stopped:  # there is no reply yet
-            summary = Stats().summary(0)
+            pass
         except BaseException as raised:  # noqa: BLE001  the client and the caller get to know any error
             error = raised
-        on_finished(summary, times, error is not None)
-        result = error or summary or Stats().summary(0)
-        self.put(result)
-        return result
+        record(summary, times, error is not None)
+        self.put(error or summary)
+        return error or summary
 
-    def _pass_on(self, reply: Reply, order: ReplyOrder, times: list[float]) -> None:
+    def _pass_on(self, reply: Reply, times: list[float]) -> None:
         def next_token() -> Token | None:
-            with order.lock:
+            with self.lock:
                 return next(reply, None)
 
-        reply.listen(on_notice=self.put, on_progress=self.put if order.progress else None)
+        progress = self.put if self.request.stream and self.request.return_progress else None
+        reply.listen(on_notice=self.put, on_progress=progress)
+        events: Iterator[Token | ToolCall] = iter(next_token, None)
+        if self.with_calls is not None:
+            events = self.with_calls(events, lambda: reply.summary.finish_reason != "stop")
         text, tokens = Utf8(), list[Token]()
-        for token in order.read(iter(next_token, None), lambda: reply.summary.finish_reason != "stop"):
+        for token in events:
             if isinstance(token, ToolCall):
                 self.put(token)
                 continue
-            if order.verified and token.source in UNVERIFIED:
+            if self.verified and token.source in UNVERIFIED:
                 raise ApiError(NOT_VERIFIED)
             times.append(perf_counter())
             if tokens and tokens[0].channel is not token.channel:
@@ -200,56 +189,53 @@ class RequestHandler:
         self.rtt_ms: float | None = None  # from the last reply that reported a round trip
         self._fair_lock = FairLock()
         self._executor = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
-        self._tasks: set[_ReplyTask] = set()
+        self._jobs: set[_Job] = set()
         self._on_error = on_error
 
     async def reply(
-        self, request: GenerationRequest, http: Request, make_builder: MakeBuilder, ignored: Iterable[str],
+        self, request: GenerationRequest, http: Request, writer: Writer, ignored: Iterable[str],
         names: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:  # fmt: skip
         """Return a reply, whole or as a stream. It is cancelled when the client leaves.
 
-        An API says how responses are made, which parameters of its request are `ignored`, and the `names` of those
-        that are called otherwise than in OpenAI's chat completions.
+        An API gives the writer of its responses, the parameters of its request that are `ignored`, and the `names` of
+        those that are called otherwise than in OpenAI's chat completions.
 
         Raises:
             ApiError: the model is not ready or is not here, parameters contradict each other or are out of range, the
                 queue is full, or the reply failed before its first token.
         """
-        unread = await in_reader(lambda: header_names([*ignored, *request.unkept()]))
-        self.check_known(unread)
-        task = _ReplyTask(redacted=self.anonymous)
-        task.work = asyncio.create_task(self._write(task, request, http, make_builder, names))
-        self._tasks.add(task)
-        task.work.add_done_callback(lambda _: self._tasks.discard(task))
-        left = asyncio.create_task(_when_left(http.receive, task.cancel))
-        stream: Response | None = None
+        verified = request.require_verified or http.headers.get(REQUIRE, "").lower() in ("1", "true")
+        job = _Job(request, writer, verified=verified, redacted=self.anonymous)
+        job.ignored.update(await in_reader(lambda: header_names([*ignored, *request.unkept()])))
+        self.check_known(sorted(job.ignored))
+        job.work = asyncio.create_task(self._write(job, names))
+        self._jobs.add(job)
+        job.work.add_done_callback(lambda _: self._jobs.discard(job))
+        left = asyncio.create_task(_when_left(http.receive, job.cancel))
+        streams = False
         try:
             if not request.stream:
-                return await self._whole(task, unread)
+                return await self._whole(job)
             first: Event | None = None
-            try:  # an error before the first token gets its own status, unless that takes long
+            with suppress(TimeoutError):  # an error before the first token gets its own status, unless that takes long
                 async with asyncio.timeout(SIGN_OF_LIFE):
-                    if (first := await task.next()) is None:
+                    if (first := await job.next()) is None:
                         return left_response()
-            except TimeoutError:
-                pass
-            waiting = make_builder(request.model or "", bytes)
-            pieces = self._pieces(task, first, waiting, left)
             # nginx would hold a stream back
-            headers = {**_ignored_header(unread, task), "X-Accel-Buffering": "no"}
-            stream = StreamingResponse(pieces, media_type=waiting.media_type, headers=headers)
-            return stream
+            headers = {**job.headers, "X-Accel-Buffering": "no"}
+            streams = True
+            return StreamingResponse(self._pieces(job, first, left), media_type=writer.media_type, headers=headers)
         finally:
-            if stream is None:
+            if not streams:
                 left.cancel()
-                task.cancel()
+                job.cancel()
 
     async def count_tokens(self, request: ChatRequest, http: Request, ignored: Iterable[str]) -> int | Response:
         """Return how many tokens the prompt of a conversation has."""
         messages = await in_reader(request.turns)
         self.check_known(header_names(ignored))
-        with await self.models.lease(request.model) as served:
+        async with self.models.lease(request.model) as served:
 
             def count(left: Callable[[], bool]) -> Ids:
                 options, _ = self._fitting_options(served, request, {})
@@ -295,8 +281,8 @@ class RequestHandler:
             async with asyncio.timeout(grace):
                 await self.admission.wait_until_empty()
         except TimeoutError:
-            for task in list(self._tasks):
-                task.cancel()
+            for job in list(self._jobs):
+                job.cancel()
             await self.admission.wait_until_empty()
 
     def show_plan(self, plan: PlanOut | None) -> None:
@@ -308,51 +294,40 @@ class RequestHandler:
         self._executor.shutdown(wait=False)
         self.models.close()
 
-    async def _write(
-        self, task: _ReplyTask, request: GenerationRequest, http: Request, make_builder: MakeBuilder,
-        names: Mapping[str, str],
-    ) -> None:  # fmt: skip
+    async def _write(self, job: _Job, names: Mapping[str, str]) -> None:
         """Write all replies to a request: have its model loaded, wait for a slot, then write them in a thread."""
-        requested_at = perf_counter()
+        request = job.request
         try:
             keep_alive = None if request.keep_alive is None else keep_alive_seconds(request.keep_alive)
-            with await self.models.lease(request.model, keep_alive) as served:
-                options = await in_reader(self._prepare, task, served, request, make_builder, names)
-                verified = request.require_verified or http.headers.get(REQUIRE, "").lower() in ("1", "true")
-                if verified:
-                    _check_verified(served, options)
-                seeds = [None if options.seed is None else options.seed + number for number in range(request.n)]
-                starts = [
-                    partial(write, replace(options, seed=seed))
-                    for write in request.writes(served.pair)
-                    for seed in seeds
-                ]
-                task.count = len(starts)
-                order = ReplyOrder(
-                    requested_at,
-                    self._fair_lock if served.in_turns else nullcontext(),
-                    verified,
-                    request.stream and request.return_progress,
-                    partial(_read, served, options, request.most_calls) if options.tools else without_calls,
-                )
+            async with self.models.lease(request.model, keep_alive) as served:
+                starts = await in_reader(self._prepare, job, served, names)
                 await self._admit(served)
-                started_at, task.work = perf_counter(), None
+                started_at, job.work = perf_counter(), None
                 try:
                     run = asyncio.get_running_loop().run_in_executor
-                    await run(self._executor, self._run, task, order, starts, served.recorder)
+                    await run(self._executor, self._run, job, starts, served.recorder)
                 finally:
                     self.admission.release(perf_counter() - started_at, served.name)
         except Exception as error:  # noqa: BLE001  the client gets to know any error
             self.report_unexpected(error)
-            task.put(error)
+            job.put(error)
 
-    def _prepare(
-        self, task: _ReplyTask, served: ServedModel, request: GenerationRequest, make_builder: MakeBuilder,
-        names: Mapping[str, str],
-    ) -> ReplyOptions:  # fmt: skip
-        options, task.ignored = self._fitting_options(served, request, names)
-        task.builder = make_builder(served.name, served.pair.piece)
-        return options
+    def _prepare(self, job: _Job, served: ServedModel, names: Mapping[str, str]) -> Sequence[StartReply]:
+        """Return what starts each of the replies. Raises ApiError where the model cannot write what is asked for."""
+        request = job.request
+        options, ignored = self._fitting_options(served, request, names)
+        if job.verified:
+            _check_verified(served, options)
+        job.writer.begin(served.name, served.pair.piece)
+        job.ignored.update(ignored)
+        if served.in_turns:
+            job.lock = self._fair_lock
+        if options.tools:
+            job.with_calls = partial(_with_calls, served, options, request.most_calls)
+        seeds = [None if options.seed is None else options.seed + number for number in range(request.n)]
+        writes = request.writes(served.pair)
+        job.count = len(writes) * len(seeds)
+        return [partial(write, replace(options, seed=seed)) for write in writes for seed in seeds]
 
     def _fitting_options(
         self, served: ServedModel, request: GenerationRequest, names: Mapping[str, str]
@@ -374,81 +349,72 @@ class RequestHandler:
             self.metrics.count_refused()
             raise
 
-    def _run(
-        self, task: _ReplyTask, order: ReplyOrder, starts: Sequence[StartReply], recorder: MeshRecorder | None
-    ) -> None:
+    def _run(self, job: _Job, starts: Sequence[StartReply], recorder: MeshRecorder | None) -> None:
         """Write the replies. The `recorder` asks devices about them only after the client has all of them."""
         result: Summary | BaseException | None = None
         if recorder is not None:
             recorder.reply_started()
         try:
             for start in starts:
-                result = task.write(order, start, self._record)
+                result = job.write(start, self._record)
                 if isinstance(result, BaseException):
                     self.report_unexpected(result)
-                if isinstance(result, BaseException) or task.is_cancelled():
+                if isinstance(result, BaseException) or job.is_cancelled():
                     break
         finally:
             if recorder is not None:
                 recorder.reply_finished(result if isinstance(result, Summary) else None)
 
-    def _record(self, summary: Summary | None, times: Sequence[float], failed: bool) -> None:
+    def _record(self, summary: Summary, times: Sequence[float], failed: bool) -> None:
         self.metrics.record_reply(summary, times, failed)
-        if summary is not None and summary.rtt_ms is not None:
+        if summary.rtt_ms is not None:
             self.rtt_ms = summary.rtt_ms
 
-    async def _whole(self, task: _ReplyTask, unread: Sequence[str]) -> Response:
+    async def _whole(self, job: _Job) -> Response:
         """Return the whole response, with the share of its tokens that were verified."""
-        written: list[WrittenReply] = []
-        events: list[Event] = []
-        while len(written) < task.count or task.builder is None:
-            if (event := await task.next()) is None:
+        written, events = list[WrittenReply](), list[Event]()
+        while not written or len(written) < job.count:
+            if (event := await job.next()) is None:
                 return left_response()
             if isinstance(event, Summary):
                 written.append(WrittenReply(events, event))
                 events = []
             else:
                 events.append(event)
-        headers = _ignored_header(unread, task)
-        if left_out := written[0].turns_left_out:
+        headers, first = job.headers, written[0]
+        if left_out := first.turns_left_out:
             headers[LEFT_OUT] = str(left_out)
-        if written[0].summary.tokens:
-            headers[VERIFIED] = f"{written[0].summary.share_verified or 0.0:.4f}"
-        return Response(json_bytes(task.builder.whole(written)), headers=headers, media_type="application/json")
+        if first.summary.tokens:
+            headers[VERIFIED] = f"{first.summary.share_verified or 0.0:.4f}"
+        return Response(json_bytes(job.writer.whole(written)), headers=headers, media_type="application/json")
 
-    async def _pieces(
-        self, task: _ReplyTask, event: Event | None, waiting: ResponseBuilder, client: asyncio.Task[None]
-    ) -> AsyncIterator[bytes]:
-        """Yield the pieces of a stream that begins with `event`; until there is one, those of `waiting`."""
+    async def _pieces(self, job: _Job, event: Event | None, client: asyncio.Task[None]) -> AsyncIterator[bytes]:
+        """Yield the pieces of a stream that begins with `event`; until there is one, signs of life."""
+        writer, ended, begun = job.writer, 0, False
         try:
             while event is None:
-                for piece in waiting.waiting():
-                    yield piece
-                try:
+                yield writer.waiting()
+                with suppress(TimeoutError):
                     async with asyncio.timeout(SIGN_OF_LIFE):
-                        if (event := await task.next()) is None:
+                        if (event := await job.next()) is None:
                             return
-                except TimeoutError:
-                    pass
-            builder, left, begun = task.builder or waiting, task.count, False
             while event is not None:
-                pieces = [] if begun else builder.opening(task.prompt_tokens)
+                if not begun:
+                    for piece in writer.open(job.prompt_tokens):
+                        yield writer.framed(piece)
                 begun = not isinstance(event, Summary)
-                left -= not begun
-                for piece in (*pieces, *builder.pieces(event, last=not left)):
-                    yield piece
-                event = await task.next() if left else None
+                ended += not begun
+                for piece in writer.pieces(event, last=ended == job.count):
+                    yield writer.framed(piece)
+                if ended == job.count:
+                    yield writer.last_bytes
+                    return
+                event = await job.next()
         except ApiError as error:
-            for piece in (task.builder or waiting).failure(error.info):
-                yield piece
+            yield writer.framed(writer.failure(error.info))
         finally:
             client.cancel()
-            task.cancel()
-
-
-def _ignored_header(unread: Sequence[str], task: _ReplyTask) -> dict[str, str]:
-    names = header_names({*unread, *task.ignored})
-    return {IGNORED: ", ".join(names)} if names else {}
+            job.cancel()
 
 
 def _check_verified(served: ServedModel, options: ReplyOptions) -> None:
@@ -469,10 +435,11 @@ async def _when_left(receive: Receive, call: Callable[[], object]) -> None:
     call()
 
 
-def _read(
+def _with_calls(
     served: ServedModel, options: ReplyOptions, most: int | None, tokens: Iterable[Token], cut: Callable[[], bool]
 ) -> Iterator[Token | ToolCall]:
-    """Yield the tokens of a reply, and its first `most` calls of tools."""
+    """Yield the tokens of a reply, and its first `most` calls of tools. `cut` returns, after the last token, whether
+    the reply broke off."""
     calls = 0
     for one in served.pair.prompts.calls(tokens, options, cut):
         calls += isinstance(one, ToolCall)

@@ -7,7 +7,8 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from edgellm.engine import ModelFile
 from edgellm.errors import EngineFailed, InvalidOption, MemoryShort, ModelNotFound
 from edgellm.http import model_host
-from edgellm.http.model_host import Lease, ModelHost, ServedModel, beside_memory, keep_alive_seconds
+from edgellm.http.model_host import ModelHost, ServedModel, beside_memory, keep_alive_seconds
 from edgellm.http.schemas.errors import ApiError
 from edgellm.http.schemas.responses import ModelInfo
 from edgellm.llm import LLM
@@ -106,6 +107,22 @@ def run(walk: Callable[[ModelHost, Shelf], Awaitable[None]], **options: Any) -> 
     return shelf
 
 
+@dataclass(frozen=True)
+class Lease:
+    """A model that is lent until its release."""
+
+    served: ServedModel
+    stack: AsyncExitStack
+
+    async def release(self) -> None:
+        await self.stack.aclose()
+
+
+async def lent(host: ModelHost, name: str | None, keep_alive: float | None = None) -> Lease:
+    stack = AsyncExitStack()
+    return Lease(await stack.enter_async_context(host.lease(name, keep_alive)), stack)
+
+
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():
         await asyncio.sleep(0.005)
@@ -113,35 +130,35 @@ async def until(holds: Callable[[], bool]) -> None:
 
 def test_a_model_is_opened_once_for_all_who_ask() -> None:
     async def walk(host: ModelHost, shelf: Shelf) -> None:
-        leases = await asyncio.gather(*(host.lease("2-a") for _ in range(5)))
+        leases = await asyncio.gather(*(lent(host, "2-a") for _ in range(5)))
         assert len({id(lease.served) for lease in leases}) == 1
-        assert (await host.lease(None)).served.name == "1-default"
+        assert (await lent(host, None)).served.name == "1-default"
         assert [info.id for info in await host.infos()] == ["1-default", "2-a"]
         assert all(info.loaded for info in await host.infos())
         with pytest.raises(ApiError, match="No such"):
-            await host.lease("such")
+            await lent(host, "such")
 
     assert len(run(walk).openings["2-a"].opened) == 1
 
 
 def test_what_is_unused_for_longest_makes_room() -> None:
     async def walk(host: ModelHost, shelf: Shelf) -> None:
-        (await host.lease(None)).release()
-        used = await host.lease("4-used")
-        (await host.lease("3-old")).release()
-        (await host.lease("2-new")).release()
-        await host.lease("3-next")
+        await (await lent(host, None)).release()
+        used = await lent(host, "4-used")
+        await (await lent(host, "3-old")).release()
+        await (await lent(host, "2-new")).release()
+        await lent(host, "3-next")
         assert [model.name for model in host.by_use()] == ["3-next", "4-used", "2-new"]  # 1-default went first
-        assert used.served is (await host.lease("4-used")).served
+        assert used.served is (await lent(host, "4-used")).served
 
     run(walk)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_closed() -> None:
     async def walk(host: ModelHost, shelf: Shelf) -> None:
-        (await host.lease("9-big")).release()
+        await (await lent(host, "9-big")).release()
         with pytest.raises(MemoryShort, match="11-huge takes 11"):
-            await host.lease("11-huge")
+            await lent(host, "11-huge")
         assert {model.name for model in host.by_use()} == {"1-default", "9-big"}
 
     run(walk)
@@ -149,16 +166,16 @@ def test_what_does_not_fit_is_refused_before_anything_is_closed() -> None:
 
 def test_what_is_in_use_is_waited_for() -> None:
     async def walk(host: ModelHost, shelf: Shelf) -> None:
-        lease = await host.lease("6-a")
-        wanted = asyncio.ensure_future(host.lease("7-b"))
+        lease = await lent(host, "6-a")
+        wanted = asyncio.ensure_future(lent(host, "7-b"))
         await until(lambda: any(one.closing for one in host.loaded.values()))
-        late = asyncio.ensure_future(host.lease("6-a"))  # behind the one that waits: or that would wait for ever
+        late = asyncio.ensure_future(lent(host, "6-a"))  # behind the one that waits: or that would wait for ever
         await asyncio.sleep(0.02)
         assert not wanted.done()
         assert not late.done()
         assert shelf.openings["6-a"].in_memory
-        lease.release()
-        (await wanted).release()
+        await lease.release()
+        await (await wanted).release()
         assert not shelf.openings["6-a"].in_memory
         await late
         assert not shelf.openings["7-b"].in_memory
@@ -170,11 +187,11 @@ def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_host, "BUSY_SECONDS", 0.05)
 
     async def walk(host: ModelHost, shelf: Shelf) -> None:
-        lease = await host.lease("6-a")
+        lease = await lent(host, "6-a")
         with pytest.raises(ApiError, match="needs the memory of 6-a, which is still in use") as refused:
-            await host.lease("7-b")
+            await lent(host, "7-b")
         assert (refused.value.info.status, refused.value.info.code) == (503, "memory_in_use")
-        again = await host.lease("6-a")
+        again = await lent(host, "6-a")
         assert again.served is lease.served
 
     run(walk)
@@ -185,8 +202,8 @@ def test_a_model_that_cannot_be_opened_is_no_obstacle_for_others() -> None:
         shelf.find("2-bad").error = EngineFailed("It is damaged.", "Fetch it again.")
         for _ in range(2):
             with pytest.raises(EngineFailed, match="damaged"):
-                await host.lease("2-bad")
-        await host.lease("2-good")
+                await lent(host, "2-bad")
+        await lent(host, "2-good")
 
     run(walk)
 
@@ -194,12 +211,12 @@ def test_a_model_that_cannot_be_opened_is_no_obstacle_for_others() -> None:
 def test_only_so_many_wait() -> None:
     async def walk(host: ModelHost, shelf: Shelf) -> None:
         shelf.find("2-slow").may_open.clear()
-        waiting = [asyncio.ensure_future(host.lease("2-slow")) for _ in range(3)]
+        waiting = [asyncio.ensure_future(lent(host, "2-slow")) for _ in range(3)]
         await until(lambda: [*host.loading] == ["2-slow"])
         with pytest.raises(ApiError, match="3 requests wait") as refused:
-            await host.lease("2-other")
+            await lent(host, "2-other")
         assert refused.value.info.status == 429
-        assert (await host.lease(None)).served.name == "1-default"  # what is in memory need not be waited for
+        assert (await lent(host, None)).served.name == "1-default"  # what is in memory need not be waited for
         waiting[0].cancel()
         shelf.openings["2-slow"].may_open.set()
         await asyncio.gather(*waiting[1:])
@@ -209,21 +226,20 @@ def test_only_so_many_wait() -> None:
 
 def test_a_model_is_closed_after_its_keep_alive() -> None:
     async def walk(host: ModelHost, shelf: Shelf) -> None:
-        stays, goes = await host.lease("2-stays", math.inf), await host.lease("2-goes")
+        stays, goes = await lent(host, "2-stays", math.inf), await lent(host, "2-goes")
         await asyncio.sleep(0.1)
         assert shelf.openings["2-goes"].in_memory
-        stays.release()
-        goes.release()
-        goes.release()  # has no further effect
+        await stays.release()
+        await goes.release()
         await until(lambda: not shelf.openings["2-goes"].in_memory)
         await asyncio.sleep(0.1)
         assert shelf.openings["2-stays"].in_memory
         assert shelf.openings["1-default"].in_memory
-        (await host.lease("2-stays", 0.0)).release()
-        (await host.lease(None, 0.0)).release()
+        await (await lent(host, "2-stays", 0.0)).release()
+        await (await lent(host, None, 0.0)).release()
         await until(lambda: not host.loaded)
         assert host.default is None
-        assert (await host.lease(None)).served.name == "1-default"
+        assert (await lent(host, None)).served.name == "1-default"
 
     run(walk, keep_alive=0.02)
 
@@ -233,7 +249,7 @@ def test_a_model_that_nobody_takes_is_closed_too(monkeypatch: pytest.MonkeyPatch
 
     async def walk(host: ModelHost, shelf: Shelf) -> None:
         shelf.find("2-a").may_open.clear()
-        waiting = asyncio.ensure_future(host.lease("2-a"))
+        waiting = asyncio.ensure_future(lent(host, "2-a"))
         await until(lambda: [*host.loading] == ["2-a"])
         waiting.cancel()
         shelf.openings["2-a"].may_open.set()
@@ -245,10 +261,10 @@ def test_a_model_that_nobody_takes_is_closed_too(monkeypatch: pytest.MonkeyPatch
 
 def test_a_model_is_unloaded_when_it_is_asked_for() -> None:
     async def walk(host: ModelHost, shelf: Shelf) -> None:
-        lease = await host.lease("2-a")
+        lease = await lent(host, "2-a")
         assert not await host.unload("2-a")
         assert shelf.openings["2-a"].in_memory
-        lease.release()
+        await lease.release()
         await until(lambda: not shelf.openings["2-a"].in_memory)
         assert await host.unload("1-default")
         with pytest.raises(ApiError, match="2-a is not in memory"):
@@ -261,7 +277,7 @@ def test_a_server_that_stops_opens_nothing_more() -> None:
     async def walk(host: ModelHost, shelf: Shelf) -> None:
         host.stop()
         with pytest.raises(ApiError, match="stopping"):
-            await host.lease("2-a")
+            await lent(host, "2-a")
 
     run(walk)
 
@@ -283,8 +299,8 @@ def test_memory_holds_and_nothing_in_use_is_closed(steps: list[tuple[str, bool]]
 
         for name, gives_back in steps:
             if gives_back and held:
-                held.pop(0).release()
-            waiting.append(asyncio.create_task(host.lease(name)))
+                await held.pop(0).release()
+            waiting.append(asyncio.create_task(lent(host, name)))
             await asyncio.sleep(0)
             held.extend(task.result() for task in waiting if task.done() and task.exception() is None)
             waiting = [task for task in waiting if not task.done()]
@@ -296,7 +312,7 @@ def test_memory_holds_and_nothing_in_use_is_closed(steps: list[tuple[str, bool]]
             waiting = [task for task in waiting if not task.done()]
             check()
             while held:
-                held.pop().release()
+                await held.pop().release()
 
     run(walk, waiting=100)
 

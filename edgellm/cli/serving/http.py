@@ -117,12 +117,12 @@ def embedding(server: HttpServer | None, model: str | None, hardware: Hardware) 
     from edgellm.engine import Model
     from edgellm.engine.embedding.embedder import Embedder
     from edgellm.engine.model import LoadSpec
-    from edgellm.http.embedding import ServedEmbedder
+    from edgellm.http.model_host import ServedEmbedder
     from edgellm.storage import name_of, resolve
 
     path = resolve(model)
     with Model.load(path, LoadSpec(hardware, embeds=True)) as loaded, Embedder(loaded) as embedder:
-        server.models.open_embedder(ServedEmbedder(embedder, name_of(path)))
+        server.models.open_embedder(ServedEmbedder(name_of(path), embedder))
         say(f"Embeddings: {server.url}/v1/embeddings, {embedder.width} numbers of {name_of(path)}", style="dim")
         yield
 

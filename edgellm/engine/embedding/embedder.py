@@ -6,6 +6,7 @@ its states as an embedding.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +24,7 @@ _POOLED = (lib.LLAMA_POOLING_TYPE_MEAN, lib.LLAMA_POOLING_TYPE_CLS, lib.LLAMA_PO
 
 
 class Embedder:
-    """A context in which `model` embeds one text at a time. For one thread at a time.
+    """A context in which `model` embeds one text at a time; threads take turns.
 
     `positions` are the tokens of the longest text with the model's tokens around it, `width` the numbers of a vector.
     """
@@ -51,6 +52,7 @@ class Embedder:
             )
         self._batch = LlamaBatch(self.positions, self.positions, planes=model.position_planes)
         self._around = self._tokens_around()
+        self._lock = threading.Lock()
 
     def ids(self, text: str, *, cut: bool = False, should_stop: ShouldStop = never) -> Ids:
         """Return the ids of a text, with the tokens that the model wants around it, shape (n,). With `cut` a text that
@@ -79,14 +81,15 @@ class Embedder:
         if not 1 <= len(ids) <= self.positions:
             raise PromptTooLong(f"The text has {len(ids)} tokens.", f"Give a text of 1 to {self.positions} tokens.")
         context = self._context.owned
-        if memory := lib.llama_get_memory(context.pointer):
-            lib.llama_memory_clear(memory, True)
-        n = self._batch.put(0, 0, 0, ids, len(ids), flag_all=True)
-        self._context.decode(self._batch.tokens, n)
-        found: Any = lib.llama_get_embeddings_seq(context.pointer, 0)
-        if not found:
-            raise EngineFailed(f"llama.cpp gives no embedding of {n} tokens.", "Use another model.")
-        vector: Floats = np.ctypeslib.as_array(found, (self.width,)).astype(np.float32)  # a copy
+        with self._lock:
+            if memory := lib.llama_get_memory(context.pointer):
+                lib.llama_memory_clear(memory, True)
+            n = self._batch.put(0, 0, 0, ids, len(ids), flag_all=True)
+            self._context.decode(self._batch.tokens, n)
+            found: Any = lib.llama_get_embeddings_seq(context.pointer, 0)
+            if not found:
+                raise EngineFailed(f"llama.cpp gives no embedding of {n} tokens.", "Use another model.")
+            vector: Floats = np.ctypeslib.as_array(found, (self.width,)).astype(np.float32)  # a copy
         length = float(np.linalg.norm(vector))
         if not np.isfinite(length) or not length:
             raise EngineFailed(f"The embedding of {n} tokens has no direction.", "Use another model or text.")

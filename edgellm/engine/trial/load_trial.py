@@ -13,7 +13,6 @@ import numpy as np
 
 from edgellm.engine.context import Context
 from edgellm.engine.context_spec import ContextSpec
-from edgellm.engine.embedding.embedder import Embedder
 from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.layer_block import Block
@@ -73,6 +72,8 @@ def _decode(model: Model, embeds: bool) -> None:
     """Decode several rows together, then one alone, with and without flash attention."""
     ids = np.arange(_ROWS, dtype=np.int32) % max(1, model.n_vocab)
     if embeds:
+        from edgellm.engine.embedding.embedder import Embedder
+
         with Embedder(model, positions=_POSITIONS) as embedder:
             embedder.embed(ids)
         return

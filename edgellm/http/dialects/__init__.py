@@ -2,20 +2,79 @@
 
 from __future__ import annotations
 
-from edgellm.http.dialects import anthropic, embeddings, ollama, openai, responses
-from edgellm.http.schemas.errors import ErrorInfo, openai_error
-from edgellm.http.schemas.responses import json_bytes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
 
-DIALECTS = (
-    anthropic.DIALECT,
-    ollama.DIALECT,
-    responses.DIALECT,
-    embeddings.DIALECT,
-    openai.DIALECT,
+from fastapi import FastAPI
+from pydantic import BaseModel, ValidationError
+
+from edgellm.http.replies import RequestHandler
+from edgellm.http.schemas.errors import ErrorInfo, invalid_request, openai_error
+from edgellm.http.schemas.requests import ChatRequest
+from edgellm.http.schemas.responses import Json, json_bytes
+
+NAMES = (
+    "anthropic",
+    "ollama",
+    "responses",
+    "embeddings",
+    "openai",
 )
+"""The modules that are served: without its line here, one is not imported."""
+
+
+LATEST = ":latest"
+"""The tag that Ollama's clients add to names without one."""
+
+
+def plain_name(name: str | None) -> str | None:
+    """Return the name that Ollama's `name` means here."""
+    return name.removesuffix(LATEST) if name else None
+
+
+class OllamaError(BaseModel):
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """An API: `add` adds its paths; below `path`, if any, errors have the form of `error`, elsewhere OpenAI's."""
+
+    add: Callable[[FastAPI, RequestHandler], None]
+    path: str | None = None
+    error: Callable[[ErrorInfo], Json] = openai_error
+
+
+@cache
+def dialects() -> tuple[Dialect, ...]:
+    """Import and return the APIs."""
+    return tuple(import_module(f"{__name__}.{name}").DIALECT for name in NAMES)
 
 
 def error_body(path: str, info: ErrorInfo) -> bytes:
-    """Return the JSON of an error in the form of the API that `path` belongs to, OpenAI's for most."""
-    error = next((dialect.error for dialect in DIALECTS if dialect.has(path)), openai_error)
-    return json_bytes(error(info))
+    """Return the JSON of an error in the form of the API that `path` belongs to."""
+    forms = (one.error for one in dialects() if one.path and f"{path}/".startswith(f"{one.path}/"))
+    return json_bytes(next(forms, openai_error)(info))
+
+
+def replies(stream: str = "text/event-stream") -> dict[int | str, dict[str, Any]]:
+    """Return FastAPI's `responses` of a route that replies as another API, whole or as a `stream` of that type."""
+    return {
+        200: {
+            "description": "The reply, whole or in pieces, as that API's own documentation describes it",
+            "content": {"application/json": {"schema": {"type": "object"}}, stream: {"schema": {"type": "string"}}},
+        }
+    }
+
+
+def chat_request(**fields: Any) -> ChatRequest:
+    """Return a request with the `fields` that are not None. Raises ApiError where one is not OpenAI's."""
+    try:
+        return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise invalid_request(f"{name} cannot be used here: {first['msg']}.", name) from error

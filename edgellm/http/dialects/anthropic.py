@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from fastapi import FastAPI, Request
@@ -11,14 +11,14 @@ from pydantic import BaseModel, Field, JsonValue, model_validator
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
-from edgellm.http.dialects.dialect import Dialect, chat_request, replies
+from edgellm.http.dialects import Dialect, chat_request, replies
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
 from edgellm.http.schemas.fields import MAX_ITEMS, MAX_TOKENS, ReplyRequest, RequestModel, Schema, Text, Types
 from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest, ContentPart, Parts
-from edgellm.http.schemas.responses import BlockResponseBuilder, Json, WrittenReply, named_events, summary_of
+from edgellm.http.schemas.responses import BlockWriter, Json, Pieces, WrittenReply, summary_of
 from edgellm.spec.types import Channel, Summary
 
 _TEXTS = ("text", *MEDIA)
@@ -190,49 +190,47 @@ def _error(info: ErrorInfo) -> Json:
     return {"type": "error", "error": {"type": kind, "message": info.message}}
 
 
-class AnthropicResponseBuilder(BlockResponseBuilder):
-    """Builds a message, whole or as events."""
+class AnthropicWriter(BlockWriter):
+    """Writes a message, whole or as events."""
 
-    def __init__(self, model: str, _piece: Callable[[int], bytes]) -> None:
-        super().__init__()
-        self._id, self._model = f"msg_{secrets.token_hex(12)}", model
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self._id = f"msg_{secrets.token_hex(12)}"
         self._index = -1  # index of the block being written
         self._prompt_tokens = 0
 
-    def opening(self, prompt_tokens: int) -> list[bytes]:
+    def open(self, prompt_tokens: int) -> Pieces:
         self._prompt_tokens = prompt_tokens
-        return named_events({"type": "message_start", "message": self._reply([], None)})
+        yield {"type": "message_start", "message": self._reply([], None)}
 
-    def begin_block(self, channel: Channel) -> list[bytes]:
+    def begin_block(self, channel: Channel) -> Pieces:
         thinks = channel is Channel.THINKING
-        return self._start({"type": "thinking", "thinking": "", "signature": ""} if thinks else
-                           {"type": "text", "text": ""})  # fmt: skip
+        yield self._start({"type": "thinking", "thinking": "", "signature": ""} if thinks else
+                          {"type": "text", "text": ""})  # fmt: skip
 
-    def block_text(self, channel: Channel, text: str) -> list[bytes]:
+    def block_text(self, channel: Channel, text: str) -> Json:
         name = "thinking" if channel is Channel.THINKING else "text"
         return self._delta({"type": f"{name}_delta", name: text})
 
-    def end_block(self, channel: Channel, text: str) -> list[bytes]:  # noqa: ARG002
-        thinks = channel is Channel.THINKING
-        signed = self._delta({"type": "signature_delta", "signature": ""}) if thinks else []
-        return [*signed, *self._stop()]
+    def end_block(self, channel: Channel, text: str) -> Pieces:  # noqa: ARG002
+        if channel is Channel.THINKING:
+            yield self._delta({"type": "signature_delta", "signature": ""})
+        yield self._stop()
 
-    def call_block(self, call: ToolCall) -> list[bytes]:
-        return [
-            *self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}}),
-            *self._delta({"type": "input_json_delta", "partial_json": call.arguments}),
-            *self._stop(),
-        ]
+    def call_block(self, call: ToolCall) -> Pieces:
+        yield self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+        yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        yield self._stop()
 
-    def end(self, summary: Summary, called: bool) -> list[bytes]:
-        event = {
+    def end(self, summary: Summary, called: bool) -> Pieces:
+        yield {
             "type": "message_delta", "delta": _stop_reason(summary, called),
             "usage": self._usage(summary.tokens), "edgellm": {"summary": summary_of(summary)},
         }  # fmt: skip
-        return named_events(event, {"type": "message_stop"})
+        yield {"type": "message_stop"}
 
-    def failure(self, info: ErrorInfo) -> list[bytes]:
-        return named_events(_error(info))
+    def failure(self, info: ErrorInfo) -> Json:
+        return _error(info)
 
     def whole(self, written: Sequence[WrittenReply]) -> Json:
         (one,) = written
@@ -249,7 +247,7 @@ class AnthropicResponseBuilder(BlockResponseBuilder):
         """Return the message; `summary` is None before its end."""
         stop = {"stop_reason": None, "stop_sequence": None} if summary is None else _stop_reason(summary, called)
         return {
-            "id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content, **stop,
+            "id": self._id, "type": "message", "role": "assistant", "model": self.model, "content": content, **stop,
             "usage": self._usage(0 if summary is None else summary.tokens),
         }  # fmt: skip
 
@@ -259,15 +257,15 @@ class AnthropicResponseBuilder(BlockResponseBuilder):
             "output_tokens": tokens,
         }  # fmt: skip
 
-    def _start(self, block: Json) -> list[bytes]:
+    def _start(self, block: Json) -> Json:
         self._index += 1
-        return named_events({"type": "content_block_start", "index": self._index, "content_block": block})
+        return {"type": "content_block_start", "index": self._index, "content_block": block}
 
-    def _delta(self, delta: Json) -> list[bytes]:
-        return named_events({"type": "content_block_delta", "index": self._index, "delta": delta})
+    def _delta(self, delta: Json) -> Json:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
-    def _stop(self) -> list[bytes]:
-        return named_events({"type": "content_block_stop", "index": self._index})
+    def _stop(self) -> Json:
+        return {"type": "content_block_stop", "index": self._index}
 
 
 def _stop_reason(summary: Summary, called: bool) -> Json:
@@ -286,7 +284,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
               response_class=Response, responses=replies() | errors)  # fmt: skip
     async def messages(body: AnthropicRequest, request: Request) -> Response:
         asked = await in_reader(body.completion)
-        return await handler.reply(asked, request, AnthropicResponseBuilder, body.unknown(), _NAMES)
+        return await handler.reply(asked, request, AnthropicWriter(body.model or ""), body.unknown(), _NAMES)
 
     @app.post("/v1/messages/count_tokens", tags=["Anthropic"], summary="The tokens of a conversation",
               response_model=dict[str, int], responses=errors)  # fmt: skip
@@ -295,4 +293,4 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
         return count if isinstance(count, Response) else {"input_tokens": count}
 
 
-DIALECT = Dialect(("/v1/messages",), _error, _add)
+DIALECT = Dialect(_add, "/v1/messages", _error)

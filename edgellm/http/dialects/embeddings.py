@@ -8,17 +8,19 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Annotated, Any, Literal, TypeAlias
 
+import numpy as np
 from fastapi import FastAPI, Request
 from pydantic import Field
 from starlette.responses import Response
 
 from edgellm.engine import Floats
-from edgellm.http.dialects.dialect import Dialect
-from edgellm.http.dialects.ollama import OllamaError, plain_name
+from edgellm.errors import InvalidOption, Stopped
+from edgellm.http.dialects import Dialect, OllamaError, plain_name
+from edgellm.http.model_host import ServedEmbedder
 from edgellm.http.replies import IGNORED, RequestHandler, header_names
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_responses, invalid_request, openai_error
+from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_responses, invalid_request
 from edgellm.http.schemas.fields import MAX_TEXT, MAX_TOKENS, RequestModel, Text
 from edgellm.http.schemas.requests import TokenIds, as_list
 from edgellm.http.schemas.responses import Json, json_bytes
@@ -92,14 +94,35 @@ async def _embed(
         raise ApiError(ErrorInfo(404, message, code="model_not_found", param="model"))
     texts, ignored = await in_reader(lambda: (request.texts(), header_names(request.unknown())))
     handler.check_known(ignored)
-    if request.dimensions not in (None, served.width):
-        message = f"dimensions is {request.dimensions}, and {served.name} gives {served.width}. Leave dimensions out."
+    width = served.embedder.width
+    if request.dimensions not in (None, width):
+        message = f"dimensions is {request.dimensions}, and {served.name} gives {width}. Leave dimensions out."
         raise invalid_request(message, "dimensions")
     found = await handler.compute(
-        http, lambda has_left: json_bytes(reply(served.name, *served.embed(texts, has_left, cut=cut)))
+        http, lambda has_left: json_bytes(reply(served.name, *_vectors(served, texts, cut, has_left)))
     )
     headers = {IGNORED: ", ".join(ignored)} if ignored else {}
     return found if isinstance(found, Response) else Response(found, 200, headers, "application/json")
+
+
+def _vectors(
+    served: ServedEmbedder, texts: Sequence[str | Sequence[int]], cut: bool, has_left: Callable[[], bool]
+) -> tuple[list[Floats], int]:
+    """Return the vectors of `texts` or ids, and how many tokens they have. Raises as `Embedder` does; InvalidOption
+    for an id that is no token; Stopped where the client `has_left`."""
+    vectors, tokens, n_vocab = [], 0, served.embedder.model.n_vocab
+    for text in texts:
+        if has_left():
+            raise Stopped
+        if isinstance(text, str):
+            ids = served.embedder.ids(text, cut=cut, should_stop=has_left)
+        elif (bad := next((one for one in text if not 0 <= one < n_vocab), None)) is not None:
+            raise InvalidOption(f"{bad} is not a token of {served.name}.", f"Ids are 0 to {n_vocab - 1}.")
+        else:
+            ids = np.array(text, dtype=np.int32)
+        vectors.append(served.embedder.embed(ids))
+        tokens += len(ids)
+    return vectors, tokens
 
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:
@@ -139,4 +162,4 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
         )
 
 
-DIALECT = Dialect(("/v1/embeddings",), openai_error, _add)
+DIALECT = Dialect(_add)

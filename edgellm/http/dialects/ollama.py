@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from time import perf_counter_ns, time
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, BeforeValidator, Field, JsonValue
+from pydantic import BeforeValidator, Field, JsonValue
 from starlette.responses import Response
 
 from edgellm.engine import ModelFile, ToolCall
 from edgellm.engine.chat.thinking import find_markup
-from edgellm.http.dialects.dialect import Dialect, chat_request, replies
+from edgellm.http.dialects import LATEST, Dialect, OllamaError, chat_request, plain_name, replies
 from edgellm.http.model_host import keep_alive_seconds
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
@@ -26,8 +25,9 @@ from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, ToolSc
 from edgellm.http.schemas.responses import (
     Json,
     ModelInfo,
-    ResponseBuilder,
+    Pieces,
     TextDelta,
+    Writer,
     WrittenReply,
     json_bytes,
     summary_of,
@@ -37,7 +37,6 @@ from edgellm.spec.types import Channel, Summary
 
 API_VERSION = "0.13.0"
 """The version of Ollama whose API this follows, which clients ask for before they use it."""
-_TAG = ":latest"  # clients add it to names without a tag
 _NEVER = "9999-12-31T00:00:00Z"
 _NAMES = {"reasoning_effort": "think"}
 _LINES = "application/x-ndjson"
@@ -166,59 +165,55 @@ class OllamaModelName(RequestModel):
     name: str | None = Field(None, max_length=500, description="The former name of model.")
 
 
-class OllamaError(BaseModel):
-    error: str
-
-
 def _error(info: ErrorInfo) -> Json:
     return {"error": info.message}
 
 
-class OllamaResponseBuilder(ResponseBuilder):
-    """Builds a reply, whole or as lines of JSON; figures are in the last one. Durations are in nanoseconds."""
+class OllamaWriter(Writer):
+    """Writes a reply, whole or as lines of JSON; figures are in the last one. Durations are in nanoseconds."""
 
     media_type = _LINES
 
-    def __init__(self, model: str, _piece: Callable[[int], bytes], *, chat: bool) -> None:
+    def __init__(self, model: str, *, chat: bool) -> None:
         """`chat`: the text is in a message."""
-        self._model, self._chat = model, chat
-        self._began = perf_counter_ns()
-        self._calls = 0
+        super().__init__(model)
+        self._chat, self._began, self._calls = chat, perf_counter_ns(), 0
 
-    def waiting(self) -> list[bytes]:
-        return self._line()
+    def waiting(self) -> bytes:
+        return self.framed(self.line(done=False))
 
-    def delta(self, delta: TextDelta) -> list[bytes]:
-        if not delta.text:
-            return []
-        return self._line(thought=delta.text) if delta.channel is Channel.THINKING else self._line(delta.text)
+    def framed(self, piece: Json) -> bytes:
+        return json_bytes(piece) + b"\n"
 
-    def call(self, call: ToolCall) -> list[bytes]:
+    def delta(self, delta: TextDelta) -> Pieces:
+        if delta.text:
+            thinks = delta.channel is Channel.THINKING
+            yield self.line("" if thinks else delta.text, delta.text if thinks else "", done=False)
+
+    def call(self, call: ToolCall) -> Pieces:
+        yield self.line(calls=[_call_out(self._calls, call)], done=False)
         self._calls += 1
-        return self._line(calls=[_call_out(self._calls - 1, call)])
 
-    def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
-        return self._line(done=True, **self._figures(summary)) if last else []
+    def close(self, summary: Summary, *, last: bool) -> Pieces:
+        if last:
+            yield self.line(done=True, **self._figures(summary))
 
-    def failure(self, info: ErrorInfo) -> list[bytes]:
-        return [json_bytes(_error(info)) + b"\n"]
+    def failure(self, info: ErrorInfo) -> Json:
+        return _error(info)
 
     def whole(self, written: Sequence[WrittenReply]) -> Json:
         (one,) = written
         calls = [_call_out(*numbered) for numbered in enumerate(one.calls)]
-        return self.reply(one.text, one.thought, calls, done=True, **self._figures(one.summary))
+        return self.line(one.text, one.thought, calls, done=True, **self._figures(one.summary))
 
-    def reply(self, text: str = "", thought: str = "", calls: Sequence[Json] = (), **fields: Any) -> Json:
+    def line(self, text: str = "", thought: str = "", calls: Sequence[Json] = (), **fields: Any) -> Json:
         """Return a line of a stream, or a whole answer."""
-        head = {"model": self._model, "created_at": _time()}
+        head = {"model": self.model, "created_at": _time()}
         more: dict[str, Any] = {"thinking": thought} if thought else {}
         if not self._chat:
             return {**head, "response": text, **more, **fields}
         more |= {"tool_calls": calls} if calls else {}
         return {**head, "message": {"role": "assistant", "content": text, **more}, **fields}
-
-    def _line(self, text: str = "", thought: str = "", calls: Sequence[Json] = (), **fields: Any) -> list[bytes]:
-        return [json_bytes(self.reply(text, thought, calls, **{"done": False, **fields})) + b"\n"]
 
     def _figures(self, summary: Summary) -> dict[str, Any]:
         return {
@@ -246,11 +241,6 @@ def _time(seconds: float | None = None) -> str:
     return when.isoformat().replace("+00:00", "Z")
 
 
-def plain_name(name: str | None) -> str | None:
-    """Return the name that Ollama's `name` means here."""
-    return name.removesuffix(_TAG) if name else None
-
-
 def _details(file: ModelFile | None) -> Json:
     family = quantization = count = ""
     if file is not None:
@@ -270,7 +260,7 @@ def _parameters(file: ModelFile) -> int:
 
 def _entry(name: str, created: float, file: ModelFile | None) -> dict[str, Any]:
     """Return a model in a list; its digest is of the name and the size, not of the file."""
-    name, size = name if ":" in name else name + _TAG, 0 if file is None else file.header.file_size
+    name, size = name if ":" in name else name + LATEST, 0 if file is None else file.header.file_size
     digest = hashlib.sha256(f"{name} {size}".encode()).hexdigest()
     return {
         "name": name, "model": name, "modified_at": _time(created), "size": size, "digest": digest,
@@ -304,17 +294,16 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
     async def answer(
         body: OllamaChatRequest | OllamaGenerateRequest, request: Request, *, chat: bool, empty: bool
     ) -> Response:
-        make_builder = partial(OllamaResponseBuilder, chat=chat)
+        writer = OllamaWriter(body.model, chat=chat)
         if not empty:
             asked = await in_reader(body.request)
-            return await handler.reply(asked, request, make_builder, body.unknown(), _NAMES)
+            return await handler.reply(asked, request, writer, body.unknown(), _NAMES)
         # load the model, or unload it if it shall not stay
         keep_alive = None if body.keep_alive is None else keep_alive_seconds(body.keep_alive)
-        with await handler.models.lease(plain_name(body.model), keep_alive) as served:
-            done = make_builder(served.name, bytes).reply(
-                done=True, done_reason="unload" if keep_alive == 0 else "load"
-            )
-        return Response(json_bytes(done) + b"\n", media_type=_LINES if body.stream else "application/json")
+        async with handler.models.lease(plain_name(body.model), keep_alive) as served:
+            writer.begin(served.name, bytes)
+        done = writer.line(done=True, done_reason="unload" if keep_alive == 0 else "load")
+        return Response(writer.framed(done), media_type=_LINES if body.stream else "application/json")
 
     @app.post("/api/chat", tags=["Ollama"], summary="Reply to a conversation", response_class=Response,
               responses=responses)  # fmt: skip
@@ -345,10 +334,11 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
                 "context_length": pair.context_length,
             })  # fmt: skip
         if (embedder := handler.models.embedder) is not None:
-            info, size = embedder.info(), embedder.file.header.file_size
+            model = embedder.embedder.model
             models.append({
-                **_entry(info.id, info.created, embedder.file), "expires_at": _NEVER,
-                "size_vram": size if embedder.offloaded else 0, "context_length": info.context_length or 0,
+                **_entry(embedder.name, embedder.created, model.file), "expires_at": _NEVER,
+                "size_vram": model.file.header.file_size if model.offloaded else 0,
+                "context_length": embedder.embedder.positions,
             })  # fmt: skip
         return {"models": models}
 
@@ -363,4 +353,4 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
         return {"version": API_VERSION, "edgellm": app.version}
 
 
-DIALECT = Dialect(("/api",), _error, _add)
+DIALECT = Dialect(_add, "/api", _error)

@@ -5,27 +5,26 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
-from edgellm.http.dialects.dialect import Dialect
+from edgellm.http.dialects import Dialect
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas.errors import ErrorInfo, error_responses, openai_error
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest
 from edgellm.http.schemas.responses import (
     Completion,
     Json,
-    ResponseBuilder,
+    Pieces,
     TextDelta,
     Timings,
     TokenInfo,
     Usage,
+    Writer,
     WrittenReply,
-    events,
     rounded,
     summary_of,
 )
@@ -34,59 +33,61 @@ from edgellm.spec.types import Channel, Notice, PromptProgress, Summary
 _NO_LOGPROB = -9999.0  # OpenAI's value for the logarithm of 0
 
 
-class OpenAIResponseBuilder(ResponseBuilder):
-    """Builds the responses of OpenAI's API for one request, whole or in chunks: one choice after another."""
+class OpenAIWriter(Writer):
+    """Writes the responses of OpenAI's API, whole or in chunks: one choice after another."""
 
-    def __init__(
-        self, model: str, piece: Callable[[int], bytes], *, chat: bool, include_usage: bool, n: int = 1
-    ) -> None:
-        """`piece` returns a token's bytes. `include_usage`: at the end of a stream. `n` choices for each prompt."""
-        self._piece, self._chat, self._include_usage, self._n = piece, chat, include_usage, n
+    last_bytes = b"data: [DONE]\n\n"
+
+    def __init__(self, request: ChatRequest | CompletionRequest) -> None:
+        super().__init__(request.model or "")
+        self._chat, self._n = isinstance(request, ChatRequest), request.n
+        options = request.stream_options
+        self._include_usage = options is not None and options.include_usage  # at the end of a stream
+        self._piece: Callable[[int], bytes] = bytes  # returns a token's bytes
         self._index = 0  # index of the choice being written
         self._past: list[Summary] = []  # summaries of the choices before
         self._called = 0  # calls of tools in this choice
         self._offset = 0  # characters of this choice before the next token
-        self._object = "chat.completion" if chat else "text_completion"
-        self._head = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}", "created": int(time.time()),
-            "model": model, "system_fingerprint": "edgellm",
-        }  # fmt: skip
+        self._object = "chat.completion" if self._chat else "text_completion"
+        self._id, self._created = f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}", int(time.time())
 
-    def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
+    def begin(self, model: str, piece: Callable[[int], bytes]) -> None:
+        self.model, self._piece = model, piece
+
+    def open(self, prompt_tokens: int) -> Pieces:  # noqa: ARG002
         self._offset = 0
-        return self._chunk({"role": "assistant", "content": ""}) if self._chat else []
+        if self._chat:
+            yield self._chunk({"role": "assistant", "content": ""})
 
-    def delta(self, delta: TextDelta) -> list[bytes]:
+    def delta(self, delta: TextDelta) -> Pieces:
         answer = "content" if self._chat else "text"
         name = answer if delta.channel is Channel.ANSWER else "reasoning_content"
-        return self._chunk({name: delta.text}, self._logprobs([delta]), edgellm={"tokens": _token_infos([delta])})
+        yield self._chunk({name: delta.text}, self._logprobs([delta]), edgellm={"tokens": _token_infos([delta])})
 
-    def call(self, call: ToolCall) -> list[bytes]:
+    def call(self, call: ToolCall) -> Pieces:
+        yield self._chunk({"tool_calls": [{**_call_out(call), "index": self._called}]})
         self._called += 1
-        return self._chunk({"tool_calls": [{**_call_out(call), "index": self._called - 1}]})
 
-    def notice(self, notice: Notice) -> list[bytes]:
+    def notice(self, notice: Notice) -> Pieces:
         left_out = {"turns_left_out": notice.turns_left_out} if notice.turns_left_out else {}
-        return self._chunk({}, edgellm={"notice": notice.text, **left_out})
+        yield self._chunk({}, edgellm={"notice": notice.text, **left_out})
 
-    def progress(self, progress: PromptProgress) -> list[bytes]:
-        """Return a chunk with llama.cpp's names for the prompt's new tokens and the processed ones among them."""
+    def progress(self, progress: PromptProgress) -> Pieces:
+        """Yield a chunk with llama.cpp's names for the prompt's new tokens and the processed ones among them."""
         told = {"model": progress.model, "total": progress.total, "processed": progress.done}
-        return self._chunk({}, prompt_progress=told)
+        yield self._chunk({}, prompt_progress=told)
 
-    def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
-        """Return a choice's last chunk, and after the `last` choice the usage of all and the end of the stream."""
+    def close(self, summary: Summary, *, last: bool) -> Pieces:
+        """Yield a choice's last chunk, and after the `last` choice the usage of all."""
         more = {"timings": _timings(summary), "edgellm": {"summary": summary_of(summary)}}
-        chunks = self._chunk({}, reason=_finish_reason(summary, self._called), **more)
+        yield self._chunk({}, reason=_finish_reason(summary, self._called), **more)
         self._past.append(summary)
         self._index, self._called = self._index + 1, 0
-        if not last:
-            return chunks
-        usage = self._event([], usage=_usage(self._past, self._n)) if self._include_usage else []
-        return [*chunks, *usage, b"data: [DONE]\n\n"]
+        if last and self._include_usage:
+            yield self._event([], usage=_usage(self._past, self._n))
 
-    def failure(self, info: ErrorInfo) -> list[bytes]:
-        return events(openai_error(info))
+    def failure(self, info: ErrorInfo) -> Json:
+        return openai_error(info)
 
     def whole(self, written: Sequence[WrittenReply]) -> Json:
         """Return the response with one choice for each of `written`; figures are of the first, the usage of all."""
@@ -109,18 +110,23 @@ class OpenAIResponseBuilder(ResponseBuilder):
         }
         usage = _usage([one.summary for one in written], self._n)
         more = {"usage": usage, "timings": _timings(first.summary), "edgellm": extension}
-        return {**self._head, "object": self._object, "choices": choices, **more}
+        return {**self._head(self._object), "choices": choices, **more}
 
-    def _chunk(self, part: Json, logprobs: Json | None = None, reason: str | None = None, **fields: Any) -> list[bytes]:
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._id, "created": self._created, "model": self.model, "system_fingerprint": "edgellm",
+            "object": kind,
+        }  # fmt: skip
+
+    def _chunk(self, part: Json, logprobs: Json | None = None, reason: str | None = None, **fields: Any) -> Json:
         """Return a chunk with the `part` that was written."""
         shown = {"delta": part} if self._chat else {"text": part.get("text", "")}
         return self._event([{"index": self._index, **shown, "logprobs": logprobs, "finish_reason": reason}], **fields)
 
-    def _event(self, choices: Sequence[Json], **fields: Any) -> list[bytes]:
-        if self._include_usage:
-            fields.setdefault("usage", None)
+    def _event(self, choices: Sequence[Json], **fields: Any) -> Json:
+        usage = {"usage": None} if self._include_usage else {}
         kind = f"{self._object}.chunk" if self._chat else self._object
-        return events({**self._head, "object": kind, "choices": choices, **fields})
+        return {**self._head(kind), "choices": choices, **usage, **fields}
 
     def _logprobs(self, deltas: Sequence[TextDelta]) -> Json | None:
         """Return log-probabilities, None where none were asked for. `deltas` follow those of the last call."""
@@ -204,20 +210,15 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
     ok: dict[str, Any] = {"description": about, "content": {"text/event-stream": {"schema": {"type": "string"}}}}
     responses = {200: ok, **error_responses()}
 
-    async def reply(body: ChatRequest | CompletionRequest, request: Request) -> Response:
-        chat = isinstance(body, ChatRequest)
-        make_builder = partial(OpenAIResponseBuilder, chat=chat, include_usage=body.include_usage, n=body.n)
-        return await handler.reply(body, request, make_builder, body.unknown())
-
     @app.post("/v1/chat/completions", tags=["OpenAI"], summary="Reply to a conversation",
               response_model=Completion, responses=responses)  # fmt: skip
     async def chat(body: ChatRequest, request: Request) -> Response:
-        return await reply(body, request)
+        return await handler.reply(body, request, OpenAIWriter(body), body.unknown())
 
     @app.post("/v1/completions", tags=["OpenAI"], summary="Continue a text",
               response_model=Completion, responses=responses)  # fmt: skip
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await reply(body, request)
+        return await handler.reply(body, request, OpenAIWriter(body), body.unknown())
 
 
-DIALECT = Dialect((), openai_error, _add)
+DIALECT = Dialect(_add)

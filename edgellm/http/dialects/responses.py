@@ -7,7 +7,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from fastapi import FastAPI, Request
@@ -15,11 +14,11 @@ from pydantic import Field, JsonValue
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
-from edgellm.http.dialects.dialect import Dialect, chat_request, replies
+from edgellm.http.dialects import Dialect, chat_request, replies
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_responses, invalid_request, openai_error
+from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_responses, invalid_request
 from edgellm.http.schemas.fields import MAX_ITEMS, ReplyRequest, RequestModel, Text, Types
 from edgellm.http.schemas.requests import (
     MEDIA,
@@ -28,7 +27,7 @@ from edgellm.http.schemas.requests import (
     FunctionSchema,
     NamedSchema,
 )
-from edgellm.http.schemas.responses import BlockResponseBuilder, Json, WrittenReply, named_events, summary_of
+from edgellm.http.schemas.responses import BlockWriter, Json, Pieces, WrittenReply, summary_of
 from edgellm.spec.types import Channel, Summary
 
 Turn: TypeAlias = dict[str, Any]
@@ -199,63 +198,54 @@ class ConversationStore:
                 self._characters -= freed
 
 
-class ResponsesBuilder(BlockResponseBuilder):
-    """Builds a response, whole or as events, and keeps the conversation that it ends."""
+class ResponsesWriter(BlockWriter):
+    """Writes a response, whole or as events."""
 
-    def __init__(
-        self, model: str, _piece: Callable[[int], bytes], *, request: ResponsesRequest,
-        keep: Callable[[str, Turn], None],
-    ) -> None:  # fmt: skip
+    def __init__(self, request: ResponsesRequest, keep: Callable[[str, Turn], None]) -> None:
         """`keep` is called with the response's id and its message once it is written."""
-        super().__init__()
-        self._id, self._created, self._model = f"resp_{secrets.token_hex(12)}", int(time.time()), model
+        super().__init__(request.model or "")
+        self._id, self._created = f"resp_{secrets.token_hex(12)}", int(time.time())
         self._request, self._keep = request, keep
         self._number = 0  # the next event's number
         self._output: list[Json] = []
         self._item = ""  # the id of the item being written
 
-    def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
+    def open(self, prompt_tokens: int) -> Pieces:  # noqa: ARG002
         reply = self._reply("in_progress")
-        return [*self._event("created", response=reply), *self._event("in_progress", response=reply)]
+        yield self._event("created", response=reply)
+        yield self._event("in_progress", response=reply)
 
-    def begin_block(self, channel: Channel) -> list[bytes]:
+    def begin_block(self, channel: Channel) -> Pieces:
         item = _text_item(channel, None)
         self._item = item["id"]
-        return [
-            *self._event("output_item.added", output_index=len(self._output), item=item),
-            *self._part_event("content_part.added", part=_text_part(channel, "")),
-        ]
+        yield self._event("output_item.added", output_index=len(self._output), item=item)
+        yield self._part_event("content_part.added", part=_text_part(channel, ""))
 
-    def block_text(self, channel: Channel, text: str) -> list[bytes]:
+    def block_text(self, channel: Channel, text: str) -> Json:
         return self._part_event(f"{_KINDS[channel][2]}.delta", delta=text, **_logprobs(channel))
 
-    def end_block(self, channel: Channel, text: str) -> list[bytes]:
+    def end_block(self, channel: Channel, text: str) -> Pieces:
         item = _text_item(channel, text, self._item)
-        done = [
-            *self._part_event(f"{_KINDS[channel][2]}.done", text=text, **_logprobs(channel)),
-            *self._part_event("content_part.done", part=_text_part(channel, text)),
-            *self._event("output_item.done", output_index=len(self._output), item=item),
-        ]
+        yield self._part_event(f"{_KINDS[channel][2]}.done", text=text, **_logprobs(channel))
+        yield self._part_event("content_part.done", part=_text_part(channel, text))
+        yield self._event("output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
-        return done
 
-    def call_block(self, call: ToolCall) -> list[bytes]:
+    def call_block(self, call: ToolCall) -> Pieces:
         item, index = _call_item(call), len(self._output)
-        begun = {**item, "status": "in_progress", "arguments": ""}
-        self._output.append(item)
         where: dict[str, Any] = {"item_id": item["id"], "output_index": index}
-        return [
-            *self._event("output_item.added", output_index=index, item=begun),
-            *self._event("function_call_arguments.delta", delta=call.arguments, **where),
-            *self._event("function_call_arguments.done", arguments=call.arguments, name=call.name, **where),
-            *self._event("output_item.done", output_index=index, item=item),
-        ]
+        begun = {**item, "status": "in_progress", "arguments": ""}
+        yield self._event("output_item.added", output_index=index, item=begun)
+        yield self._event("function_call_arguments.delta", delta=call.arguments, **where)
+        yield self._event("function_call_arguments.done", arguments=call.arguments, name=call.name, **where)
+        yield self._event("output_item.done", output_index=index, item=item)
+        self._output.append(item)
 
-    def end(self, summary: Summary, called: bool) -> list[bytes]:  # noqa: ARG002
+    def end(self, summary: Summary, called: bool) -> Pieces:  # noqa: ARG002
         reply = self._ended(summary)
-        return self._event(reply["status"], response=reply)
+        yield self._event(reply["status"], response=reply)
 
-    def failure(self, info: ErrorInfo) -> list[bytes]:
+    def failure(self, info: ErrorInfo) -> Json:
         error = {"code": info.code or "server_error", "message": info.message}
         return self._event("failed", response=self._reply("failed", error=error))
 
@@ -293,7 +283,7 @@ class ResponsesBuilder(BlockResponseBuilder):
         return {
             "id": self._id, "object": "response", "created_at": self._created, "status": status, "error": None,
             "incomplete_details": None, "instructions": asked.instructions or None,
-            "max_output_tokens": asked.max_output_tokens, "metadata": asked.metadata, "model": self._model,
+            "max_output_tokens": asked.max_output_tokens, "metadata": asked.metadata, "model": self.model,
             "output": list(self._output), "parallel_tool_calls": asked.parallel_tool_calls,
             "previous_response_id": asked.previous_response_id, "reasoning": {"effort": effort, "summary": None},
             "store": asked.store, "temperature": asked.temperature, "text": {"format": shown},
@@ -302,11 +292,11 @@ class ResponsesBuilder(BlockResponseBuilder):
             "truncation": asked.truncation, "usage": None, **fields,
         }  # fmt: skip
 
-    def _event(self, name: str, /, **fields: Any) -> list[bytes]:
+    def _event(self, name: str, /, **fields: Any) -> Json:
         self._number += 1
-        return named_events({"type": f"response.{name}", "sequence_number": self._number - 1, **fields})
+        return {"type": f"response.{name}", "sequence_number": self._number - 1, **fields}
 
-    def _part_event(self, name: str, /, **fields: Any) -> list[bytes]:
+    def _part_event(self, name: str, /, **fields: Any) -> Json:
         return self._event(name, item_id=self._item, output_index=len(self._output), content_index=0, **fields)
 
 
@@ -353,8 +343,8 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
             if body.store:
                 store.keep(response, [*turns, message])
 
-        make_builder = partial(ResponsesBuilder, request=body, keep=keep)
-        return await handler.reply(await in_reader(body.chat, turns), request, make_builder, body.unknown(), _NAMES)
+        asked = await in_reader(body.chat, turns)
+        return await handler.reply(asked, request, ResponsesWriter(body, keep), body.unknown(), _NAMES)
 
 
-DIALECT = Dialect(("/v1/responses",), openai_error, _add)
+DIALECT = Dialect(_add)

@@ -110,11 +110,6 @@ class GenerationRequest(ReplyRequest, fields.SamplingFields):
         """Return the keywords of the schema that the reply may break. Raises InvalidOption for an invalid schema."""
         return [] if (schema := self.reply_schema()) is None else unkept(schema)
 
-    @property
-    def include_usage(self) -> bool:
-        """Return whether a stream ends with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
     def options(self, defaults: ReplyOptions, context_length: int) -> ReplyOptions:
         """Return `defaults`, changed by this request's parameters. Raises ApiError where they contradict each other."""
         if self.stream_options is not None and not self.stream:

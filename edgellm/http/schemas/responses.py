@@ -1,10 +1,10 @@
-"""Responses: models as /openapi.json describes them, the events of a reply, and the interface of what builds responses
-of them, one for each API."""
+"""Responses: models as /openapi.json describes them, the events of a reply, and the base of what writes them, one
+class for each API."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NotRequired, TypeAlias, TypeVar
 
@@ -87,16 +87,9 @@ class TokenInfo(TypedDict):
     round: int
 
 
-class LinkFigures(TypedDict):
-    """The link to the verifier: the median wait for a verdict in milliseconds, and the bytes to it and from it."""
-
-    rtt_ms_p50: float | None
-    bytes_up: int
-    bytes_down: int
-
-
-class ReplySummary(LinkFigures):
-    """Figures that llama.cpp has no names for, from a `Summary`."""
+class ReplySummary(TypedDict):
+    """Figures that llama.cpp has no names for, from a `Summary`. `rtt_ms_p50` is the median wait for a verdict of a
+    verifier behind a link, to and from which the bytes went."""
 
     finish_reason: str
     stopped_by: str | None
@@ -111,6 +104,9 @@ class ReplySummary(LinkFigures):
     verifier_passes_per_token: float | None
     share_offloaded: float | None
     retrieved: int
+    rtt_ms_p50: float | None
+    bytes_up: int
+    bytes_down: int
 
 
 class Extension(TypedDict):
@@ -198,16 +194,6 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else round(float(value), 4)
 
 
-def events(*data: Json) -> list[bytes]:
-    """Return each of `data` as a server-sent event."""
-    return [b"data: %b\n\n" % json_bytes(one) for one in data]
-
-
-def named_events(*data: Json) -> list[bytes]:
-    """Return each of `data` as a server-sent event whose name is its `type`."""
-    return [b"event: %b\ndata: %b\n\n" % (one["type"].encode(), json_bytes(one)) for one in data]
-
-
 def json_bytes(data: Json) -> bytes:
     """Return the JSON of `data`. Whatever clients or models wrote into it, it is valid UTF-8."""
     try:
@@ -216,103 +202,128 @@ def json_bytes(data: Json) -> bytes:
         return write_json(data).encode()
 
 
-class ResponseBuilder(ABC):
-    """Builds the responses to one request in the form of one API, whole or in pieces."""
+Pieces: TypeAlias = Iterator[Json]
+"""The pieces of a stream, each the JSON of an event or a line."""
+
+
+class Writer(ABC):
+    """Writes the replies to one request in the form of one API, whole or in pieces."""
 
     media_type: ClassVar[str] = "text/event-stream"
+    last_bytes: ClassVar[bytes] = b""
+    """The bytes behind the last piece of a stream."""
 
-    def waiting(self) -> list[bytes]:
-        """Return the pieces that say that a stream has not begun yet."""
-        return [b": waiting\n\n"]
+    def __init__(self, model: str) -> None:
+        """`model` is the name in the request."""
+        self.model = model
 
-    def pieces(self, event: Event, *, last: bool) -> list[bytes]:
-        """Return the pieces for an event of the stream; `last`: no other choice follows this one."""
-        if isinstance(event, TextDelta):
-            return self.delta(event)
-        if isinstance(event, ToolCall):
-            return self.call(event)
-        if isinstance(event, PromptProgress):
-            return self.progress(event)
-        return self.notice(event) if isinstance(event, Notice) else self.closing(event, last=last)
+    def begin(self, model: str, piece: Callable[[int], bytes]) -> None:  # noqa: ARG002
+        """Take the name of the model that writes, and a function that returns a token's bytes, before all else."""
+        self.model = model
 
-    def opening(self, prompt_tokens: int) -> list[bytes]:  # noqa: ARG002
-        """Return the pieces before a choice's first token."""
-        return []
+    def waiting(self) -> bytes:
+        """Return the bytes that say that a stream has not begun yet."""
+        return b": waiting\n\n"
+
+    def framed(self, piece: Json) -> bytes:
+        """Return the bytes of a piece: a server-sent event, whose name is its `type` if it has one."""
+        name = b"event: %b\n" % piece["type"].encode() if "type" in piece else b""
+        return b"%bdata: %b\n\n" % (name, json_bytes(piece))
+
+    def pieces(self, event: Event, *, last: bool) -> Pieces:
+        """Yield the pieces for an event of the stream; `last`: no other choice follows this one."""
+        match event:
+            case TextDelta():
+                yield from self.delta(event)
+            case ToolCall():
+                yield from self.call(event)
+            case PromptProgress():
+                yield from self.progress(event)
+            case Notice():
+                yield from self.notice(event)
+            case _:
+                yield from self.close(event, last=last)
+
+    def open(self, prompt_tokens: int) -> Pieces:  # noqa: ARG002
+        """Yield the pieces before a choice's first token."""
+        yield from ()
 
     @abstractmethod
-    def delta(self, delta: TextDelta) -> list[bytes]: ...
+    def delta(self, delta: TextDelta) -> Pieces: ...
 
     @abstractmethod
-    def call(self, call: ToolCall) -> list[bytes]: ...
+    def call(self, call: ToolCall) -> Pieces: ...
 
-    def notice(self, notice: Notice) -> list[bytes]:  # noqa: ARG002
-        return []
+    def notice(self, notice: Notice) -> Pieces:  # noqa: ARG002
+        yield from ()
 
-    def progress(self, progress: PromptProgress) -> list[bytes]:  # noqa: ARG002
-        return []
-
-    @abstractmethod
-    def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
-        """Return the pieces after a choice's last token, and after the `last` choice the end of the stream."""
+    def progress(self, progress: PromptProgress) -> Pieces:  # noqa: ARG002
+        yield from ()
 
     @abstractmethod
-    def failure(self, info: ErrorInfo) -> list[bytes]:
-        """Return the pieces that end a stream which an error has broken off."""
+    def close(self, summary: Summary, *, last: bool) -> Pieces:
+        """Yield the pieces after a choice's last token, and after the `last` choice the end of the stream."""
+
+    @abstractmethod
+    def failure(self, info: ErrorInfo) -> Json:
+        """Return the piece that ends a stream which an error has broken off."""
 
     @abstractmethod
     def whole(self, written: Sequence[WrittenReply]) -> Json:
         """Return the response with one choice for each of `written`."""
 
 
-MakeBuilder: TypeAlias = Callable[[str, Callable[[int], bytes]], ResponseBuilder]
-"""Makes the builder of one request. It is given the model's name, and a function that returns the bytes of a token."""
+class BlockWriter(Writer):
+    """Writes a stream of blocks, each begun by the first characters of its channel, and ended by the next block."""
 
-
-class BlockResponseBuilder(ResponseBuilder):
-    """Builds a stream of blocks, each begun by the first characters of its channel, and ended by the next block."""
-
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
         self._channel: Channel | None = None  # None before the first block
         self._written = ""  # the block's text so far
         self._space = ""  # blanks held back until text follows: the line break before a call is no block
         self._called = False
 
-    def delta(self, delta: TextDelta) -> list[bytes]:
+    def delta(self, delta: TextDelta) -> Pieces:
         channel, text = delta.channel, delta.text
-        began: list[bytes] = []
         if channel is not self._channel:
             text = text if channel is Channel.THINKING else self._space + text
             if not text.strip():
                 self._space = "" if channel is Channel.THINKING else text
-                return []
-            began = [*self._end(), *self.begin_block(channel)]
+                return
+            yield from self._end()
+            yield from self.begin_block(channel)
             self._channel, self._written, self._space = channel, "", ""
         self._written += text
-        return [*began, *self.block_text(channel, text)] if text else began
+        if text:
+            yield self.block_text(channel, text)
 
-    def call(self, call: ToolCall) -> list[bytes]:
+    def call(self, call: ToolCall) -> Pieces:
         self._called = True
-        return [*self._end(), *self.call_block(call)]
+        yield from self._end()
+        yield from self.call_block(call)
 
-    def closing(self, summary: Summary, *, last: bool = True) -> list[bytes]:
-        return [*self._end(), *(self.end(summary, self._called) if last else [])]
+    def close(self, summary: Summary, *, last: bool) -> Pieces:
+        yield from self._end()
+        if last:
+            yield from self.end(summary, self._called)
 
-    def _end(self) -> list[bytes]:
+    def _end(self) -> Pieces:
         channel, self._channel = self._channel, None
-        return [] if channel is None else self.end_block(channel, self._written)
+        if channel is not None:
+            yield from self.end_block(channel, self._written)
 
     @abstractmethod
-    def begin_block(self, channel: Channel) -> list[bytes]: ...
+    def begin_block(self, channel: Channel) -> Pieces: ...
 
     @abstractmethod
-    def block_text(self, channel: Channel, text: str) -> list[bytes]: ...
+    def block_text(self, channel: Channel, text: str) -> Json: ...
 
     @abstractmethod
-    def end_block(self, channel: Channel, text: str) -> list[bytes]: ...
+    def end_block(self, channel: Channel, text: str) -> Pieces: ...
 
     @abstractmethod
-    def call_block(self, call: ToolCall) -> list[bytes]: ...
+    def call_block(self, call: ToolCall) -> Pieces: ...
 
     @abstractmethod
-    def end(self, summary: Summary, called: bool) -> list[bytes]:
-        """Return the pieces that end the stream; `called`: the reply has calls."""
+    def end(self, summary: Summary, called: bool) -> Pieces:
+        """Yield the pieces that end the stream; `called`: the reply has calls."""

@@ -12,7 +12,7 @@ import pytest
 from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.engine.model import LoadSpec
-from edgellm.http.embedding import ServedEmbedder
+from edgellm.http.model_host import ServedEmbedder
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from testkit.gguf.architectures import write_bert
@@ -32,7 +32,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedder]:
 @pytest.fixture(scope="module")
 def embedding(own: LLM, embedder: Embedder) -> Iterator[HttpServer]:
     with serving(own, "edgellm-verifier") as server:
-        server.models.open_embedder(ServedEmbedder(embedder, "bert"))
+        server.models.open_embedder(ServedEmbedder("bert", embedder))
         yield server
 
 

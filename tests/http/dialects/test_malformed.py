@@ -12,7 +12,7 @@ import pytest
 from edgellm.engine import Model
 from edgellm.engine.embedding.embedder import Embedder
 from edgellm.engine.model import LoadSpec
-from edgellm.http.embedding import ServedEmbedder
+from edgellm.http.model_host import ServedEmbedder
 from edgellm.llm import LLM
 from testkit.gguf.architectures import write_bert
 from tests.http.conftest import Ask, asker, serving
@@ -115,7 +115,7 @@ def short(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
         LLM.open(*f32_pair, threads=1, n_ctx=200) as pair,
         serving(pair, "edgellm-verifier", on_event=surprises.append) as server,
     ):
-        server.models.open_embedder(ServedEmbedder(embedder, "bert"))
+        server.models.open_embedder(ServedEmbedder("bert", embedder))
         yield asker(server)
     assert surprises == []
 
