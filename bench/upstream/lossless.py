@@ -29,8 +29,9 @@ from bench.upstream.alone import asked_prompts, reused, steps, writes_alone
 from edgellm.engine import Message, Model, to_f32
 from edgellm.llm import LLM
 from edgellm.storage import resolve
+from edgellm.upstream.dialects.served import Upstream
 from edgellm.upstream.opening import UpstreamOptions, open_upstream
-from edgellm.upstream.rows import Tier, Upstream
+from edgellm.upstream.rows import Tier
 from edgellm.upstream.verifier import UpstreamTiming
 from testkit.upstream.engine import Engine
 from testkit.upstream.kinds import KINDS, POSITIONS

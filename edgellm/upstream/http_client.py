@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -142,12 +141,11 @@ class ServerRefused(VerifierLost):
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """A server's answer: its JSON, the bytes both ways, and the seconds from the request to its last byte."""
+    """A server's answer: its JSON, and the bytes both ways."""
 
     json: Any = field(repr=False)
     bytes_up: int
     bytes_down: int
-    seconds: float
 
 
 class HttpClient:
@@ -221,7 +219,6 @@ class HttpClient:
         return await self._ask("POST", path, json.dumps(body, separators=(",", ":")).encode(), seconds)
 
     async def _ask(self, method: str, path: str, body: bytes, seconds: float | None) -> HttpAnswer:
-        began = perf_counter()
         try:
             async with asyncio.timeout(seconds):
                 try:
@@ -238,7 +235,7 @@ class HttpClient:
             found = json.loads(data)
         except (ValueError, RecursionError):
             raise self._lost("answers with something that is not JSON") from None
-        return HttpAnswer(found, len(body), len(data), perf_counter() - began)
+        return HttpAnswer(found, len(body), len(data))
 
     async def _exchange(self, method: str, path: str, body: bytes) -> bytes:
         headers = {"Content-Type": "application/json"} if body else {}

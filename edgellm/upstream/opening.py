@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from edgellm.engine import Model
 from edgellm.errors import InvalidOption, VerifierBusy, VerifierLost, VerifierUnreachable
 from edgellm.places import cache_dir
 from edgellm.storage.state import read_cached, write_cached
-from edgellm.upstream.dialects import by_text, llama_server, ollama, sglang, vllm
-from edgellm.upstream.dialects.completions import CompletionsUpstream, takes_ids
-from edgellm.upstream.dialects.served import PROBE_SECONDS, served_model, served_names
-from edgellm.upstream.http_client import CONNECTIONS, HttpClient, ServerRefused, ServerURL, read_key
-from edgellm.upstream.rows import MEANING, Tier, Upstream
-from edgellm.upstream.text_border import TextBorders
+from edgellm.upstream import dialects
+from edgellm.upstream.dialects import DIALECTS
+from edgellm.upstream.dialects.served import UnknownServer, Upstream, models_of, served_model
+from edgellm.upstream.http_client import CONNECTIONS, HttpClient, ServerURL, read_key
+from edgellm.upstream.rows import MEANING, Tier
 from edgellm.upstream.verifier import ServedTokens, UpstreamTiming, UpstreamVerifier
 from edgellm.upstream.vocabulary_proof import PROBES, RECHECKS, VocabularyProof, prove
 
+
 _MAX_PROVED = 256  # servers
-_LOGS = {
-    "vLLM": "--enable-log-requests",
-    "SGLang": "--log-requests",
-    "llama-server": "--verbose",
-    "Ollama": "OLLAMA_DEBUG",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +57,7 @@ def models_at(url: ServerURL, options: UpstreamOptions | None) -> list[str]:
     """
     client = HttpClient(url, read_key((options or UpstreamOptions()).key_file))
     try:
-        return client.wait(served_names(client))
+        return list(client.wait(models_of(client)))
     except (VerifierLost, VerifierBusy, TimeoutError) as error:
         raise _unreachable(url, error) from None
     finally:
@@ -85,12 +78,11 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
     key = read_key(options.key_file)
     client = HttpClient(url, key, connections=options.connections)
     try:
-        borders = TextBorders(text.plain_prompt, text.vocabulary)
-        upstream = client.wait(detect(client, borders, end_of_turn=text.end_of_turn, tier=options.tier))
+        upstream = client.wait(detect(client, text, options.tier))
         server = [str(url), upstream.name, text.vocabulary.fingerprint]
         proved: list[object] = read_cached(_proved_servers(), list) or []
         known = server in proved
-        proof = client.wait(prove(upstream, text.vocabulary, borders, url, RECHECKS if known else PROBES))
+        proof = client.wait(prove(upstream, text, RECHECKS if known else PROBES))
         verifier = UpstreamVerifier(
             client, upstream, ServedTokens(text.n_vocab, text.is_eog), text.n_ctx_train, options.timing, text.grammar
         )
@@ -127,8 +119,7 @@ def _notices(upstream: Upstream, url: ServerURL, proof: VocabularyProof, *, know
     """Return the notices: about the server's logs once, about lasting problems each time."""
     found = []
     if not known:
-        switch = _LOGS.get(upstream.dialect)
-        which = f"; {upstream.dialect} does so with {switch}" if switch else ""
+        which = f"; {upstream.dialect} does so with {upstream.log_switch}" if upstream.log_switch else ""
         found.append(f"Prompts and replies go to {url}, and whoever runs that server decides what it logs{which}.")
         if not upstream.chat_template:
             found.append(
@@ -138,55 +129,29 @@ def _notices(upstream: Upstream, url: ServerURL, proof: VocabularyProof, *, know
     if not url.is_loopback and not url.is_encrypted:
         what = "Prompts, replies and the key" if key else "Prompts and replies"
         found.append(f"{what} go to {url} unencrypted: use https:// where you can.")
-    if upstream.recomputes:
-        found.append(f"The server at {url} recomputes your whole prompt for every check.")
     if not proof.probes and not upstream.by_text:
         found.append(f"{str(proof)[0].upper()}{str(proof)[1:]}.")
     return found
 
 
-async def detect(
-    client: HttpClient, borders: TextBorders, *, end_of_turn: int | None, tier: Tier | None = None
-) -> Upstream:
-    """Return the server of `client`: SGLang, vLLM, llama-server, Ollama, or one that speaks OpenAI's completions.
-
-    `borders` are for servers that take only texts; `end_of_turn` is the token that ends a turn; `tier` is the requested
-    way to verify, None: the best.
+async def detect(client: HttpClient, text: Model, tier: Tier | None = None) -> Upstream:
+    """Return the server of `client` by the first dialect that recognises it. `text` has the vocabulary of its model;
+    `tier` is the requested way to verify, None: the best.
 
     Raises:
         InvalidOption: it has no such model, or cannot verify as `tier` says.
         VerifierLost, VerifierBusy: it does not answer, refuses, or has no way to verify.
         TimeoutError: it does not answer in time.
     """
-    served = await served_model(client, client.url.model)
-    token = end_of_turn or 0
-    found: Upstream
-    if served.owner == "vllm":
-        found = await vllm.connect(client, served, token, tier)
-    elif served.owner == "sglang":
-        found = await sglang.connect(client, served, token, tier)
-    elif "default_generation_settings" in (props := await _answers(client, "/props")):
-        found = await llama_server.connect(client, served, props, end_of_turn)
-    elif "version" in await _answers(client, "/api/version"):
-        found = await ollama.connect(client, served, borders, end_of_turn, token)
-    elif served.owner not in by_text.KINDS and not await takes_ids(client, served, token):
-        way = tier or Tier.FAN_OUT
-        reason = "it takes many prompts of token ids at once" if tier is None else f"as requested, {way.value}"
-        found = CompletionsUpstream(client, served, way, reason)
-    else:
-        found = await by_text.connect(client, served, borders, end_of_turn, token)
-    if tier is not None and found.tier is not tier:
-        raise InvalidOption(
-            f"{found.dialect} at {client.url} cannot verify by {tier.value}: it can by {found.tier.value}.",
-            "Leave --verifier-tier out: the best way is chosen.",
-        )
-    return found
-
-
-async def _answers(client: HttpClient, path: str) -> Mapping[str, Any]:
-    """Return the fields of the JSON at a path, if any: LM Studio answers 200 whatever the path."""
-    try:
-        found = (await client.get(path, PROBE_SECONDS)).json
-    except ServerRefused:
-        return {}
-    return found if isinstance(found, dict) else {}
+    server = UnknownServer(client, await served_model(client, client.url.model), text, tier)
+    for name in DIALECTS:
+        found: Upstream | None = await import_module(f"{dialects.__name__}.{name}").connect(server)
+        if found is None:
+            continue
+        if tier not in (None, found.tier):
+            raise InvalidOption(
+                f"{found.dialect} at {client.url} cannot verify by {tier}: it can by {found.tier}.",
+                "Leave --verifier-tier out: the best way is chosen.",
+            )
+        return found
+    raise server.unusable("it is of no known kind", "Use vLLM, SGLang, llama-server or Ollama.")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
@@ -85,6 +83,22 @@ class RowRequest:
         return replace(self.sampling, temperature=0.0) if self.ruled else self.sampling
 
     @property
+    def writes_on(self) -> bool:
+        """Return whether the server is to write several tokens, without a draft."""
+        return bool(self.extra) and not len(self.draft)
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Return the text before each place."""
+        prefix, draft = self.prefix.tolist(), self.draft.tolist()
+        return [prefix + draft[:n] for n in range(len(draft) + 1)]
+
+    @property
+    def fanned_out(self) -> Tier:
+        """Return the tier of rows that were asked for one by one: such as decide are those of a score."""
+        return Tier.SCORE if self.decisive else Tier.FAN_OUT
+
+    @property
     def places(self) -> int:
         """Return the number of tokens in the answer of a server that writes them itself."""
         return len(self.draft) + 1 + self.extra
@@ -104,51 +118,3 @@ class RowReply:
     seconds: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
-
-
-class Upstream(ABC):
-    """A stock server that verifies. Coroutines run in the loop of its client."""
-
-    dialect: str
-    """The name of the server's kind."""
-    name: str
-    """The server's name of the model."""
-    tier: Tier
-    """The way to verify chunks."""
-    reason: str
-    """The reason for the tier, as a clause."""
-    context_length: int | None = None
-    """The number of positions of a text; None if the server does not say."""
-    chat_template: str = ""
-    """The chat template of the model; empty where the server does not show it."""
-    recomputes: bool = False
-    """True if the server computes the whole prompt for each verdict."""
-    by_text: bool = False
-    """True if the server takes no token ids, so that texts are sent and compared."""
-    most_top: int = 0
-    """The most likeliest tokens in a row."""
-    steers: bool = False
-    """True if a request may have a `Steering`."""
-    at_once: int | None = None
-    """The number of requests that the server computes at once; None if unknown."""
-
-    @abstractmethod
-    async def rows(self, request: RowRequest) -> RowReply:
-        """Return the rows for `request`.
-
-        Raises:
-            VerifierLost: the server is gone, refuses, or answers with something else.
-            VerifierBusy: it takes no request now.
-        """
-
-    @abstractmethod
-    async def check(self) -> None:
-        """Check that the server is up and still has the model."""
-
-    async def tokenize(self, text: str) -> Sequence[int] | None:  # noqa: ARG002
-        """Return the ids of `text` by the server's tokenizer, if available."""
-        return None
-
-    async def detokenize(self, ids: Sequence[int]) -> str | None:  # noqa: ARG002
-        """Return the text of `ids` by the server's tokenizer, if available."""
-        return None

@@ -21,8 +21,9 @@ from edgellm.spec.sampling import Choice
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
 from edgellm.spec.verifier import Session, VerifyRequest
+from edgellm.upstream.dialects.served import Upstream
 from edgellm.upstream.http_client import HttpClient, ServerRefused
-from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier, Upstream
+from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
 from edgellm.upstream.verdict import Undecided, verdict
 
 _log = logging.getLogger(__name__)
@@ -252,9 +253,10 @@ class UpstreamText:
             prefix, chunk.ids, self._sampling, top, extra, self._id, repeats=known >= len(prefix), salt=self._salt
         )
         self._asked, self._prefix = text, prefix
-        unseen = len(text) if self._upstream.recomputes else len(text) - known
         passes = request.places if self._upstream.tier is Tier.CONTINUE else 1 + extra
-        return self._server.client.run(self._verdict(chunk, request, VerdictWork(unseen, passes), logprobs, report))
+        return self._server.client.run(
+            self._verdict(chunk, request, VerdictWork(len(text) - known, passes), logprobs, report)
+        )
 
     async def _verdict(
         self, chunk: Chunk, request: RowRequest, work: VerdictWork, logprobs: int | None,

@@ -10,19 +10,15 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from edgellm.engine import Vocabulary
+from edgellm.engine import Model, Vocabulary
 from edgellm.errors import VocabularyMismatch
-from edgellm.upstream.http_client import ServerURL
-from edgellm.upstream.rows import Upstream
-from edgellm.upstream.text_border import TextBorders
+from edgellm.upstream.dialects.served import Upstream
+from edgellm.upstream.dialects.texts import TextBorders
 
 PROBES = 200
 RECHECKS = 4
 """Probes of a server that was proved before: another model may have taken its place."""
 _TOKENS = 32  # tokens of a probe
-_OTHER = (
-    "Choose a draft model with the server's tokenizer (-m). With a verifier on this device the tokenizers may differ."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +34,33 @@ class VocabularyProof:
         return f"{self.tokens:,} tokens in {self.probes} texts mean the same there as here"
 
 
-async def prove(
-    upstream: Upstream, vocabulary: Vocabulary, borders: TextBorders, url: ServerURL, most: int = PROBES
-) -> VocabularyProof:
-    """Compare up to `most` texts of tokens with a server's; `borders` are those of texts in `vocabulary`.
+async def prove(upstream: Upstream, model: Model, most: int = PROBES) -> VocabularyProof:
+    """Compare up to `most` texts of tokens in the vocabulary of `model` with a server's.
 
     Raises:
         VocabularyMismatch: a text differs; names the first such token.
         VerifierLost, VerifierBusy: as `Upstream.rows`.
     """
+    vocabulary, borders = model.vocabulary, TextBorders(model)
     probes = tokens = 0
     for ids in texts(vocabulary, most):
         text = _text(vocabulary, ids)
         if upstream.by_text:
-            if not await _divides_alike(upstream, borders, url, text):
+            if (divided := await upstream.tokenize(text)) is None:
                 return VocabularyProof()
+            ours, theirs = borders.ids(text), list(divided)
+            if ours != theirs:
+                pairs = enumerate(zip(ours, theirs, strict=False))
+                at = next((n for n, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+                here, there = ours[at : at + 3], theirs[at : at + 3]
+                raise _mismatch(
+                    upstream, f"{text[:40]!r} has the tokens {here} here and {there} there, from place {at} on"
+                )
         else:
-            if (theirs := await upstream.detokenize(ids)) is None:
+            if (written := await upstream.detokenize(ids)) is None:
                 return VocabularyProof()
-            if not _same(text, theirs):
-                await _differ(upstream, vocabulary, url, ids)
+            if not _same(text, written):
+                await _differ(upstream, vocabulary, ids)
         probes, tokens = probes + 1, tokens + len(ids)
     return VocabularyProof(probes, tokens)
 
@@ -76,33 +79,20 @@ def texts(vocabulary: Vocabulary, most: int) -> Iterator[list[int]]:
         yield others[start : start + _TOKENS]
 
 
-async def _divides_alike(upstream: Upstream, borders: TextBorders, url: ServerURL, text: str) -> bool:
-    """Return whether a server reports a text's tokens. Raise VocabularyMismatch if these differ."""
-    if (theirs := await upstream.tokenize(text)) is None:
-        return False
-    ours = borders.ids(text)
-    if list(theirs) != ours:
-        at = next(
-            (n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
-        )
-        raise VocabularyMismatch(
-            f"The vocabulary here and that of {upstream.name} at {url} differ: {text[:40]!r} has the tokens"
-            f" {ours[at : at + 3]} here and {list(theirs)[at : at + 3]} there, from place {at} on.",
-            _OTHER,
-        )
-    return True
-
-
-async def _differ(upstream: Upstream, vocabulary: Vocabulary, url: ServerURL, ids: Sequence[int]) -> None:
+async def _differ(upstream: Upstream, vocabulary: Vocabulary, ids: Sequence[int]) -> None:
     """Raise VocabularyMismatch for the first token of a text that differs alone, if any."""
     for token in ids:
         ours, theirs = _text(vocabulary, [token]), await upstream.detokenize([token])
         if theirs is not None and not _same(ours, theirs):
-            raise VocabularyMismatch(
-                f"The vocabulary here and that of {upstream.name} at {url} differ: token {token} is"
-                f" {ours[:40]!r} here and {theirs[:40]!r} there.",
-                _OTHER,
-            )
+            raise _mismatch(upstream, f"token {token} is {ours[:40]!r} here and {theirs[:40]!r} there")
+
+
+def _mismatch(upstream: Upstream, how: str) -> VocabularyMismatch:
+    return VocabularyMismatch(
+        f"The vocabulary here and that of {upstream.name} at {upstream.client.url} differ: {how}.",
+        "Choose a draft model with the server's tokenizer (-m). With a verifier on this device the tokenizers may"
+        " differ.",
+    )
 
 
 def _text(vocabulary: Vocabulary, ids: Sequence[int]) -> str:

@@ -39,7 +39,6 @@ Make: TypeAlias = Callable[[Engine], Dialect]
 WAYS: dict[str, tuple[Make, Tier | None]] = {
     "vllm-score": (lambda engine: Vllm(engine, scores=True, counts=True), None),
     "vllm-score-uncounted": (lambda engine: Vllm(engine, scores=True), None),
-    "vllm-score-recomputing": (Vllm, Tier.SCORE),
     "vllm-fan-out": (Vllm, None),
     "vllm-continue": (Vllm, Tier.CONTINUE),
     "llama-server": (LlamaServer, None),

@@ -27,7 +27,7 @@ from tests.spec.real import case, ids
 from tests.upstream.conftest import MOST, WAYS, open_pair
 
 TELLING = (
-    "vllm-score", "vllm-score-recomputing", "vllm-fan-out", "vllm-continue", "llama-server", "sglang-score",
+    "vllm-score", "vllm-fan-out", "vllm-continue", "llama-server", "sglang-score",
     "sglang-fan-out",
 )  # fmt: skip
 SCHEMA = json.dumps({

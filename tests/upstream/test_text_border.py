@@ -9,18 +9,17 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.spec.types import GREEDY, Ids
-from edgellm.upstream.dialects.by_text import TextUpstream
-from edgellm.upstream.dialects.served import UpstreamModel
+from edgellm.upstream.dialects.served import UnknownServer, UpstreamModel
+from edgellm.upstream.dialects.texts import TextBorders, TextUpstream, Written
 from edgellm.upstream.http_client import HttpClient, ServerURL
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
-from edgellm.upstream.text_border import TextBorders, Written
 
 SNOWMAN = "Here is \N{SNOWMAN} again"
 
 
 @pytest.fixture(scope="module")
 def borders(served: Model) -> TextBorders:
-    return TextBorders(served.plain_prompt, served.vocabulary)
+    return TextBorders(served)
 
 
 def ids(*tokens: int) -> Ids:
@@ -126,8 +125,8 @@ class Scripted(TextUpstream):
 
     dialect = "scripted"
 
-    def __init__(self, client: HttpClient, borders: TextBorders, prompt: str, text: str) -> None:
-        super().__init__(client, UpstreamModel("model"), borders, None)
+    def __init__(self, client: HttpClient, model: Model, prompt: str, text: str) -> None:
+        super().__init__(UnknownServer(client, UpstreamModel("model"), model))
         self.prompt, self.said = prompt, text
         self.asked: list[tuple[str, int]] = []
 
@@ -144,7 +143,7 @@ def test_a_chunk_in_the_middle_of_a_character(served: Model, borders: TextBorder
     closing.callback(client.close)
     text = split(served, SNOWMAN)
     begin = served.plain_prompt("Here is")
-    server = Scripted(client, borders, "Here is", SNOWMAN.removeprefix("Here is"))
+    server = Scripted(client, served, "Here is", SNOWMAN.removeprefix("Here is"))
     cut = next(n for n in range(len(begin) + 1, len(text)) if borders.text(text[:n]) is None)
     found = client.wait(server.rows(RowRequest(text[:cut], text[cut : cut + 2], GREEDY)))
     assert [row.token for row in found.rows] == text[cut : cut + len(found.rows)].tolist()

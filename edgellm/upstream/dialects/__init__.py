@@ -1,1 +1,11 @@
-"""The kinds of stock servers, one module each: their requests and answers."""
+"""The kinds of stock servers, a module each. `connect` there returns the server if it is of that kind, else None."""
+
+DIALECTS = (
+    "vllm",
+    "sglang",
+    "llama_server",
+    "ollama",
+    "by_text",
+    "completions",
+)
+"""The modules in the order in which they are asked."""

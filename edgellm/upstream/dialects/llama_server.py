@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from edgellm.upstream.dialects.served import (
-    ServedUpstream,
-    UpstreamModel,
+    UnknownServer,
+    Upstream,
     entries,
     fields,
     maybe_count,
     number,
     raised,
+    reply,
     seed_at,
     whole,
+    with_tops,
 )
-from edgellm.upstream.http_client import HttpClient
-from edgellm.upstream.rows import Row, RowReply, RowRequest, Tier
+from edgellm.upstream.rows import RowReply, RowRequest, Tier, Top
 
 _DRAWING = ("temperature", "top_k", "top_p")
 """The samplers of our rule in our order: the server's own chain cools last, and drops tokens by min-p by default."""
 
 
-class LlamaServerUpstream(ServedUpstream):
+class LlamaServerUpstream(Upstream):
     """A llama-server, which chooses the free slot with the longest common prefix."""
 
-    dialect, most_top, steers = "llama-server", 64, True
+    dialect, log_switch, most_top, steers = "llama-server", "--verbose", 64, True
 
-    def __init__(
-        self, client: HttpClient, served: UpstreamModel, template: str, end_of_turn: int | None,
-        slots: int | None = None,
-    ) -> None:  # fmt: skip
-        """Connect; `template` is the model's chat template, `end_of_turn` the token that ends a turn, and `slots` the
-        number of texts at once."""
-        super().__init__(client, served, Tier.CONTINUE, "llama-server scores no drafts")
-        self.chat_template, self.at_once, self._end_of_turn = template, slots or None, end_of_turn
+    def __init__(self, server: UnknownServer, props: Mapping[str, Any]) -> None:
+        """Connect to a server that answers /props with `props`."""
+        super().__init__(server, Tier.CONTINUE, "llama-server scores no drafts")
+        template = props.get("chat_template")
+        self.chat_template = template if isinstance(template, str) else ""
+        self.at_once = maybe_count(props.get("total_slots")) or None
+        self._end_of_turn = server.text.end_of_turn
 
     async def _rows(self, request: RowRequest) -> RowReply:
         sampling = request.drawing
@@ -49,55 +50,44 @@ class LlamaServerUpstream(ServedUpstream):
         }  # fmt: skip
         if request.steering is not None:
             body["logit_bias"] = [list(pair) for pair in raised(request.steering).items()]
-        answer = await self._client.post("/completion", body)
+        answer = await self.client.post("/completion", body)
         found = fields(answer.json)
         tokens = [whole(token) for token in entries(found.get("tokens"))]
         if found.get("stop_type") == "eos" and self._end_of_turn is not None and not self._ends(tokens, request):
             tokens.append(self._end_of_turn)
         timings = fields(found.get("timings") or {})
-        return RowReply(
-            Tier.CONTINUE, _with_tops(tokens, found, request.top), maybe_count(timings.get("cache_n")),
-            _seconds(timings), answer.bytes_up, answer.bytes_down,
-        )  # fmt: skip
+        rows = with_tops(tokens, _tops(found) if request.top else ())
+        return reply(Tier.CONTINUE, rows, answer, maybe_count(timings.get("cache_n")), _seconds(timings))
 
     def _ends(self, tokens: Sequence[int], request: RowRequest) -> bool:
         """Return whether the token that ended the text is among `tokens`, as only in some versions."""
-        return len(tokens) >= request.places or (bool(tokens) and tokens[-1] == self._end_of_turn)
-
-    async def tokenize(self, text: str) -> Sequence[int] | None:
-        return await self._ids("/tokenize", {"content": text, "add_special": False, "parse_special": False})
+        return len(tokens) >= request.places or tokens[-1:] == [self._end_of_turn]
 
     async def detokenize(self, ids: Sequence[int]) -> str | None:
         return await self._text("/detokenize", {"tokens": list(ids)}, "content")
 
 
-def _seconds(timings: Any) -> float | None:
+def _seconds(timings: Mapping[str, Any]) -> float | None:
     found = [timings.get(name) for name in ("prompt_ms", "predicted_ms")]
     known = [number(one) for one in found if one is not None]
     return sum(known) / 1e3 if known and all(0.0 <= one < 1e7 for one in known) else None
 
 
-def _with_tops(tokens: Sequence[int], found: Any, top: int) -> tuple[Row, ...]:
-    """Return the rows of `tokens`, with their `top` likeliest if requested."""
-    if not top:
-        return tuple(Row(token) for token in tokens)
+def _tops(found: Mapping[str, Any]) -> list[Top]:
     said = [fields(one) for one in entries(found.get("completion_probabilities"))]
-    tops = [
+    return [
         tuple((whole(one.get("id")), number(one.get("logprob"))) for one in map(fields, entries(row["top_logprobs"])))
         for row in said
         if "top_logprobs" in row
     ]
-    return tuple(Row(token, tops[at] if at < len(tops) else None) for at, token in enumerate(tokens))
 
 
-async def connect(
-    client: HttpClient, served: UpstreamModel, props: Any, end_of_turn: int | None
-) -> LlamaServerUpstream:
-    """Return the llama-server whose /props answered with `props`. Raises VerifierLost if unusable."""
-    with client.reading():
-        settings = fields(fields(props).get("default_generation_settings") or {})
-        length = maybe_count(settings.get("n_ctx"))
-        template, slots = props.get("chat_template"), maybe_count(props.get("total_slots"))
-    model = UpstreamModel(served.name, length or served.context_length)
-    source = template if isinstance(template, str) else ""
-    return LlamaServerUpstream(client, model, source, end_of_turn, slots)
+async def connect(server: UnknownServer) -> LlamaServerUpstream | None:
+    """Return the server if it is a llama-server. Raises VerifierLost if that is unusable."""
+    props = await server.facts("/props")
+    if "default_generation_settings" not in props:
+        return None
+    with server.client.reading():
+        length = maybe_count(fields(props["default_generation_settings"] or {}).get("n_ctx"))
+    model = replace(server.model, context_length=length or server.model.context_length)
+    return LlamaServerUpstream(replace(server, model=model), props)

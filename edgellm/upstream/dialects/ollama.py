@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgellm.errors import VerifierLost
-from edgellm.upstream.dialects.by_text import TextUpstream
-from edgellm.upstream.dialects.served import UpstreamModel, entries, fields, maybe_count, number, text, whole
-from edgellm.upstream.http_client import HttpClient, ServerRefused
+from edgellm.upstream.dialects.served import UnknownServer, entries, fields, maybe_count, number, reply, text, whole
+from edgellm.upstream.dialects.texts import TextUpstream, Written
+from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
-from edgellm.upstream.text_border import TextBorders, Written
 
 
 class OllamaUpstream(TextUpstream):
     """An Ollama server."""
 
-    dialect = "Ollama"
+    dialect, log_switch = "Ollama", "OLLAMA_DEBUG"
 
     async def write(self, prompt: str, tokens: int, request: RowRequest, seed: int) -> tuple[Written, RowReply]:
         sampling = request.sampling
@@ -28,11 +26,11 @@ class OllamaUpstream(TextUpstream):
                 "frequency_penalty": 0.0, "seed": seed,
             },
         }  # fmt: skip
-        answer = await self._client.post("/api/generate", body)
+        answer = await self.client.post("/api/generate", body)
         found = fields(answer.json)
         written = Written(text(found.get("response")), found.get("done_reason") == "stop", _pieces(found))
         seconds = sum(_seconds(found.get(name)) for name in ("prompt_eval_duration", "eval_duration"))
-        return written, RowReply(Tier.CONTINUE, (), None, seconds or None, answer.bytes_up, answer.bytes_down)
+        return written, reply(Tier.CONTINUE, (), answer, seconds=seconds or None)
 
 
 def _pieces(found: Any) -> tuple[bytes, ...] | None:
@@ -53,26 +51,25 @@ def _seconds(nanoseconds: Any) -> float:
     return found if 0.0 <= found < 1e4 else 0.0
 
 
-async def connect(
-    client: HttpClient, served: UpstreamModel, borders: TextBorders, end_of_turn: int | None, token: int
-) -> OllamaUpstream:
-    """Return the Ollama server; `token` is for a first question.
+async def connect(server: UnknownServer) -> OllamaUpstream | None:
+    """Return the server if it is an Ollama.
 
     Raises:
         VerifierLost, VerifierBusy: it is gone, or completes no texts.
         TimeoutError: it does not answer in time.
     """
+    if "version" not in await server.facts("/api/version"):
+        return None
+    found = OllamaUpstream(server)
     try:
-        with client.reading():
-            await OllamaUpstream(client, served, borders, end_of_turn).probe(token)
-        running = await client.get("/api/ps")
+        with server.client.reading():
+            await found.probe(server.token)
+        running = await server.client.get("/api/ps")
     except ServerRefused as error:
-        raise VerifierLost(
-            f"The server at {client.url} cannot verify: it refuses to complete a text (status {error.status}).",
-            "Use a newer version of Ollama, and a model that it can run.",
-        ) from None
-    with client.reading():
+        why = f"it refuses to complete a text (status {error.status})"
+        raise server.unusable(why, "Use a newer version of Ollama, and a model that it can run.") from None
+    with server.client.reading():
         models = map(fields, entries(fields(running.json).get("models")))
-        mine = [one for one in models if served.name in (one.get("name"), one.get("model"))]
-    length = maybe_count(mine[0].get("context_length")) if mine else None
-    return OllamaUpstream(client, UpstreamModel(served.name, length, served.owner), borders, end_of_turn)
+        mine = [one for one in models if found.name in (one.get("name"), one.get("model"))]
+    found.context_length = maybe_count(mine[0].get("context_length")) if mine else None
+    return found

@@ -2,54 +2,49 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from edgellm.engine import Model
 from edgellm.errors import InvalidOption, VerifierLost
 from edgellm.spec.types import Sampling
 from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
-from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Steering, Tier, Top, Upstream
+from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Steering, Tier, Top
 
-SEED_RANGE = 2**31
 MAX_CONTEXT = 2**24
 _GOLDEN = 0x9E3779B97F4A7C15
+T = TypeVar("T")
+
+
+def _read(found: Any, what: str, *kinds: type[T]) -> T:
+    """Return a value of one of these kinds. Raises RowsUnusable for another one."""
+    if type(found) not in kinds:
+        raise RowsUnusable(f"{str(found)[:40]!r} where {what} belongs")
+    value: T = found
+    return value
 
 
 def whole(found: Any) -> int:
-    """Return a whole number. Raises RowsUnusable where it is none."""
-    if type(found) is not int:
-        raise RowsUnusable(f"{str(found)[:40]!r} where a whole number belongs")
-    return found
+    """Return a whole number. Raises RowsUnusable where it is none, as do the next four."""
+    return _read(found, "a whole number", int)
 
 
 def number(found: Any) -> float:
-    """Return a number. Raises RowsUnusable where it is none."""
-    if isinstance(found, bool) or not isinstance(found, (int, float)):
-        raise RowsUnusable(f"{str(found)[:40]!r} where a number belongs")
-    return float(found)
+    return float(_read(found, "a number", float, int))
 
 
 def entries(found: Any) -> list[Any]:
-    """Return a list. Raises RowsUnusable where it is none."""
-    if not isinstance(found, list):
-        raise RowsUnusable(f"{str(found)[:40]!r} where a list belongs")
-    return found
+    return _read(found, "a list", list)
 
 
 def fields(found: Any) -> Mapping[str, Any]:
-    """Return an object. Raises RowsUnusable where it is none."""
-    if not isinstance(found, dict):
-        raise RowsUnusable(f"{str(found)[:40]!r} where an object belongs")
-    return found
+    return _read(found, "an object", dict)
 
 
 def text(found: Any) -> str:
-    """Return a text. Raises RowsUnusable where it is none."""
-    if not isinstance(found, str):
-        raise RowsUnusable(f"{str(found)[:40]!r} where a text belongs")
-    return found
+    return _read(found, "a text", str)
 
 
 def maybe_count(found: Any) -> int | None:
@@ -57,17 +52,17 @@ def maybe_count(found: Any) -> int | None:
     return found if type(found) is int and 0 <= found < MAX_CONTEXT else None
 
 
-def best(top: Top) -> int:
-    """Return the likeliest token. Raises RowsUnusable where there is none."""
-    if not top:
-        raise RowsUnusable("a row without tokens")
-    return max(top, key=lambda entry: (entry[1], -entry[0]))[0]
+def first_choice(answer: HttpAnswer) -> Mapping[str, Any]:
+    """Return the first completion of an answer by OpenAI's API. Raises RowsUnusable where there is none."""
+    if not (choices := entries(fields(answer.json).get("choices"))):
+        raise RowsUnusable("no choice")
+    return fields(choices[0])
 
 
 def seed_at(sampling: Sampling, position: int) -> int:
     """Return the seed of a request that continues after `position` tokens: one seed for all would draw the same
     numbers."""
-    return ((sampling.seed + 1) * _GOLDEN + position * 0xD1342543DE82EF95 >> 16) % SEED_RANGE
+    return ((sampling.seed + 1) * _GOLDEN + position * 0xD1342543DE82EF95 >> 16) % 2**31
 
 
 PROBE_SECONDS = 60.0
@@ -88,12 +83,8 @@ class UpstreamModel:
     owner: str = ""
 
 
-async def served_names(client: HttpClient) -> list[str]:
-    """Return the names of a server's models. Raises VerifierLost, VerifierBusy as `HttpClient.get`."""
-    return list(await _models(client))
-
-
-async def _models(client: HttpClient) -> dict[str, Mapping[str, Any]]:
+async def models_of(client: HttpClient) -> dict[str, Mapping[str, Any]]:
+    """Return what a server tells of its models, by name. Raises VerifierLost, VerifierBusy as `HttpClient.get`."""
     answer = await client.get("/v1/models")
     with client.reading():
         models = [fields(one) for one in entries(fields(answer.json).get("data"))]
@@ -107,7 +98,7 @@ async def served_model(client: HttpClient, wanted: str) -> UpstreamModel:
         InvalidOption: the server has no such model; names its models.
         VerifierLost, VerifierBusy: as `HttpClient.get`.
     """
-    models = await _models(client)
+    models = await models_of(client)
     names = list(models)
     if not names or (wanted and wanted not in names):
         asked = f"has no model {wanted!r}" if names else "serves no model"
@@ -120,17 +111,69 @@ async def served_model(client: HttpClient, wanted: str) -> UpstreamModel:
     return UpstreamModel(wanted or names[0], length, str(found.get("owned_by") or "")[:40])
 
 
-class ServedUpstream(Upstream):
-    """A server of one model, with the common parts of all kinds."""
+@dataclass(frozen=True, slots=True)
+class UnknownServer:
+    """A server of a kind that is not known yet: the way to it, its model there, the `text` of the same vocabulary on
+    this device, and the requested `tier`, None: the best."""
 
-    def __init__(self, client: HttpClient, served: UpstreamModel, tier: Tier, reason: str) -> None:
+    client: HttpClient
+    model: UpstreamModel
+    text: Model
+    tier: Tier | None = None
+
+    @property
+    def token(self) -> int:
+        """Return a token for a first question."""
+        return self.text.end_of_turn or 0
+
+    async def facts(self, path: str) -> Mapping[str, Any]:
+        """Return the fields of the JSON at a path, if any: LM Studio answers 200 whatever the path."""
+        try:
+            found = (await self.client.get(path, PROBE_SECONDS)).json
+        except ServerRefused:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def way(self, best: Tier, why: str) -> tuple[Tier, str]:
+        """Return the requested tier, else the `best`, and the reason for it."""
+        return (best, why) if self.tier in (None, best) else (self.tier, f"as requested, {self.tier}")
+
+    def unusable(self, why: str, advice: str) -> VerifierLost:
+        """Return the error for a server that cannot verify, and `why`, a clause."""
+        return VerifierLost(f"The server at {self.client.url} cannot verify: {why}.", advice)
+
+
+class Upstream(ABC):
+    """A stock server that verifies by one model. Coroutines run in the loop of its client."""
+
+    dialect: str
+    """The name of the server's kind."""
+    log_switch: str = ""
+    """The setting by which such a server logs prompts and replies, if known."""
+    chat_template: str = ""
+    """The chat template of the model; empty where the server does not show it."""
+    by_text: bool = False
+    """True if the server takes no token ids, so that texts are sent and compared."""
+    most_top: int = 0
+    """The most likeliest tokens in a row."""
+    steers: bool = False
+    """True if a request may have a `Steering`."""
+    at_once: int | None = None
+    """The number of requests that the server computes at once; None if unknown."""
+
+    def __init__(self, server: UnknownServer, tier: Tier, reason: str) -> None:
         """Verify by `tier`, for the `reason`, a clause."""
-        self._client = client
-        self.name, self.context_length = served.name, served.context_length
-        self.tier, self.reason = tier, reason
+        self.client, self.tier, self.reason = server.client, tier, reason
+        self.name, self.context_length = server.model.name, server.model.context_length
 
     async def rows(self, request: RowRequest) -> RowReply:
-        with self._client.reading():
+        """Return the rows for `request`.
+
+        Raises:
+            VerifierLost: the server is gone, refuses, or answers with something else.
+            VerifierBusy: it takes no request now.
+        """
+        with self.client.reading():
             return await self._rows(request)
 
     @abstractmethod
@@ -138,31 +181,34 @@ class ServedUpstream(Upstream):
         """Return the rows for `request`. Raises RowsUnusable and the errors of `rows`."""
 
     async def check(self) -> None:
+        """Check that the server is up and still has the model."""
         try:
-            await served_model(self._client, self.name)
+            await served_model(self.client, self.name)
         except InvalidOption as error:
             raise VerifierLost(error.what, "Load the model there again.") from None
 
-    async def _asked_for(self, path: str, body: Mapping[str, Any], name: str) -> Any:
+    async def tokenize(self, text: str) -> Sequence[int] | None:  # noqa: ARG002
+        """Return the ids of `text` by the server's tokenizer, if it takes texts and tells."""
+        return None
+
+    async def detokenize(self, ids: Sequence[int]) -> str | None:  # noqa: ARG002
+        """Return the text of `ids` by the server's tokenizer, if it takes ids and tells."""
+        return None
+
+    async def _told(self, path: str, body: Mapping[str, Any], name: str) -> Any:
         """Return the field `name` of the answer at `path`; None where the server has no such path."""
         try:
-            with self._client.reading():
-                return fields((await self._client.post(path, body)).json).get(name)
+            with self.client.reading():
+                return fields((await self.client.post(path, body)).json).get(name)
         except ServerRefused as error:
             if error.status in (404, 405, 501):
                 return None
             raise
 
-    async def _ids(self, path: str, body: Mapping[str, Any]) -> list[int] | None:
-        """Return the tokens that the server finds in a text; None where it has no such path."""
-        found = await self._asked_for(path, body, "tokens")
-        with self._client.reading():
-            return None if found is None else [whole(token) for token in entries(found)]
-
     async def _text(self, path: str, body: Mapping[str, Any], name: str) -> str | None:
         """Return the text that the server makes of tokens; None where it has no such path."""
-        found = await self._asked_for(path, body, name)
-        with self._client.reading():
+        found = await self._told(path, body, name)
+        with self.client.reading():
             return None if found is None else text(found)
 
 
@@ -174,12 +220,8 @@ def sampling_fields(sampling: Sampling, temperature: float) -> dict[str, Any]:
     return {**NEUTRAL, "temperature": max(0.0, temperature), "top_k": top_k, "top_p": top_p, "min_p": min_p}
 
 
-def steering_fields(steering: Steering | None) -> dict[str, Any]:
-    """Return OpenAI's `logit_bias` and vLLM's `allowed_token_ids` of a steered request; else nothing."""
-    if steering is None:
-        return {}
-    found: dict[str, Any] = {"logit_bias": {str(token): amount for token, amount in steering.bias}}
-    return found | ({} if steering.among is None else {"allowed_token_ids": list(steering.among)})
+FAR = 1e4
+"""A bias larger than any difference of logits."""
 
 
 def raised(steering: Steering) -> dict[int, float]:
@@ -190,13 +232,23 @@ def raised(steering: Steering) -> dict[int, float]:
     return found
 
 
-FAR = 1e4
-"""A bias larger than any difference of logits."""
+def scored(top: Top) -> Row:
+    """Return the row of a place that was only scored: the server takes the likeliest token there."""
+    if not top:
+        raise RowsUnusable("a row without tokens")
+    return Row(max(top, key=lambda entry: (entry[1], -entry[0]))[0], top)
 
 
-def reply(tier: Tier, rows: Sequence[Row], answer: HttpAnswer, cached: int | None) -> RowReply:
+def with_tops(tokens: Sequence[int], tops: Sequence[Top]) -> tuple[Row, ...]:
+    """Return the rows of the `tokens` that a server wrote; it may tell the likeliest of fewer places."""
+    return tuple(Row(token, tops[at] if at < len(tops) else None) for at, token in enumerate(tokens))
+
+
+def reply(
+    tier: Tier, rows: Sequence[Row], answer: HttpAnswer, cached: int | None = None, seconds: float | None = None
+) -> RowReply:
     """Return the reply of one request."""
-    return RowReply(tier, tuple(rows), cached, None, answer.bytes_up, answer.bytes_down)
+    return RowReply(tier, tuple(rows), cached, seconds, answer.bytes_up, answer.bytes_down)
 
 
 def cached_tokens(answer: HttpAnswer) -> int | None:

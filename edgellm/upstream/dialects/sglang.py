@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edgellm.errors import VerifierLost
 from edgellm.spec.types import Sampling
 from edgellm.upstream.dialects.served import (
     PROBE_SECONDS,
-    ServedUpstream,
-    UpstreamModel,
-    best,
+    UnknownServer,
+    Upstream,
     entries,
     fields,
     maybe_count,
@@ -23,66 +21,61 @@ from edgellm.upstream.dialects.served import (
     raised,
     reply,
     sampling_fields,
+    scored,
     whole,
+    with_tops,
 )
-from edgellm.upstream.http_client import HttpClient, ServerRefused
+from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
 
 _PATH = "/generate"
 
 
-class SglangUpstream(ServedUpstream):
+class SglangUpstream(Upstream):
     """An SGLang server."""
 
-    dialect, most_top, steers = "SGLang", 64, True
+    dialect, log_switch, most_top, steers = "SGLang", "--log-requests", 64, True
 
     async def _rows(self, request: RowRequest) -> RowReply:
         decides = request.sampling.greedy or request.decisive
-        if self.tier is Tier.CONTINUE or (request.extra and not len(request.draft)):
+        if self.tier is Tier.CONTINUE or request.writes_on:
             return await self._continue(request)
         if self.tier is Tier.SCORE and decides and request.steering is None:
             return await self._score(request)
         return await self._fan_out(request)
 
     async def _score(self, request: RowRequest) -> RowReply:
-        ids, drafted = [*request.prefix.tolist(), *request.draft.tolist()], len(request.draft)
-        body = _body(ids, 1, request.sampling, 0.0, max(1, request.top)) | {
-            "logprob_start_len": len(request.prefix) - 1
-        }
-        answer = await self._client.post(_PATH, body)
+        drafted = len(request.draft)
+        body = _body(request.prompts[-1], 1, request.sampling, 0.0, max(1, request.top))
+        answer = await self.client.post(_PATH, body | {"logprob_start_len": len(request.prefix) - 1})
         said = fields(fields(answer.json).get("meta_info"))
         found = entries(said.get("input_top_logprobs")) if drafted else []
         if len(found) < drafted:
             raise RowsUnusable(f"{len(found)} rows for {drafted} drafted tokens")
-        tops = [_top(row) for row in found[len(found) - drafted :]]
-        rows = [*(Row(best(top), top) for top in tops), *_written(answer.json, 1)[:1]]
+        rows = [scored(_top(row)) for row in found[len(found) - drafted :]]
+        rows += _written(answer.json, 1)[:1]
         return reply(Tier.SCORE, rows, answer, maybe_count(said.get("cached_tokens")))
 
     async def _fan_out(self, request: RowRequest) -> RowReply:
-        prefix, draft = request.prefix.tolist(), request.draft.tolist()
-        prompts = [prefix + draft[:n] for n in range(len(draft) + 1)]
         temperature = 0.0 if request.decisive else request.sampling.temperature
-        body = _body(prompts, 1, request.sampling, temperature, request.top)
+        body = _body(request.prompts, 1, request.sampling, temperature, request.top)
         if request.steering is not None:
             body["sampling_params"]["logit_bias"] = {str(token): by for token, by in raised(request.steering).items()}
-        answer = await self._client.post(_PATH, body)
+        answer = await self.client.post(_PATH, body)
         found = entries(answer.json)
-        if len(found) != len(prompts):
-            raise RowsUnusable(f"{len(found)} answers to {len(prompts)} prompts")
+        if len(found) != len(request.prompts):
+            raise RowsUnusable(f"{len(found)} answers to {len(request.prompts)} prompts")
         rows = [_written(one, request.top)[0] for one in found]
-        tier = Tier.SCORE if request.decisive else Tier.FAN_OUT
-        return reply(tier, rows, answer, maybe_count(fields(found[0].get("meta_info")).get("cached_tokens")))
+        cached = maybe_count(fields(found[0].get("meta_info")).get("cached_tokens"))
+        return reply(request.fanned_out, rows, answer, cached)
 
     async def _continue(self, request: RowRequest) -> RowReply:
         sampling = request.drawing
         body = _body(request.prefix.tolist(), request.places, sampling, sampling.temperature, request.top)
-        answer = await self._client.post(_PATH, body)
+        answer = await self.client.post(_PATH, body)
         said = fields(fields(answer.json).get("meta_info"))
         rows = _written(answer.json, request.top)
         return reply(Tier.CONTINUE, rows, answer, maybe_count(said.get("cached_tokens")))
-
-    async def tokenize(self, text: str) -> Sequence[int] | None:
-        return await self._ids("/tokenize", {"model": self.name, "prompt": text, "add_special_tokens": False})
 
     async def detokenize(self, ids: Sequence[int]) -> str | None:
         body = {"model": self.name, "tokens": list(ids), "skip_special_tokens": False}
@@ -97,7 +90,7 @@ def _body(ids: list[Any], tokens: int, sampling: Sampling, temperature: float, t
     return body | ({"return_logprob": True, "top_logprobs_num": top} if top else {})
 
 
-def _written(found: Any, top: int) -> list[Row]:
+def _written(found: Any, top: int) -> tuple[Row, ...]:
     """Return the rows of the written tokens. Raises RowsUnusable without tokens."""
     said = fields(fields(found).get("meta_info"))
     ids = [whole(token) for token in entries(found.get("output_ids"))]
@@ -106,8 +99,7 @@ def _written(found: Any, top: int) -> list[Row]:
         ids.append(end)
     if not ids:
         raise RowsUnusable("an answer without tokens")
-    tops = [_top(row) for row in entries(said.get("output_top_logprobs"))] if top else []
-    return [Row(token, tops[at] if at < len(tops) else None) for at, token in enumerate(ids)]
+    return with_tops(ids, [_top(row) for row in entries(said.get("output_top_logprobs"))] if top else ())
 
 
 def _top(row: Any) -> Top:
@@ -117,27 +109,24 @@ def _top(row: Any) -> Top:
     return tuple((whole(entry[1]), number(entry[0])) for entry in found)
 
 
-async def connect(client: HttpClient, served: UpstreamModel, token: int, asked: Tier | None) -> SglangUpstream:
-    """Return the SGLang server, by the best tier or the one `asked` for; `token` is for a first question.
+async def connect(server: UnknownServer) -> SglangUpstream | None:
+    """Return the server if it is an SGLang, by the requested tier or the best.
 
     Raises:
         VerifierLost, VerifierBusy: it is gone, or does not score drafts.
         TimeoutError: it does not answer in time.
     """
-    body = _body([token] * 3, 1, Sampling(), 0.0, 1) | {"logprob_start_len": 1}
+    if server.model.owner != "sglang":
+        return None
+    body = _body([server.token] * 3, 1, Sampling(), 0.0, 1) | {"logprob_start_len": 1}
     try:
-        answer = await client.post(_PATH, body, PROBE_SECONDS)
+        answer = await server.client.post(_PATH, body, PROBE_SECONDS)
     except ServerRefused as error:
-        raise VerifierLost(
-            f"The server at {client.url} cannot verify: it refuses token ids (status {error.status}).",
-            "Use a newer version of SGLang there.",
-        ) from None
-    with client.reading():
-        scored = entries(fields(fields(answer.json).get("meta_info")).get("input_top_logprobs"))
+        why = f"it refuses token ids (status {error.status})"
+        raise server.unusable(why, "Use a newer version of SGLang there.") from None
+    with server.client.reading():
+        rows = entries(fields(fields(answer.json).get("meta_info")).get("input_top_logprobs"))
         _written(answer.json, 1)
-    can_score = bool(scored) and scored[-1] is not None
-    best_tier = Tier.SCORE if can_score else Tier.FAN_OUT
-    if asked is None or asked is Tier.SCORE:
-        why = "it scores a chunk in one pass and keeps the prompt" if can_score else "it takes many prompts at once"
-        return SglangUpstream(client, served, best_tier, why)
-    return SglangUpstream(client, served, asked, f"as requested, {asked.value}")
+    if rows and rows[-1] is not None:
+        return SglangUpstream(server, *server.way(Tier.SCORE, "it scores a chunk in one pass and keeps the prompt"))
+    return SglangUpstream(server, *server.way(Tier.FAN_OUT, "it takes many prompts at once"))

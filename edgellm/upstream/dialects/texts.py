@@ -1,22 +1,28 @@
-"""Borders at which to cut texts for servers that take no token ids, and the ids of their answers.
+"""Servers that take no token ids: the borders at which texts for them are cut, and the ids of what they write.
 
-A border between two tokens survives if the text before it, tokenised again, gives the ids before it. Only there does a
-server see the same tokens in the sent text; a text that ends elsewhere, such as in the middle of a character, is sent
-up to the last border that survives, and the server writes the rest again.
+The server is sent the text so far and writes as many tokens as a chunk has and one more. A border between two tokens
+survives if the text before it, tokenised again, gives the ids before it. Only there does a server see the same tokens in
+the sent text; a text that ends elsewhere, such as in the middle of a character, is sent up to the last border that
+survives, and the server writes the rest again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import asyncio
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgellm.engine import Vocabulary
-from edgellm.spec.types import Ids
-from edgellm.upstream.rows import RowsUnusable
+from edgellm.engine import Model
+from edgellm.spec.types import GREEDY, NO_IDS, Ids
+from edgellm.upstream.dialects.served import PROBE_SECONDS, UnknownServer, Upstream, seed_at
+from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier
 
 _FARTHEST = 64  # tokens that a server may have to write again
+_TRIES = 3
+_MORE = 8  # further tokens to ask for after too short an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +39,12 @@ class Written:
 
 
 class TextBorders:
-    """The ids of texts and the texts of ids in one vocabulary."""
+    """The ids of texts and the texts of ids in a model's vocabulary."""
 
-    def __init__(self, encode: Callable[[str], Ids], vocabulary: Vocabulary) -> None:
-        """Use `encode`, which returns the ids of a prompt as servers do: with BOS if the model wants it, and names of
-        control tokens as those tokens."""
-        self._encode, self._pieces, self._vocabulary = encode, vocabulary.pieces, vocabulary
-        self._begin = encode("").tolist()
+    def __init__(self, model: Model) -> None:
+        """Encode prompts as servers do: with BOS if the model wants it, and names of control tokens as those tokens."""
+        self._encode, self._vocabulary = model.plain_prompt, model.vocabulary
+        self._begin = self._encode("").tolist()
         self._by_piece: dict[bytes, int] | None = None
 
     @property
@@ -98,20 +103,12 @@ class TextBorders:
             if known.startswith(data):
                 return []  # The answer is too short.
             raise RowsUnusable("another text than before")
-        before = self.text(prefix[:border]) or ""
-        return self._divided(prefix, border, before, text, len(known))
-
-    def _divided(self, prefix: Ids, border: int, before: str, text: str, known: int) -> list[int]:
-        """Return the ids of `text` behind `before`, without those of its first `known` bytes."""
-        whole = self._encode(before + text)
-        if whole[:border].tolist() == prefix[:border].tolist():
-            at, size = border, 0
-            while size < known and at < len(whole):
-                size += len(self._pieces[whole[at]])
-                at += 1
-            if size == known:
-                return [int(token) for token in whole[at:]]
-        rest = text.encode()[known:]
+        whole: list[int] = self._encode((self.text(prefix[:border]) or "") + text).tolist()
+        if whole[:border] == prefix[:border].tolist():
+            for at in range(border, len(whole) + 1):
+                if self._bytes(whole[border:at]) == known:
+                    return whole[at:]
+        rest = data[len(known) :]
         ids = self.ids(rest.decode("utf-8", "replace"))
         if self._bytes(ids) != rest:
             raise RowsUnusable("a text that cannot be divided into tokens")
@@ -141,4 +138,51 @@ class TextBorders:
         return list(own)
 
     def _bytes(self, ids: Sequence[int]) -> bytes:
-        return b"".join(self._pieces[token] for token in ids)
+        return b"".join(self._vocabulary.pieces[token] for token in ids)
+
+
+class TextUpstream(Upstream):
+    """A server that continues a text."""
+
+    by_text = True
+
+    def __init__(self, server: UnknownServer) -> None:
+        super().__init__(server, Tier.CONTINUE, "it takes no token ids, and continues a text")
+        self._borders, self._end_of_turn = TextBorders(server.text), server.text.end_of_turn
+
+    @abstractmethod
+    async def write(self, prompt: str, tokens: int, request: RowRequest, seed: int) -> tuple[Written, RowReply]:
+        """Return the server's continuation of `prompt`, up to `tokens` tokens, and a reply without rows for the
+        costs.
+
+        Raises:
+            RowsUnusable: the answer is something else.
+            VerifierLost, VerifierBusy: as `Upstream.rows`.
+        """
+
+    async def probe(self, token: int) -> None:
+        """Continue a text of `token`, so that the server loads its model now.
+
+        Raises:
+            RowsUnusable, VerifierLost, VerifierBusy: as `write`.
+            TimeoutError: it takes too long.
+        """
+        ids = np.array([token], dtype=np.int32)
+        async with asyncio.timeout(PROBE_SECONDS):
+            await self.write(self._borders.text(ids) or "", 1, RowRequest(ids, NO_IDS, GREEDY), 0)
+
+    async def _rows(self, request: RowRequest) -> RowReply:
+        prefix = request.prefix
+        border, prompt = await asyncio.to_thread(self._borders.last, prefix)
+        tokens = len(prefix) - border + request.places
+        for _ in range(_TRIES):
+            written, reply = await self.write(prompt, tokens, request, seed_at(request.sampling, border))
+            own = await asyncio.to_thread(self._borders.behind, prefix, border, written)
+            if not written.ended:
+                own = await asyncio.to_thread(self._borders.safe, prefix, own)
+            elif self._end_of_turn is not None and own[-1:] != [self._end_of_turn]:  # Servers leave it out of texts.
+                own = [*own, self._end_of_turn]
+            if own:
+                return replace(reply, rows=tuple(map(Row, own)))
+            tokens += _MORE
+        raise RowsUnusable("no text")

@@ -1,0 +1,129 @@
+"""Servers whose /v1/completions, as OpenAI's, takes token ids for a prompt: vLLM, and gateways that hand such on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgellm.upstream.dialects.served import (
+    NEUTRAL,
+    PROBE_SECONDS,
+    UnknownServer,
+    Upstream,
+    cached_tokens,
+    entries,
+    fields,
+    first_choice,
+    number,
+    reply,
+    sampling_fields,
+    seed_at,
+    text,
+    whole,
+)
+from edgellm.upstream.http_client import ServerRefused
+from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
+
+PATH = "/v1/completions"
+_ID = "token_id:"
+
+
+class CompletionsUpstream(Upstream):
+    """A server whose /v1/completions takes token ids, many prompts at once, and answers with token ids."""
+
+    dialect = "completions"
+
+    async def _rows(self, request: RowRequest) -> RowReply:
+        if self.tier is Tier.CONTINUE or request.writes_on:
+            return await self._continue(request)
+        return await self._fan_out(request)
+
+    async def _fan_out(self, request: RowRequest) -> RowReply:
+        # One seed would draw the same numbers at each place; decisive rows need no draw of the server's.
+        temperature = 0.0 if request.decisive else request.sampling.temperature
+        prompts = request.prompts
+        answer = await self.client.post(PATH, self._body(prompts, 1, request, temperature))
+        by_place: dict[int, Row] = {}
+        for choice in entries(fields(answer.json).get("choices")):
+            by_place[whole(fields(choice).get("index", 0))] = _written(choice, request.top)[0]
+        if sorted(by_place) != list(range(len(prompts))):
+            raise RowsUnusable(f"{len(by_place)} choices for {len(prompts)} prompts")
+        cached = cached_tokens(answer)
+        if cached is not None and cached > len(prompts[-1]):  # Some count all prompts, vLLM the last.
+            cached //= len(prompts)
+        return reply(request.fanned_out, [by_place[place] for place in range(len(prompts))], answer, cached)
+
+    async def _continue(self, request: RowRequest) -> RowReply:
+        drawing = request.drawing
+        body = self._body(request.prefix.tolist(), request.places, request, drawing.temperature)
+        body |= {} if drawing.greedy else {"seed": seed_at(drawing, len(request.prefix))}
+        answer = await self.client.post(PATH, body)
+        return reply(Tier.CONTINUE, _written(first_choice(answer), request.top), answer, cached_tokens(answer))
+
+    def _body(self, prompt: list[Any], tokens: int, request: RowRequest, temperature: float) -> dict[str, Any]:
+        body = {
+            "model": self.name, "prompt": prompt, "max_tokens": tokens, "stream": False,
+            "return_token_ids": True, **sampling_fields(request.sampling, temperature),
+        }  # fmt: skip
+        if request.top:
+            body |= {"logprobs": request.top, "return_tokens_as_token_ids": True}
+        return body
+
+
+def _written(choice: Any, top: int) -> tuple[Row, ...]:
+    """Return the rows of the tokens of a choice. Raises RowsUnusable without ids."""
+    said = fields(fields(choice).get("logprobs") or {})
+    if choice.get("token_ids") is not None:
+        ids = [whole(token) for token in entries(choice["token_ids"])]
+    else:
+        ids = [_token_id(one) for one in entries(said.get("tokens"))]
+    if not ids:
+        raise RowsUnusable("a choice without tokens")
+    if not top:
+        return tuple(Row(token) for token in ids)
+    tops = [_top(one) for one in entries(said.get("top_logprobs"))]
+    if len(tops) != len(ids):
+        raise RowsUnusable(f"{len(tops)} rows of log-probabilities for {len(ids)} tokens")
+    return tuple(Row(token, found) for token, found in zip(ids, tops, strict=True))
+
+
+def _top(found: Any) -> Top:
+    return tuple((_token_id(token), number(logprob)) for token, logprob in fields(found).items())
+
+
+def _token_id(found: Any) -> int:
+    if not text(found).startswith(_ID):
+        raise RowsUnusable("tokens without their ids")
+    return named(found)
+
+
+def named(found: Any) -> int:
+    """Return a token that is named by its id. Raises RowsUnusable for another name."""
+    name = text(found).removeprefix(_ID)
+    if not name.isascii() or not name.isdigit() or len(name) > 9:
+        raise RowsUnusable(f"{name[:40]!r} where a token belongs")
+    return int(name)
+
+
+async def takes_ids(server: UnknownServer, top: int = 0) -> str:
+    """Ask for a token behind two prompts of ids; return why the server cannot verify by them, else "".
+
+    Raises:
+        VerifierLost, VerifierBusy: as `HttpClient.post`, for other reasons than that.
+    """
+    token = server.token
+    body: dict[str, Any] = {
+        "model": server.model.name, "prompt": [[token], [token, token]], "max_tokens": 1, "temperature": 0.0,
+        "stream": False, "return_token_ids": True, **NEUTRAL,
+    }  # fmt: skip
+    if top:
+        body |= {"logprobs": top, "return_tokens_as_token_ids": True}
+    try:
+        answer = await server.client.post(PATH, body, PROBE_SECONDS)
+        rows = [_written(choice, top) for choice in entries(fields(answer.json).get("choices"))]
+    except ServerRefused as error:
+        return f"it refuses several prompts of token ids (status {error.status})"
+    except RowsUnusable as error:
+        return f"it answers prompts of token ids with {error}"
+    if len(rows) != 2 or any(len(one) != 1 for one in rows):
+        return f"it answers two prompts with {len(rows)} tokens"
+    return ""
