@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from edgellm.upstream.dialects.served import UnknownServer, entries, fields, maybe_count, number, reply, text, whole
@@ -60,16 +61,15 @@ async def connect(server: UnknownServer) -> OllamaUpstream | None:
     """
     if "version" not in await server.facts("/api/version"):
         return None
-    found = OllamaUpstream(server)
     try:
         with server.client.reading():
-            await found.probe(server.token)
+            await OllamaUpstream(server).probe(server.token)
         running = await server.client.get("/api/ps")
     except ServerRefused as error:
         why = f"it refuses to complete a text (status {error.status})"
         raise server.unusable(why, "Use a newer version of Ollama, and a model that it can run.") from None
     with server.client.reading():
         models = map(fields, entries(fields(running.json).get("models")))
-        mine = [one for one in models if found.name in (one.get("name"), one.get("model"))]
-    found.context_length = maybe_count(mine[0].get("context_length")) if mine else None
-    return found
+        mine = [one for one in models if server.model.name in (one.get("name"), one.get("model"))]
+    length = maybe_count(mine[0].get("context_length")) if mine else None
+    return OllamaUpstream(replace(server, model=replace(server.model, context_length=length)))

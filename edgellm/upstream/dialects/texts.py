@@ -1,9 +1,9 @@
 """Servers that take no token ids: the borders at which texts for them are cut, and the ids of what they write.
 
 The server is sent the text so far and writes as many tokens as a chunk has and one more. A border between two tokens
-survives if the text before it, tokenised again, gives the ids before it. Only there does a server see the same tokens in
-the sent text; a text that ends elsewhere, such as in the middle of a character, is sent up to the last border that
-survives, and the server writes the rest again.
+survives if the text before it, tokenised again, gives the ids before it. Only there does a server see the same tokens;
+a text that ends elsewhere, such as in the middle of a character, is sent up to the last border that survives, and the
+server writes the rest again.
 """
 
 from __future__ import annotations
