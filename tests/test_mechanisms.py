@@ -54,6 +54,7 @@ MECHANISMS = {
     **{
         name: Mechanism(f"http/dialects/{name}.py", "http/dialects/__init__.py", f'"{name}",')
         for name in ("anthropic", "ollama", "responses")
+    },
     "gateway": Mechanism("upstream/gateway services/server/gateway_server.py"),
     **{
         f"dialect {name}": Mechanism(f"upstream/dialects/{name}.py", "upstream/dialects/__init__.py", f'"{name}"')

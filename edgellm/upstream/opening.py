@@ -19,7 +19,6 @@ from edgellm.upstream.rows import MEANING, Tier
 from edgellm.upstream.verifier import ServedTokens, UpstreamTiming, UpstreamVerifier
 from edgellm.upstream.vocabulary_proof import PROBES, RECHECKS, VocabularyProof, prove
 
-
 _MAX_PROVED = 256  # servers
 
 
