@@ -1,6 +1,6 @@
 """An option as data: a record's field that declares the option of the command line which sets it.
 
-`edgellm.cli.options.records` makes the flag, environment variable, setting and help line from the field.
+`edgellm.cli.options` makes the flag, environment variable, setting and help line from the field.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from edgellm.cli.options.hardware import DRAFT, VERIFIER
+from edgellm.cli.options import DRAFT, VERIFIER
 
 THREADS, MODEL, PAIR = "threads", "model", "pair"
 LOADED = ("gpu_layers", "device", "tensor_split", "cache_type", "flash_attn", "mlock")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from bench.harness import hardware
-from edgellm.cli.options.hardware import VERIFIER, HardwareOptions
+from edgellm.cli.options import VERIFIER, HardwareOptions
 from edgellm.engine.hardware import Hardware
 
 Earlier = Mapping[str, Any]

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from bench.harness.progress import track
 from bench.harness.results import Figures
 from bench.harness.spec_bench import questions
-from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
+from edgellm.cli.options import DRAFT, VERIFIER, HardwareOptions
 from edgellm.llm import LLM
 from edgellm.spec.params import CHUNK, ReplyOptions
 from edgellm.spec.types import Summary, Token

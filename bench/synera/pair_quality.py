@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import edgellm
 from bench.harness.progress import track
 from bench.harness.results import Figures
-from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
+from edgellm.cli.options import DRAFT, VERIFIER, HardwareOptions
 from edgellm.engine import Message
 from edgellm.spec.types import Summary
 from models.case import Case

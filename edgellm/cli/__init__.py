@@ -1,5 +1,5 @@
 """The command line: the only package that prints."""
 
-from edgellm.cli.entrypoint import main
+from edgellm.cli.app import main
 
 __all__ = ["main"]

@@ -1,14 +1,23 @@
-"""The application: a tree of commands, each of which is imported when it is asked for.
+"""The application: a tree of commands, each imported when it is asked for; and its entry point, from the arguments to
+an exit code, the one place where errors are printed. Codes: 0 all went well, 1 an expected failure, 2 wrong usage, 130
+interrupted.
 
-`help_pages.txt` has a section for each. A section begins with the command in brackets and the function that runs it,
-in a module of `edgellm.cli.commands`; a group of commands has no function. The first paragraph is the summary, a short
-help page leaves out further paragraphs, and lines that begin with a dollar sign are examples, each with its meaning
-behind `  # `. A line with `==` is a heading of the first page.
+`help_pages.txt` has a section for each command. A section begins with the command in brackets and the function that
+runs it, in a module of `edgellm.cli.commands`; a group of commands has no function. The first paragraph is the summary,
+a short help page leaves out further paragraphs, and lines that begin with a dollar sign are examples, each with its
+meaning behind `  # `. A line with `==` is a heading of the first page.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
+import platform
 import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
@@ -22,8 +31,10 @@ from typer.main import get_command, get_command_from_info, get_group
 from typer.models import CommandInfo
 
 from edgellm import __version__
-from edgellm.cli.options.records import options_of
-from edgellm.places import config_file
+from edgellm.cli.options import options_of
+from edgellm.cli.views.console import discard, fail, prepare_streams, say
+from edgellm.errors import EdgeError
+from edgellm.places import config_file, state_dir
 
 _ALIASES = {"list": "ls", "models": "ls"}
 """Other programs' names of commands; no page shows them."""
@@ -77,13 +88,11 @@ class _Command(TyperCommand):
         self.params.append(copy(_help_all_option()))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the words of the usage line, with brackets around optional words alone."""
         from edgellm.cli.help_pages import usage
 
         return [usage(piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the page."""
         from edgellm.cli.help_pages import command_page
 
         page = pages().get(path_of(ctx)) or pages()[self.name or ""]  # another name for a command has its page
@@ -94,19 +103,16 @@ class _Group(TyperGroup):
     """A group of commands, which are made when they are asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the commands."""
         places = [name.rpartition(" ") for name in pages() if name]
         return [name for group, _, name in places if group == path_of(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; None if there is none of that name."""
         path = f"{path_of(ctx)} {_ALIASES.get(cmd_name, cmd_name)}".strip()
         if self.commands.get(cmd_name) is None and path in pages():
             self.commands[cmd_name] = _made(path)
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return a command by its name, and the words after it."""
         self.commands = {**dict.fromkeys(self.list_commands(ctx)), **self.commands}  # type: ignore[dict-item]  # for proposals
         return super().resolve_command(ctx, args)
 
@@ -118,7 +124,6 @@ class _Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the page."""
         from edgellm.cli.help_pages import group_page
 
         path = path_of(ctx)
@@ -157,7 +162,8 @@ def _group(name: str) -> typer.Typer:
 
 
 def _made(path: str) -> Any:
-    """Return a command or a group with its options."""
+    """Return a command or a group with its options. Each reads the environment variable of its long name; one of its
+    own takes precedence."""
     page, name = pages()[path], path.rpartition(" ")[2]
     if not page.home:
         return get_group(_group(name))
@@ -166,18 +172,13 @@ def _made(path: str) -> Any:
     settings = {"ignore_unknown_options": True} if path in _PASS_ON else None
     info = CommandInfo(name=name, cls=_Command, help=page.summary, callback=callback, context_settings=settings)
     command: Any = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
-    _bind_variables(command, path)
-    return command
-
-
-def _bind_variables(command: Any, path: str) -> None:
-    """Have each option of a command read the environment variable of its long name; its own takes precedence."""
-    for name, option in options_of(command).items():
-        variable = f"edgellm {path} {name}".replace(" ", "_").replace("-", "_").upper()
+    for long, option in options_of(command).items():
+        variable = re.sub("[ -]", "_", f"edgellm {path} {long}").upper()
         option.show_envvar = option.envvar is not None  # all variables would double the help pages
         option.envvar = [variable] if option.envvar is None else [option.envvar, variable]
         # a value may contain blanks
         option.split_envvar_value = lambda text: [part.strip() for part in text.split(",") if part.strip()]
+    return command
 
 
 app = _group("edgellm")
@@ -201,6 +202,79 @@ def _edgellm(
 ) -> None:
     file = config_file()
     if context.invoked_subcommand != "config" and (file.exists() or file.is_symlink()):
-        from edgellm.cli.settings import read_file
+        from edgellm.cli.commands.config import read_settings
 
-        context.default_map = read_file(context)
+        context.default_map = read_settings(context)
+
+
+@cache
+def tree() -> Callable[..., object]:
+    """Return the tree of all commands, which takes most of the time of a help page to put together."""
+    return get_command(app)
+
+
+def main() -> None:
+    """Run the `edgellm` command."""
+    logging.disable(logging.WARNING)  # silences libraries: edgellm prints itself what a user should know
+    prepare_streams()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code. Never raises, never shows a traceback."""
+    try:
+        code = tree()(list(arguments), prog_name="edgellm", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except EdgeError as error:
+        fail(str(error))
+        return error.exit_code
+    except typer.TyperException as error:
+        return _wrong_usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        say("")
+        return 130
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 1
+    except Exception as error:  # noqa: BLE001  # the last resort
+        if not (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+            return _unexpected(error)
+        discard(sys.stdout)
+        fail("The disk is full, so the output cannot be written. Free some space, then run the command again.")
+        return 1
+
+
+def _wrong_usage(error: typer.TyperException) -> int:
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if message := error.format_message():  # the message is empty after a help page
+        command = context.command_path if context is not None else "edgellm"
+        source = context.get_parameter_source(parameter.name) if context is not None and parameter is not None else None
+        if source is not None and source.name == "ENVIRONMENT":
+            from edgellm.cli.commands.config import variable_of
+
+            message = f"{message.rstrip('.')}, from {variable_of(parameter)}"
+        message = message.replace("Value error, ", "").strip()
+        fail(f"{message}{'' if message.endswith(('.', '?')) else '.'} See: {command} --help")
+    return error.exit_code
+
+
+def _unexpected(error: Exception) -> int:
+    from edgellm.storage.state import write_state
+
+    what = f"Something unexpected happened: {type(error).__name__}: {error}."
+    try:
+        path = state_dir() / "logs" / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.log"
+        about = f"edgellm {__version__}, Python {platform.python_version()}, {platform.platform()}\n\n"
+        write_state(path, about + "\n".join(_traceback(error)))
+        fail(f"{what} Please report it with the details in {path}.")
+    except OSError:
+        fail(f"{what} No log could be written. Set EDGELLM_HOME to a folder that can be written, and try again.")
+    return 1
+
+
+def _traceback(error: BaseException) -> Iterator[str]:
+    """Yield where an error and its causes were raised, with their types. Their messages may quote a prompt."""
+    if before := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
+        yield from _traceback(before)
+    yield "Traceback (most recent call last):\n" + "".join(traceback.format_tb(error.__traceback__))
+    yield f"{type(error).__name__} (its message is not kept)\n"

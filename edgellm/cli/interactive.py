@@ -1,24 +1,318 @@
-"""The conversation at a terminal: a prompt with history and completion, until the user leaves."""
+"""The commands of a conversation, which begin with a slash: a table, and a function for each."""
 
 from __future__ import annotations
 
+import difflib
+import itertools
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.defaults import create_output
+from rich.table import Table
 
-from edgellm.cli.slash_commands import QUOTES, Conversing, completions
-from edgellm.cli.views.console import coloured, fail, say
-from edgellm.errors import EdgeError, HistoryUnusable
+from edgellm.cli.chat_session import Chat, read_text
+from edgellm.cli.views.console import coloured, err, fail, one_line, say, size
+from edgellm.cli.views.reply_printer import Display, Heard, print_again, print_legend, print_reply, print_stats
+from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption
+
+if TYPE_CHECKING:
+    from edgellm.cli.chat_session import ChatPairOpener
+
+
+KEYS = """\
+Enter sends. A new line: Alt-Enter, a backslash at the end of the line, or
+three quotes before and after a text. Arrow up recalls earlier input.
+Ctrl-C stops a reply. A blank before a slash sends the line to the model."""
+QUOTES = '"""'
+"""The quotes around a text of several lines."""
+_ALIASES = {"/exit": "/bye", "/quit": "/bye", "/?": "/help", "/load": "/model", "/colours": "/colors"}
+_LEAVE = ("exit", "quit", "bye")
+_NAME = re.compile(r"/[a-z?]*")
+_MOST_TITLE = 40  # characters of a file's name
+
+Completions = Iterable[tuple[str, str]]
+
+
+class Conversing:
+    """A conversation at a terminal, as commands see and change it.
+
+    `models` are the names of the draft model and the verifier, None if the verifier is on other devices.
+    """
+
+    def __init__(self, session: Chat, display: Display, opener: ChatPairOpener, models: tuple[str, str] | None) -> None:
+        self.session, self.display, self.models = session, display, models
+        self.left = False  # whether the user has left
+        self._heard: Heard = []  # the last reply
+        self._saved: Path | None = None
+        self._opener = opener
+
+    def enter(self, line: str) -> None:
+        """Run a line as a command, or answer it. Errors are raised."""
+        first, _, rest = line.partition(" ")
+        if line.strip() in _LEAVE:
+            self.left = True
+        elif _NAME.fullmatch(first):
+            if (found := _known(first)) is None:
+                near = difflib.get_close_matches(first, [*_ALIASES, *(one.name for one in COMMANDS)], 1)
+                other = (
+                    f"Did you mean {near[0]}?" if near else "/help lists them; a blank before the slash sends the line."
+                )
+                raise InvalidOption(f"There is no command {first}.", other)
+            found.run(self, rest.strip())
+        elif question := line.strip().removeprefix(QUOTES).removesuffix(QUOTES).strip():
+            self.answer(question)
+
+    def answer(self, question: str, temperature: float | None = None) -> bool:
+        """Print the reply to a question; return whether it is part of the conversation now."""
+        reply = self.session.ask(question, temperature)
+        self._heard = []
+        summary = print_reply(reply, self.display, self._heard)
+        self.session.add_reply(summary)
+        return bool(summary.text)
+
+    def switch(self, draft: str, verifier: str) -> None:
+        """Have other models answer. Where opening them fails, raise the error and use the former models again."""
+        former = self.models
+        if former is None:
+            raise InvalidOption("The verifier is on other devices.", "Start again: edgellm run MODEL")
+        self.session.close()
+        try:
+            self._use(draft, verifier)
+        except (EdgeError, KeyboardInterrupt):
+            self._use(*former)
+            say(f"{former[1]} answers as before.", style="dim")
+            raise
+
+    def _use(self, draft: str, verifier: str) -> None:
+        pair = self._opener.open(draft, verifier)
+        self.session.use(pair, self._opener.recall(pair))
+        self.models = (draft, verifier)
+
+    def list_commands(self, _: str) -> None:
+        width = max(len(f"{one.name} {one.arguments}") for one in COMMANDS)
+        for one in COMMANDS:
+            say(f"{f'{one.name} {one.arguments}':<{width}}  {one.about}")
+        say(KEYS, style="dim")
+        if self.display.colours:
+            print_legend()
+
+    def leave(self, _: str) -> None:
+        self.left = True
+
+    def clear(self, _: str) -> None:
+        self.session.clear()
+        self._heard, self._saved = [], None
+        say("The next question starts a new conversation.", style="dim")
+
+    def show_stats(self, _: str) -> None:
+        if (summary := self.session.summary) is None:
+            say("There is no reply yet.", style="dim")
+            return
+        print_stats(summary)
+        used, length = summary.prompt_tokens + summary.tokens, self.session.pair.context_length
+        say(f"{used} of {length} tokens of context are used.")
+
+    def show_colours(self, words: str) -> None:
+        if words not in ("", "on", "off"):
+            raise InvalidOption(f"/colors {words} is not known.", "Type /colors, /colors on or /colors off.")
+        on = words == "on" or (not words and not self.display.colours)
+        self.display = replace(self.display, colours=on)
+        if not on:
+            say("Replies are shown as text with rendered Markdown.", style="dim")
+            return
+        if self._heard:
+            print_again(self._heard)
+        print_legend()
+
+    def retry(self, words: str) -> None:
+        session = self.session
+        try:
+            temperature = float(words) if words else None
+        except ValueError:
+            raise InvalidOption(f"{words} is not a temperature.", "Type /retry, or /retry 0.8") from None
+        turn = session.undo()
+        if turn is None:
+            say("There is no question to ask again.", style="dim")
+            return
+        say(f"> {one_line(turn.question.content)}", style="dim")
+        added = False
+        try:
+            added = self.answer(turn.question.content, temperature)
+        finally:
+            if not added:
+                session.put_back(turn)
+        if not words and session.turns[-1][1] in [reply.content for reply in turn.replies]:
+            say("The same reply again. For another one: /retry 0.8", style="dim")
+
+    def undo(self, _: str) -> None:
+        turn = self.session.undo()
+        taken = None if turn is None else f"Taken back: {one_line(turn.question.content)}"
+        say(taken or "There is nothing to undo.", style="dim")
+
+    def set_system(self, words: str) -> None:
+        session = self.session
+        if words:
+            session.set_system(None if words == "off" else words)
+            say("The system prompt is changed." if words != "off" else "There is no system prompt now.", style="dim")
+        elif session.system is None:
+            say("There is no system prompt. Set one: /system TEXT", style="dim")
+        else:
+            say(session.system)
+
+    def context(self, words: str) -> None:
+        session = self.session
+        action, _, name = words.partition(" ")
+        if not words:
+            for known, text in session.context.items():
+                say(f"{one_line(known)}  {session.pair.count_tokens(text)} tokens")
+            if not session.context:
+                say("There is no file to answer from. Add one: /context FILE", style="dim")
+        elif action == "drop" and name.strip():
+            if not session.drop_context(name.strip()):
+                raise InvalidOption(f"{name.strip()} is not in the context.", "Type /context to see what is.")
+            say(f"{one_line(name)} is no longer in the context.", style="dim")
+        else:
+            path = words.strip("'\"")
+            session.add_context(path, text := read_text(Path(path)))
+            say(
+                f"{one_line(path)} ({session.pair.count_tokens(text)} tokens) comes with the next question.",
+                style="dim",
+            )
+
+    def model(self, words: str) -> None:
+        from edgellm.cli.commands.models import fitting_draft, here_or_pulled
+
+        if not words:
+            self._list_models()
+            return
+        name, _, draft = words.partition(" ")
+        if self.models is not None:
+            path = here_or_pulled(name, yes=False)
+            if not draft:
+                draft, reason = fitting_draft(name, path)
+                say(reason, style="dim")
+            elif draft.strip() != "none":
+                here_or_pulled(draft.strip(), yes=False)
+        self.switch(draft.strip(), name)
+        say(f"{name} answers from now on; the conversation goes on.", style="dim")
+
+    def _list_models(self) -> None:
+        from edgellm.storage import list_models
+
+        draft, verifier = self.models or (None, None)
+        made = Table(box=None, show_header=False, pad_edge=False)
+        for model in list_models():
+            role = "verifies" if model.name == verifier else "drafts" if model.name == draft else ""
+            made.add_row("*" if role else " ", one_line(model.name), size(model.size), role)
+        err().print(made)
+        say("Switch: /model NAME, or /model NAME DRAFT. Others: edgellm catalog", style="dim")
+
+    def save(self, words: str) -> None:
+        """Write the conversation to a file that is not there yet, or was written by this conversation."""
+        session = self.session
+        if not session.turns:
+            say("There is nothing to save yet.", style="dim")
+            return
+        title = re.sub(r"\W+", "-", session.turns[0][1].lower())[:_MOST_TITLE].strip("-") or "conversation"
+        free = (Path(f"{title}{'' if number == 1 else f'-{number}'}.md") for number in itertools.count(1))
+        target = Path(words.strip("'\"")).expanduser() if words else self._saved
+        target = target or next(path for path in free if not path.exists())
+        try:
+            with target.open("w" if target == self._saved else "x", encoding="utf-8") as file:
+                file.write(transcript(session))
+        except FileExistsError:
+            raise InvalidOption(f"{target} exists.", "Give another name: /save FILE") from None
+        except OSError as error:
+            raise InvalidOption(f"{target} cannot be written: {error.strerror}.", "Give another: /save FILE") from error
+        self._saved = target
+        say(f"saved to {target}", style="dim")
+
+
+@dataclass(frozen=True, slots=True)
+class SlashCommand:
+    """A command: its name, its arguments, a line about it, and its function. `complete` yields the next words that may
+    be typed, each with a line about it."""
+
+    name: str
+    arguments: str
+    about: str
+    run: Callable[[Conversing, str], None]
+    complete: Callable[[Conversing, str], Completions] = lambda _, __: ()
+
+
+def _known(name: str) -> SlashCommand | None:
+    """Return the command of a name or of another program's name for it."""
+    return next((one for one in COMMANDS if one.name == _ALIASES.get(name, name)), None)
+
+
+def completions(conversing: Conversing, line: str) -> Iterator[tuple[str, int, str]]:
+    """Yield the completions of a line that begins with a slash: a text, how much of the line's end it replaces, and a
+    line about it."""
+    first, space, rest = line.partition(" ")
+    if not space:
+        yield from ((one.name, len(first), one.about) for one in COMMANDS if one.name.startswith(first))
+    elif (command := _known(first)) is not None:
+        yield from ((text, len(rest), about) for text, about in command.complete(conversing, rest))
+
+
+def _texts(conversing: Conversing, words: str) -> Completions:
+    if words.startswith("drop "):
+        return [(f"drop {name}", "") for name in conversing.session.context if f"drop {name}".startswith(words)]
+    action = [("drop ", "remove a file")] if conversing.session.context and "drop ".startswith(words) else []
+    return [*action, *_files(conversing, words)]
+
+
+def _files(_: Conversing, words: str) -> Completions:
+    found = PathCompleter(expanduser=True).get_completions(Document(words), CompleteEvent())
+    return [(words[: len(words) + one.start_position] + one.text, "") for one in found]
+
+
+def _models(_: Conversing, words: str) -> Completions:
+    from edgellm.cli.options import known_models
+
+    before, space, last = words.rpartition(" ")
+    return [(f"{before}{space}{name}", about) for name, about in dict(known_models(last)).items()]
+
+
+def transcript(session: Chat) -> str:
+    """Return a conversation as Markdown."""
+    parts = [f"# {one_line(session.turns[0][1])}"]
+    if session.system:
+        parts += ["## System", session.system]
+    names = {"user": "You", "assistant": session.pair.name}
+    for role, text in session.turns:
+        parts += [f"## {names.get(role, role)}", text.strip()]
+    return "\n\n".join(parts) + "\n"
+
+
+COMMANDS = (
+    SlashCommand("/help", "", "list the commands", Conversing.list_commands),
+    SlashCommand("/model", "[NAME [DRAFT]]", "have another model answer, or list them", Conversing.model, _models),
+    SlashCommand("/context", "[FILE | drop FILE]", "answer from a file, or list the files", Conversing.context, _texts),
+    SlashCommand("/system", "[TEXT | off]", "set or print the system prompt", Conversing.set_system),
+    SlashCommand("/retry", "[TEMPERATURE]", "ask the last question again, with another seed", Conversing.retry),
+    SlashCommand("/undo", "", "take back the last question and its reply", Conversing.undo),
+    SlashCommand("/clear", "", "start a new conversation; context files stay", Conversing.clear),
+    SlashCommand("/save", "[FILE]", "write the conversation to a Markdown file", Conversing.save, _files),
+    SlashCommand("/colors", "[on | off]", "show by colours which model wrote what", Conversing.show_colours),
+    SlashCommand("/stats", "", "print all figures of the last reply", Conversing.show_stats),
+    SlashCommand("/bye", "", "leave, as with exit, quit or Ctrl-D", Conversing.leave),
+)  # fmt: skip
+"""All commands, in the order in which they are listed."""
+
 
 _MENU_ROWS = 6  # rows for completions below the prompt
 

@@ -15,8 +15,7 @@ import pytest
 import typer
 from typer.main import get_command
 
-from edgellm.cli.app import app
-from edgellm.cli.entrypoint import run
+from edgellm.cli.app import app, run
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.rpc.layers import bandwidth_probe
 from tests.storage.hub import cache, hub

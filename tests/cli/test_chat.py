@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli.entrypoint import run
+from edgellm.cli.app import run
 from tests.cli.conftest import Done
 
 Edge = Callable[..., Done]

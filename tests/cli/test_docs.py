@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from docs import generate
-from edgellm.cli import entrypoint
+from edgellm.cli import app as application
 from edgellm.cli.app import pages
 from tests.cli.conftest import Done, commands
 
@@ -52,7 +52,7 @@ def test_every_example_is_a_command_line_that_is_understood(
     line: str, edge: Callable[..., Done], idle_commands: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (words,) = [shlex.split(part) for part in re.split(r"\|", line) if "edgellm" in part]
-    monkeypatch.setattr(entrypoint, "command", lambda: idle_commands)
+    monkeypatch.setattr(application, "tree", lambda: idle_commands)
     done = edge(*words[words.index("edgellm") + 1 :])
     assert (done.code, done.err) == (0, "")
 

@@ -14,7 +14,7 @@ import pytest
 
 import edgellm
 from edgellm import storage
-from edgellm.cli.options import models as completion
+from edgellm.cli import options as completion
 from edgellm.errors import EdgeError
 from tests.cli.conftest import Done
 
@@ -133,7 +133,7 @@ def test_ctrl_c_in_a_single_question_is_130() -> None:
 def imported(*words: str) -> set[str]:
     """Return the packages of edgellm and of libraries that a command line imports."""
     program = (
-        "import sys; from edgellm.cli.entrypoint import run; run(sys.argv[1:]);"
+        "import sys; from edgellm.cli.app import run; run(sys.argv[1:]);"
         "print('\\n' + ' '.join('.'.join(m.split('.')[: 2 if m.startswith('edgellm.') else 1]) for m in sys.modules))"
     )
     done = subprocess.run(

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 import edgellm.llm
-from edgellm.cli.commands.mesh.run import over_devices
-from edgellm.cli.options.hardware import HardwareOptions
-from edgellm.cli.options.models import PairOptions
-from edgellm.cli.views.reply_printer import Display
+from edgellm.cli.commands.mesh import over_devices
+from edgellm.cli.options import HardwareOptions, PairOptions
 from edgellm.engine import Context, Message, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import HERE, LayerRange
+from edgellm.llm.mesh_llm import OpenedMesh
 from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.trust.trust import Trust
@@ -266,7 +265,7 @@ def test_each_plan_that_is_deployed_runs_with_few_pieces(edge: Edge, tmp_path: P
 def test_nobody_else_means_this_device_alone_and_nothing_to_measure(
     edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.cli.commands.mesh.run.survey_workers", None)
+    monkeypatch.setattr("edgellm.cli.commands.mesh.survey_workers", None)
     done = edge("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "3", "--retrieval", "off", "--json")
     assert done.code == 0
     assert stages(done) == {"here": (1, 12)}
@@ -297,15 +296,14 @@ def test_a_served_mesh_has_memory_for_all_replies_at_once(
     models = PairOptions(peer=(f"desk={measurable.address}",), mesh="auto")
     pair, hardware = ResolvedPair("none", "edgellm-verifier"), HardwareOptions(ctx_size=("1024",))
     for sessions, names in ((1, {HERE, "desk"}), (8, None)):
-        opened = partial(over_devices, models, pair, 4, hardware, display=Display(), sessions=sessions)
+        opened = partial(over_devices, models, pair, 4, hardware, sessions=sessions)
         if names is None:
             with pytest.raises(PlanImpossible):
                 opened()
         else:
-            found = opened()
-            with found.pair:
-                assert found.mesh is not None
-                assert {share.name for share in found.mesh.verifier.mesh.shares} <= names
+            with (found := opened()).pair:
+                assert isinstance(found, OpenedMesh)
+                assert {share.name for share in found.verifier.mesh.shares} <= names
 
 
 def test_two_workers_of_one_name_are_refused(edge: Edge, measurable: WorkerServer) -> None:

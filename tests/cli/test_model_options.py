@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgellm.cli.app import app
-from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
+from edgellm.cli.options import DRAFT, VERIFIER, HardwareOptions
 from edgellm.engine.hardware import ALL_LAYERS, Hardware
 from edgellm.errors import InvalidOption
 

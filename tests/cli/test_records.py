@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from edgellm.cli.options.records import completion, only, with_records
+from edgellm.cli.options import completion, only, with_records
 from edgellm.errors import InvalidOption
 from edgellm.flags import flag
 

@@ -16,8 +16,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from edgellm.cli.options.serve import HTTPOptions
-from edgellm.cli.serving import http as options
+from edgellm.cli import serving as options
+from edgellm.cli.commands.serve import HTTPOptions
 from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
 from edgellm.http.middleware import page_key

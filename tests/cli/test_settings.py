@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from edgellm.cli.app import app
-from edgellm.cli.settings import write_settings
+from edgellm.cli.commands.config import write_settings
 from edgellm.errors import InvalidOption
 from edgellm.places import config_file
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli.chat_session import Chat, StoredConversation
-from edgellm.cli.options.hardware import HardwareOptions
-from edgellm.cli.pair_opener import ChatPairOpener
-from edgellm.cli.slash_commands import COMMANDS, Conversing, completions
+from edgellm.cli.chat_session import Chat, ChatPairOpener, StoredConversation
+from edgellm.cli.interactive import COMMANDS, Conversing, completions
+from edgellm.cli.options import HardwareOptions
 from edgellm.cli.views.reply_printer import Display
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
 from edgellm.spec.params import ReplyOptions

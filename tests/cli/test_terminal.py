@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli.pair_opener import TOY
+from edgellm.cli.chat_session import TOY
 from edgellm.storage import pull
 from tests.cli.conftest import Done
 from tests.storage.hub import REPO, Hub

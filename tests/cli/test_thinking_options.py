@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli.options.models import ThinkOptions
+from edgellm.cli.options import ThinkOptions
 from edgellm.errors import InvalidOption
 from testkit.thinking_templates import ALWAYS, CHANNELS, OPENED, with_template
 from tests.cli.conftest import Done

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from edgellm.cli.views.timeline_view import gantt, print_timeline
+from edgellm.cli.views.mesh_view import measured_chart, print_timeline
 from edgellm.coldstart.phases import Move
 from edgellm.coldstart.plan import PlannedStage, PlanOption
 from edgellm.layer_range import HERE, LayerRange, StageShare
@@ -20,7 +20,7 @@ def test_a_short_computation_at_the_end_is_drawn(begin: float) -> None:
     stage = PlannedStage("desktop", LayerRange(0, 12), 0.1, 0.8, 0.0, 0.9, 0.001, end, 1.0, "")
     option = PlanOption((stage,), 1.0, 0.01, 1.0)
     did = DeviceTimeline("desktop", LayerRange(0, 12), ((0.0, 0.1),), ((begin, end),), (0.9,))
-    line, _legend = gantt(Measured(option, (did,)), None, 20)
+    line, _legend = measured_chart(Measured(option, (did,)), None, 20)
     assert line.plain.startswith("desktop  run   ░")
     assert "█" in line.plain
 

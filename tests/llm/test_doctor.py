@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from edgellm import __version__, system
-from edgellm.diagnostics import local, network
-from edgellm.diagnostics.local import Finding
-from edgellm.diagnostics.network import (
+from edgellm import __version__, diagnostics, system
+from edgellm.diagnostics import (
+    Finding,
     ReceivedAnnouncements,
     examine,
     examine_interfaces,
@@ -96,7 +95,7 @@ def test_what_is_damaged_is_told_and_the_rest_looked_at(me: Trust, tmp_path: Pat
 
 def test_a_device_without_an_identity_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "new"))
-    assert only(local.examine_machine(), "identity").state == "note"
+    assert only(diagnostics.examine_machine(), "identity").state == "note"
 
 
 @pytest.mark.parametrize(("free", "state"), [(2**20, "problem"), (2**31, "note"), (2**40, "ok")])
@@ -105,18 +104,18 @@ def test_little_room_is_told(me: Trust, monkeypatch: pytest.MonkeyPatch, free: i
         free: int
 
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(free))
-    assert {one.state for one in local.examine_machine() if one.topic == "disk"} == {state}
+    assert {one.state for one in diagnostics.examine_machine() if one.topic == "disk"} == {state}
 
 
 def test_little_memory_is_told(me: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "available_memory", lambda: (2**20, "the free memory of its control group"))
-    found = only(local.examine_machine(), "memory")
+    found = only(diagnostics.examine_machine(), "memory")
     assert (found.state, "control group" in found.what) == ("problem", True)
 
 
 def test_a_clock_that_has_lost_its_time_is_told() -> None:
-    assert local.clock(datetime(1970, 1, 1, tzinfo=UTC)).state == "problem"
-    assert local.clock(datetime.now(UTC)).state == "ok"
+    assert diagnostics.clock(datetime(1970, 1, 1, tzinfo=UTC)).state == "problem"
+    assert diagnostics.clock(datetime.now(UTC)).state == "ok"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +133,7 @@ def test_a_library_that_could_be_faster_is_told(
     monkeypatch.setattr("edgellm.engine.native.features", lambda: library)
     monkeypatch.setattr(system, "processor_flags", lambda: frozenset({"avx2"}))
     monkeypatch.setattr(shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
-    notes = [one for one in local.examine_machine() if one.topic == topic and one.state == "note"]
+    notes = [one for one in diagnostics.examine_machine() if one.topic == topic and one.state == "note"]
     assert len(notes) == 1
     assert says in notes[0].what
     if "pip install" in notes[0].next_step:
@@ -144,7 +143,7 @@ def test_a_library_that_could_be_faster_is_told(
 def test_a_graphics_card_is_shown_with_its_memory(me: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
     card = ComputeDevice("CUDA0", "a card", "gpu", 10 * 2**30, 12 * 2**30)
     monkeypatch.setattr("edgellm.engine.hardware.compute_devices", lambda: [card])
-    found = only(local.examine_machine(), "graphics card")
+    found = only(diagnostics.examine_machine(), "graphics card")
     assert (found.state, found.what) == (
         "ok",
         "CUDA0 (a card): 10.0 GiB of 12.0 GiB is free, and layers go there first.",
@@ -160,17 +159,17 @@ def test_a_card_that_vulkan_alone_shows_is_told_of(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("edgellm.engine.native.features", lambda: Features(("AVX2",), ("CPU",), mmap=True))
-    notes = [one for one in local.examine_machine() if one.topic == "graphics card"]
+    notes = [one for one in diagnostics.examine_machine() if one.topic == "graphics card"]
     assert [one.state for one in notes] == ["note"] * told
     assert all(one.next_step.endswith(library.how_to_compile("-DGGML_VULKAN=on", "--gpu vulkan")) for one in notes)
 
 
 def test_what_decodes_and_what_stays_idle_is_said(me: Trust) -> None:
-    found = [*local.examine_machine()]
+    found = [*diagnostics.examine_machine()]
     (backends,) = [one.what.partition("backends: ")[2] for one in found if "backends: " in one.what]
     assert "CPU" in backends
-    assert "idle" not in local.processor(4, 4).what
-    assert "4 of 8 processors stay idle" in local.processor(4, 8).what
+    assert "idle" not in diagnostics.processor(4, 4).what
+    assert "4 of 8 processors stay idle" in diagnostics.processor(4, 8).what
 
 
 def test_a_machine_in_no_network_is_told() -> None:
@@ -178,10 +177,10 @@ def test_a_machine_in_no_network_is_told() -> None:
 
 
 def test_silence_where_not_even_our_own_word_comes_back_is_a_firewall_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "announce", lambda *_: announce(ServiceKind.TEST, "", 1, []))  # says nothing
-    monkeypatch.setattr(network, "LISTEN_SECONDS", 0.2)
-    monkeypatch.setattr(network, "_LONGEST_LISTEN", 0.2)
-    heard = network.listen("0000-0000", ["127.0.0.1"])
+    monkeypatch.setattr(diagnostics, "announce", lambda *_: announce(ServiceKind.TEST, "", 1, []))  # says nothing
+    monkeypatch.setattr(diagnostics, "LISTEN_SECONDS", 0.2)
+    monkeypatch.setattr(diagnostics, "_LONGEST_LISTEN", 0.2)
+    heard = diagnostics.listen("0000-0000", ["127.0.0.1"])
     assert not heard.own_came_back
     assert "UDP port 5353" in only(examine_multicast(heard, "0000-0000", ["127.0.0.1"]), "multicast").next_step
 
@@ -287,7 +286,7 @@ def test_one_of_several_models_with_the_draft_models_vocabulary_is_enough(sound:
 
 
 def test_an_address_that_was_given_is_tried(me: Trust, desk: Trust) -> None:
-    found = list(network.examine_address(me, Address("127.0.0.1", 1), VOCABULARY))
+    found = list(diagnostics.examine_address(me, Address("127.0.0.1", 1), VOCABULARY))
     assert [one.state for one in found] == ["problem"]
     assert Identity.load().id == me.identity.id
 
@@ -304,7 +303,7 @@ def test_what_serves_rpc_is_said(
     monkeypatch: pytest.MonkeyPatch, kind: tuple[str, Path | None], state: str, words: str
 ) -> None:
     monkeypatch.setattr("edgellm.rpc_engine.backend.server_kind", lambda: kind)
-    found = local.rpc_engine()
+    found = diagnostics.rpc_engine()
     assert (found.topic, found.state) == ("rpc engine", state)
     assert words in found.what
     assert (how_to_compile() in found.next_step) == (state == "note")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.cli.entrypoint import run
+from edgellm.cli.app import run
 from edgellm.errors import HistoryUnusable
 from edgellm.llm import LLM, profile_path
 from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, forget, keep_profile, kept, tidy

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli.entrypoint import run
+from edgellm.cli.app import run
 from edgellm.engine import Message
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.llm import LLM, find_profile, profile_path, read_profile

@@ -16,8 +16,8 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from edgellm.cli.options.serve import WorkerOptions
-from edgellm.cli.serving.roles import start_worker
+from edgellm.cli.commands.serve import WorkerOptions
+from edgellm.cli.serving import start_worker
 from edgellm.engine import ModelFile, check_gguf
 from edgellm.errors import DeviceLost, EdgeError, MemoryShort, MeshBroken, PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.cli.options import models as model_options
+from edgellm.cli import options as model_options
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
 from edgellm.storage import pull

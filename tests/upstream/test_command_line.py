@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from edgellm.cli.app import app
-from edgellm.cli.options.models import upstream_options
-from edgellm.diagnostics.network import examine_server
+from edgellm.cli.options import upstream_options
+from edgellm.diagnostics import examine_server
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
 from edgellm.spec.stream import Reply

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
-from edgellm.cli.options.records import only, refuse_given, with_records
+from edgellm.cli.options import DRAFT, VERIFIER, HardwareOptions, only, refuse_given, with_records
 from edgellm.errors import InvalidOption
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,11 +10,16 @@ from typing import Annotated
 
 import typer
 
-from edgellm.cli.chat_session import Chat, StoredConversation, read_text
-from edgellm.cli.options.hardware import HardwareOptions
-from edgellm.cli.options.models import DRAFTS, INTERRUPTED, PairOptions, ThinkOptions, conversation_ids
-from edgellm.cli.options.records import with_records
-from edgellm.cli.pair_opener import ChatPairOpener, with_default_pair
+from edgellm.cli.chat_session import Chat, ChatPairOpener, StoredConversation, read_text, with_default_pair
+from edgellm.cli.options import (
+    DRAFTS,
+    INTERRUPTED,
+    HardwareOptions,
+    PairOptions,
+    ThinkOptions,
+    conversation_ids,
+    with_records,
+)
 from edgellm.cli.views.console import decode, is_terminal
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.errors import InvalidOption
@@ -91,17 +96,16 @@ def chat(
     if models.mesh is None:
         pair = opener.open(draft, verifier, models.peer, talk.profile)
     else:
-        from edgellm.cli.commands.mesh.run import over_devices
+        from edgellm.cli.commands.mesh import over_devices, reports_on
 
-        over = over_devices(models, named, options.max_tokens, hardware, display=display, history=talk.history)
-        pair, reports = opener.prepare(over.pair), over.reports
+        over = over_devices(models, named, options.max_tokens, hardware, explain=display.explain, history=talk.history)
+        pair, reports = opener.prepare(over.pair), reports_on(over, display)
     session = Chat(
         pair, options, context=texts, system=talk.system, remember=opener.recall(pair), stored=stored, reports=reports
     )
     with closing(session):
         if question is None:
-            from edgellm.cli.interactive import converse
-            from edgellm.cli.slash_commands import Conversing
+            from edgellm.cli.interactive import Conversing, converse
 
             names = None if models.mesh is not None or models.peer else (str(named.draft), str(named.verifier))
             return converse(Conversing(session, display, opener, names), history=talk.history)

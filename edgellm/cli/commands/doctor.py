@@ -9,11 +9,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.options.models import DEFAULT, DEFAULT_DRAFT, AsJson, Interfaces, model_names
+from edgellm.cli.options import DEFAULT, DEFAULT_DRAFT, AsJson, Interfaces, model_names
 from edgellm.cli.views.console import counted, emit_json, one_line, out, say
 
 if TYPE_CHECKING:
-    from edgellm.diagnostics.local import Finding
+    from edgellm.diagnostics import Finding
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
@@ -33,7 +33,7 @@ def doctor(
     interface: Interfaces = None,
     as_json: AsJson = False,
 ) -> int:  # fmt: skip
-    from edgellm.diagnostics.network import examine
+    from edgellm.diagnostics import examine
 
     findings: list[Finding] = []
     if not as_json:

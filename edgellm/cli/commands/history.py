@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from edgellm.cli.options.models import AsJson, Yes
+from edgellm.cli.options import AsJson, Yes
 from edgellm.cli.views.console import counted, emit, emit_json, facts, harmless, make_sure, one_line, out, say, size
 from edgellm.cli.views.console import show as show_rows
 from edgellm.errors import HistoryUnusable, InvalidOption

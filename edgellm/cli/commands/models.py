@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from edgellm.cli.options.models import AsJson, Yes, catalog_names, known_models, model_names
+from edgellm.cli.options import AsJson, Yes, catalog_names, known_models, model_names
 from edgellm.cli.views.console import emit, emit_json, facts, harmless, is_terminal, make_sure, one_line, out, say, size
 from edgellm.cli.views.console import show as show_rows
 from edgellm.cli.views.progress import download

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 from rich.text import Text
 
-from edgellm.cli.options.models import AsJson, Interfaces, peer_names
-from edgellm.cli.options.records import completion
+from edgellm.cli.options import AsJson, Interfaces, completion, peer_names
 from edgellm.cli.views.console import Columns, emit, err, facts, format_age, one_line, say, show, size
 from edgellm.errors import InvalidOption, PairingFailed
 

@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
-from edgellm.cli.options.models import DEFAULT, DEFAULT_DRAFT, DEFAULT_VERIFIER, PairOptions, model_names
-from edgellm.cli.options.records import only, with_records
-from edgellm.cli.pair_opener import with_default_pair
+from edgellm.cli.chat_session import with_default_pair
+from edgellm.cli.options import (
+    DEFAULT,
+    DEFAULT_DRAFT,
+    DEFAULT_VERIFIER,
+    DRAFT,
+    VERIFIER,
+    HardwareOptions,
+    PairOptions,
+    model_names,
+    only,
+    with_records,
+)
 from edgellm.cli.views.console import decode, emit, err, facts, is_terminal, out, say, table
 from edgellm.cli.views.progress import Loading
 from edgellm.errors import InvalidOption, ProfileStopped

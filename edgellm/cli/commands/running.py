@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgellm.cli.options.models import AsJson
+from edgellm.cli.options import AsJson
 from edgellm.cli.views.console import Columns, emit, harmless, say, show, size
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, ServerUnreachable
 

@@ -20,7 +20,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from edgellm.cli.options.models import AsJson
+from edgellm.cli.options import AsJson
 from edgellm.cli.views.console import emit, say
 from edgellm.errors import InvalidOption, ServiceFailed
 from edgellm.places import state_dir

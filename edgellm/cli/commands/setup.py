@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgellm.cli.options.models import catalog_names, interface_flag
-from edgellm.cli.options.records import with_records
-from edgellm.cli.settings import write_settings
+from edgellm.cli.commands.config import write_settings
+from edgellm.cli.options import catalog_names, interface_flag, with_records
 from edgellm.cli.views.console import emit_json, is_terminal, one_line, out, say, size, table
 from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, PullFailed

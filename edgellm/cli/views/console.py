@@ -152,9 +152,17 @@ def emit(line: str) -> None:
     sys.stdout.flush()
 
 
-def emit_json(value: object) -> None:
-    """Print a value as indented JSON on stdout."""
-    emit(json.dumps(value, indent=2))
+def emit_json(value: object, indent: int | None = 2) -> None:
+    """Print a value as JSON on stdout; on one line without `indent`."""
+    emit(json.dumps(value, indent=indent))
+
+
+def tell(value: object, as_json: bool, text: str, style: str = "") -> None:
+    """Print a value as JSON for a program, or a text about it for a person."""
+    if as_json:
+        emit_json(value)
+    else:
+        say(text, style)
 
 
 class TokenWriter:

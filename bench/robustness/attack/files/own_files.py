@@ -25,7 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bench.robustness.attack.harness import Attack, Found
-from edgellm.cli.entrypoint import run as run_command
+from edgellm.cli.app import run as run_command
 from edgellm.coldstart.cost_model import TransformerShape
 from edgellm.engine import ModelFile
 from edgellm.http.middleware import api_key, http_folder

@@ -1,35 +1,38 @@
-"""The roles of `edgellm serve`: a function for each, which serves until the user ends it."""
+"""The roles of `edgellm serve`, each of which serves until the user ends it; its HTTP server, and its announcements."""
 
 from __future__ import annotations
 
+import gc
+import platform
+import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from edgellm.cli.options.hardware import DRAFT, VERIFIER, HardwareOptions
-from edgellm.cli.options.models import DEFAULT, upstream_options
-from edgellm.cli.options.records import dashed, on_command_line
-from edgellm.cli.options.serve import HTTPOptions, LinkOptions, RoleOptions, ServedPair, WorkerOptions
-from edgellm.cli.pair_opener import with_default_pair
-from edgellm.cli.serving.http import is_unspecified, print_event, print_urls, until_stopped
+from edgellm.cli.chat_session import with_default_pair
+from edgellm.cli.commands.serve import HTTP_PORT, HTTPOptions, LinkOptions, RoleOptions, ServedPair, WorkerOptions
+from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions, dashed, on_command_line, upstream_options
 from edgellm.cli.views.console import announce, say, size
 from edgellm.cli.views.progress import Loading
-from edgellm.cli.views.reply_printer import Display
-from edgellm.engine import ModelFile
+from edgellm.engine import Model, ModelFile
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
-from edgellm.errors import EdgeError, InvalidOption
-from edgellm.http.model_host import ServedModel
+from edgellm.errors import EdgeError, InvalidOption, PortTaken, TrustUnusable
+from edgellm.http.model_host import ServedEmbedder, ServedModel
 from edgellm.llm import AUTO, LLM
+from edgellm.llm.model_loading import named
 from edgellm.storage import resolve
+from edgellm.storage.default_pair import resolve_pair
 
 if TYPE_CHECKING:
-    from edgellm.engine import Model
-    from edgellm.http.server import HttpServer
+    from edgellm.http.server import Credentials, HttpServer
     from edgellm.services.server.gateway_server import ServedGatewayModel
     from edgellm.services.server.listener import Listener, ServerEvent
     from edgellm.services.server.servers import WorkerServer
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from edgellm.verifier.in_process import ColocatedVerifier
 
 _PLANNED = 512  # tokens of a reply, for a plan before the first request
+_STOP_HINT = "Ctrl-C finishes requests in flight, then stops; a second one stops at once."
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,6 @@ def serve_pair(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     """Answer HTTP clients with a pair of models."""
     from edgellm.http.catalogs import ModelDefaults, PairedModels, PairOpener
     from edgellm.http.status import read_plan
-    from edgellm.llm.model_loading import named
 
     models, replies, hardware = asked.models, asked.replies, asked.hardware
     plan = None if asked.http.plan is None else read_plan(asked.http.plan.expanduser())
@@ -86,18 +89,18 @@ def serve_pair(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
         if http is not None:
             http.open(served, plan, opener=opener, catalog=PairedModels(defaults))
             print_urls(http, served.replies)
-        until_stopped([http])
+        _until_stopped([http])
 
 
 def _over_devices(asked: Asked, draft: str, verifier: str) -> ServedModel:
     """Return a pair whose verifier is on several devices."""
-    from edgellm.cli.commands.mesh.run import over_devices
+    from edgellm.cli.commands.mesh import over_devices
     from edgellm.http.status import MeshRecorder
-    from edgellm.storage.default_pair import resolve_pair
+    from edgellm.llm.mesh_llm import OpenedMesh
 
-    pair, shown = resolve_pair(draft, verifier), Display()
-    opened = over_devices(asked.models, pair, _PLANNED, asked.hardware, display=shown, sessions=asked.at_once)
-    recorder = None if opened.mesh is None else MeshRecorder(opened.mesh)
+    pair = resolve_pair(draft, verifier)
+    opened = over_devices(asked.models, pair, _PLANNED, asked.hardware, sessions=asked.at_once)
+    recorder = MeshRecorder(opened) if isinstance(opened, OpenedMesh) else None
     return ServedModel(opened.pair, opened.pair.name, in_turns=False, options=asked.replies, recorder=recorder)
 
 
@@ -107,12 +110,11 @@ def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) ->
     from edgellm.services.server.listener import Listening
     from edgellm.services.server.servers import VerifierOptions
     from edgellm.services.server.servers import serve_verifier as start
-    from edgellm.storage.default_pair import resolve_pair
     from edgellm.storage.fingerprint import FileHash
 
     link, head = asked.link, _eagle3(ctx, asked.models.draft)
-    named = resolve_pair(*with_default_pair("none", asked.served.only_model or DEFAULT)).verifier
-    path = resolve(str(named))
+    verifier = resolve_pair(*with_default_pair("none", asked.served.only_model or DEFAULT)).verifier
+    path = resolve(str(verifier))
     with Loading() as loading, Loading("hashing") as hashing, Loading("measuring") as measuring:
 
         def measured(loaded: Model) -> CostCurve:
@@ -144,7 +146,7 @@ def _served(asked: Asked, pair: LLM) -> ServedModel:
 def _eagle3(ctx: typer.Context, draft: str) -> ModelFile | None:
     """Return the EAGLE-3 head of a served verifier. A draft model in a pair's settings is left out; raise InvalidOption
     where the command line names one."""
-    from edgellm.llm.model_loading import eagle3_named, named
+    from edgellm.llm.model_loading import eagle3_named
 
     eagle3 = None if draft == DEFAULT else eagle3_named(named(draft))
     if eagle3 is None and draft != "none" and on_command_line(ctx, "draft"):
@@ -159,13 +161,12 @@ def serve_worker(_: typer.Context, asked: Asked, http: HttpServer | None) -> Non
     """Compute layers of a model here, and layers that other devices upload."""
     model, link = asked.served.only_model, asked.link
     file = None if model is None else ModelFile.open(resolve(model))
-    worker = start_worker(file, link, asked.hardware.of(VERIFIER))
-    with closing(worker):
+    with closing(start_worker(file, link, asked.hardware.of(VERIFIER))) as worker:
         if http is not None:
             http.models.open_without_model("This process computes layers for other devices, and generates no text.")
             say(f"Status: {http.url}/health", style="dim")
-        with announcing(worker, link):
-            until_stopped([http, worker], "Ctrl-C stops it; replies go on if other devices hold its layers.")
+        with _announcing(worker, link):
+            _until_stopped([http, worker], "Ctrl-C stops it; replies go on if other devices hold its layers.")
 
 
 def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardware = ON_PROCESSOR) -> WorkerServer:
@@ -227,8 +228,8 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
         def open_model(ready: ServedGatewayModel) -> None:
             model = ready.model
             for one in model.pool.servers:
-                named = f"{model.name}: " * (len(server.models) > 1)
-                say(f"{named}{one.opened.finding}.", style="dim")
+                name = f"{model.name}: " * (len(server.models) > 1)
+                say(f"{name}{one.opened.finding}.", style="dim")
                 for notice in one.opened.notices:
                     say(notice)
             if http is not None:
@@ -253,10 +254,12 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
 
 def _check_gateway(ctx: typer.Context, asked: Asked) -> None:
     """Refuse a gateway without a tokenizer, and options for a model that it does not load."""
-    not_computed = "no model is computed here"
-    refused = {"draft": not_computed, "sessions": "its servers keep the texts"}
-    refused = {name: why for name, why in refused.items() if on_command_line(ctx, name)}
-    for name, why in (refused | dict.fromkeys(asked.hardware.given, not_computed)).items():
+    refused = dict.fromkeys(asked.hardware.given, "no model is computed here")
+    if on_command_line(ctx, "draft"):
+        refused["draft"] = "no model is computed here"
+    if on_command_line(ctx, "sessions"):
+        refused["sessions"] = "its servers keep the texts"
+    for name, why in refused.items():
         raise InvalidOption(f"{dashed(name)} has no meaning with --upstream: {why}.", "Leave it out.")
     if not asked.served.model:
         raise InvalidOption(
@@ -280,15 +283,15 @@ def _pair_over(model: GatewayModel, verifier: ColocatedVerifier) -> LLM:
     return LLM(model.text, verifier=remote)
 
 
-def hosts_of(server: Listener, interface: Sequence[str]) -> list[str]:
+def _hosts_of(server: Listener, interface: Sequence[str]) -> list[str]:
     """Return the hosts at which others reach a server: its address, or all addresses of this machine in the home."""
     from edgellm.rpc.discovery.interfaces import chosen_hosts
 
-    return chosen_hosts(interface) if is_unspecified(server.address.host) else [server.address.host]
+    return chosen_hosts(interface) if _is_unspecified(server.address.host) else [server.address.host]
 
 
 @contextmanager
-def announcing(server: Listener, link: LinkOptions) -> Iterator[None]:
+def _announcing(server: Listener, link: LinkOptions) -> Iterator[None]:
     """Announce a server that other machines can reach, unless the user does not want that, and warn of a device that
     has the identity of this one."""
     from edgellm.rpc.discovery.mdns import ServiceKind, announce, find_copies
@@ -298,7 +301,7 @@ def announcing(server: Listener, link: LinkOptions) -> Iterator[None]:
         yield
         return
     # announcements are made over IPv4
-    hosts = [host for host in hosts_of(server, link.interface) if host.replace(".", "").isdigit()]
+    hosts = [host for host in _hosts_of(server, link.interface) if host.replace(".", "").isdigit()]
     short = trust.identity.id.short
 
     def warn_of_copies() -> None:
@@ -314,27 +317,188 @@ def announcing(server: Listener, link: LinkOptions) -> Iterator[None]:
         yield
 
 
-def _serve_until_stopped(server: Listener, http: HttpServer | None, link: LinkOptions) -> None:
-    """Serve devices, and HTTP if it is given, until the user stops them; close `server`."""
-    with announcing(server, link), closing(server):
-        until_stopped([http, server])
-
-
 def _say_how_to_use(server: Listener, link: LinkOptions, models: Sequence[str] = ()) -> None:
     """Print how devices have drafts verified here, by one of several `models` if there are."""
     from edgellm.rpc.address import ModelAddress
 
-    if server.trust is None:
+    hosts, lead, style = [server.address.host], "Use it with: edgellm chat --verifier", "bold"
+    if server.trust is not None:
+        say("Use it on a paired device with: edgellm chat --verifier auto", style="bold")
+        hosts, style = _hosts_of(server, link.interface), "dim"
+        lead = f"or{' to choose a model' if models else ', if it is not found'}: edgellm chat --peer"
+    for host in hosts:
         for model in models or ("",):
-            say(f"Use it with: edgellm chat --verifier {ModelAddress(server.address, model)}", style="bold")
-        return
-    say("Use it on a paired device with: edgellm chat --verifier auto", style="bold")
-    else_ = "or to choose a model" if models else "or, if it is not found"
-    for host in hosts_of(server, link.interface):
-        for model in models or ("",):
-            where = ModelAddress(replace(server.address, host=host), model)
-            say(f"{else_}: edgellm chat --peer {where}", style="dim")
+            say(f"{lead} {ModelAddress(replace(server.address, host=host), model)}", style=style)
 
 
 def _print_report(event: ServerEvent) -> None:
     print_event(event.text, style="")
+
+
+def print_event(text: str, style: str = "yellow") -> None:
+    """Print what has happened, with its time."""
+    say(f"{time.strftime('%H:%M:%S')}  {text}", style=style)
+
+
+def _serve_until_stopped(server: Listener, http: HttpServer | None, link: LinkOptions) -> None:
+    """Serve devices, and HTTP if it is given, until the user stops them; close `server`."""
+    with _announcing(server, link), closing(server):
+        _until_stopped([http, server])
+
+
+def _until_stopped(servers: Sequence[HttpServer | Listener | None], hint: str = _STOP_HINT) -> None:
+    """Wait for SIGINT or SIGTERM, then stop one server after the other, each once its requests in flight are finished,
+    since an earlier one may use later ones. A second signal stops all at once. Print `hint` once signals are handled.
+    """
+    gc.freeze()  # loaded objects stay: collecting them would halt all threads for a tenth of a second
+    running = [server for server in servers if server is not None]
+    signals = 0
+
+    def stop(*_: object) -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 1:
+            running[0].request_stop()
+        else:
+            for server in running:
+                server.request_stop(0)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    say(hint, style="dim")
+    try:
+        while running:
+            while not running[0].wait(1.0):
+                pass
+            if len(running) > 1 and signals < 2:
+                running[1].request_stop()
+            running.pop(0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def http_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Iterator[HttpServer | None]:
+    """Start a server that writes up to `replies` at once, and stop it after the `with`; None with --no-http. Until
+    `HttpServer.open` it answers that the model loads. With `paired_only` other programs on this machine need a key,
+    too.
+
+    Raises:
+        PortTaken: the chosen port is in use.
+        InvalidOption, TrustUnusable: the server cannot be started with these options.
+    """
+    if not options.http:
+        yield None
+        return
+    from edgellm.http.middleware import checked_host
+    from edgellm.http.model_host import keep_alive_seconds
+    from edgellm.http.running_servers import recorded
+    from edgellm.http.server import HttpConfig, HttpServer
+    from edgellm.rpc.address import Address
+
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise InvalidOption("--tls-cert and --tls-key must be given together.", "Give both, or neither.")
+    address = Address.of(options.http_host, HTTP_PORT if options.http_port is None else options.http_port)
+    names = [] if address.loopback else _host_names(address.host)
+    allowed = [checked_host(host) for host in options.allow_host]
+    credentials = None if address.loopback else _credentials(options, names)
+    needs_key = options.api_key_file is not None or paired_only
+    key = _api_key(options.api_key_file) if credentials is None and needs_key else None
+    config = HttpConfig(
+        credentials, key, _page_key(), [*names, *allowed], options.allow_origin, replies, options.waiting,
+        options.strict, keep_alive_seconds(options.keep_alive), print_event,
+    )  # fmt: skip
+    server = HttpServer(address, config)
+    try:
+        server.start()
+    except PortTaken:
+        if options.http_port is not None:
+            raise
+        server = HttpServer(replace(address, port=0), config)
+        server.start()
+        say(f"Port {HTTP_PORT} is in use; HTTP uses port {server.address.port}.", style="yellow")
+    try:
+        with recorded(server.reached_at, server.address.port, server.certificate):
+            yield server
+    finally:
+        server.stop(0)
+
+
+@contextmanager
+def embedding(server: HttpServer | None, model: str | None, hardware: Hardware) -> Iterator[None]:
+    """Load an embedding model, if one is named, and have `server` embed with it."""
+    if model is None:
+        yield
+        return
+    if server is None:
+        raise InvalidOption("--embeddings is for HTTP, and --no-http is given.", "Leave one of them out.")
+    from edgellm.engine.embedding.embedder import Embedder
+    from edgellm.engine.model import LoadSpec
+    from edgellm.storage import name_of
+
+    path = resolve(model)
+    with Model.load(path, LoadSpec(hardware, embeds=True)) as loaded, Embedder(loaded) as embedder:
+        server.models.open_embedder(ServedEmbedder(name_of(path), embedder))
+        say(f"Embeddings: {server.url}/v1/embeddings, {embedder.width} numbers of {name_of(path)}", style="dim")
+        yield
+
+
+def print_urls(server: HttpServer, room: int | None = None) -> None:
+    """Print the addresses of the server, and how many replies it writes at once. There may be memory for `room`."""
+    say(f"Web page: {server.page_url}", style="bold")
+    say(f"OpenAI's API: {server.url}/v1", style="bold")
+    wanted, waiting = server.config.replies, server.config.waiting
+    most = min(wanted, room or wanted)
+    replies = f"{most} replies are" if most > 1 else "1 reply is"
+    why = "each takes memory and slows the others" if most == wanted else "there is no memory for more"
+    say(f"{replies} written at once (--replies), as {why}; {waiting} more requests wait (--waiting).", style="dim")
+
+
+def _credentials(options: HTTPOptions, names: Sequence[str]) -> Credentials:
+    from edgellm.http.middleware import http_folder
+    from edgellm.http.server import Credentials
+    from edgellm.rpc.trust.identity import web_certificate
+
+    key = _api_key(options.api_key_file)
+    if options.tls_cert is not None and options.tls_key is not None:
+        return Credentials(key, options.tls_cert.expanduser(), options.tls_key.expanduser())
+    certificate, private_key = web_certificate(http_folder(), names)
+    say(f"Clients must trust the certificate {certificate}, as with curl --cacert.", style="dim")
+    return Credentials(key, certificate, private_key)
+
+
+def _page_key() -> str | None:
+    """Return the page's key; None, with a notice, where it cannot be stored, so that a tab keeps its own chats."""
+    from edgellm.http.middleware import page_key
+
+    try:
+        return page_key()
+    except (InvalidOption, TrustUnusable) as error:
+        say(f"The page stores no conversations: {error}", style="yellow")
+        return None
+
+
+def _api_key(path: Path | None) -> str:
+    from edgellm.http.middleware import api_key
+
+    file, key = api_key(None if path is None else path.expanduser())
+    say(f"HTTP clients need the API key in {file}.", style="dim")
+    return key
+
+
+def _is_unspecified(host: str) -> bool:
+    """Return whether a server that listens at `host` is reached by all addresses of its machine."""
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False
+
+
+def _host_names(host: str) -> list[str]:
+    """Return the names of a machine that listens at `host`: that address, or for 0.0.0.0 and :: all addresses, and its
+    host name."""
+    from edgellm.rpc.discovery.interfaces import own_hosts
+
+    hosts = sorted(own_hosts()) if _is_unspecified(host) else [host]
+    node = platform.node().partition(".")[0].lower()
+    return [*hosts, *([node, f"{node}.local"] if node.replace("-", "").isalnum() and node.isascii() else [])]

@@ -1,0 +1,401 @@
+"""`edgellm mesh plan`: the best split of a model over devices; `edgellm mesh run`: a reply by a split model."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from edgellm.cli.commands.mesh_devices import (
+    HomeOptions,
+    Objective,
+    find_home_workers,
+    print_left_out,
+    print_units,
+    split_flag,
+    survey_workers,
+    units,
+)
+from edgellm.cli.options import (
+    DEVICES,
+    DRAFT,
+    INTERRUPTED,
+    PLANNING,
+    VERIFIER,
+    AsJson,
+    Engine,
+    HardwareOptions,
+    MeshHardware,
+    PairOptions,
+    PlanHardware,
+    ThinkOptions,
+    model_names,
+    only,
+    refuse_given,
+    with_records,
+)
+from edgellm.cli.views.console import emit_json, say
+from edgellm.cli.views.progress import Loading, activity
+from edgellm.cli.views.reply_printer import Display, print_reply
+from edgellm.errors import InvalidOption, PlanImpossible
+from edgellm.flags import flag
+from edgellm.layer_range import HERE
+from edgellm.spec.params import ReplyOptions
+
+if TYPE_CHECKING:
+    from edgellm.cli.views.mesh_view import Reports
+    from edgellm.engine import ModelFile
+    from edgellm.llm.home import EngineChoice, Workload
+    from edgellm.llm.mesh_llm import OpenedMesh
+    from edgellm.mesh.fleet_file import Fleet
+    from edgellm.mesh.fleet_profiler import Survey
+    from edgellm.mesh.placement import Placement
+    from edgellm.rpc_engine.opening import OpenedRpc
+    from edgellm.rpc_engine.plan import RpcPlacement
+    from edgellm.storage.default_pair import ResolvedPair
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The options of a plan, and its devices if not those of this home."""
+
+    devices: Path | None = flag(None, "Devices file; see --help-all.", "FILE.toml")
+    preset: str | None = flag(None, "Named devices: csgo, those of the paper.", "NAME")
+    tokens_in: int = flag(1024, "Tokens of the prompt.", "N", least=1)
+    tokens_out: int = flag(128, "Tokens of the reply.", "N", least=0)
+    objective: Objective = flag("ttft", "Time to minimise: to the first token (ttft), or to the end of the reply.")
+    overlap: Literal["paper", "receiving", "streamed"] = flag(
+        "streamed", "What a device does while it loads: nothing (paper), receive, or also compute (streamed)."
+    )
+    warm: bool = flag(False, "Assume that every device has its layers loaded.", names=("--warm",))
+    time_limit: float = flag(10.0, "After this time use the best plan so far.", "SECONDS", least=0.0)
+    measure: bool = flag(False, "Measure all devices again.", names=("--measure",))
+    plot: Path | None = flag(None, "Also draw the plan: a .png or .svg file.", "FILE")
+
+
+@with_records
+def plan(
+    ctx: typer.Context,
+    asked: PlanOptions,
+    home: HomeOptions,
+    hardware: PlanHardware,
+    model: str | None = typer.Argument(
+        None, metavar="[MODEL]", autocompletion=model_names, show_default=False, help="Name from `edgellm ls`, "
+        "user/repo[:quant], or path. Not needed if the devices file or the preset describes a model.",
+    ),
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    from edgellm.cli.views.mesh_view import print_rpc_plan, rpc_figures, say_context
+    from edgellm.engine import ModelFile
+    from edgellm.llm.home import Workload, planned_positions
+    from edgellm.mesh import part_of
+    from edgellm.storage import resolve
+
+    described = asked.devices is not None or asked.preset is not None
+    _check_hardware(ctx, home.engine, described=described, has_file=model is not None)
+    if asked.plot is not None and asked.plot.suffix.lower() not in (".png", ".svg"):
+        raise InvalidOption(f"--plot cannot write {asked.plot}.", "Use a file name that ends in .png or .svg.")
+    file = None if model is None else ModelFile.open(resolve(model))
+    own, tokens = hardware.of_planned(), asked.tokens_in + asked.tokens_out
+    own = replace(own, n_ctx=None if file is None else planned_positions(file, own.n_ctx, tokens))
+    workload = Workload(asked.tokens_in, asked.tokens_out, asked.objective, hardware=own, cold=not asked.warm)
+    if described or model is None or file is None:
+        _show_stages(asked, file, _fleet(asked), workload, as_json=as_json)
+        return
+    choice = engine_for(file, home.engine)
+    if choice.over_rpc and asked.plot is not None:  # refused before the measurement
+        why = choice.reason.rstrip(".")
+        raise InvalidOption(f"--plot draws stages, and this plan is over RPC: {why}.", "Leave it out.")
+    workers = find_home_workers(home.interface, home.peer)
+    survey = survey_workers(file, workers, asked.measure, own, by_stand_in=choice.over_rpc)
+    row: dict[str, Any] = {"engine": choice.engine, "engine_reason": choice.reason, "doubtful": survey.doubts()}
+    if not choice.over_rpc:
+        _show_stages(asked, file, survey.fleet(), workload, survey, row | {"units": units(survey)}, as_json=as_json)
+        return
+    placed = part_of("rpc", "opening").place_over_rpc(file, survey, workload)
+    if as_json:
+        emit_json(row | {"reason": choice.reason, **rpc_figures(placed), "context_length": workload.positions})
+        return
+    print_rpc_plan(placed, model)
+    say_context(own.n_ctx)
+    print_units(survey)
+
+
+def _show_stages(
+    asked: PlanOptions, file: ModelFile | None, fleet: Fleet, workload: Workload, survey: Survey | None = None,
+    more: dict[str, Any] | None = None, *, as_json: bool,
+) -> None:  # fmt: skip
+    """Make and print a plan for a fleet; with the `survey` in which it was measured, what is to be deployed, and `more`
+    about it for a script, too."""
+    from edgellm.cli.views.mesh_view import figures, print_plan, say_context
+    from edgellm.coldstart.home import Home
+    from edgellm.coldstart.plan import plan as best_plan
+    from edgellm.llm.home import missing_layers, within
+    from edgellm.llm.mesh_timeline import save
+
+    if file is not None:
+        home = workload.home(file, fleet)
+    elif fleet.model is None:
+        next_step = "Give a MODEL, or add a [model] table to the devices file."
+        raise InvalidOption("There is no model to plan for.", next_step)
+    else:
+        home = Home(
+            fleet.devices, fleet.model, workload.tokens_in, workload.tokens_out, workload.objective, fleet.links,
+            cold=workload.cold,
+        )  # fmt: skip
+    began, moves = time.perf_counter(), None
+    with activity("planning"):
+        found = best_plan(replace(home, overlap=asked.overlap), within(asked.time_limit))
+    milliseconds = 1e3 * (time.perf_counter() - began)
+    if survey is not None and file is not None:
+        with activity("asking the devices for their layers"):
+            moves = missing_layers(file, found.option.shares, survey)
+    if asked.plot is not None:
+        try:
+            save(found, asked.plot)
+        except OSError as error:
+            what = f"{asked.plot} cannot be written: {error.strerror}."
+            raise InvalidOption(what, "Choose another file.") from None
+    context = workload.hardware.n_ctx
+    if as_json:
+        row = figures(found, milliseconds) | {"context_length": context} | (more or {})
+        if moves is not None:
+            row["move"] = [{"device": name, "bytes": count} for name, count in moves]
+        emit_json(row)
+        return
+    speeds = {} if survey is None else survey.speeds
+    print_plan(found, milliseconds, moves, {name: one.figures.unit for name, one in speeds.items()})
+    say_context(context)
+    if survey is not None:
+        print_units(survey)
+    if asked.plot is not None:
+        say(f"wrote {asked.plot}", style="dim")
+
+
+def _check_hardware(ctx: typer.Context, engine: Engine, *, described: bool, has_file: bool) -> None:
+    """Refuse options for hardware on the command line on which this plan does not depend."""
+    of_file = ("ctx_size", "cache_type")
+    if described:
+        others = [name for name in PLANNING if name not in of_file]
+        why = "has no meaning with described devices: their speed and memory are as described"
+        refuse_given(ctx, others, why, "Leave it out.")
+    if not has_file:
+        refuse_given(ctx, of_file, "needs a model file: what is described has no keys and values", "Name a MODEL.")
+    if engine == "stages":
+        next_step = "Leave it out, and give it to edgellm mesh run."
+        refuse_given(ctx, ("batch_size",), "does not change a plan of stages", next_step)
+
+
+def _fleet(asked: PlanOptions) -> Fleet:
+    from edgellm.mesh import fleet_file
+
+    if asked.devices is not None and asked.preset is not None:
+        raise InvalidOption("--devices and --preset exclude each other.", "Leave one of them out.")
+    if asked.devices is not None:
+        return fleet_file.read_fleet(asked.devices)
+    if asked.preset is not None:
+        return fleet_file.preset(asked.preset)
+    raise InvalidOption(
+        "There are no devices to plan for.",
+        "Give a MODEL, to measure this device and the paired ones; or --devices with a file (see `edgellm mesh plan"
+        " --help`); or --preset csgo.",
+    )
+
+
+AUTO = "auto"
+CHAT_TOKENS = 256  # assumed prompt of a conversation, whose length is unknown
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions(HomeOptions):
+    """The split of a model over devices, and the question."""
+
+    split: str | None = split_flag("the best one")
+    devices: Path | None = flag(None, "Devices file to plan for; see edgellm mesh plan --help-all.", "FILE.toml")
+    draft: str = flag("none", "Small model that drafts; 'none': no drafts.", "MODEL", complete=model_names)
+    system: str | None = flag(None, "System prompt.", "TEXT", names=("-s", "--system"))
+    objective: Objective = flag("ttft", "Without --split: time to minimise, to the first token or the reply's end.")
+    f32: bool = flag(False, "Send activations as 32-bit, not 16-bit floats.", names=("--f32",), panel=DEVICES)
+
+
+@with_records
+def run(
+    asked: RunOptions,
+    reply: Annotated[ReplyOptions, only("max_tokens", "temperature", "seed", "retrieval")],
+    think: ThinkOptions,
+    display: Annotated[Display, only("as_json", "explain")],
+    hardware: MeshHardware,
+    model: str = typer.Argument(..., metavar="MODEL", autocompletion=model_names, help="As for mesh plan."),
+    prompt: list[str] = typer.Argument(..., metavar="PROMPT", help="Question."),
+) -> int:
+    from edgellm.llm import compose
+
+    question = " ".join(prompt)
+    if not question.strip():
+        raise InvalidOption("The question is empty.", 'Ask something: edgellm mesh run MODEL "Why is the sky blue?"')
+    if asked.split is not None and asked.devices is not None:
+        raise InvalidOption("--split and --devices exclude each other.", "Leave one of them out.")
+    options = replace(reply, **think.fields())
+    spread = Spread.of(model, asked, asked.draft, hardware, explain=display.explain)
+    if spread.choice.over_rpc and (asked.f32 or asked.devices is not None):
+        raise InvalidOption(f"--{'f32' if asked.f32 else 'devices'} is for stages only.", "Leave it out.")
+    workload = spread.workload(max(1, len(question) // 4), options.max_tokens, asked.objective)
+    with spread.open(asked.split, asked.devices, workload, wide=asked.f32) as opened:
+        reports = reports_on(opened, display)
+        if reports is not None and display.explain:
+            say(reports.opened.reason, style="dim")
+        summary = print_reply(opened.pair.reply(compose(question, system=asked.system), options), display)
+        if reports is not None:
+            reports.reply_finished(summary)
+        return INTERRUPTED if summary.finish_reason == "cancelled" else 0
+
+
+def reports_on(opened: OpenedMesh | OpenedRpc, display: Display) -> Reports | None:
+    """Return what reports on the replies of a mesh; None over RPC, where no device measures its work."""
+    from edgellm.cli.views.mesh_view import Reports
+    from edgellm.llm.mesh_llm import OpenedMesh
+
+    return Reports(opened, as_json=display.as_json) if isinstance(opened, OpenedMesh) else None
+
+
+def over_devices(
+    models: PairOptions, pair: ResolvedPair, max_tokens: int, hardware: HardwareOptions, *,
+    explain: bool = False, sessions: int = 1, history: bool = True,
+) -> OpenedMesh | OpenedRpc:  # fmt: skip
+    """Open a pair over devices for `chat --mesh` and `serve --mesh`, with the draft model and the verifier of a `pair`.
+    `models.mesh`: a split, the name of a devices file, or AUTO for the best split over the measured devices."""
+    mesh, home = models.mesh or AUTO, HomeOptions(models.engine, models.peer)
+    spread = Spread.of(str(pair.verifier), home, str(pair.draft), hardware, explain=explain)
+    described = Path(mesh).expanduser() if mesh.endswith(".toml") else None
+    if described is not None and spread.choice.over_rpc:
+        raise InvalidOption(f"--mesh {mesh} is for stages only.", "Give a split, or --mesh auto.")
+    # in a conversation the layers stay loaded, so the time of every token counts, not only that of the first
+    workload = spread.workload(CHAT_TOKENS, max_tokens, "reply", sessions)
+    split = None if mesh == AUTO or described is not None else mesh
+    return spread.open(split, described, workload, rests=True, history=history)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A model to be spread over devices, named `model` by the user, and what was asked for. `explain`: print why."""
+
+    model: str
+    file: ModelFile
+    choice: EngineChoice
+    home: HomeOptions
+    draft: str
+    hardware: HardwareOptions
+    explain: bool
+
+    @classmethod
+    def of(cls, model: str, home: HomeOptions, draft: str, hardware: HardwareOptions, *, explain: bool) -> Spread:
+        """Find the model and choose the engine."""
+        from edgellm.engine import ModelFile
+        from edgellm.storage import resolve
+
+        file = ModelFile.open(resolve(model))
+        return cls(model, file, engine_for(file, home.engine), home, draft, hardware, explain)
+
+    def workload(self, tokens_in: int, tokens_out: int, objective: Objective, sessions: int = 1) -> Workload:
+        """Return what is planned for, with this device's hardware."""
+        from edgellm.llm.home import Workload
+
+        own = self.hardware.of(VERIFIER)
+        return Workload(tokens_in, tokens_out, objective, own.n_ctx, sessions, own)
+
+    def open(
+        self, split: str | None, described: Path | None, workload: Workload, *, wide: bool = False,
+        rests: bool = False, history: bool = True,
+    ) -> OpenedMesh | OpenedRpc:  # fmt: skip
+        """Open the pair over devices: by `split`, as planned for those of a file, or as planned for the measured ones.
+        `wide` and `rests` as for `MeshOptions`."""
+        from edgellm.llm.home import place_described
+        from edgellm.llm.mesh_llm import MeshOptions, open_mesh
+        from edgellm.llm.model_loading import EngineConfig
+        from edgellm.mesh import part_of
+        from edgellm.mesh.fleet_file import read_fleet
+
+        stages, placed = None, None
+        if described is not None:
+            stages = place_described(self.file, read_fleet(described), workload)
+        elif split is None:
+            split, stages, placed = self._placed(workload)
+        config = EngineConfig(
+            self.draft, hardware=workload.hardware, draft_hardware=self.hardware.of(DRAFT), history=history
+        )
+        if self.choice.over_rpc:
+            rpc = part_of("rpc", "opening")
+            options = rpc.RpcOptions(split, placed, self.home.peer, workload.context, workload.sessions)
+            with Loading() as loading:
+                found: OpenedRpc = rpc.open_over_rpc(self.file, options, config, _notify, loading)
+            return found
+        options = MeshOptions(split, stages, self.home.peer, workload.context, workload.sessions, wide, rests)
+        opened = open_mesh(self.file, options, config, _notify)
+        if opened.phases is not None and opened.phases.following:
+            say(opened.phases.sentence, style="dim")
+        return opened
+
+    def _placed(self, workload: Workload) -> tuple[str | None, Placement | None, RpcPlacement | None]:
+        """Return a split, stages or a placement over RPC on the devices, which are measured, and print why. Without
+        other devices nothing is measured, and the split is this device."""
+        from edgellm.engine.gguf.memory import text_layers
+        from edgellm.mesh.model_costs import model_costs
+
+        workers, over_rpc = find_home_workers(self.home.interface, self.home.peer), self.choice.over_rpc
+        unusable = [(worker.name, worker.error) for worker in workers if worker.error is not None]
+        if len(unusable) < len(workers):
+            survey = survey_workers(self.file, workers, False, workload.hardware, by_stand_in=over_rpc)
+            if over_rpc:
+                return None, None, self._placed_over_rpc(survey, workload)
+            return None, self._stages(survey, workload), None
+        print_left_out(unusable)
+        say("No other device can be used, so this one holds all layers.", style="dim")
+        layers = text_layers(self.file.header) if over_rpc else model_costs(self.file).shape.layers
+        return f"{HERE}:1-{layers}", None, None
+
+    def _stages(self, survey: Survey, workload: Workload) -> Placement:
+        from edgellm.llm.home import place_stages
+        from edgellm.mesh import ENGINES, part_of
+
+        try:
+            placed = place_stages(self.file, survey, workload)
+        except PlanImpossible as error:
+            if "rpc" not in ENGINES or not part_of("rpc", "backend").is_compiled_in():
+                raise
+            raise PlanImpossible(error.what, f"{error.next_step} Or add --engine rpc.") from None
+        if deployed := placed.advice(self.model):
+            _notify(deployed)
+        say(placed.reason, style="dim")
+        if self.explain:
+            print_units(survey)
+            for name, why in placed.why():
+                say(f"{name}: {why}", style="dim")
+        return placed
+
+    def _placed_over_rpc(self, survey: Survey, workload: Workload) -> RpcPlacement:
+        from edgellm.mesh import part_of
+
+        placed: RpcPlacement = part_of("rpc", "opening").place_over_rpc(self.file, survey, workload)
+        say(placed.plan.advice, style="dim")
+        if (better := placed.one_model_each(self.model)) is not None:
+            _notify(better)
+        if self.explain:
+            print_left_out(placed.left_out)
+        return placed
+
+
+def engine_for(file: ModelFile, asked: Engine) -> EngineChoice:
+    """Return the engine for a model; say why where it is RPC without having been asked for."""
+    from edgellm.llm.home import choose_engine
+
+    choice = choose_engine(file, asked)
+    if asked == "auto" and choice.over_rpc:
+        say(f"engine: {choice.engine}. {choice.reason}", style="dim")
+    return choice
+
+
+def _notify(text: str) -> None:
+    say(text, style="yellow")

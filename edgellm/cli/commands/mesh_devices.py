@@ -1,0 +1,429 @@
+"""The devices that can hold layers: finding and measuring them; `edgellm mesh peers`, a table of them, and `deploy` and
+`layers`, which send layers to them, list and remove them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import typer
+
+from edgellm.cli.options import (
+    ENGINES,
+    PLANNING,
+    AsJson,
+    DeployHardware,
+    Engine,
+    Interfaces,
+    Yes,
+    interface_flag,
+    model_names,
+    only,
+    refuse_given,
+    with_records,
+)
+from edgellm.cli.views.console import Columns, emit, emit_json, format_age, make_sure, one_line, say, show, size, tell
+from edgellm.cli.views.progress import Loading, activity, uploads
+from edgellm.errors import EdgeError, InvalidOption
+from edgellm.flags import flag
+from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
+
+if TYPE_CHECKING:
+    from edgellm.engine import ModelFile
+    from edgellm.engine.hardware import Hardware
+    from edgellm.mesh.deploy import DeployProgress
+    from edgellm.mesh.fleet_profiler import MeasuredSpeed, Survey
+    from edgellm.rpc.discovery.workers import Worker
+
+
+Objective: TypeAlias = Literal["ttft", "reply"]
+
+
+@dataclass(frozen=True, slots=True)
+class HomeOptions:
+    """The devices of a home, and the engine that spreads a model over them."""
+
+    engine: Engine = flag("auto", ENGINES, "auto|stages|rpc")
+    peer: tuple[str, ...] = flag(
+        (), "Address of a worker besides the paired ones. In a run, a worker without layers replaces a lost one.",
+        "[NAME=]HOST:PORT",
+    )  # fmt: skip
+    interface: tuple[str, ...] = interface_flag()
+
+
+def split_flag(shown: str) -> Any:
+    """Return the field of a record that has --split."""
+    text = "Layers of each device, counted from 1. NAME: here, a paired device, or HOST:PORT."
+    return flag(None, text, "NAME:A-B,NAME:C-D", shown=shown)
+
+
+def peers(
+    measure: str | None = typer.Option(
+        None, metavar="MODEL", autocompletion=model_names, show_default=False,
+        help="Measure all devices now, with layers of this model's shape and quantisation.",
+    ),
+    interface: Interfaces = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    from edgellm.engine import ModelFile
+    from edgellm.engine.hardware import ON_PROCESSOR
+    from edgellm.storage import resolve
+
+    if measure is not None:
+        survey_workers(ModelFile.open(resolve(measure)), find_home_workers(interface), True, ON_PROCESSOR)
+    workers = paired_workers(interface)
+    rows = [_row(worker) for worker in (None, *workers)]
+    show(rows, _COLUMNS, as_json, empty="")
+    if not workers and not as_json:
+        say("No device is paired with this one. Pair one with: edgellm pair")
+    if any(row["speed"] is None and not row["trouble"] for row in rows) and not as_json:
+        say("Measure the other devices with --measure MODEL, or by `edgellm mesh plan MODEL`.", "dim")
+
+
+def paired_workers(interface: Sequence[str] | None) -> list[Worker]:
+    """Return the paired devices as workers."""
+    from edgellm.rpc.discovery.interfaces import chosen_hosts
+    from edgellm.rpc.discovery.workers import find_workers
+    from edgellm.rpc.trust.trust import Trust
+
+    trust = Trust.load()
+    known = trust.peers.all()
+    with activity("asking the devices"):
+        return find_workers(trust, known, chosen_hosts(interface or ())) if known else []
+
+
+def find_home_workers(interface: Sequence[str] | None, peers: Sequence[str] = ()) -> list[Worker]:
+    """Return the workers among the paired devices, and those at the addresses `peers`, [NAME=]HOST:PORT."""
+    from edgellm.mesh.fleet_profiler import discover_workers, parse_peer
+    from edgellm.rpc.discovery.interfaces import chosen_hosts
+
+    places = [parse_peer(peer) for peer in peers]
+    with activity("looking for devices"):
+        return discover_workers(chosen_hosts(interface or ()), places)
+
+
+def survey_workers(
+    model: ModelFile, workers: Sequence[Worker], fresh: bool, hardware: Hardware, *, by_stand_in: bool = False
+) -> Survey:
+    """Measure a model on this device with its `hardware`, and on `workers`, if unknown or `fresh`; print which are left
+    out. `by_stand_in` as for `measure_workers`."""
+    from edgellm.mesh.fleet_profiler import measure_workers
+
+    with activity("asking the devices") as update:
+        found = measure_workers(
+            model, workers, fresh, lambda device, doing: update(f"{device}: {doing}"), hardware, by_stand_in=by_stand_in
+        )
+    print_left_out(found.left_out)
+    for sentence in found.doubts():
+        say(sentence, style="yellow")
+    return found
+
+
+def print_left_out(devices: Sequence[tuple[str, EdgeError | str]]) -> None:
+    """Print which devices cannot be used, and why."""
+    for name, trouble in devices:
+        say(f"left out: {name}: {trouble}", style="dim")
+
+
+def units(home: Survey) -> list[dict[str, Any]]:
+    """Return the unit that computes on each device, and why; None for the processor."""
+    return [
+        {"device": name, "unit": one.figures.unit or None, "processor": one.figures.processor,
+         "reason": one.figures.unit_reason} for name, one in home.speeds.items()
+    ]  # fmt: skip
+
+
+def print_units(home: Survey) -> None:
+    """Print the unit that computes on each device, and why."""
+    for row in units(home):
+        unit = row["unit"] or "the processor"
+        say(one_line(f"{row['device']} computes on {unit} ({row['processor']}): {row['reason']}."), style="dim")
+
+
+def held(worker: Worker | None) -> list[dict[str, Any]]:
+    """Return the layers that a worker, or this device, has of each model. Layers that arrive are counted as `size` of
+    a worker."""
+    from edgellm.storage.layers.store import CUT, LayerStore
+
+    def row(device: str, one: Any, layers: Iterable[int], more: dict[str, Any]) -> dict[str, Any]:
+        return {"device": device, "fingerprint": one.manifest.fingerprint, "of": one.manifest.layers,
+                "model": one.manifest.name, "layers": ranges(layers), "used": one.used, **more}  # fmt: skip
+
+    if worker is None:
+        return [
+            row(HERE, one, one.layers, {
+                "size": one.size, "arriving": sum(one.arriving.values()), "made": one.owner == CUT
+            })
+            for one in LayerStore().models()
+        ]  # fmt: skip
+    found = []
+    for there in worker.facts.models if worker.facts is not None else ():
+        pieces = [there.manifest.pieces[place] for place in there.pieces]
+        total = sum(piece.size for piece in pieces) + there.arriving
+        more = {"size": total, "arriving": there.arriving, "made": False}
+        found.append(row(worker.name, there, {layer for piece in pieces for layer in piece.layers}, more))
+    return found
+
+
+def _row(worker: Worker | None) -> dict[str, Any]:
+    """Return the facts of a worker, or of this device."""
+    from edgellm.mesh.fleet_profiler import stored_link, stored_speed
+
+    peer = address = trouble = there = line = None
+    if worker is not None:
+        peer, link = worker.peer, stored_link(worker)
+        address, trouble = (None if one is None else str(one) for one in (worker.address, worker.error))
+        there = sorted(worker.rights if worker.error is None else getattr(peer, "granted", ()))
+        line = link and {
+            "round_trip_ms": round(1e3 * link.line.round_trip, 3), "up_mbps": round(link.line.up / 1e6, 1),
+            "down_mbps": round(link.line.down / 1e6, 1), "taken": link.taken, "age_s": _age(link.taken),
+            "reason": link.reason, "doubtful": link.doubtful,
+        }  # fmt: skip
+    speed = stored_speed(worker)
+    return {
+        "name": HERE if worker is None else worker.name,
+        "id": None if peer is None else str(peer.id), "short": "" if peer is None else peer.id.short,
+        "may_here": None if peer is None else sorted(peer.rights), "may_there": there,
+        "address": address, "trouble": trouble, "speed": None if speed is None else _speed(speed), "line": line,
+        "held": [{key: one[key] for key in ("model", "layers", "size")} for one in held(worker)],
+    }  # fmt: skip
+
+
+def _speed(speed: MeasuredSpeed) -> dict[str, Any]:
+    figures, curve = speed.figures, speed.utilisation
+    rates = [speed.shape.flops(rows) / taken for rows, taken in zip(figures.rows, figures.seconds, strict=True)]
+    same = ("disk_reason", "memory", "memory_reason", "threads", "processor", "unit", "unit_reason", "taken", "reason",
+            "doubt")  # fmt: skip
+    return {
+        "model": speed.model, "tokens": list(figures.rows), "layer_ms": [1e3 * taken for taken in figures.seconds],
+        "gflops": [round(rate / 1e9, 2) for rate in rates], "peak_gflops": round(curve.peak / 1e9, 2), "b": curve.b,
+        "fit_worst": round(curve.worst, 3), "disk_mb_s": round(figures.disk / 1e6, 1), "age_s": _age(figures.taken),
+        "weights_gb_s": round(figures.layer / figures.seconds[0] / 1e9, 2) if figures.rows[0] == 1 else None,
+        **{name: getattr(figures, name) for name in same},
+    }  # fmt: skip
+
+
+def _age(taken: int) -> int:
+    return max(0, int(time.time()) - taken)
+
+
+def _computes(speed: dict[str, Any]) -> str:
+    rates = [f"{rate:.0f}" if rate >= 10.0 else f"{rate:.2g}" for rate in (speed["gflops"][0], max(speed["gflops"]))]
+    return f"{'-'.join(rates)} GFLOP/s" + (f" ({speed['unit']})" if speed["unit"] else "")
+
+
+def _rights(rights: list[str] | None) -> str:
+    return "-" if rights is None else ", ".join(rights) or "nothing"
+
+
+def _held(row: dict[str, Any]) -> str:
+    return ", ".join(f"{one['model']} {one['layers']}" for one in row["held"]) or row["trouble"] or "none"
+
+
+_COLUMNS: Columns = {
+    "NAME": lambda row: row["name"],
+    "ID": lambda row: row["short"] or "-",
+    "MAY HERE": lambda row: _rights(row["may_here"]),
+    "MAY THERE": lambda row: _rights(row["may_there"]),
+    "COMPUTES": lambda row: _computes(row["speed"]) if row["speed"] else "-",
+    "READS": lambda row: (
+        f"{row['speed']['weights_gb_s']:.1f} GB/s" if (row["speed"] or {}).get("weights_gb_s") else "-"
+    ),
+    "DISK": lambda row: f"{row['speed']['disk_mb_s']:.0f} MB/s" if row["speed"] else "-",
+    "MEMORY": lambda row: size(row["speed"]["memory"]) if row["speed"] else "-",
+    "LINE": lambda row: (
+        "{round_trip_ms:.1f} ms, {up_mbps:.0f}/{down_mbps:.0f} Mbit/s".format(**row["line"]) if row["line"] else "-"
+    ),
+    "MEASURED": lambda row: (
+        format_age(row["speed"]["age_s"]) + (", doubtful" if row["speed"]["doubt"] else "") if row["speed"] else "never"
+    ),
+    "LAYERS": _held,
+}
+
+
+_MEGABIT = 125_000.0  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeployOptions:
+    """The layers to send, and the devices to send them to."""
+
+    split: str | None = split_flag("as mesh plan advises")
+    tokens_in: int = flag(1024, "Tokens of the prompt to plan for.", "N", least=1)
+    tokens_out: int = flag(128, "Tokens of the reply to plan for.", "N", least=0)
+    reply: bool = flag(False, "Minimise the time to the end of the reply.", names=("--reply",))
+    rate: float = flag(0.0, "Limit over all links together, in Mbit/s; 0: none.", "MBIT", least=0.0)
+
+
+@with_records
+def deploy(
+    ctx: typer.Context,
+    asked: DeployOptions,
+    home: Annotated[HomeOptions, only("peer", "interface")],
+    hardware: DeployHardware,
+    model: str = typer.Argument(..., metavar="MODEL", autocompletion=model_names, help="As for mesh plan."),
+    as_json: AsJson = False,
+) -> None:
+    from edgellm.engine import ModelFile
+    from edgellm.mesh.deploy import deploy as send_layers
+    from edgellm.mesh.deploy import deploy_parts
+    from edgellm.rpc.trust.trust import Trust
+    from edgellm.storage import resolve
+    from edgellm.storage.layers.manifest import manifest_of
+
+    if asked.split is not None:
+        refuse_given(ctx, PLANNING, "is for a plan, and --split says what is sent", "Leave one of them out.")
+    file = ModelFile.open(resolve(model))
+    workers: Mapping[str, Worker] = {}
+    if asked.split is None:
+        named, workers = _advised(file, asked, home, hardware)
+        if [one.name for one in named] == [HERE]:
+            say("There is nothing to deploy: the plan uses this device alone, which has the model.")
+            if as_json:
+                emit("[]")
+            return
+    else:
+        named = read_split(asked.split)
+        if not all(one.name == HERE or ":" in one.name for one in named):
+            workers = {worker.name: worker for worker in find_home_workers(home.interface, home.peer)}
+    parts = deploy_parts(named, workers)
+    with Loading("reading") as loading:
+        manifest = manifest_of(file, [part.layers for part in parts], lambda share: loading(file.path.name, share))
+    with uploads(parts) as update:
+        trust = Trust.load() if workers else None
+        done = send_layers(file, manifest, parts, trust=trust, rate=asked.rate * _MEGABIT, notify=update)
+    if as_json:
+        emit_json([_sent_row(moved) for moved in done])
+    else:
+        show([_sent_row(moved) | {"moved": moved} for moved in done], _SENT, False, empty="")
+    failed = [moved for moved in done if moved.error is not None]
+    for moved in failed:
+        text, name = str(moved.error), moved.part.name
+        say(text if text.startswith(name) else f"{name}: {text}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _advised(
+    file: ModelFile, asked: DeployOptions, home: HomeOptions, hardware: DeployHardware
+) -> tuple[tuple[StageShare, ...], dict[str, Worker]]:
+    """Return the shares of the best plan, which is printed, and the workers by name."""
+    from edgellm.cli.views.mesh_view import say_context
+    from edgellm.coldstart.plan import plan
+    from edgellm.llm.home import PLAN_SECONDS, Workload, planned_positions, within
+
+    own = hardware.of_planned()
+    own = replace(own, n_ctx=planned_positions(file, own.n_ctx, asked.tokens_in + asked.tokens_out))
+    workload = Workload(asked.tokens_in, asked.tokens_out, "reply" if asked.reply else "ttft", hardware=own)
+    survey = survey_workers(file, find_home_workers(home.interface, home.peer), False, own)
+    found = plan(workload.home(file, survey.fleet()), within(PLAN_SECONDS))
+    say(found.advice)
+    say_context(own.n_ctx)
+    return found.advised.shares, dict(survey.workers)
+
+
+def _sent_row(moved: DeployProgress) -> dict[str, Any]:
+    layers = moved.part.layers
+    return {
+        "device": moved.part.name, "first_layer": layers.start + 1, "last_layer": layers.stop, "bytes": moved.total,
+        "already": moved.already, "sent": moved.sent, "seconds": round(moved.seconds, 3), "attempts": moved.attempts,
+        "error": None if moved.error is None else str(moved.error),
+    }  # fmt: skip
+
+
+_SENT: Columns = {
+    "DEVICE": lambda row: row["device"],
+    "LAYERS": lambda row: str(row["moved"].part.layers),
+    " SIZE": lambda row: size(row["bytes"]),
+    " HAD": lambda row: size(row["already"]),
+    " SENT": lambda row: size(row["sent"]),
+    " TIME": lambda row: f"{row['seconds']:.1f} s",
+    " RATE": lambda row: f"{8e-6 * row['sent'] / row['seconds']:.0f} Mbit/s" if row["sent"] and row["seconds"] else "-",
+    "": lambda row: f"{size(row['moved'].arrived)} arrived" if row["error"] else "complete",
+}
+
+
+def layers(
+    action: Literal["list", "clean"] = typer.Argument(
+        "list", metavar="ACTION", help="list: layers by device. clean: remove those that are not in use."
+    ),
+    on: str | None = typer.Option(
+        None, metavar="DEVICE", show_default="all", help="Device: here, a name, or HOST:PORT."
+    ),
+    model: str | None = typer.Option(
+        None, "-m", "--model", metavar="MODEL", show_default="all", help="Layers of this model only."
+    ),
+    yes: Yes = False,
+    interface: Interfaces = None,
+    as_json: AsJson = False,
+) -> None:
+    from edgellm.mesh.deploy import deploy_parts
+
+    workers = [] if on == HERE or (on and ":" in on) else paired_workers(interface)
+    chosen: list[Worker | None] = [None, *workers]
+    if on is not None:
+        (part,) = deploy_parts([StageShare(on, LayerRange(0, 1))], {worker.name: worker for worker in workers})
+        chosen = [part.worker]
+    elif action == "clean":
+        raise InvalidOption("`mesh layers clean` needs a device.", "Example: edgellm mesh layers clean --on here")
+    fingerprint = "" if model is None else _fingerprint(model)
+    rows = [row for worker in chosen for row in held(worker) if fingerprint in ("", row["fingerprint"])]
+    if action == "clean":
+        _clean(chosen[0], rows, fingerprint, yes, as_json)
+        return
+    show(rows, _HELD, as_json, empty="There are no layers. Deploy some with: edgellm mesh deploy MODEL", fold="MODEL")
+    for worker in () if as_json else chosen:
+        say(_disk_use(worker), style="dim")
+
+
+_HELD: Columns = {
+    "DEVICE": lambda row: row["device"],
+    "MODEL": lambda row: row["model"],
+    "LAYERS": lambda row: f"{row['layers']} of {row['of']}{', cut here' if row['made'] else ''}",
+    " SIZE": lambda row: size(row["size"]),
+    " ARRIVING": lambda row: size(row["arriving"]) if row["arriving"] else "-",
+}
+
+
+def _disk_use(worker: Worker | None) -> str:
+    if worker is None:
+        from edgellm.storage.layers.store import LayerStore
+
+        store = LayerStore()
+        return f"here: {size(store.size)} of {size(store.limit)}; {size(store.free())} free on the disk ({store.root})"
+    if (facts := worker.facts) is None:
+        return f"{worker.name}: {worker.error}"
+    return f"{worker.name}: {size(facts.size)} of {size(facts.limit)}; {size(facts.free)} free on the disk"
+
+
+def _clean(worker: Worker | None, rows: list[dict[str, Any]], fingerprint: str, yes: bool, as_json: bool) -> None:
+    """Remove the layers of `rows`; a `fingerprint` names their model, "" all models."""
+    from edgellm.mesh.deploy import clean_worker
+    from edgellm.storage.layers.store import LayerStore
+
+    name = HERE if worker is None else worker.name
+    pieces = removed = in_use = 0
+    if rows:
+        listed = ", ".join(f"{row['model']} {row['layers']} ({size(row['size'])})" for row in rows)
+        make_sure("remove", f"{one_line(listed)} on {name}", yes=yes)
+    if rows or not fingerprint:
+        if worker is None:
+            gone = LayerStore().clean(fingerprint or None)
+            pieces, removed, in_use = gone.pieces, gone.size, gone.in_use
+        else:
+            pieces, removed, in_use = clean_worker(worker, fingerprint)
+    kept = f"; {in_use} in use were kept" if in_use else ""
+    row = {"device": name, "pieces": pieces, "bytes": removed, "in_use": in_use}
+    tell(row, as_json, f"{name}: removed {pieces} pieces, {size(removed)}{kept}")
+
+
+def _fingerprint(model: str) -> str:
+    from edgellm.storage import fingerprint, resolve
+
+    with activity(f"reading {model}"):
+        try:
+            return fingerprint(resolve(model))
+        except OSError as error:
+            raise EdgeError(f"{model} cannot be read: {error.strerror}.", "Check its permissions.") from None

@@ -1,0 +1,452 @@
+"""Records as options: each record among a command's parameters becomes the flags of the record's fields."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import typer
+
+from edgellm.errors import EdgeError, InvalidOption
+from edgellm.flags import AS_MODEL, Completion, Flag, flag, flags_of
+
+if TYPE_CHECKING:
+    from edgellm.engine.hardware import Hardware
+    from edgellm.upstream.opening import UpstreamOptions
+
+
+T = TypeVar("T")
+
+
+class _Only(NamedTuple):
+    names: tuple[str, ...] = ()
+    shown: str = ""
+
+
+def only(*names: str, shown: str = "") -> Any:
+    """Return the mark, for `Annotated`, of a record of which a command has these fields alone, or without names all;
+    `shown` stands for their defaults on its help page."""
+    return _Only(names, shown)
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A record among a command's parameters, and the flags that the command has, by its fields' names."""
+
+    kind: type[Any]
+    flags: Mapping[str, Flag]
+
+    @classmethod
+    def of(cls, annotation: Any) -> _Record | None:
+        """Return the record that an annotation names; None for any other parameter."""
+        kind, only = get_args(annotation)[:2] if get_origin(annotation) is Annotated else (annotation, _Only())
+        if not (is_dataclass(kind) and isinstance(kind, type)):
+            return None
+        flags = {name: one for name, one in flags_of(kind).items() if not only.names or name in only.names}
+        return cls(kind, {name: replace(one, shown=only.shown or one.shown) for name, one in flags.items()})
+
+    def parameters(self) -> Iterator[inspect.Parameter]:
+        """Yield a parameter for each flag. Names in the types of other fields need not be imported."""
+        hints = dict[str, Any]()
+        for home in reversed(self.kind.__mro__):
+            wanted = {name: hint for name, hint in inspect.get_annotations(home).items() if name in self.flags}
+            for name in wanted:
+                if choices := self.flags[name].choices:
+                    wanted[name] = str if self.flags[name].several else Literal[tuple(choices)]
+            hints |= get_type_hints(SimpleNamespace(__annotations__=wanted), vars(sys.modules[home.__module__]))
+        defaults = {one.name: one.default for one in fields(self.kind)}
+        for name, one in self.flags.items():
+            hint, default = hints[name], defaults[name]
+            if get_origin(hint) is tuple:
+                hint, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]
+            complete = one.complete or (None if one.choices is None else completion(one.choices, one.several))
+            option = typer.Option(
+                *one.names, metavar=one.metavar, help=one.help, show_default=one.shown or True, envvar=one.variable,
+                autocompletion=complete, rich_help_panel=one.panel, min=one.least, hidden=bool(one.refused),
+            )  # fmt: skip
+            kind = inspect.Parameter.KEYWORD_ONLY
+            yield inspect.Parameter(name, kind, default=default, annotation=Annotated[hint, option])
+
+    def build(self, given: dict[str, Any]) -> Any:
+        """Return the record, with its values taken out of those that were `given`."""
+        values = {name: given.pop(name) for name in self.flags}
+        for name, one in self.flags.items():
+            if one.refused and values[name]:
+                raise InvalidOption(f"{dashed(name)} {one.refused}.", "Leave it out here.")
+        lists = {one.name for one in fields(self.kind) if one.default == ()}
+        return self.kind(**{name: tuple(one or ()) if name in lists else one for name, one in values.items()})
+
+
+def with_records(command: Callable[..., T]) -> Callable[..., T]:
+    """Return a command that has the flags of the records among its parameters, and gets the records."""
+    signature = inspect.signature(command, eval_str=True)
+    records = {name: found for name, one in signature.parameters.items() if (found := _Record.of(one.annotation))}
+
+    @functools.wraps(command)
+    def run(**given: Any) -> T:
+        built = {name: record.build(given) for name, record in records.items()}
+        return command(**given, **built)
+
+    parameters: list[inspect.Parameter] = []
+    for name, one in signature.parameters.items():
+        if name in records:
+            parameters += records[name].parameters()
+        else:
+            parameters.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+def completion(choices: Mapping[str, str], several: Collection[str] = ()) -> Completion:
+    """Return the shell completion of a choice; of `several`, separated by commas, for the last one typed."""
+
+    def complete(incomplete: str) -> Iterator[tuple[str, str]]:
+        *before, last = incomplete.split(",") if several else [incomplete]
+        for name, meaning in choices.items():
+            if name.startswith(last.lower()) and name not in before and (not before or name in several):
+                yield ",".join([*before, name]), meaning
+
+    return complete
+
+
+def dashed(name: str) -> str:
+    """Return the flag of a field's name."""
+    return f"--{name.replace('_', '-')}"
+
+
+def options_of(command: Any) -> dict[str, Any]:
+    """Return the options of a command by their long names, without dashes."""
+    options = [one for one in command.params if one.expose_value and not one.is_eager]
+    return {one.opts[-1][2:]: one for one in options if one.opts[-1].startswith("--")}
+
+
+def on_command_line(context: typer.Context, name: str) -> bool:
+    """Return whether an option comes from the command line, and not from settings."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_given(context: typer.Context, names: Collection[str], why: str, next_step: str) -> None:
+    """Raise InvalidOption where the command line gives one of the options of these `names`; settings are left alone."""
+    for name in names:
+        if on_command_line(context, name):
+            raise InvalidOption(f"{dashed(name)} {why}.", next_step)
+
+
+DEFAULT = "default"  # a copy: `edgellm.storage.default_pair` is slow to import
+DEFAULT_DRAFT, DEFAULT_VERIFIER = "smollm2:draft", "smollm2:135m"  # names on help pages
+DEVICES = "Several devices"
+DRAFTS = "Drafts and verification"
+"""Sections of help pages."""
+TIERS = "score|fan-out|continue"
+_INTERFACE = "Network to use; can be given several times, or set with EDGELLM_INTERFACE."
+INTERRUPTED = 130
+"""The exit code of a reply that its user has stopped."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Remove without asking.")]
+Interfaces = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--interface", metavar="NAME|IP", show_default="those of the home", rich_help_panel=DEVICES, help=_INTERFACE
+    ),
+]
+
+
+def interface_flag() -> Any:
+    """Return the field of a record that has `Interfaces`."""
+    return flag((), _INTERFACE, "NAME|IP", panel=DEVICES, shown="those of the home")
+
+
+def _completes(known: Callable[[], Iterable[tuple[str, str]]]) -> Completion:
+    """Return the shell completion by names that are `known`, each with a line about it."""
+
+    def complete(incomplete: str) -> Iterator[tuple[str, str]]:
+        with suppress(OSError, EdgeError):
+            yield from (one for one in known() if one[0].lower().startswith(incomplete.lower()))
+
+    return complete
+
+
+@_completes
+def model_names() -> Iterator[tuple[str, str]]:
+    """Yield the models on this machine, with their sizes."""
+    from edgellm.cli.views.console import size
+    from edgellm.storage import list_models
+
+    yield from ((model.name, f"{model.origin}, {size(model.size)}") for model in list_models())
+
+
+@_completes
+def catalog_names() -> Iterator[tuple[str, str]]:
+    """Yield the models of the catalogue, with their sizes."""
+    from edgellm.cli.views.console import size
+    from edgellm.storage import catalog
+
+    yield from ((model.name, f"{model.title}, {size(model.size)}") for model in catalog().models.values())
+
+
+def known_models(incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yield the models on this machine, then those of the catalogue."""
+    yield from model_names(incomplete)
+    yield from catalog_names(incomplete)
+
+
+@_completes
+def peer_names() -> Iterator[tuple[str, str]]:
+    """Yield the paired devices, with their short IDs."""
+    from edgellm.rpc.trust.peer_store import Peers
+
+    yield from ((peer.name, peer.id.short) for peer in Peers().all())
+
+
+@_completes
+def conversation_ids() -> Iterator[tuple[str, str]]:
+    """Yield the conversations, with their first questions."""
+    from edgellm.cli.views.console import one_line
+    from edgellm.storage.chat_log import Conversations
+
+    yield from ((one.id, one_line(one.title)[:60]) for one in Conversations().all())
+
+
+Engine: TypeAlias = Literal["auto", "stages", "rpc"]
+"""The engines that spread a model over devices."""
+ENGINES = (
+    "stages: each device computes its own layers of the file. rpc: llama.cpp's RPC, also for models whose layers "
+    "cannot be cut apart. auto: stages where layers can be cut, else rpc."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PairOptions:
+    """The models of a conversation, and where the verifier is."""
+
+    draft: str = flag(
+        DEFAULT, "Small model that drafts, or an EAGLE-3 head of the verifier; 'none': the verifier writes alone.",
+        "MODEL", names=("-m", "--draft"), variable="EDGELLM_DRAFT", shown=DEFAULT_DRAFT, complete=model_names,
+    )  # fmt: skip
+    verifier: str = flag(
+        DEFAULT, "Bigger model that verifies, or the address of a served one (http://... for vLLM, llama-server and "
+        "others); 'auto': the best paired device; 'none': the draft model writes alone.", "MODEL|HOST:PORT|URL|auto",
+        variable="EDGELLM_VERIFIER", shown=DEFAULT_VERIFIER, complete=model_names,
+    )  # fmt: skip
+    peer: tuple[str, ...] = flag(
+        (), "Paired device to use as verifier (name or address); the best one if given several times.",
+        "DEVICE|HOST:PORT", complete=peer_names,
+    )  # fmt: skip
+    mesh: str | None = flag(
+        None, "Split the verifier over devices, as in mesh run; 'auto': by the best split. --peer then adds workers by "
+        "their addresses.", "SPLIT|FILE.toml|auto", panel=DEVICES,
+    )  # fmt: skip
+    engine: Engine = flag("auto", ENGINES, "auto|stages|rpc")
+    verifier_tier: str | None = flag(
+        None, "How a stock server (http://...) verifies.", TIERS, panel=DRAFTS, shown="the best way that it has"
+    )
+    verifier_key_file: Path | None = flag(
+        None, "File with a stock server's key.", "FILE", panel=DRAFTS, shown="$EDGELLM_VERIFIER_KEY"
+    )
+
+    def upstream(self) -> UpstreamOptions | None:
+        """Return the options for a stock server, None without any. Raises InvalidOption for an unknown tier."""
+        return upstream_options(self.verifier_tier, self.verifier_key_file)
+
+
+def upstream_options(tier: str | None, key: Path | None, option: str = "--verifier-tier") -> UpstreamOptions | None:
+    """Return the options for a stock server with a file with its `key`, None without any. Raises InvalidOption for an
+    unknown tier from `option`."""
+    if tier is None and key is None:
+        return None
+    from edgellm.upstream.opening import UpstreamOptions
+    from edgellm.upstream.rows import Tier
+
+    if tier is not None and tier not in set(Tier):
+        raise InvalidOption(f"{option} is {tier!r}.", f"Choose one of {', '.join(Tier)}.")
+    return UpstreamOptions(None if tier is None else Tier(tier), None if key is None else key.expanduser())
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkOptions:
+    """The options for thinking before the answer."""
+
+    think: str = flag(
+        "auto", "Have the model think before it answers; N: for at most N tokens. auto: as its chat template does.",
+        "auto|on|off|N",
+    )  # fmt: skip
+    reasoning_effort: str | None = flag(
+        None, "Level of thinking, for models that know levels: low, medium, high.", "LEVEL", panel="Thinking",
+        shown=AS_MODEL,
+    )  # fmt: skip
+    template_arg: tuple[str, ...] = flag(
+        (), "Argument for the model's chat template, such as enable_thinking=false; can be given several times.",
+        "NAME=VALUE", panel="Thinking",
+    )  # fmt: skip
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of `ReplyOptions` for these options. Raise InvalidOption where `think` is neither a word
+        nor a number, or an argument is not NAME=VALUE."""
+        words: dict[str, bool | None] = {"auto": None, "on": True, "off": False}
+        think: bool | int | str | None = words.get(self.think, self.think)
+        if isinstance(think, str):
+            if not re.fullmatch("[0-9]{1,9}", think):
+                raise InvalidOption(f"--think is {think!r}.", "Choose auto, on, off, or a number of tokens.")
+            think = int(think)
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {"think": think, "template_args": effort | dict(map(_argument, self.template_arg))}
+
+
+def _argument(text: str) -> tuple[str, object]:
+    """Return the name and the value of an argument; a value that is no JSON is a text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        next_step = "Write NAME=VALUE, such as enable_thinking=false; VALUE is JSON or plain text."
+        raise InvalidOption(f"--template-arg is {text!r}.", next_step)
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
+
+
+DRAFT, VERIFIER = "draft", "verifier"
+PLANNING = ("gpu_layers", "device", "tensor_split", "threads", "ctx_size", "batch_size", "cache_type", "flash_attn")
+"""The options that a plan for several devices depends on."""
+_SWITCH = {"on": True, "off": False}
+Values = tuple[str, ...]
+
+
+def _hardware(text: str, metavar: str, shown: str, refused: str = "") -> Any:
+    return flag((), text, metavar, panel="Hardware", shown=shown, refused=refused)
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareOptions:
+    """The options as they were given: each holds for both models, or, as draft=VALUE or verifier=VALUE, for one."""
+
+    gpu_layers: Values = _hardware(
+        "Layers on graphics cards. This and the options below also hold for one model alone: draft=VALUE or "
+        "verifier=VALUE; give an option twice for both.", "auto|all|N", "as many as fit",
+    )  # fmt: skip
+    device: Values = _hardware("Graphics cards to use; edgellm doctor lists them.", "NAME/NAME", "all")
+    tensor_split: Values = _hardware(
+        "Shares of the model for each graphics card, such as 3/1.", "N/N", "by free memory"
+    )
+    threads: Values = _hardware("Threads of a decode on the processor.", "N", "one per performance core")
+    ctx_size: Values = _hardware("Tokens of a prompt and its reply together.", "N", "4096 to 32768, by free memory")
+    batch_size: Values = _hardware("Tokens of a prompt that are computed at once.", "N", "512")
+    cache_type: Values = _hardware("Type of the keys and values.", "f16|q8_0|q4_0", "f16")
+    flash_attn: Values = _hardware("Flash attention.", "auto|on|off", "where it is faster")
+    mlock: Values = _hardware("Keep the weights in memory.", "on|off", "off")
+
+    @property
+    def given(self) -> dict[str, Values]:
+        """Return the options that were given, by their names."""
+        return {one.name: values for one in fields(self) if (values := getattr(self, one.name))}
+
+    def words(self) -> list[str]:
+        """Return the options as words of a command line."""
+        return [word for name, texts in self.given.items() for text in texts for word in (dashed(name), text)]
+
+    def of(self, role: str) -> Hardware:
+        """Return the hardware of the draft model or the verifier. Raise InvalidOption for a value that does not
+        exist."""
+        from edgellm.engine.hardware import ALL_LAYERS, Hardware
+
+        def value(name: str, *, number: bool = False, **words: Any) -> Any:
+            text = self._text(name, role)
+            if text is None or text in words:
+                return None if text is None else words[text]
+            if not (number and text.isdigit()):
+                raise _wrong(name, text, ", ".join([*words, "a whole number"]) if number else " or ".join(words))
+            return int(text)
+
+        devices, split = self._text("device", role), self._text("tensor_split", role)
+        try:
+            shares = tuple(float(part) for part in _parts(split))
+        except ValueError:
+            raise _wrong("tensor_split", split or "", "shares such as 3/1") from None
+        return Hardware(
+            gpu_layers=value("gpu_layers", number=True, auto=None, all=ALL_LAYERS),
+            devices=() if devices == "auto" else tuple(_parts(devices)), tensor_split=shares,
+            threads=value("threads", number=True, auto=None), n_ctx=value("ctx_size", number=True, auto=None),
+            n_batch=value("batch_size", number=True, auto=None), cache_type=self._text("cache_type", role),
+            flash_attn=value("flash_attn", auto=None, **_SWITCH), mlock=bool(value("mlock", **_SWITCH)),
+        )  # fmt: skip
+
+    def of_planned(self) -> Hardware:
+        """Return the hardware of this device's part of a planned model. Raise InvalidOption for an unknown value, or
+        one for a draft model, which a plan lacks."""
+        for name, texts in self.given.items():
+            if found := [text for text in texts if text.startswith(f"{DRAFT}=")]:
+                raise InvalidOption(
+                    f"{dashed(name)} {found[0]} is for a draft model, and a plan has none.",
+                    "Leave it out here, and give it to edgellm mesh run.",
+                )
+        return self.of(VERIFIER)
+
+    def _text(self, name: str, role: str) -> str | None:
+        """Return the last value that holds for a model; None if there is none."""
+        found = None
+        for text in getattr(self, name):
+            of, _, value = text.rpartition("=")
+            if of not in ("", DRAFT, VERIFIER):
+                raise _wrong(name, text, f"VALUE, {DRAFT}=VALUE or {VERIFIER}=VALUE")
+            found = value.strip() if of in ("", role) else found
+        return found
+
+
+_EACH_HAS_MEMORY = "Tokens of a prompt and its reply together, for which each device has memory."
+
+
+@dataclass(frozen=True, slots=True)
+class MeshHardware(HardwareOptions):
+    """The options of a command that runs a model on several devices."""
+
+    ctx_size: Values = _hardware(_EACH_HAS_MEMORY, "N", "4096, if the model was trained for as many")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanHardware(HardwareOptions):
+    """The options on which a plan for several devices depends."""
+
+    gpu_layers: Values = _hardware(
+        "Whether graphics cards compute the layers that this device gets.", "auto|all|0", "all, if there are cards"
+    )
+    ctx_size: Values = _hardware(_EACH_HAS_MEMORY, "N", "4096, or as many as are planned for")
+    mlock: Values = _hardware("", "VALUE", "", "does not change a plan: give it to edgellm mesh run")
+
+
+@dataclass(frozen=True, slots=True)
+class DeployHardware(PlanHardware):
+    """The options that decide which layers a device needs."""
+
+    batch_size: Values = _hardware(
+        "", "VALUE", "", "does not change which layers a device needs: give it to edgellm mesh run"
+    )
+
+
+def _wrong(name: str, text: str, instead: str) -> InvalidOption:
+    return InvalidOption(f"{dashed(name)} is {text!r}.", f"Give {instead}.")
+
+
+def _parts(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").replace(",", "/").split("/") if part.strip()]

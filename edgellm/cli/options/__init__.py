@@ -1,1 +1,0 @@
-"""The options of commands as records, and their flags."""

@@ -1,1 +1,0 @@
-"""The parts of `edgellm serve`: its roles, its HTTP server, and its announcements."""

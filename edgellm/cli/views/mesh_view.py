@@ -1,0 +1,305 @@
+"""A plan on the screen and for a script, and the work of each device in a reply, planned and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from edgellm.cli.views.console import emit_json, err, one_line, out, say, size, table
+from edgellm.coldstart.plan import Plan, PlannedStage, PlanOption, format_seconds
+from edgellm.llm.mesh_timeline import Replies, comparison, planned_for
+
+if TYPE_CHECKING:
+    from edgellm.coldstart.home import Home
+    from edgellm.llm.mesh_llm import OpenedMesh
+    from edgellm.llm.mesh_timeline import DeviceTimeline, Measured
+    from edgellm.rpc_engine.plan import RpcHome, RpcOption, RpcPlacement
+    from edgellm.spec.types import Summary
+
+MARKS = {
+    "loading": ("░", "yellow"), "loading and computing": ("▓", "cyan"), "computing": ("█", "green"),
+    "sending": ("▒", "magenta"), "idle": ("·", "dim"),
+}  # fmt: skip
+"""The mark and colour of each activity of a device in a Gantt chart."""
+_WIDEST = 72  # characters of a chart
+_OTHERS = 30  # columns of a chart's line beside its cells
+
+
+def print_plan(
+    plan: Plan, milliseconds: float, moves: Sequence[tuple[str, int]] | None, units: Mapping[str, str]
+) -> None:
+    """Print a plan. `moves`: bytes of layers that each device still lacks, if known; `units`: the graphics cards on
+    which devices compute, if they do."""
+    model, single, console = plan.home.model, plan.best_single, out()
+    ways = _ways(
+        ("this plan", plan.option, "" if plan.optimal else f"within {plan.gap:.1%} of the best possible"),
+        ("best single device", single, one_line(single.names) if single else ""),
+        ("even split", plan.even, ""),
+        ("split by device speed", plan.heuristic, ""),
+    )
+    about = f"{one_line(model.name)}: {model.shape.layers} layers, {size(int(model.bytes))}; {_goal(plan.home)}"
+    chart = planned_chart(plan.option, console.width)
+    for part in (about, "", _stages(plan, units), "", *chart, "", ways, ""):
+        console.print(part)
+    console.print(f"planned in {milliseconds:.0f} ms; {plan.reason}", style="dim")
+    console.print(_moves(plan, moves), style="dim", soft_wrap=True)
+    console.print(Text(plan.advice, style="bold"), soft_wrap=True)
+
+
+def _goal(home: Home | RpcHome) -> str:
+    goal = f"the end of a reply of {home.tokens_out} tokens" if home.objective == "reply" else "the first token"
+    return f"least time to {goal} for a prompt of {home.tokens_in} tokens"
+
+
+def _stages(plan: Plan, units: Mapping[str, str]) -> Table:
+    def named(device: str) -> str:
+        return one_line(f"{device} ({units[device]})" if units.get(device) else device)
+
+    times = ("LOAD", "WAIT", "NETWORK", "COMPUTE", "FINISH")
+    made = table("DEVICE", "LAYERS", "SIZE", *times, "WHY", right=("LAYERS", "SIZE", *times), fold="WHY")
+    for stage in plan.option.stages:
+        took = (stage.load_s, stage.wait_s, stage.network_s, stage.compute_s, stage.finish_s)
+        layers = str(stage.layers)
+        made.add_row(named(stage.device), layers, size(int(stage.size)), *map(format_seconds, took), stage.reason)
+    for device, reason in plan.unused:
+        made.add_row(named(device), "-", *("",) * 6, reason, style="dim")
+    return made
+
+
+def planned_chart(way: PlanOption, width: int) -> list[Text]:
+    """Return a Gantt chart of a plan for a screen of `width` columns: a line for each device, then a legend."""
+    bars = [(stage.device, "", _planned_activity(stage), stage.finish_s) for stage in way.stages]
+    return _chart(bars, max(stage.finish_s for stage in way.stages), width)
+
+
+def measured_chart(found: Measured, plan: PlanOption | None, width: int) -> list[Text]:
+    """Return a Gantt chart of a reply: two lines for each device, planned and measured, on one scale; without a plan
+    only the latter."""
+    bars: list[_Bar] = []
+    for did, stage in zip(found.timelines, found.option.stages, strict=True):
+        if (before := planned_for(stage, plan)) is not None:
+            bars.append((did.device, "plan  ", _planned_activity(before), before.finish_s))
+        name = "" if before is not None else did.device
+        bars.append((name, "run   ", _measured_activity(did, stage, found.option.ttft_s), stage.finish_s))
+    return _chart(bars, max([found.option.ttft_s, *(stage.finish_s for stage in (plan.stages if plan else ()))]), width)
+
+
+_Activity = Callable[[float, float], str]
+"""Returns the activity at a moment, even one that is shorter than a cell, given the seconds of a cell."""
+_Bar = tuple[str, str, _Activity, float]
+"""A device's line of a chart: its name, what the line shows, the activity, and the end of the last one."""
+
+
+def _chart(bars: Sequence[_Bar], end: float, width: int) -> list[Text]:
+    """Return a line for each bar, from the request to `end`, then a legend of the activities in it."""
+    names = [one_line(name)[:18] for name, *_ in bars]
+    column, seen = max(map(len, names), default=0) + 2, set[str]()
+    cells = max(20, min(_WIDEST, width - _OTHERS))
+    cell, lines = (end or 1.0) / cells, []
+    for name, (_, kind, activity, finish) in zip(names, bars, strict=True):
+        line, row = Text(name.ljust(column) + kind), [activity((at + 0.5) * cell, cell) for at in range(cells)]
+        for doing, run in groupby(row):
+            mark, style = MARKS.get(doing, (" ", ""))
+            line.append(mark * len(list(run)), style)
+        lines.append(line.append(f" {format_seconds(finish)}"))
+        seen.update(row)
+    legend = Text(" " * (column + max((len(kind) for _, kind, *_ in bars), default=0)))
+    for doing, (mark, style) in MARKS.items():
+        if doing in seen:
+            legend.append(mark, style).append(f" {doing}  ")
+    return [*lines, legend]
+
+
+def _planned_activity(stage: PlannedStage) -> _Activity:
+    def at(moment: float, cell: float) -> str:
+        loading, begin = moment < stage.load_s, stage.received_s - stage.network_s
+        if stage.network_s > 0.0 and (begin <= moment < stage.received_s or abs(begin - moment) < cell / 2.0):
+            return "sending"
+        if moment >= stage.finish_s:
+            return ""
+        if moment >= stage.finish_s - stage.compute_s:
+            return "loading and computing" if loading else "computing"
+        return "loading" if loading else "idle"
+
+    return at
+
+
+def _measured_activity(did: DeviceTimeline, stage: PlannedStage, until: float) -> _Activity:
+    def at(moment: float, cell: float) -> str:
+        def within(spans: Sequence[tuple[float, float]]) -> bool:
+            return any(begin - cell / 2.0 <= moment <= end + cell / 2.0 for begin, end in spans)
+
+        if moment - cell / 2.0 > max(stage.finish_s, stage.load_s) or moment > until + cell:
+            return ""
+        loading = within(did.loading)
+        if within(did.computing):
+            return "loading and computing" if loading else "computing"
+        if loading:
+            return "loading"
+        sent = stage.received_s - stage.network_s
+        return "sending" if stage.network_s and sent <= moment <= stage.received_s + cell else "idle"
+
+    return at
+
+
+def _ways(*rows: tuple[str, PlanOption | RpcOption | None, str]) -> Table:
+    """Return a table of a plan and its alternatives, each with name, times and remark."""
+    times = ("FIRST TOKEN", "PER TOKEN", "REPLY")
+    made = table("PLAN", *times, "", right=times)
+    for name, way, remark in rows:
+        if way is None:
+            made.add_row(name, "does not fit", "", "", "", style="dim")
+        else:
+            made.add_row(name, *map(format_seconds, (way.ttft_s, way.token_s, way.reply_s)), remark)
+    return made
+
+
+def _moves(plan: Plan, moves: Sequence[tuple[str, int]] | None) -> str:
+    """Return the layers that each device's disk needs before the first run."""
+    needed = [(stage.device, int(stage.size)) for stage in plan.option.stages]
+    lacking = needed if moves is None else [(name, count) for name, count in moves if count]
+    if not lacking:
+        return "nothing has to be deployed first"
+    parts = f"{size(sum(n for _, n in lacking))} ({', '.join(f'{one_line(name)} {size(n)}' for name, n in lacking)})"
+    if moves is None:
+        return f"needed on the devices' disks first: {parts}"
+    return f"to deploy first: {parts}: edgellm mesh deploy"
+
+
+def figures(found: Plan, milliseconds: float) -> dict[str, Any]:
+    """Return the plan for a script. Layers are counted from 1, both ends included; a plan that does not fit is None."""
+    ways = {name: getattr(found, name) for name in ("even", "heuristic", "best_single", "ideal_single", "warm_single")}
+    seconds = {name: None if way is None else found.seconds(way) for name, way in ways.items()}
+    keys = ("device", "first_layer", "last_layer", "load_s", "wait_s", "network_s", "compute_s", "finish_s", "reason")
+    rows = [(stage.to_json(), int(stage.size)) for stage in found.option.stages]
+    return {
+        "ttft_s": found.option.ttft_s, "token_s": found.option.token_s, "reply_s": found.option.reply_s,
+        "objective": found.home.objective, "overlap": found.home.overlap, "planner_ms": milliseconds,
+        "optimal": found.optimal, "gap": found.gap, "reason": found.reason, "advice": found.advice,
+        "stages": [{**{key: row[key] for key in keys}, "bytes": count} for row, count in rows],
+        "unused": [{"device": device, "reason": reason} for device, reason in found.unused],
+        "warm_single_s": seconds.pop("warm_single"), "baselines": seconds,
+    }  # fmt: skip
+
+
+def print_rpc_plan(placed: RpcPlacement, model: str) -> None:
+    """Print which device holds which layers, the times beside those of other ways, and the advice."""
+    plan, costs, console = placed.plan, placed.plan.home.model, out()
+    all_bytes = size(sum(costs.layer_bytes) + costs.head)
+    about = f"{one_line(costs.name)}: {costs.layers} layers, {all_bytes}, over llama.cpp's RPC; {_goal(plan.home)}"
+    layers = table("DEVICE", "LAYERS", "SIZE", right=("LAYERS", "SIZE"))
+    for share in placed.shares:
+        layers.add_row(one_line(share.name), str(share.layers), size(costs.weights(share.layers)))
+    for name, why in placed.left_out:
+        layers.add_row(one_line(name), "-", one_line(why), style="dim")
+    elsewhere = plan.elsewhere
+    ways = _ways(
+        ("this plan", plan.option, ""),
+        ("this device alone", plan.alone, ""),
+        ("one model each", elsewhere, f"whole on {one_line(elsewhere.shares[0].name)}" if elsewhere else ""),
+    )
+    for part in (about, "", layers, "", ways, ""):
+        console.print(part)
+    console.print(Text(plan.advice, style="bold"), soft_wrap=True)
+    if (better := placed.one_model_each(model)) is not None:
+        console.print(Text(better), soft_wrap=True)
+
+
+def rpc_figures(placed: RpcPlacement) -> dict[str, Any]:
+    """Return the plan for a script; layers are counted from 1, both ends included."""
+    plan = placed.plan
+
+    def times(way: RpcOption | None) -> dict[str, Any] | None:
+        return None if way is None else {
+            "load_s": way.load_s, "ttft_s": way.ttft_s, "token_s": way.token_s, "reply_s": way.reply_s,
+            "shares": [
+                {"device": one.name, "first_layer": one.layers.start + 1, "last_layer": one.layers.stop}
+                for one in way.shares
+            ],
+        }  # fmt: skip
+
+    return {
+        "plan": times(plan.option), "alone": times(plan.alone), "one_model_each": times(plan.elsewhere),
+        "objective": plan.home.objective, "advice": plan.advice,
+        "left_out": [{"device": name, "reason": why} for name, why in placed.left_out],
+    }  # fmt: skip
+
+
+def say_context(positions: int | None) -> None:
+    """Print the context for which a plan counts memory, if it is known."""
+    if positions is not None:
+        say(f"Memory is counted for a context of {positions:,} tokens; change it with --ctx-size.", style="dim")
+
+
+class Reports:
+    """Prints reports on the replies of one mesh."""
+
+    def __init__(self, opened: OpenedMesh, *, as_json: bool) -> None:
+        self.opened, self._replies, self._as_json = opened, Replies(opened), as_json
+
+    def reply_started(self) -> None:
+        """Note that a reply begins."""
+        self._replies.on_request()
+
+    def reply_finished(self, summary: Summary) -> None:
+        """Print each device's work for the reply that has ended."""
+        if (found := self._replies.on_reply(summary)) is None:
+            return
+        did, plan = found
+        if self._as_json:
+            emit_json({"mesh": comparison(did.option, plan, did.disproved, did.moves)}, indent=None)
+            return
+        print_timeline(err(), did, plan)
+        for sentence in did.disproved:
+            say(sentence, style="yellow")
+
+
+def print_timeline(console: Console, found: Measured, plan: PlanOption | None) -> None:
+    """Print the reply's figures, then a Gantt chart up to the first token, or the moves of a reply in phases."""
+    made = _taken_over(found, plan) if found.moves else _measured_stages(found.option, plan)
+    made.caption = None if plan is None else "measured (planned)"
+    console.print(made)
+    if not found.moves:
+        for line in ("", *measured_chart(found, plan, console.width)):
+            console.print(line)
+
+
+def _taken_over(found: Measured, plan: PlanOption | None) -> Table:
+    """Return a table of the token and the time at which each placement took over."""
+    right = ("FROM TOKEN", "LOADED", "HAD READ THE TEXT", "TOOK OVER")
+    made = table(right[0], "ON", *right[1:], right=right, fold="ON")
+    for move in found.moves:
+        planned = move.planned
+        token = f"{move.token + 1}" if planned is None else f"{move.token + 1} ({planned.token + 1})"
+        expected = (None, None, None) if planned is None else (planned.loaded, planned.ready, planned.seconds)
+        where = ", ".join(f"{one_line(share.name)} {share.layers}" for share in move.shares)
+        made.add_row(token, where, *map(_both, (move.loaded, move.ready, move.at), expected))
+    for name, key in (("first token", "ttft_s"), ("last token", "reply_s")):
+        made.add_row("", name, "", "", _compared(found.option, plan, key))
+    return made
+
+
+def _measured_stages(way: PlanOption, plan: PlanOption | None) -> Table:
+    """Return a table of the stages with measured and planned figures."""
+    times = ("LOADED", "RECEIVED", "COMPUTED FOR", "DONE")
+    made = table("DEVICE", "LAYERS", *times, right=times)
+    for stage in way.stages:
+        keys = ("load_s", "received_s", "compute_s", "finish_s")
+        both = [_compared(stage, planned_for(stage, plan), key) for key in keys]
+        made.add_row(one_line(stage.device), str(stage.layers), *both)
+    for name, key in (("first token", "ttft_s"), ("per token", "token_s")):
+        made.add_row(name, "", "", "", "", _compared(way, plan, key))
+    return made
+
+
+def _compared(measured: object, planned: object | None, key: str) -> str:
+    return _both(getattr(measured, key), None if planned is None else getattr(planned, key))
+
+
+def _both(measured: float, planned: float | None) -> str:
+    return format_seconds(measured) if planned is None else f"{format_seconds(measured)} ({format_seconds(planned)})"

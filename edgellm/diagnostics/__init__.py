@@ -1,1 +1,0 @@
-"""`edgellm doctor`: checks of this device and its network."""
