@@ -21,7 +21,6 @@ from edgellm import system
 from edgellm.errors import EdgeError, PeerTooNew, PeerTooOld, ProtocolError, TrustUnusable, VerifierUnreachable
 from edgellm.llm.model_loading import is_url
 from edgellm.mesh import ENGINES, part_of
-from edgellm.places import data_dir
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.interfaces import PortState, chosen_hosts, interfaces, probe_port
@@ -35,6 +34,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL, check_version, program_version
 from edgellm.storage.default_pair import DEFAULT, resolve_pair
 from edgellm.storage.model_files import hub_cache
+from edgellm.system import data_dir
 
 
 @dataclass(frozen=True, slots=True)

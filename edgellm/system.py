@@ -1,5 +1,5 @@
 """The differences between Linux, macOS and Windows. Every function has a fallback, so no other module asks for the
-system.
+system. At the end are edgellm's own folders, of which `EDGELLM_HOME` moves all that are written.
 
 `mypy --platform win32` and `--platform darwin` check this package as it would run there.
 """
@@ -13,10 +13,12 @@ import platform
 import struct
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
+
+import platformdirs
 
 if sys.platform != "win32":
     import fcntl
@@ -390,3 +392,34 @@ def load() -> float:
     with suppress(OSError):
         return float(psutil.getloadavg()[0])
     return 0.0
+
+
+def config_file() -> Path:
+    """Return the path of the settings file, which need not exist."""
+    return _folder("config", platformdirs.user_config_path) / "config.toml"
+
+
+def data_dir() -> Path:
+    """Return the folder of data that is costly to recreate, such as profiles of pairs. It need not exist."""
+    return _folder("data", platformdirs.user_data_path)
+
+
+def cache_dir() -> Path:
+    """Return the folder of data that can be recreated, such as fingerprints and shards. It need not exist."""
+    return _folder("cache", platformdirs.user_cache_path)
+
+
+def state_dir() -> Path:
+    """Return the folder of runtime state, such as crash logs. It need not exist."""
+    return _folder("state", platformdirs.user_state_path)
+
+
+def bundled_dirs() -> tuple[Path, Path]:
+    """Return the folders that may hold the bundled models: that of an installed package, and that of a checkout."""
+    package = Path(__file__).parent
+    return package / "bundled", package.parent / "models"
+
+
+def _folder(name: str, usual: Callable[[str], Path]) -> Path:
+    home = os.environ.get("EDGELLM_HOME")
+    return Path(home).expanduser() / name if home else usual("edgellm")

@@ -20,7 +20,7 @@ MODULES = 15
 # Who may know whom: a package imports itself and the packages below it.
 PACKAGES = (
     "cli", "http", "diagnostics", "rpc_engine", "llm", "services", "upstream", "mesh", "verifier", "spec", "coldstart",
-    "rpc", "storage", "engine", "isolation", "places", "layer_range", "system", "valid_json", "flags", "errors",
+    "rpc", "storage", "engine", "isolation", "layer_range", "system", "valid_json", "flags", "errors",
 )  # fmt: skip
 FORBIDDEN_PAIRS = {("rpc", "spec")}
 BESIDE = {"models", "bench", "testkit", "tests", "tools", "docs", "examples"}  # beside the package, and not in it

@@ -34,7 +34,7 @@ from edgellm import __version__
 from edgellm.cli.options import options_of
 from edgellm.cli.views.console import discard, fail, prepare_streams, say
 from edgellm.errors import EdgeError
-from edgellm.places import config_file, state_dir
+from edgellm.system import config_file, state_dir
 
 _ALIASES = {"list": "ls", "models": "ls"}
 """Other programs' names of commands; no page shows them."""

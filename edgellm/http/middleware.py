@@ -30,9 +30,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgellm.errors import InvalidOption, TrustUnusable
 from edgellm.http.schemas.errors import ErrorInfo
-from edgellm.places import data_dir
 from edgellm.rpc.trust.peer_store import Peer, Peers
 from edgellm.storage.state import lock_folder, read_private, write_private
+from edgellm.system import data_dir
 
 _log = logging.getLogger(__name__)
 _KEY = re.compile(r"[!-~]{16,500}")

@@ -20,9 +20,8 @@ from pydantic import Field, TypeAdapter
 
 from edgellm.errors import ServerUnreachable, StateDamaged
 from edgellm.http.middleware import page_key
-from edgellm.places import state_dir
 from edgellm.storage.state import read_json, write_state
-from edgellm.system import end_process, started_at
+from edgellm.system import end_process, started_at, state_dir
 
 _ANSWER_SECONDS = 10.0
 _STARTED_WITHIN = 1.0  # seconds by which the system's times of one start may differ

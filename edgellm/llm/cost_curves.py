@@ -29,12 +29,11 @@ from edgellm.engine.native import default_threads
 from edgellm.engine.timing import BUSY, CpuWait, is_plausible, minimum_times, plausible_times
 from edgellm.errors import Stopped
 from edgellm.llm.idle_work import IdleWork
-from edgellm.places import cache_dir
 from edgellm.spec.drafting.cost_curve import DEPTH_STEP, KNOTS, CostCurve
 from edgellm.storage import History
 from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.state import from_json, read_cached, write_cached
-from edgellm.system import processor
+from edgellm.system import cache_dir, processor
 
 MAX_AGE = 30 * 86_400.0  # seconds
 AGAIN = 60.0

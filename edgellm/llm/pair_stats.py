@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from edgellm.errors import EdgeError, HistoryUnusable, ModelNotFound, ProfileUnusable
-from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions
@@ -24,6 +23,7 @@ from edgellm.storage.chat_log import Conversations, expired, oldest, typed_lines
 from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.saved_prompts import prompt_files
 from edgellm.storage.state import close_to_others, set_aside
+from edgellm.system import cache_dir, data_dir, state_dir
 
 if TYPE_CHECKING:
     from edgellm.spec.gates.profile import Profile

@@ -23,12 +23,12 @@ from edgellm.engine.timing import CpuWait, is_plausible
 from edgellm.errors import EdgeError, MeasureFailed
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.weight_cache import ComputeUnit
-from edgellm.places import cache_dir
 from edgellm.rpc.layers.benchmark_service import DeviceFigures
 from edgellm.rpc.versions import program_version
 from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE, cold_read, drop_page_cache
 from edgellm.storage.layers.manifest import grid, grid_lines
 from edgellm.storage.state import from_json, read_cached, write_cached
+from edgellm.system import cache_dir
 
 MAX_AGE = 30 * 86_400.0  # seconds; older figures are not used unasked
 _AHEAD = 60.0  # seconds by which a clock may have been set back

@@ -25,7 +25,6 @@ from edgellm.mesh.device_profiler import MAX_AGE, measure_device
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.model_costs import model_costs, shape_of
 from edgellm.mesh.weight_cache import ComputeUnit
-from edgellm.places import cache_dir
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.workers import Worker, find_workers, reach_worker, worker_at_address
@@ -35,6 +34,7 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE
 from edgellm.storage.state import from_json, read_cached, write_cached
+from edgellm.system import cache_dir
 
 FAR = 8.0
 """The factor between measured and planned time from which a figure, and not the planner's model, counts as wrong."""

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import grpc
 import grpc.aio
 
-from edgellm import places
+from edgellm import system
 from edgellm.engine.native import VERSION
 from edgellm.errors import (
     SAME_VERSION,
@@ -208,7 +208,7 @@ class TensorCache:
 
     def __init__(self, root: Path | None = None, limit: int | None = None) -> None:
         """Keep at most `limit` bytes in all, by default half of the free and the kept bytes."""
-        self._root = places.cache_dir() / "tensors" if root is None else root
+        self._root = system.cache_dir() / "tensors" if root is None else root
         self._limit = limit
 
     def open(self, owner: str, size: int) -> Path | None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 # request, and reads the answer without a limit.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
-from edgellm.places import cache_dir
 from edgellm.storage.catalog import Catalog, CatalogModel, catalog
 from edgellm.storage.chat_log import History, HistoryFacts
 from edgellm.storage.fingerprint import fingerprint
@@ -29,6 +28,7 @@ from edgellm.storage.model_files import (
     remove,
     resolve,
 )
+from edgellm.system import cache_dir
 
 if TYPE_CHECKING:
     from edgellm.storage.hub.pull import DownloadPlan, PulledModel, Transfer, fetch, plan, pull

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgellm.errors import EdgeError, Stopped
-from edgellm.places import cache_dir
 from edgellm.storage.state import read_cached, write_cached
+from edgellm.system import cache_dir
 
 SHA256 = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by its SHA-256
 _FIRST_PART = re.compile(r"-00001-of-\d{5}\.gguf$")

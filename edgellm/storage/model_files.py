@@ -19,9 +19,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from edgellm.errors import InvalidOption, ModelNotFound
-from edgellm.places import cache_dir
 from edgellm.storage.catalog import CatalogModel, catalog
 from edgellm.storage.quants import choose, labels, quant_of, variants
+from edgellm.system import cache_dir
 
 ALIASES = MappingProxyType(
     {"edgellm-draft": "draft.gguf", "edgellm-verifier": "verifier.gguf", "smollm2:draft": "smollm2/draft.gguf"}

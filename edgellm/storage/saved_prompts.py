@@ -20,7 +20,7 @@ from time import time
 
 import numpy as np
 
-from edgellm import places
+from edgellm import system
 from edgellm.engine import Ids, common_prefix
 from edgellm.engine.kv.prompt_cache import LEAST
 from edgellm.errors import EdgeError
@@ -165,7 +165,7 @@ def _make_room(limit: int) -> None:
 
 def prompts_folder() -> Path:
     """Return the folder of all kept prompts; it need not exist."""
-    return places.cache_dir() / "prompts"
+    return system.cache_dir() / "prompts"
 
 
 def prompt_files(pattern: str = "*") -> list[Path]:

@@ -21,8 +21,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from edgellm import system
 from edgellm.errors import EdgeError, StateDamaged, TrustUnusable
-from edgellm.places import cache_dir, data_dir, state_dir
-from edgellm.system import HAS_MODES, NO_LINKS, NOT_BLOCKING
+from edgellm.system import HAS_MODES, NO_LINKS, NOT_BLOCKING, cache_dir, data_dir, state_dir
 
 MAX_BYTES = 64 * 2**20
 _MAX_PRIVATE_BYTES = 2**20

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from edgellm.engine import Model
 from edgellm.errors import InvalidOption, VerifierBusy, VerifierLost, VerifierUnreachable
-from edgellm.places import cache_dir
 from edgellm.storage.state import read_cached, write_cached
+from edgellm.system import cache_dir
 from edgellm.upstream import dialects
 from edgellm.upstream.dialects import DIALECTS
 from edgellm.upstream.dialects.served import UnknownServer, Upstream, models_of, served_model

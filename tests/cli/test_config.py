@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.places import config_file
+from edgellm.system import config_file
 from tests.cli.conftest import Done, commands
 
 Edge = Callable[..., Done]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.cli.commands import models as command
-from edgellm.places import config_file
+from edgellm.system import config_file
 from tests.cli.conftest import Done
 from tests.conftest import Architectures, Heads
 from tests.storage.hub import Hub

@@ -12,7 +12,7 @@ from typer.main import get_command
 from edgellm.cli.app import app
 from edgellm.cli.commands.config import write_settings
 from edgellm.errors import InvalidOption
-from edgellm.places import config_file
+from edgellm.system import config_file
 
 PAIR = {"draft": "qwen3:0.6b", "verifier": "qwen3:4b"}
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from edgellm.cli.commands import setup as command
-from edgellm.places import config_file
 from edgellm.rpc.trust.handshake import OfferedModel
 from edgellm.rpc.trust.rights import Right
 from edgellm.storage.pair_choice import ModelRoom
+from edgellm.system import config_file
 from testkit.gguf.random_model import SHAPES, write
 from tests.cli.conftest import Done
 from tests.storage.hub import Hub

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgellm import places
+from edgellm import system
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.native import features, lib
 from edgellm.engine.trial import probe
@@ -108,7 +108,7 @@ def test_the_user_decides(on_amx: bool, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("deadly")
 def test_without_the_bundled_models_it_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(places, "bundled_dirs", lambda: (tmp_path, tmp_path))
+    monkeypatch.setattr(system, "bundled_dirs", lambda: (tmp_path, tmp_path))
 
     assert probe.amx_failure() == "it could not be tested"
     assert not list(tmp_path.glob("home/cache/probed/*"))

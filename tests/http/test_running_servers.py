@@ -17,9 +17,8 @@ from edgellm.errors import ServerUnreachable
 from edgellm.http.middleware import page_key
 from edgellm.http.running_servers import RunningServer, recorded, running_servers
 from edgellm.http.server import Credentials, HttpConfig, HttpServer
-from edgellm.places import state_dir
 from edgellm.rpc.trust.identity import web_certificate
-from edgellm.system import HAS_MODES, started_at
+from edgellm.system import HAS_MODES, started_at, state_dir
 from tests.http.conftest import HOME
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from edgellm.engine import ModelFile
 from edgellm.errors import ModelNotFound
-from edgellm.places import cache_dir
 from edgellm.storage.fingerprint import FileHash, _PartHash, fingerprint, fingerprint_of
+from edgellm.system import cache_dir
 from testkit.gguf.split_file import split
 
 

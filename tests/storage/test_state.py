@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from edgellm.errors import StateDamaged
-from edgellm.places import cache_dir, data_dir, state_dir
 from edgellm.storage.state import (
     close_to_others,
     from_json,
@@ -26,6 +25,7 @@ from edgellm.storage.state import (
     set_aside,
     write_state,
 )
+from edgellm.system import cache_dir, data_dir, state_dir
 
 
 @dataclass(frozen=True)

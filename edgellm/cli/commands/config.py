@@ -20,7 +20,7 @@ import typer
 from edgellm.cli.options import AsJson, options_of
 from edgellm.cli.views.console import emit, emit_json, say
 from edgellm.errors import InvalidOption, StateDamaged
-from edgellm.places import cache_dir, config_file, data_dir, state_dir
+from edgellm.system import cache_dir, config_file, data_dir, state_dir
 
 _FILE, _DEFAULT = "file", "default"
 _MAX_BYTES = 2**20

@@ -23,7 +23,7 @@ import typer
 from edgellm.cli.options import AsJson
 from edgellm.cli.views.console import emit, say
 from edgellm.errors import InvalidOption, ServiceFailed
-from edgellm.places import state_dir
+from edgellm.system import state_dir
 
 UNIT, LABEL = "edgellm.service", "local.edgellm.serve"
 _SECONDS = 30.0  # limit for a call of systemctl or launchctl

@@ -15,7 +15,7 @@ from edgellm.cli.views.console import emit_json, is_terminal, one_line, out, say
 from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, PullFailed
 from edgellm.flags import flag
-from edgellm.places import config_file
+from edgellm.system import config_file
 
 if TYPE_CHECKING:
     from edgellm.rpc.discovery.peer_probe import ProbeResult

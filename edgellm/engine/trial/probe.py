@@ -26,7 +26,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgellm import places
+from edgellm import system
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile, check_gguf, is_index
 from edgellm.engine.gguf.speculation import EAGLE3, MTP
 from edgellm.engine.hardware import DEFAULT_CACHE, ON_PROCESSOR, Hardware, offload_devices
@@ -58,10 +58,10 @@ def amx_failure() -> str:
         return ""
     if (chosen := os.environ.get("EDGELLM_AMX")) in ("on", "off"):
         return "" if chosen == "on" else "EDGELLM_AMX is off"
-    kept = places.cache_dir() / "probed" / f"amx-{_build()}.json"
+    kept = system.cache_dir() / "probed" / f"amx-{_build()}.json"
     verdict = read_verdict(kept)
     if verdict is None:
-        model = next((path for folder in places.bundled_dirs() if (path := folder / "draft.gguf").is_file()), None)
+        model = next((path for folder in system.bundled_dirs() if (path := folder / "draft.gguf").is_file()), None)
         if model is None or not sys.executable:
             return "it could not be tested"
         try:
@@ -201,13 +201,13 @@ def keep_faults(probe: Probe, faults: Sequence[str]) -> None:
 
 def _is_tried(probe: Probe) -> bool:
     real = probe.paths[0].resolve()
-    bundled = any(real == folder.resolve() / name for folder in places.bundled_dirs() for name in _BUNDLED)
+    bundled = any(real == folder.resolve() / name for folder in system.bundled_dirs() for name in _BUNDLED)
     return os.environ.get("EDGELLM_PROBE") != "off" and bool(sys.executable) and not bundled
 
 
 def _kept(probe: Probe) -> Path:
     try:
-        return places.cache_dir() / "probed" / f"{probe.key()}.json"
+        return system.cache_dir() / "probed" / f"{probe.key()}.json"
     except OSError as error:
         what = f"{probe.paths[0]} cannot be read: {error.strerror}."
         raise ModelUnsupported(what, "Check its permissions.") from error

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgellm.errors import NotPaired, TrustUnusable
-from edgellm.places import data_dir
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.storage.state import lock_folder, read_private, write_private
+from edgellm.system import data_dir
 
 DAYS = 397  # days: some browsers refuse longer validity
 SERVER_NAME = "edgellm"  # name in every certificate: TLS needs a name, and the device's own stays private

@@ -26,7 +26,6 @@ from edgellm.errors import (
     StateDamaged,
     VerifierUnreachable,
 )
-from edgellm.places import cache_dir
 from edgellm.rpc.address import ModelAddress
 from edgellm.rpc.channel import TOKENIZER, open_channel, run_in_network_loop
 from edgellm.rpc.protos import edgellm_pb2 as pb
@@ -35,6 +34,7 @@ from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import MAX_TOKENIZER_PART, parse_message
 from edgellm.storage.state import read_state, write_state
+from edgellm.system import cache_dir
 
 MOST_KEPT = 256 * 2**20
 """Bytes of all tokenizers that are kept, the least recently used leaving first."""

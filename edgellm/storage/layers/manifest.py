@@ -22,9 +22,9 @@ from edgellm.engine.gguf.cuttable import cut_points, largest_part
 from edgellm.engine.gguf.reader import MAX_LAYERS
 from edgellm.errors import SAME_VERSION, InvalidOption, LayersRefused, StateDamaged
 from edgellm.layer_range import LayerRange, chain, ranges
-from edgellm.places import cache_dir
 from edgellm.storage.fingerprint import SHA256, fingerprint
 from edgellm.storage.state import from_json, read_json, write_state
+from edgellm.system import cache_dir
 
 MAX_NAME = 200  # characters
 MAX_PIECE_BYTES = 2**40  # bytes

@@ -40,7 +40,6 @@ from edgellm.errors import (
     StoreFull,
 )
 from edgellm.layer_range import LayerRange
-from edgellm.places import cache_dir
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.layers.incoming_piece import (
     IncomingPiece,
@@ -60,6 +59,7 @@ from edgellm.storage.layers.manifest import (
     remember_hashes,
 )
 from edgellm.storage.state import hold_lock, private_folder, read_json, write_state
+from edgellm.system import cache_dir
 
 OWN, CUT = "here", "cut"
 MAX_MODELS = 64  # models of one other device
