@@ -55,6 +55,7 @@ MECHANISMS = {
         name: Mechanism(f"http/dialects/{name}.py", "http/dialects/__init__.py", f'"{name}",')
         for name in ("anthropic", "ollama", "responses")
     },
+    "phases": Mechanism("coldstart/phases.py", "mesh/placement.py", 'coldstart.phases",'),
     "gateway": Mechanism("upstream/gateway services/server/gateway_server.py"),
     **{
         f"dialect {name}": Mechanism(f"upstream/dialects/{name}.py", "upstream/dialects/__init__.py", f'"{name}"')

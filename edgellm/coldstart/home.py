@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Literal, get_args
 
 import numpy as np
@@ -14,6 +15,7 @@ from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.hardware import ANY_LAYERS, Device, Links, sending
 from edgellm.coldstart.problem import OVERLAPS, Bools, Cut, Overlap, Task, fits, warm
 from edgellm.errors import InvalidOption
+from edgellm.layer_range import LayerRange, StageShare
 
 Objective = Literal["ttft", "reply"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -67,6 +69,18 @@ class Home:
     def names(self) -> list[str]:
         """The names of the devices."""
         return [device.name for device in self.devices]
+
+    def shares(self, cut: Cut) -> tuple[StageShare, ...]:
+        """Return the layers of each device of a cut."""
+        ends = accumulate(count for _, count in cut)
+        return tuple(
+            StageShare(self.devices[device].name, LayerRange(end - count, end))
+            for (device, count), end in zip(cut, ends, strict=True)
+        )
+
+    def cut(self, shares: Sequence[StageShare]) -> Cut:
+        """Return shares of devices of the home as the planner has them."""
+        return tuple((self.names.index(share.name), len(share.layers)) for share in shares)
 
     @property
     def anywhere(self) -> bool:

@@ -16,25 +16,12 @@ from functools import cached_property
 import numpy as np
 
 from edgellm.coldstart.home import Home, restrict_to_stored
-from edgellm.coldstart.problem import (
-    Cut,
-    Floats,
-    Ints,
-    Stop,
-    Task,
-    fits,
-    makespan,
-    never,
-    per_token,
-    timeline,
-)
-from edgellm.coldstart.reply_search import fastest_reply
-from edgellm.errors import InvalidOption
+from edgellm.coldstart.plan import format_seconds, solve
+from edgellm.coldstart.problem import Cut, Floats, Ints, Stop, Task, fits, makespan, never, per_token, timeline
+from edgellm.layer_range import StageShare
 
 WRITING = 1024
 """Tokens after which only the time per token counts."""
-OPENING = 0.25
-"""Seconds to open a pipeline beside another, before it loads: a guess, not yet measured by itself."""
 BETTER = 0.1
 """The share of the time up to the move that moving must save: predictions are off by about as much."""
 FASTER = 0.05
@@ -46,24 +33,22 @@ _TOKEN_END = 1e-9  # share of a token that rounding may leave
 @dataclass(frozen=True, slots=True)
 class Contention:
     """Slow-down factors of work that shares its device: of `passes` while it loads, of `loads` while it computes, and
-    of two computations at once (`reading`). The defaults were measured once.
+    of two computations at once (`reading`); measured once. `opening`: seconds to open a pipeline beside another, before
+    it loads; a guess.
     """
 
     passes: float = 2.2
     loads: float = 1.7
     reading: float = 1.8
+    opening: float = 0.25
 
 
 @dataclass(frozen=True, eq=False)
 class PhaseProblem:
-    """A reply in a home, and the costs of moving between placements.
-
-    `opening`: seconds before the loads of a move begin.
-    """
+    """A reply in a home, and the costs of moving between placements."""
 
     home: Home
     contention: Contention = Contention()
-    opening: float = OPENING
 
     @cached_property
     def _restricted(self) -> tuple[Task, float]:
@@ -75,17 +60,17 @@ class PhaseProblem:
         """The planning problem, restricted to the layers that the devices have."""
         return self._restricted[0]
 
-    @property
-    def beyond(self) -> float:
-        """The least seconds of a plan that loads layers that are not on their device."""
-        return self._restricted[1]
-
     @cached_property
     def kept(self) -> Floats:
         """The bytes of keys and values that a second open placement needs as well, (L,)."""
         tokens = self.home.tokens_in + self.home.tokens_out
         kept: Floats = np.maximum(self.home.overhead.layer, np.array(self.home.model.cache_bytes) * tokens)
         return kept
+
+    def solved(self, further: int, stop: Stop) -> Cut | None:
+        """Return the placement by which `further` tokens after the first come soonest, if one is possible."""
+        found = solve(self.task, further, stop)
+        return None if found is None or found.seconds >= self._restricted[1] else found.cut
 
     def reading(self, tokens: int) -> Task:
         """Return the problem of reading so many tokens with all layers loaded."""
@@ -117,14 +102,9 @@ class PhasedReply:
     move: Move | None = None
 
 
-def owners(task: Task, cut: Cut) -> Ints:
+def _owners(cut: Cut) -> Ints:
     """Return the device of every layer, (L,)."""
-    found = np.concatenate([np.full(count, device) for device, count in cut]).astype(np.int64)
-    if len(found) != task.layers:
-        raise InvalidOption(
-            f"The placement has {len(found)} layers, and the model {task.layers}.", "Place every layer."
-        )
-    return found
+    return np.repeat([device for device, _ in cut], [count for _, count in cut])
 
 
 def fit_together(problem: PhaseProblem, one: Cut, other: Cut) -> bool:
@@ -132,7 +112,7 @@ def fit_together(problem: PhaseProblem, one: Cut, other: Cut) -> bool:
     task = problem.task
     if not fits(task, other):
         return False
-    before, after = owners(task, one), owners(task, other)
+    before, after = _owners(one), _owners(other)
     for device in {device for device, _ in other} & {device for device, _ in one}:
         either, both = (before == device) | (after == device), (before == device) & (after == device)
         needed = float(task.alone_need or 0.0) if either.all() else float(task.need[either].sum())
@@ -142,19 +122,13 @@ def fit_together(problem: PhaseProblem, one: Cut, other: Cut) -> bool:
     return True
 
 
-def lacking(problem: PhaseProblem, holders: Ints, cut: Cut) -> dict[int, float]:
-    """Return the seconds for which each device loads the layers of `cut` that it lacks; `holders`, (L,): the device
-    that has loaded each layer."""
-    task, found, first = problem.task, dict[int, float](), 0
-    for device, count in cut:
-        absent = holders[first : first + count] != device
-        left = float(task.load[device, first : first + count][absent].sum())
-        if len(cut) == 1 and absent.all():
-            left = min(left, float(task.alone_load[device]))
-        if left > 0.0:
-            found[device] = left
-        first += count
-    return found
+def _lacking(task: Task, one: Cut, other: Cut) -> dict[int, float]:
+    """Return the seconds for which each device loads the layers of the `other` placement that it lacks in `one`."""
+    before, after = _owners(one), _owners(other)
+    found = {device: float(task.load[device, (after == device) & (before != device)].sum()) for device, _ in other}
+    if len(other) == 1 and other[0][0] not in before:
+        found[other[0][0]] = float(task.alone_load[other[0][0]])
+    return {device: seconds for device, seconds in found.items() if seconds > 0.0}
 
 
 def steady(problem: PhaseProblem, cut: Cut) -> PhasedReply:
@@ -170,47 +144,34 @@ def moving(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply | None
     the next token's end on, the stages of `target` read the text, while tokens are written; and at the next token's end
     after that the placement takes over.
     """
-    task, contention, last = problem.task, problem.contention, problem.home.tokens_out
-    token = max(per_token(task, start), _NO_TIME)
-    first = clock = makespan(task, start)
-    written = 1.0
+    task, factors, last = problem.task, problem.contention, problem.home.tokens_out
+    token, first = max(per_token(task, start), _NO_TIME), makespan(task, start)
 
-    loads = lacking(problem, owners(task, start), target)
-    begins = first if set(loads) & {device for device, _ in start} else 0.0
-    ends = {device: begins + problem.opening + took for device, took in loads.items()}
-    loaded = max(ends.values(), default=begins + problem.opening)
-    left = {device: end - clock for device, end in ends.items() if end > clock}
-    while left:
-        slow, busy = _beside(task, start, dict.fromkeys(left, contention.passes))
-        rates = {device: 1.0 / (1.0 + (contention.loads - 1.0) * busy.get(device, 0.0)) for device in left}
-        step = min(seconds / rates[device] for device, seconds in left.items())
-        clock, written = clock + step, written + step / slow
-        left = {device: seconds - step * rates[device] for device, seconds in left.items()}
-        left = {device: seconds for device, seconds in left.items() if seconds > _NO_TIME}
-        loaded = clock
-    if loaded > clock:  # the pipeline opens, and nothing is loaded
-        clock, written = loaded, written + (loaded - clock) / token
-
-    clock, written = _token_end(clock, written, token)
+    loads = _lacking(task, start, target)
+    early = factors.opening - (0.0 if set(loads) & {device for device, _ in start} else first)
+    left = {device: early + took for device, took in loads.items()}
+    slow, busy = _beside(task, start, {device: factors.passes for device, seconds in left.items() if seconds > 0.0})
+    left = {device: took * (1.0 + (factors.loads - 1.0) * busy.get(device, 0.0)) for device, took in left.items()}
+    took = max(left.values(), default=early)
+    clock, written = _token_end(first + max(took, 0.0), 1.0 + max(took, 0.0) / slow, token)
     if written >= last:
         return None
+
     text = int(written)
     spans = timeline(problem.reading(problem.home.tokens_in + text), target)
-    took = spans[-1].finish
-    # the share of that time in which each device reads the text
-    reading = {span.device: span.compute / max(took, _NO_TIME) for span in spans}
-    slowed = {device: 1.0 + (contention.reading - 1.0) * share for device, share in reading.items()}
-    slow, busy = _beside(task, start, slowed)
-    took *= 1.0 + (contention.reading - 1.0) * sum(share * busy.get(device, 0.0) for device, share in reading.items())
-    ready = clock + took
+    reads = max(spans[-1].finish, _NO_TIME)
+    reading = {span.device: (factors.reading - 1.0) * span.compute / reads for span in spans}
+    slow, busy = _beside(task, start, {device: 1.0 + share for device, share in reading.items()})
+    reads *= 1.0 + sum(share * busy.get(device, 0.0) for device, share in reading.items())
+    ready = clock + reads
 
-    clock, written = _token_end(ready, written + took / slow, token)
+    clock, written = _token_end(ready, written + reads / slow, token)
     if written >= last:
         return None
     then, missed = per_token(task, target), int(written) - text
     next_token = then if missed < 1 else max(then, makespan(problem.reading(missed + 1), target))
     seconds = clock + next_token + (last - written - 1.0) * then
-    return PhasedReply(start, first, seconds, Move(target, loaded, ready, int(written), clock))
+    return PhasedReply(start, first, seconds, Move(target, first + took, ready, int(written), clock))
 
 
 def _token_end(clock: float, written: float, token: float) -> tuple[float, float]:
@@ -222,46 +183,89 @@ def _token_end(clock: float, written: float, token: float) -> tuple[float, float
 def _beside(task: Task, cut: Cut, slowed: Mapping[int, float]) -> tuple[float, dict[int, float]]:
     """Return the seconds of a token with some devices `slowed` by these factors, and the share of that time in which
     each device computes."""
-    ends = np.cumsum([count for _, count in cut]).tolist()
-    parts = {
-        device: float(task.step[device, end - count : end].sum()) * slowed.get(device, 1.0)
-        for (device, count), end in zip(cut, ends, strict=True)
-    }
-    hops = sum(float(task.hop[cut[at - 1][0], device]) for at, (device, _) in enumerate(cut)) if len(cut) > 1 else 0.0
-    token = max(sum(parts.values()) + hops, _NO_TIME)
+    owners = _owners(cut)
+    own = {device: float(task.step[device, owners == device].sum()) for device, _ in cut}
+    parts = {device: took * slowed.get(device, 1.0) for device, took in own.items()}
+    token = max(sum(parts.values()) + per_token(task, cut) - sum(own.values()), _NO_TIME)
     return token, {device: took / token for device, took in parts.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class PhasePlan:
-    """The planned `reply`, and the reply that stays where it begins: `unmoved`.
+class Phases:
+    """The course of a reply: another placement takes over behind it, or after it.
 
-    `rest`: the best placement after the reply, for the next; None if it is the placement where the reply ends.
+    `reply` is the planned one, `unmoved` the one that stays where it begins, and `resting` the best placement after the
+    reply, for the next; None if the reply ends with it.
     """
 
+    problem: PhaseProblem
     reply: PhasedReply
     unmoved: PhasedReply
-    rest: Cut | None
+    resting: Cut | None = None
+
+    @property
+    def first(self) -> tuple[StageShare, ...]:
+        """The shares that begin."""
+        return self.problem.home.shares(self.reply.start)
+
+    @property
+    def following(self) -> tuple[StageShare, ...]:
+        """The shares that take over behind the reply; empty if it ends as it begins."""
+        return () if self.reply.move is None else self.problem.home.shares(self.reply.move.cut)
+
+    @property
+    def rest(self) -> tuple[StageShare, ...]:
+        """The best shares for the model after the reply; empty if the reply ends with them."""
+        return () if self.resting is None else self.problem.home.shares(self.resting)
+
+    def predict(self, tokens_in: int, tokens_out: int) -> PhasedReply:
+        """Return the times of a cold reply of other lengths with the same move."""
+        home = replace(self.problem.home, tokens_in=max(1, tokens_in), tokens_out=tokens_out, cold=True)
+        problem, reply = replace(self.problem, home=home), self.reply
+        moved = None if reply.move is None else moving(problem, reply.start, reply.move.cut)
+        return moved or steady(problem, reply.start)
+
+    @property
+    def sentence(self) -> str:
+        """The layers that take over, when, and the saving; empty if nothing takes over behind the reply."""
+        move, problem = self.reply.move, self.problem
+        if move is None:
+            return ""
+        token = format_seconds(per_token(problem.task, move.cut))
+        named = ", ".join(f"{share.layers} on {share.name}" for share in self.following)
+        return (
+            f"From token {move.token + 1} on, layers {named}, which write a token in {token} and are loaded behind the"
+            f" reply: {problem.home.tokens_out} tokens take {format_seconds(self.reply.seconds)} instead of"
+            f" {format_seconds(self.unmoved.seconds)}."
+        )
 
 
-def plan_phases(problem: PhaseProblem, starts: Sequence[Cut], stop: Stop = never) -> PhasePlan:
-    """Return the plan of a reply that stays with the first of the placements `starts`, or begins with any of them and
-    moves once: to the placement with the least time per token, if that saves `BETTER` of the time up to the move. After
-    the move, predictions are as wrong for a reply that began with its last placement."""
-    task, unmoved = problem.task, steady(problem, starts[0])
-    found = fastest_reply(task, WRITING, stop)
-    if found is None or found.seconds >= problem.beyond:
-        return PhasePlan(unmoved, unmoved, None)
-    target = found.cut
+def plan_phases(home: Home, shares: Sequence[StageShare], stop: Stop = never) -> Phases | None:
+    """Return the course of a reply that stays with the `shares`; or that moves once, to the placement with the least
+    time per token, if that saves `BETTER` of the time up to the move. Return None if nothing moves.
+
+    After the move, predictions are as wrong for a reply that began with its last placement. A whole reply may begin
+    with another placement, too: that of the earliest first token.
+    """
+    problem, starts = PhaseProblem(home), [home.cut(shares)]
+    if len(home.devices) < 2:
+        return None
+    if home.objective == "reply" and (soonest := problem.solved(0, stop)) is not None:
+        starts.append(soonest)
+    if (target := problem.solved(WRITING, stop)) is None:
+        return None
 
     def improves(cut: Cut, share: float = 0.0) -> bool:
-        quicker = per_token(task, target) < (1.0 - share) * per_token(task, cut)
+        quicker = per_token(problem.task, target) < (1.0 - share) * per_token(problem.task, cut)
         return quicker and fit_together(problem, cut, target)
 
+    unmoved = steady(problem, starts[0])
     replies = [unmoved]
     for start in starts:
         one = moving(problem, start, target) if improves(start) else None
         if one is not None and one.move is not None and unmoved.seconds - one.seconds > BETTER * one.move.seconds:
             replies.append(one)
     reply = min(replies, key=lambda one: one.seconds)
-    return PhasePlan(reply, unmoved, target if reply.move is None and improves(reply.start, FASTER) else None)
+    if reply.move is None and not improves(reply.start, FASTER):
+        return None
+    return Phases(problem, reply, unmoved, target if reply.move is None else None)

@@ -167,7 +167,7 @@ class LocalDevice:
 
 def place_described(file: ModelFile, fleet: Fleet, workload: Workload) -> Placement:
     """Return the best stages of the model in `file` on described devices, each of which has any layer."""
-    return _with_phases(place(workload.home(file, fleet), stop=within(PLAN_SECONDS)))
+    return with_phases(place(workload.home(file, fleet), stop=within(PLAN_SECONDS)), within(PHASE_SECONDS))
 
 
 def place_stages(file: ModelFile, survey: Survey, workload: Workload) -> Placement:
@@ -186,10 +186,7 @@ def place_stages(file: ModelFile, survey: Survey, workload: Workload) -> Placeme
         else:
             left_out.append((device.name, found.what))
     home = workload.home(file, Fleet(tuple(devices), survey.fleet().links))
-    return _with_phases(place(home, survey.workers, left_out, within(PLAN_SECONDS)))
-
-
-def _with_phases(placed: Placement) -> Placement:
+    placed = place(home, survey.workers, left_out, within(PLAN_SECONDS))
     return with_phases(placed, within(PHASE_SECONDS))
 
 

@@ -29,12 +29,13 @@ from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
 from edgellm.mesh.model_costs import model_costs
-from edgellm.mesh.placement import Phases, Placement, cut_of
+from edgellm.mesh.placement import Placement
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.storage.layers.manifest import check_stages
 
 if TYPE_CHECKING:
+    from edgellm.coldstart.phases import Phases
     from edgellm.rpc.discovery.workers import Worker
 
 SESSIONS = 4
@@ -93,7 +94,7 @@ class OpenedMesh:
         if self.placed is None or not all(share.name in self.placed.home.names for share in shares):
             return None
         home = replace(self.placed.home, tokens_in=tokens_in, tokens_out=tokens_out, cold=cold)
-        return predict(home, cut_of(home, shares))
+        return predict(home, home.cut(shares))
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +135,7 @@ def open_mesh(
     unit = ComputeUnit.choose(hardware)
     devices = _devices(options, [share.name for placement in placements for share in placement], whole, unit)
     if placed is not None:
-        parts = prefill_chunking.choose(placed.home, cut_of(placed.home, shares))
+        parts = prefill_chunking.choose(placed.home, placed.home.cut(shares))
     else:
         parts = prefill_chunking.PrefillChunks(
             MAX_ROWS, 0.0, f"parts of {MAX_ROWS} tokens: the devices were not measured"

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from edgellm.coldstart.cost_model import ModelCosts
 from edgellm.coldstart.hardware import ANY_LAYERS, Device, LayersOnDevice, Links
 from edgellm.coldstart.home import Home, MemoryOverhead, restrict_to_stored
-from edgellm.coldstart.phases import PhasedReply, PhasePlan, PhaseProblem, moving, plan_phases, steady
 from edgellm.coldstart.plan import MIN_SAVING, Plan, PlanOption, format_seconds, plan, solve
-from edgellm.coldstart.problem import Cut, Stop, never, per_token
+from edgellm.coldstart.problem import Stop, never
 from edgellm.errors import PlanImpossible
-from edgellm.layer_range import LayerRange, StageShare
+from edgellm.layer_range import StageShare
 
 if TYPE_CHECKING:
+    from edgellm.coldstart.phases import Phases
     from edgellm.rpc.discovery.workers import Worker
 
+COURSES = ("edgellm.coldstart.phases",)
+"""Modules that may plan other shares for a later part of a reply."""
 _MOST_DEVICES = 10  # devices planned with after a loss: the number of their sets doubles with each
 
 
@@ -34,20 +37,7 @@ def fail_over(
     home = Home(devices, model, text, further, links=links or {}, overhead=overhead)
     task, penalty = restrict_to_stored(home.task(), devices, further)
     found = solve(task, further, stop)
-    return None if found is None or found.seconds >= penalty else _shares(home, found.cut)
-
-
-def _shares(home: Home, cut: Cut) -> tuple[StageShare, ...]:
-    shares, at = [], 0
-    for device, count in cut:
-        shares.append(StageShare(home.devices[device].name, LayerRange(at, at + count)))
-        at += count
-    return tuple(shares)
-
-
-def cut_of(home: Home, shares: Sequence[StageShare]) -> Cut:
-    """Return shares of devices of the home as the planner has them."""
-    return tuple((home.names.index(share.name), len(share.layers)) for share in shares)
+    return None if found is None or found.seconds >= penalty else home.shares(found.cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,45 +47,6 @@ class MissingLayers:
     share: StageShare
     layers: tuple[int, ...]
     size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Phases:
-    """The course of a reply: another placement takes over behind it, or after it."""
-
-    problem: PhaseProblem
-    plan: PhasePlan
-
-    @property
-    def following(self) -> tuple[StageShare, ...]:
-        """The shares that take over behind the reply; empty if it ends as it begins."""
-        move = self.plan.reply.move
-        return () if move is None else _shares(self.problem.home, move.cut)
-
-    @property
-    def rest(self) -> tuple[StageShare, ...]:
-        """The best shares for the model after the reply; empty if the reply ends with them."""
-        return () if self.plan.rest is None else _shares(self.problem.home, self.plan.rest)
-
-    def predict(self, tokens_in: int, tokens_out: int) -> PhasedReply:
-        """Return the times of a cold reply of other lengths with the same move."""
-        home = replace(self.problem.home, tokens_in=max(1, tokens_in), tokens_out=tokens_out, cold=True)
-        problem, reply = replace(self.problem, home=home), self.plan.reply
-        moved = None if reply.move is None else moving(problem, reply.start, reply.move.cut)
-        return moved or steady(problem, reply.start)
-
-    @property
-    def sentence(self) -> str:
-        """The layers that take over, when, and the saving; empty if nothing takes over behind the reply."""
-        move, problem = self.plan.reply.move, self.problem
-        if move is None:
-            return ""
-        token = format_seconds(per_token(problem.task, move.cut))
-        return (
-            f"From token {move.token + 1} on, layers {_named(self.following)}, which write a token in {token} and are"
-            f" loaded behind the reply: {problem.home.tokens_out} tokens take {format_seconds(self.plan.reply.seconds)}"
-            f" instead of {format_seconds(self.plan.unmoved.seconds)}."
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +130,12 @@ def place(
 
 
 def with_phases(placed: Placement, stop: Stop = never) -> Placement:
-    """Return the placement with the course of a reply. A whole reply may begin with another placement: that of the
-    earliest first token."""
-    if len(placed.home.devices) < 2:
-        return placed
-    problem = PhaseProblem(placed.home)
-    starts = [cut_of(placed.home, placed.shares)]
-    if placed.home.objective == "reply" and (first := solve(problem.task, 0, stop)) is not None:
-        starts += [first.cut] if first.seconds < problem.beyond else []
-    phases = Phases(problem, plan_phases(problem, starts, stop))
-    if not (phases.following or phases.rest):
-        return placed
-    return replace(placed, shares=_shares(placed.home, phases.plan.reply.start), phases=phases)
+    """Return the placement with the course of a reply, which may begin with other shares."""
+    for name in COURSES:
+        phases: Phases | None = import_module(name).plan_phases(placed.home, placed.shares, stop)
+        if phases is not None:
+            placed = replace(placed, shares=phases.first, phases=phases)
+    return placed
 
 
 def deploy_command(model: str, lacking: Iterable[MissingLayers], workers: Mapping[str, Worker]) -> str:

@@ -13,22 +13,12 @@ from hypothesis import strategies as st
 
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, LayersOnDevice
-from edgellm.coldstart.home import Home
-from edgellm.coldstart.phases import (
-    BETTER,
-    Contention,
-    PhasePlan,
-    PhaseProblem,
-    fit_together,
-    moving,
-    plan_phases,
-    steady,
-)
-from edgellm.coldstart.plan import solve
-from edgellm.coldstart.problem import Cut, fits, makespan, per_token
+from edgellm.coldstart.home import Home, Objective
+from edgellm.coldstart.phases import BETTER, Contention, PhaseProblem, Phases, fit_together, moving, plan_phases
+from edgellm.coldstart.problem import Cut, fits, makespan, never, per_token
+from edgellm.layer_range import LayerRange
 
 MODEL = ModelCosts.of(TransformerShape(12, 896, 14, 2, 64, 4864), "small")
-NONE = Contention(1.0, 1.0, 1.0)
 
 
 def home(seed: int, devices: int = 3) -> tuple[Device, ...]:
@@ -61,10 +51,10 @@ def problem_of(tokens: int, devices: Sequence[Device] = (), tokens_in: int = 8) 
     return PhaseProblem(Home(devices or wide_home(), MODEL, tokens_in, tokens))
 
 
-def planned(problem: PhaseProblem, *starts: Cut) -> PhasePlan | None:
-    """The plan from the placement with the earliest first token, or from others; None if no placement fits."""
-    first = solve(problem.task)
-    return None if first is None else plan_phases(problem, starts or [first.cut])
+def planned(problem: PhaseProblem, start: Cut | None = None, objective: Objective = "ttft") -> Phases | None:
+    """The plan from a placement, by default that with the earliest first token; None if nothing moves, or fits."""
+    home, start = replace(problem.home, objective=objective), start or problem.solved(0, never)
+    return None if start is None else plan_phases(home, home.shares(start))
 
 
 @given(st.integers(0, 100_000), st.sampled_from([1, 2, 16, 64, 256]))
@@ -77,6 +67,7 @@ def test_a_plan_stays_or_moves_where_that_pays_and_is_in_order(seed: int, tokens
     start, reply = found.unmoved.start, found.reply
     plain = makespan(problem.task, start) + problem.home.further * per_token(problem.task, start)
     assert found.unmoved.seconds == pytest.approx(plain, rel=1e-6)
+    assert (reply.move is None) == (found.resting is not None)
     if (move := reply.move) is not None:
         assert plain - reply.seconds > BETTER * move.seconds
         assert move.loaded <= move.ready <= move.seconds < reply.seconds
@@ -84,14 +75,13 @@ def test_a_plan_stays_or_moves_where_that_pays_and_is_in_order(seed: int, tokens
         assert 1 < move.token < tokens
         assert fits(problem.task, move.cut)
         assert fit_together(problem, start, move.cut)
-    if found.rest is not None:
-        assert reply.move is None
-        assert per_token(problem.task, found.rest) < per_token(problem.task, start)
+    else:
+        assert per_token(problem.task, found.resting or ()) < per_token(problem.task, start)
 
 
 def test_a_placement_takes_over_after_the_least_tokens_that_hide_its_load() -> None:
     """CoordGen's equations 1 and 2, with tokens as computations: k t >= load, and no less k."""
-    problem = replace(problem_of(256, tokens_in=1), contention=NONE, opening=0.0)
+    problem = replace(problem_of(256, tokens_in=1), contention=Contention(1.0, 1.0, 1.0, 0.0))
     reply = moving(problem, WIDE, ALONE)
     assert reply is not None
     assert reply.move is not None
@@ -104,6 +94,9 @@ def test_a_placement_takes_over_after_the_least_tokens_that_hide_its_load() -> N
     assert reply.move.seconds == pytest.approx(reply.ttft + (reply.move.token - 1) * token)
     assert reply.seconds >= reply.move.seconds + (256 - reply.move.token) * then
     assert moving(replace(problem, home=replace(problem.home, tokens_out=hidden)), WIDE, ALONE) is None
+    contended = moving(problem_of(256, tokens_in=1), WIDE, ALONE)
+    assert contended is not None
+    assert contended.seconds > reply.seconds
 
 
 def test_moving_pays_in_long_replies_only() -> None:
@@ -111,42 +104,29 @@ def test_moving_pays_in_long_replies_only() -> None:
     assert short is not None
     assert long is not None
     assert short.reply.move is None
-    assert len(short.rest or ()) == 1  # for the next reply
+    assert len(short.rest) == 1  # for the next reply
     assert long.reply.move is not None
-    assert long.rest is None
+    assert long.rest == ()
     assert long.reply.seconds < 0.95 * long.unmoved.seconds
-    begun_alone = planned(problem_of(1024), ALONE)
-    assert begun_alone is not None
-    assert (begun_alone.reply.move, begun_alone.rest) == (None, None)
+    assert planned(problem_of(1024), ALONE) is None
 
 
 def test_a_whole_reply_may_begin_elsewhere_than_where_it_would_stay() -> None:
-    found = planned(problem_of(256), ALONE, WIDE)
+    found = planned(problem_of(256), ALONE, "reply")
     assert found is not None
-    assert (found.unmoved.start, found.reply.start) == (ALONE, WIDE)
-
-
-def test_contention_makes_moves_dearer() -> None:
-    problem = problem_of(256)
-    quiet, busy = (moving(replace(problem, contention=one), WIDE, ALONE) for one in (NONE, Contention(1.5, 2.0, 2.0)))
-    assert quiet is not None
-    assert busy is not None
-    assert quiet.seconds < busy.seconds
+    assert found.unmoved.start == ALONE
+    assert len(found.first) == 3
 
 
 def test_layers_that_are_absent_are_not_moved_to() -> None:
     half = LayersOnDevice(frozenset(range(6)))
-    problem = problem_of(256, [replace(one, layers=half) for one in wide_home()])
-    assert planned(problem, WIDE) == PhasePlan(steady(problem, WIDE), steady(problem, WIDE), None)
+    assert planned(problem_of(256, [replace(one, layers=half) for one in wide_home()]), WIDE) is None
     first, *others = wide_home()
     whole = replace(first, layers=LayersOnDevice(frozenset(range(12))))
     found = planned(problem_of(256, [whole, *(replace(one, layers=half) for one in others)]), ((1, 6), (0, 6)))
     assert found is not None
-    assert found.reply.move is not None
-    assert found.reply.move.cut == ALONE
+    assert [share.layers for share in found.following] == [LayerRange(0, 12)]
 
 
 def test_without_room_for_both_placements_nothing_moves() -> None:
-    found = planned(problem_of(256, [replace(one, memory=MODEL.bytes * 0.36) for one in wide_home()]))
-    assert found is not None
-    assert (found.reply.move, found.rest) == (None, None)
+    assert planned(problem_of(256, [replace(one, memory=MODEL.bytes * 0.36) for one in wide_home()])) is None

@@ -178,7 +178,7 @@ def test_a_reply_begins_where_its_first_token_comes_soonest_and_moves_once() -> 
         assert found.phases.rest == ()  # it lies there already
         assert "From token " in found.phases.sentence
         again = found.phases.predict(8, 256)
-        assert again.seconds == pytest.approx(found.phases.plan.reply.seconds)
+        assert again.seconds == pytest.approx(found.phases.reply.seconds)
         assert found.phases.predict(8, 64).seconds < again.seconds
 
 
