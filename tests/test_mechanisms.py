@@ -40,6 +40,8 @@ MECHANISMS = {
         "mesh/__init__.py",
         '"rpc": ',
     ),
+    "early exit": Mechanism("llm/early_exit.py spec/drafters/early_exit.py", "spec/mechanisms.py", '"early exit"'),
+    "translation": Mechanism("spec/drafters/translation.py", "spec/mechanisms.py", '"translation"'),
     "graph switching": Mechanism("coldstart/graph_switching.py"),
     "mtp": Mechanism("engine/speculators/mtp.py", "engine/gguf/speculation.py", ".speculators.mtp"),
     "eagle3": Mechanism("engine/speculators/eagle3.py", "engine/gguf/speculation.py", ".speculators.eagle3"),

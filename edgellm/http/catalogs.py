@@ -22,7 +22,7 @@ from edgellm.http.model_host import Opener, ServedModel
 from edgellm.http.schemas.responses import ModelInfo
 from edgellm.llm import AUTO, LLM, Named
 from edgellm.llm.abilities import MOST_OF_VERIFIER, draft_for, heads_for
-from edgellm.llm.model_loading import eagle3_named, place_draft, place_named
+from edgellm.llm.model_loading import eagle3_named, place_named
 from edgellm.rpc.address import ModelAddress
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right
@@ -89,7 +89,7 @@ class PairOpener:
         if self._verifier is not None:
             place_named(self._verifier, self._defaults.hardware, taken, verifies=True, eagle3=eagle3)
         if self._draft is not None and eagle3 is None:
-            place_draft(self._draft, self._defaults.draft_hardware, taken, None)
+            place_named(self._draft, self._defaults.draft_hardware, taken, verifies=False)
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
         return self._defaults.open(self.name, *self._asked, beside, is_closing)
@@ -225,7 +225,7 @@ class PairedOpener:
 
     def check_fits(self, beside: Counter[str]) -> None:
         if (draft := self._chosen()) is not None:
-            place_draft(draft, self._defaults.draft_hardware, Counter(beside), None)
+            place_named(draft, self._defaults.draft_hardware, Counter(beside), verifies=False)
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
         draft, peer = self._chosen(), self._model.peer

@@ -23,7 +23,7 @@ from edgellm.engine.hardware import N_BATCH
 from edgellm.engine.memory_fit import default_context, free_memory, trained_positions
 from edgellm.errors import EdgeError, ModelUnsupported
 from edgellm.layer_range import ranges
-from edgellm.llm.drafter_pool import exit_layers
+from edgellm.spec.mechanisms import mechanism
 from edgellm.spec.ngram.suffix_automaton import BYTES_A_TOKEN
 
 MOST_OF_VERIFIER = 0.5
@@ -206,7 +206,7 @@ def _layers(header: GgufHeader) -> list[Ability]:
         reason = f"its {count} layers can be cut into stages that begin with {_named(points)}"
     mesh = Ability("mesh", len(points) > 1, reason)
     try:
-        layers = exit_layers(header)
+        layers = mechanism("early exit").exit_layers(header)
     except EdgeError as error:
         return [Ability("early exit", False, error.what), mesh]
     return [Ability("early exit", True, f"as a draft model, behind {_named(layers)}"), mesh]

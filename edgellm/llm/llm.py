@@ -57,10 +57,9 @@ class LLM:
         `open`."""
         if not isinstance(engine, PairEngine):
             engine = PairEngine.over(engine, draft, verifier, **settings)
-        self.engine, self._parts, self._text = engine, engine.parts, engine.parts.text
-        verifier = engine.parts.verifier
-        grammars = verifier is None or verifier.capabilities.grammars
-        self.prompts = PromptWriter(self._text, engine.parts.context, grammars)
+        self.engine, self._text = engine, engine.text
+        grammars = engine.verifier is None or engine.verifier.capabilities.grammars
+        self.prompts = PromptWriter(engine.text, engine.context, grammars)
         self._replies: weakref.WeakSet[Reply] = weakref.WeakSet()
         self._closed = False
 
@@ -83,7 +82,7 @@ class LLM:
     @property
     def context_length(self) -> int:
         """Return the number of tokens that prompt and reply can have together."""
-        return self._parts.context
+        return self.engine.context
 
     @property
     def replies(self) -> int:
@@ -128,7 +127,7 @@ class LLM:
             ids = self.prompts.ids(prompt, options, should_stop, told.append)
         own = self._draft_prompt(ids, prompt, should_stop)
         heads: tuple[str, ...] = ()
-        if self._parts.linked:  # The draft model may have to go on alone.
+        if self.engine.linked:  # The draft model may have to go on alone.
             heads = turn_heads(self._text.detokenize(ids).decode("utf-8", "replace"), prompt)
         first: list[Notice | Explanation] = [*notices]
         first += [Explanation(None, one) for one in dict.fromkeys(told)]
@@ -154,10 +153,10 @@ class LLM:
 
     def _draft_prompt(self, ids: Ids, prompt: str | Sequence[Message] | None, should_stop: ShouldStop) -> Ids | None:
         """Return the prompt for a draft model with another tokenizer; None without such a model."""
-        if self.engine.fit.translation is None or self._parts.draft is None:
+        if self.engine.fit.translation is None or self.engine.draft is None:
             return None
         text = self._text.detokenize(ids).decode("utf-8", "replace")
-        return draft_ids(self._parts.draft, text, prompt, self.context_length, should_stop)
+        return draft_ids(self.engine.draft, text, prompt, self.context_length, should_stop)
 
     def _reply(
         self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter, began: float, draft_prompt: Ids | None,
@@ -165,11 +164,11 @@ class LLM:
     ) -> Reply:  # fmt: skip
         sampling = options.sampling(self.sampling, len(ids))
         sampling = replace(sampling, constraint=self.prompts.constraint(ids, options, channels))
-        check_sampling(self._parts, sampling)
+        check_sampling(self.engine.verifier, sampling)
         if options.logprobs is not None:
-            reporting(self._parts, options)  # An error now is better than during the reply.
+            reporting(self.engine, options)  # An error now is better than during the reply.
         reply = Reply(
-            partial(write, self._parts, WantedReply(ids, options, sampling, channels, draft_prompt, heads)),
+            partial(write, self.engine, WantedReply(ids, options, sampling, channels, draft_prompt, heads)),
             prompt_tokens=len(ids),
             seed=sampling.seed,
             prepared=perf_counter() - began,
@@ -238,14 +237,14 @@ class LLM:
 
         with self.engine.idle.suspended():
             return profile_pair(
-                self._parts, ids, gamma=gamma, most=max_tokens, layers=layers, context_lookup=context_lookup,
+                self.engine, ids, gamma=gamma, most=max_tokens, layers=layers, context_lookup=context_lookup,
                 early_exit=early_exit, progress=progress,
             )  # fmt: skip
 
     def hash_models(self, progress: Progress | None = None) -> None:
         """Compute the hashes of the models' files now, which a profile and a budget need, not in the background.
         `progress` is called with a file's name and its read share. Raise OSError if a file cannot be read."""
-        for model in (self._parts.draft, None if self._parts.linked else self._text):
+        for model in (self.engine.draft, None if self.engine.linked else self._text):
             if model is not None:
                 on_progress = partial(progress, model.path.name) if progress else None
                 self.engine.idle.file_hash(model.path).compute(progress=on_progress)
@@ -257,9 +256,9 @@ class LLM:
             InvalidOption: one of the two models is missing.
             OSError: it cannot be written.
         """
-        if self._parts.knowledge is None:
+        if self.engine.knowledge is None:
             raise InvalidOption("A profile needs both a draft model and a verifier, and one is missing.", "Open both.")
-        return self._parts.knowledge.use(profile)
+        return self.engine.knowledge.use(profile)
 
     def prompt_ids(self, prompt: str | Sequence[Message], options: ReplyOptions | None = None) -> Ids:
         """Return the token ids of the prompt, shape (n,), for a reply with `options`."""
@@ -271,7 +270,7 @@ class LLM:
 
     def longer_context(self, tokens: int) -> str:
         """Return advice for a prompt and its reply of `tokens`, more than the context holds."""
-        if self._parts.linked:
+        if self.engine.linked:
             return "Shorten it, or open the verifier with a longer context."
         return longer_context({model.name: (model.header, model.n_ctx_train) for model in self.engine.models}, tokens)
 
@@ -279,21 +278,21 @@ class LLM:
     def name(self) -> str:
         """Return the name of the model that decides the text, verifier or draft model, as in `edgellm ls` on its
         machine."""
-        verifier = self._parts.verifier
+        verifier = self.engine.verifier
         return verifier.capabilities.name if verifier is not None and self.verifier_at else name_of(self._text.path)
 
     @property
     def text_model(self) -> Model | None:
         """Return the model that decides the text, whose tokenizer and chat template are used, if in this process."""
-        return None if self._parts.linked else self._text
+        return None if self.engine.linked else self._text
 
     @property
     def draft_name(self) -> str | None:
-        return None if self._parts.draft is None else self._parts.draft.name
+        return None if self.engine.draft is None else self.engine.draft.name
 
     @property
     def verifier_name(self) -> str | None:
-        return None if self._parts.verifier is None else self._parts.verifier.capabilities.name
+        return None if self.engine.verifier is None else self.engine.verifier.capabilities.name
 
     @property
     def notices(self) -> tuple[str, ...]:

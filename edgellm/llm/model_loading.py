@@ -5,29 +5,26 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from edgellm.engine import Context, ContextSpec, Model, ModelFile, head_pays
 from edgellm.engine.gguf.memory import cache_bytes_per_token
 from edgellm.engine.gguf.speculation import is_eagle3
-from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, Hardware, offload_devices
+from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.kv.prompt_cache import PromptCache
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, check_context, most_that_fit, place_model
 from edgellm.engine.model import LoadSpec, probe_of
-from edgellm.engine.native import Stop
 from edgellm.engine.trial.probe import TrialChild, start_trial
 from edgellm.errors import InvalidOption, MemoryShort, ModelUnsupported
-from edgellm.llm.cost_curves import ModelCurve, token_seconds
-from edgellm.llm.idle_work import IdleWork
-from edgellm.spec.drafters.translation import TokenTranslation
+from edgellm.spec.mechanisms import mechanism
 from edgellm.storage.default_pair import DEFAULT, Named
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 
 if TYPE_CHECKING:
+    from edgellm.spec.drafters.translation import TokenTranslation
     from edgellm.upstream.opening import UpstreamOptions
 
 AUTO = "auto"
@@ -133,7 +130,7 @@ def fit(draft: Model, verifier: Model, draft_name: Named | None, verifier_name: 
         return PairFit(left_out="draft", notice=_LEFT_OUT.format("draft model", verifier.name, "-m (draft=)"))
     if verifier_name == DEFAULT:
         return PairFit(left_out="verifier", notice=_LEFT_OUT.format("verifier", draft.name, "--verifier (verifier=)"))
-    return PairFit(translation=TokenTranslation(draft, verifier))
+    return PairFit(translation=mechanism("translation").TokenTranslation(draft, verifier))
 
 
 _LEFT_OUT = "The default {0} has another tokenizer than {1}, which writes alone. Name a {0} for it with {2}."
@@ -219,45 +216,6 @@ def _pair_files(
     return big, None, small
 
 
-class DraftPlacement(NamedTuple):
-    """The place of a draft model, and other places that might be faster but were not measured."""
-
-    placed: Placed
-    unmeasured: tuple[Hardware, ...] = ()
-
-
-def place_draft(
-    name: Named | ModelFile, hardware: Hardware, taken: Counter[str], threads: int | None, replies: int = 1
-) -> DraftPlacement:
-    """Return the place of a draft model beside the bytes `taken`: the fastest measured place for a token, among all
-    graphics cards together, each card alone, and the processor; without measurements, that of `place_named`."""
-    before = Counter(taken)
-    placed = place_named(name, hardware, taken, verifies=False, replies=replies)
-    if hardware.gpu_layers is not None or not placed.hardware.gpu_layers:
-        return DraftPlacement(placed)
-    cards = offload_devices(hardware.devices)
-    others = [replace(hardware, gpu_layers=0)]
-    if len(cards) > 1:
-        others += [replace(hardware, gpu_layers=ALL_LAYERS, devices=(card.name,), tensor_split=()) for card in cards]
-    options = [(placed, Counter(taken))]
-    for other in others:
-        with suppress(MemoryShort):
-            room = Counter(before)
-            option = place_model(placed.file, other, room, verifies=False, sessions=replies, apart=True)
-            options.append((option, room))
-    timed = [(token_seconds(placed.file, one.hardware, threads), one, room) for one, room in options]
-    known = [(seconds, one, room) for seconds, one, room in timed if seconds is not None]
-    unmeasured = tuple(one.hardware for seconds, one, _ in timed if seconds is None and one is not placed)
-    if len(known) < 2:
-        return DraftPlacement(placed, unmeasured)
-    _, best, room = min(known, key=lambda option: option[0])
-    taken.clear()
-    taken.update(room)
-    times = ", ".join(f"{1e3 * seconds:.1f} ms {_place(one.hardware)}" for seconds, one, _ in known)
-    reasons = (*best.reasons, f"a token was measured to take {times}")
-    return DraftPlacement(replace(best, reasons=reasons), unmeasured)
-
-
 @dataclass(frozen=True, slots=True)
 class PairPlacement:
     """The places of a verifier and a draft model in this process, and the bytes `taken` of each device, with contexts
@@ -265,7 +223,7 @@ class PairPlacement:
     else ""."""
 
     verifier: Placed | None
-    draft: DraftPlacement | None
+    draft: Placed | None
     taken: Counter[str]
     replies: int = 1
     reason: str = ""
@@ -274,8 +232,7 @@ class PairPlacement:
     @property
     def placed(self) -> tuple[Placed, ...]:
         """Return the places of both, the draft model's first."""
-        both = None if self.draft is None else self.draft.placed, self.verifier
-        return tuple(one for one in both if one is not None)
+        return tuple(one for one in (self.draft, self.verifier) if one is not None)
 
 
 def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig) -> PairPlacement:
@@ -287,22 +244,22 @@ def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig
         InvalidOption: a context is to be longer than its model was trained for.
         MemoryShort: not all of them fit, or if fewer are allowed not even one.
     """
-    hardware, draft_hardware, replies = config.computing(None), config.computing(config.draft_hardware), config.replies
     big_file, small_file, eagle3 = _pair_files(draft, verifier)
-    for file, computing in ((big_file, hardware), (small_file, draft_hardware)):
+    big_hardware, small_hardware = config.computing(None), config.computing(config.draft_hardware)
+    for file, hardware in ((big_file, big_hardware), (small_file, small_hardware)):
         if file is not None:
-            check_context(file.header, file.path.name, computing.n_ctx)
+            check_context(file.header, file.path.name, hardware.n_ctx)
 
     def placed(n: int, like: PairPlacement | None = None) -> PairPlacement:
-        taken, of, of_draft = Counter(config.beside or {}), hardware, draft_hardware
-        if like is not None:  # A default context depends on the number of replies.
-            of = of if like.verifier is None else replace(of, n_ctx=like.verifier.hardware.n_ctx)
-            of_draft = of_draft if like.draft is None else replace(of_draft, n_ctx=like.draft.placed.hardware.n_ctx)
-        big = small = None
-        if big_file is not None:
-            big = place_named(big_file, of, taken, verifies=True, eagle3=eagle3, replies=n)
-        if small_file is not None:
-            small = place_draft(small_file, of_draft, taken, config.threads, n)
+        """Return the places with `n` contexts; a default context depends on `n`, unless it is `like` another's."""
+        taken = Counter(config.beside or {})
+
+        def put(file: ModelFile | None, hardware: Hardware, known: Placed | None, **how: Any) -> Placed | None:
+            asked = hardware if known is None else replace(hardware, n_ctx=known.hardware.n_ctx)
+            return None if file is None else place_named(file, asked, taken, replies=n, **how)
+
+        big = put(big_file, big_hardware, like.verifier if like else None, verifies=True, eagle3=eagle3)
+        small = put(small_file, small_hardware, like.draft if like else None, verifies=False)
         return PairPlacement(big, small, taken, n)
 
     def with_each(found: PairPlacement) -> PairPlacement:
@@ -311,6 +268,7 @@ def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig
         more = found.taken - placed(1, found).taken
         return replace(found, each=Counter({name: size // (found.replies - 1) for name, size in more.items()}))
 
+    replies = config.replies
     try:
         return with_each(placed(replies))
     except MemoryShort as short:
@@ -321,26 +279,6 @@ def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig
             raise MemoryShort(short.what, f"Give --replies {most}, or a shorter --ctx-size.") from None
         several = "replies are" if most > 1 else "reply is"
         return replace(with_each(found), reason=f"{most} {several} written at once, not {replies}: {short.what}")
-
-
-def _place(hardware: Hardware) -> str:
-    if not hardware.gpu_layers:
-        return "on the processor"
-    return f"on {'/'.join(card.name for card in offload_devices(hardware.devices))}"
-
-
-def measure_elsewhere(placement: DraftPlacement | None, threads: int | None, idle: IdleWork) -> None:
-    """Measure a draft model's cost curve in its unmeasured placements in idle time."""
-    if placement is None:
-        return
-    file = placement.placed.file
-
-    def measure(hardware: Hardware, stop: Stop) -> None:
-        with Model.load(file, LoadSpec(hardware), faults=()) as model:
-            ModelCurve(model, threads, idle.file_hash(file.path)).measure(stop)
-
-    for hardware in placement.unmeasured:
-        idle.add(partial(measure, hardware))
 
 
 def try_ahead(placed: Placed | None, closing: ExitStack) -> TrialChild | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isfinite
 from statistics import median
@@ -12,22 +11,20 @@ from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Context, ContextSpec, Ids, Model, SeqRows, top2, top2_of_rows
-from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported, ProfileStopped, Stopped
-from edgellm.llm.drafter_pool import DrafterKind, Drafters, PooledDrafter, exit_layers
-from edgellm.llm.replies.plan import Components
-from edgellm.spec.drafters.early_exit import THRESHOLD
+from edgellm.engine import Context, ContextSpec, Ids, Model, SeqRows, top2_of_rows
+from edgellm.errors import InvalidOption, ProfileStopped, Stopped
+from edgellm.llm.drafter_pool import DrafterKind
+from edgellm.llm.opening.engine import PairEngine
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES
 from edgellm.spec.gates.fitting import auc, build
-from edgellm.spec.gates.profile import VERSION, ExitPoint, Profile
+from edgellm.spec.gates.profile import VERSION, Profile
 from edgellm.spec.gates.profiler import PairProfiler, ProfileProgress, PromptRecord
+from edgellm.spec.mechanisms import mechanism
 from edgellm.spec.ngram.sources import lookup_threshold
-from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationLimits, GenerationState
 
 _REPEATS = 4
-_PROMPTS = 12  # prompts for the early exit
 MOST_READ = 4_096
 """Most tokens of a prompt in contexts besides the pair's own: for times, and for early exits."""
 
@@ -53,93 +50,6 @@ def batch_seconds(model: Model, prompt: Ids, threads: int | None) -> tuple[float
                 times.append(perf_counter() - began)
             seconds.append(float(median(times)))
     return tuple(seconds)
-
-
-def exit_points(
-    model: Model,
-    drafters: Drafters,
-    prompts: Sequence[Ids],
-    *,
-    threshold: float,
-    gamma: int,
-    most: int,
-    threads: int | None,
-) -> tuple[ExitPoint, ...]:
-    """Measure an early exit after each layer of the last quarter, on replies of the draft model; return () where the
-    model cannot be cut, or all prompts are longer than 4,096 tokens.
-    """
-    prompts = [prompt for prompt in prompts if len(prompt) <= MOST_READ][:_PROMPTS]
-    if not prompts:
-        return ()
-    try:
-        layers = exit_layers(model.header)
-    except (ModelUnsupported, ModelCorrupt):
-        return ()
-    whole = drafters.take(DrafterKind())
-    texts = [(prompt, _written(whole, model, prompt, gamma, most)) for prompt in prompts]
-    full = [_seconds(whole, prompt, reply, gamma) for prompt, reply in texts]
-    drafters.give(DrafterKind(), whole)
-    found: list[ExitPoint] = []
-    best: ExitPoint | None = None
-    try:
-        for layer in layers:
-            try:
-                with _taken(drafters, DrafterKind(exit_layer=layer, threshold=threshold)) as early:
-                    fast = [_seconds(early, prompt, reply, gamma) for prompt, reply in texts]
-                left, same = _agreement(model, drafters.shard(layer), texts, threshold, threads)
-            except (InvalidOption, ModelUnsupported):  # Without room for shards, the rest of the profile is good.
-                continue
-            point = ExitPoint(layer, left, same, float(median(fast)), float(median(full)))
-            found.append(point)
-            if point.pays and (best is None or point.seconds < best.seconds):
-                best = point
-            drafters.keep_shards(None if best is None else best.layer)
-    finally:
-        drafters.keep_shards(None if best is None else best.layer)
-    return tuple(found)
-
-
-def _written(drafter: Drafter, model: Model, prompt: Ids, gamma: int, most: int) -> Ids:
-    """Return the draft model's own reply to `prompt`, of at least one token."""
-    ids = prompt
-    while len(ids) - len(prompt) < most and not model.is_eog(int(ids[-1])):
-        gamma_now = min(gamma, most - len(ids) + len(prompt))
-        ids = np.concatenate((ids, drafter.propose(GenerationState(ids), gamma_now).ids))
-    return ids[len(prompt) :]
-
-
-def _seconds(drafter: Drafter, prompt: Ids, reply: Ids, gamma: int) -> float:
-    """Return the seconds of a drafted token along a reply, without the decoding of the prompt."""
-    drafter.propose(GenerationState(prompt), 1)
-    texts = [GenerationState(np.concatenate((prompt, reply[:at]))) for at in range(0, len(reply), gamma)]
-    began = perf_counter()
-    drafted = sum(len(drafter.propose(text, gamma)) for text in texts)
-    return (perf_counter() - began) / max(1, drafted)
-
-
-def _agreement(
-    model: Model, lower: Model, texts: Sequence[tuple[Ids, Ids]], threshold: float, threads: int | None
-) -> tuple[float, float]:
-    """Return the share of tokens that leave early, and the share of these on which full depth agrees."""
-    left = same = total = 0
-    longest = max(len(prompt) + len(reply) for prompt, reply in texts)
-    with (
-        Context(model, ContextSpec(n_ctx=longest, threads=threads)) as whole,
-        Context(lower, ContextSpec(n_ctx=longest, threads=threads)) as early,
-    ):
-        for prompt, reply in texts:
-            ids = np.concatenate((prompt, reply[:-1]))
-            for context in (whole, early):
-                context.clear()
-            outputs = min(len(reply), whole.n_batch)
-            rows = zip(whole.decode(ids, outputs=outputs), early.decode(ids, outputs=outputs), strict=True)
-            for full, sooner in rows:
-                total += 1
-                facts = top2(sooner)
-                if facts.p1 - facts.p2 > threshold:
-                    left += 1
-                    same += facts.id == top2(full).id
-    return left / max(1, total), same / max(1, left)
 
 
 PROMPTS = 80
@@ -168,7 +78,7 @@ def layer_scores(records: Sequence[PromptRecord], n_layers: int, gamma: int) -> 
 
 
 def profile_pair(
-    parts: Components,
+    engine: PairEngine,
     prompts: Sequence[Ids],
     *,
     gamma: int,
@@ -179,7 +89,7 @@ def profile_pair(
     progress: Callable[[int, int], None] | None,
 ) -> Profile:
     """Return a new profile, which is the pair's from now on."""
-    known, draft, drafters, verifier = parts.knowledge, parts.draft, parts.drafters, parts.verifier
+    known, draft, drafters, verifier = engine.knowledge, engine.draft, engine.drafters, engine.verifier
     if known is None or draft is None or drafters is None or verifier is None:
         raise InvalidOption("A profile needs both a draft model and a verifier, and one is missing.", "Name both.")
     if not prompts:
@@ -199,11 +109,11 @@ def profile_pair(
         if progress is not None:
             progress(count, len(prompts))
 
-    limits = GenerationLimits(most, parts.context, gamma)
+    limits = GenerationLimits(most, engine.context, gamma)
     best: int | None = None  # place of the most predictive measured layer
     scores: tuple[float, ...] = ()
     try:
-        with _taken(drafters, DrafterKind(all_layers)) as drafter:
+        with drafters.taken(DrafterKind(all_layers)) as drafter:
             by_layer = drafter.importance_by_layer if search and isinstance(drafter, ModelDrafter) else None
             profiler = PairProfiler(drafter, session, draft.is_eog, limits, by_layer)
             found = [each for record in done.records for each in record.disagreements]
@@ -224,11 +134,13 @@ def profile_pair(
         layers = given if best is None else (all_layers[best],)
         runs = [record.run(best, with_lookup=below > 0.0) for record in records]
         points = (
-            exit_points(draft, drafters, prompts, threshold=THRESHOLD, gamma=gamma, most=most, threads=parts.threads)
+            mechanism("early exit").exit_points(
+                draft, drafters, prompts, gamma=gamma, most=most, threads=engine.config.threads
+            )
             if early_exit
             else ()
         )
-        batch = batch_seconds(draft, prompts[0], parts.threads)
+        batch = batch_seconds(draft, prompts[0], engine.config.threads)
     except (KeyboardInterrupt, Stopped):
         kept = done.save()
         raise ProfileStopped(
@@ -269,12 +181,3 @@ def _digest(prompts: Sequence[Ids]) -> str:
         digest.update(len(prompt).to_bytes(4, "little"))
         digest.update(np.ascontiguousarray(prompt, dtype=np.int32).tobytes())
     return digest.hexdigest()
-
-
-@contextmanager
-def _taken(drafters: Drafters, kind: DrafterKind) -> Iterator[PooledDrafter]:
-    drafter = drafters.take(kind)
-    try:
-        yield drafter
-    finally:
-        drafters.give(kind, drafter)

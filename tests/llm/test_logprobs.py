@@ -104,8 +104,8 @@ def test_a_verdict_on_a_chunk_brings_those_of_what_stands(server: VerifierServer
 def test_a_verifier_that_reports_none_is_not_asked_for_them(
     f32_pair: tuple[Path, Path], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def silent(*arguments: Any) -> VerifierInfo:
-        info = await greet(*arguments)
+    async def silent(*arguments: Any, **options: Any) -> VerifierInfo:
+        info = await greet(*arguments, **options)
         return replace(info, capabilities=replace(info.capabilities, logprobs=False))
 
     monkeypatch.setattr("edgellm.services.client.connection.greet", silent)

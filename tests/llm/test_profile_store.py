@@ -203,7 +203,7 @@ def test_a_profile_of_another_version_is_refused(home: Path, f32_pair: tuple[Pat
 
 def test_a_verifier_that_does_not_say_which_model_it_is(f32_pair: tuple[Path, Path], address: str) -> None:
     with LLM.open(f32_pair[0], address, threads=1) as pair:
-        known = pair._parts.knowledge
+        known = pair.engine.knowledge
         assert known is not None
         known._verifier = lambda: ""
         with pytest.raises(ProfileUnusable, match="does not report its model"):

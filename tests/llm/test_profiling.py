@@ -131,7 +131,8 @@ def test_a_profile_of_long_prompts_has_few_positions_besides_those_of_a_chat(
 
     monkeypatch.setattr(Context, "__init__", noted)
     monkeypatch.setattr(Context, "close", closed)
-    monkeypatch.setattr("edgellm.llm.profiling.MOST_READ", 96)
+    for module in ("early_exit", "profiling"):
+        monkeypatch.setattr(f"edgellm.llm.{module}.MOST_READ", 96)
     long = "- The mug is on the shelf in the hall.\n" * 60 + "\nWhere is the mug?"
     with LLM.open(*f32_pair, threads=1, n_ctx=1024) as pair:
         list(pair.reply(long, max_tokens=2, retrieval="off"))
@@ -169,7 +170,7 @@ def test_replies_make_a_profile_and_improve_it_where_the_user_allows_it(
             for number, prompt in enumerate(part):
                 written = [token.id for token in pair.reply(prompt, max_tokens=40, learn_profile=True)]
                 assert number % 6 or written == [token.id for token in pair.reply(prompt, max_tokens=40)]
-                profile = pair._parts.knowledge.profile(True) if pair._parts.knowledge is not None else None
+                profile = pair.engine.knowledge.profile(True) if pair.engine.knowledge is not None else None
                 sizes.append(0 if profile is None else profile.chunks)
     made = sorted(set(sizes))
     assert made[0] == 0

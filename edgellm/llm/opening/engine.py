@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
@@ -23,7 +23,6 @@ from edgellm.llm.model_loading import (
     PairPlacement,
     Progress,
     fit,
-    measure_elsewhere,
     named,
     place_named,
     place_pair,
@@ -34,13 +33,16 @@ from edgellm.llm.model_loading import (
 from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.llm.opening.elsewhere import OpenedVerifier, fit_remote, remote_verifier
 from edgellm.llm.pair_stats import PairStats
-from edgellm.llm.replies.plan import Components
+from edgellm.spec.drafting.bandit import Bandit
 from edgellm.spec.model_sampling import ModelSampling, sampling_of
 from edgellm.spec.protocols import Verifier
 from edgellm.storage import History
 from edgellm.storage.default_pair import resolve_pair
 from edgellm.storage.saved_prompts import SavedPrompts
 from edgellm.verifier.in_process import LocalVerifier
+
+_VERDICTS = 8  # verdicts with extra tokens, and without, before the faster arm is chosen
+_REPLIES = 2  # replies with the draft model, and with the speculator, before the faster arm is chosen
 
 
 class _Closable(Protocol):
@@ -50,17 +52,29 @@ class _Closable(Protocol):
 T = TypeVar("T", bound=_Closable)
 
 
+@dataclass(frozen=True, slots=True)
+class PairBandits:
+    """What a pair tries out in its replies: the draft model or the verifier's `speculator`, and chunks of the draft
+    model alone or with extra tokens (`tail`) of a linked verifier."""
+
+    speculator: Bandit = field(default_factory=lambda: Bandit(_REPLIES))
+    tail: Bandit = field(default_factory=lambda: Bandit(_VERDICTS))
+
+
 class PairEngine:
     """The opened models of one pair, and everything that its replies share.
 
-    `parts` write replies. `sampling` is the default of the model that decides the text. `elsewhere` describes a
-    verifier in another process, `fit` compares the vocabularies, and `placement` has the places of the models in this
-    process.
+    `text` decides the text, or at least has its tokenizer; `context` is the number of tokens that prompt and reply can
+    have together. `elsewhere` describes a verifier in other processes, `fit` compares the vocabularies, and `placement`
+    has the places of the models in this process.
     """
 
-    parts: Components
+    text: Model
+    context: int
+    verifier: Verifier | None
+    drafters: Drafters | None
+    knowledge: PairStats | None
     retrieval: NgramRuntime
-    sampling: ModelSampling
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         """Set up an engine without models: `open` loads them, or `load`, `own` and `attach` do."""
@@ -70,7 +84,7 @@ class PairEngine:
         self.closing = ExitStack()
         self.closing.callback(self.idle.close)
         self.elsewhere: OpenedVerifier | None = None
-        self.fit, self.placement = PairFit(), PairPlacement(None, None, Counter())
+        self.fit, self.placement, self.bandits = PairFit(), PairPlacement(None, None, Counter()), PairBandits()
 
     @classmethod
     def open(cls, config: EngineConfig, progress: Progress | None = None) -> Self:
@@ -104,8 +118,7 @@ class PairEngine:
         ahead = None if found.draft is None else try_ahead(found.verifier, self.closing)
         small = None
         if found.draft is not None:
-            placed, alone = found.draft.placed, verifier is None
-            small = self.load(placed, progress, chat=found.verifier is None, speculates=alone)
+            small = self.load(found.draft, progress, chat=found.verifier is None, speculates=verifier is None)
         checks: Verifier | OpenedVerifier | None = None
         fits = PairFit()
         if found.verifier is not None:
@@ -125,8 +138,6 @@ class PairEngine:
                 text = far.text or text
         if fits.left_out == "draft":
             small = None
-        if small is not None:
-            measure_elsewhere(found.draft, config.threads, self.idle)
         self.attach(text, small, checks, replace(fits, notice=fits.notice or resolved.notice))
 
     def _load_tokenizer(self, taken: Counter[str], progress: Progress | None) -> Model:
@@ -173,12 +184,9 @@ class PairEngine:
             raise
 
     def attach(
-        self,
-        text: Model,
-        draft: Model | None = None,
-        verifier: Verifier | OpenedVerifier | None = None,
+        self, text: Model, draft: Model | None = None, verifier: Verifier | OpenedVerifier | None = None,
         fits: PairFit | None = None,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Add loaded models, with the tokenizer and chat template of `text`, and what their replies need. Without
         `fits`, the vocabularies are equal.
 
@@ -190,48 +198,61 @@ class PairEngine:
         self.fit = fits or PairFit()
         if isinstance(verifier, OpenedVerifier):
             self.elsewhere, verifier = verifier, verifier.verifier
-        far = self.elsewhere
-        lengths = (
-            [] if verifier is None else [min(length := verifier.capabilities.context_length, config.n_ctx or length)]
-        )
-        drafters = knowledge = None
-
-        def curve(model: Model) -> ModelCurve:
-            return ModelCurve(model, config.threads, idle.file_hash(model.path), idle, history=config.history)
-
+        self.text, self.verifier, self.drafters, self.knowledge = text, verifier, None, None
+        lengths = []
+        if verifier is not None:
+            length = verifier.capabilities.context_length
+            lengths.append(min(length, config.n_ctx or length))
         if draft is not None:
             draft_hash = idle.file_hash(draft.path)
             lengths.append(positions(draft, config.n_ctx))
             if verifier is not None:
-                model_hash = idle.file_hash(text.path) if far is None else far.model_hash
-                knowledge = PairStats(draft_hash, model_hash, config.profile, history=config.history)
-            drafters = self.own(Drafters(
-                draft, lengths[-1], config.threads, draft_hash.compute, self.fit,
-                self.prompts.of(draft.path),
-            ))  # fmt: skip
+                model_hash = self.elsewhere.model_hash if self.elsewhere else idle.file_hash(text.path)
+                self.knowledge = PairStats(draft_hash, model_hash, config.profile, history=config.history)
+            prompts = self.prompts.of(draft.path)
+            self.drafters = self.own(
+                Drafters(draft, lengths[-1], config.threads, draft_hash.compute, self.fit, prompts)
+            )
         if not lengths:
             raise InvalidOption("Neither a draft model nor a verifier is given.", "Give at least one of the two.")
-        own_curve = None if far is not None else curve(text)
-        prompts = self.prompts.of(text.path)
-        self.retrieval = self.own(NgramRuntime(text, min(lengths), config.threads, own_curve, prompts))
-        self.own(idle)  # Idle work must end before the models are closed.
-        told = None if far is None else far.sampling
-        self.sampling = sampling_of(text.file) if told is None else told
-        reasons = [placed.reason for placed in self.placement.placed]
-        if far is not None and far.finding:
-            reasons.append(far.finding)
-        self.parts = Components(
-            text, draft, drafters, verifier, knowledge, min(lengths), 0 if far is None else far.extra, config.threads,
-            far is not None, self.retrieval, idle, tuple(reasons),
+        self.context = min(lengths)
+        curve = None
+        if not self.linked:
+            curve = ModelCurve(text, config.threads, idle.file_hash(text.path), idle, history=config.history)
+        self.retrieval = self.own(
+            NgramRuntime(text, self.context, config.threads, curve, self.prompts.of(text.path))
         )  # fmt: skip
+        self.own(idle)  # Idle work must end before the models are closed.
         return self
+
+    @property
+    def linked(self) -> bool:
+        """Return whether the verifier is in other processes."""
+        return self.elsewhere is not None
+
+    @property
+    def draft(self) -> Model | None:
+        """Return the draft model."""
+        return None if self.drafters is None else self.drafters.model
+
+    @property
+    def sampling(self) -> ModelSampling:
+        """Return the sampling of the model that decides the text."""
+        told = None if self.elsewhere is None else self.elsewhere.sampling
+        return sampling_of(self.text.file) if told is None else told
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Return where each model is, and why."""
+        found = [placed.reason for placed in self.placement.placed]
+        if self.elsewhere is not None and self.elsewhere.finding:
+            found.append(self.elsewhere.finding)
+        return tuple(found)
 
     @property
     def models(self) -> list[Model]:
         """Return the models in this process."""
-        return list(
-            {id(model): model for model in (self.parts.draft, self.parts.text) if model is not None}.values()
-        )  # fmt: skip
+        return [self.text] if self.draft in (None, self.text) else [self.draft, self.text]
 
     @property
     def memory(self) -> PairMemory:
@@ -239,20 +260,17 @@ class PairEngine:
         placement, taken = self.placement, None
         if placement.placed:
             taken = placement.taken - Counter(self.config.beside or {})
-        return replace(
-            PairMemory.of(self.models, taken, self.parts.context),
-            unopened=Counter({name: self._unopened * size for name, size in placement.each.items()}),
-        )
+        unopened = Counter({name: self._unopened * size for name, size in placement.each.items()})
+        return replace(PairMemory.of(self.models, taken, self.context), unopened=unopened)
 
     @property
     def _unopened(self) -> int:
         """Return the number of contexts that have memory but are not open yet."""
-        parts = self.parts
         opened = self.placement.replies
-        if isinstance(parts.verifier, LocalVerifier):
-            opened = parts.verifier.opened()
-        elif parts.drafters is not None:
-            opened = parts.drafters.opened()
+        if isinstance(self.verifier, LocalVerifier):
+            opened = self.verifier.opened()
+        elif self.drafters is not None:
+            opened = self.drafters.opened()
         return max(0, self.placement.replies - opened)
 
     def close(self) -> None:

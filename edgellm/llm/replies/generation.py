@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from edgellm.engine import ShouldStop
 from edgellm.errors import InvalidOption
-from edgellm.llm.ngram_runtime import NgramRuntime
-from edgellm.llm.replies.plan import Components, ReplyPlan, WantedReply, plan_reply
+from edgellm.llm.opening.engine import PairEngine
+from edgellm.llm.replies.plan import ReplyPlan, WantedReply, plan_reply
 from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT
@@ -30,54 +30,52 @@ _log = logging.getLogger(__name__)
 
 
 def write(
-    parts: Components, request: WantedReply, stats: Stats, explain: bool, should_stop: ShouldStop,
+    engine: PairEngine, request: WantedReply, stats: Stats, explain: bool, should_stop: ShouldStop,
     on_progress: OnProgress,
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Write a reply while idle work is suspended. Raise ProfileUnusable."""
-    options, prompt = request.options, request.prompt
-    with parts.idle.suspended():
-        plan = plan_reply(parts, request)
-        copies = None
-        if plan.sources is not None and parts.retrieval is not None:
-            copies = parts.retrieval.begin(plan.sources)
-            plan = plan if copies is not None else plan.without_retrieval("no retrieval: another reply is using it")
-        writer = ReplyWriter(parts, request, plan, copies)
+    options, prompt, retrieval = request.options, request.prompt, engine.retrieval
+    with engine.idle.suspended():
+        plan = plan_reply(engine, request)
+        copies = None if plan.sources is None else retrieval.begin(plan.sources)
+        if plan.sources is not None and copies is None:
+            plan = plan.without_retrieval("no retrieval: another reply is using it")
+        writer = ReplyWriter(engine, request, plan, copies)
         reasons = (*plan.reasons, plan.retrieval)
         _log.debug("reply to a prompt of %d tokens: %s", len(prompt), "; ".join(reasons))
         try:
             yield from plan.notices
             if explain:
-                told = (*reasons, request.channels.reason, *parts.placements)
+                told = (*reasons, request.channels.reason, *engine.reasons)
                 yield from (Explanation(None, reason) for reason in told if reason)
             events = writer.write(stats, explain, should_stop, on_progress)
             cuts = options.stop or request.heads
             yield from cut_at_stops(options.stop, events, stats, request.heads) if cuts else events
         finally:
             _log.info("reply of %d tokens to a prompt of %d: %s", stats.tokens, len(prompt), stats.finish_reason)
-            if copies is not None and parts.retrieval is not None:
-                parts.retrieval.end()
-            if parts.knowledge is not None and stats.verdict_seconds is not None:
-                parts.knowledge.observe_verdicts(stats.verdict_seconds, stats.verified_drafted)
-        speculator = "" if parts.verifier is None else parts.verifier.capabilities.speculator
-        if speculator and copies is not None and parts.draft is not None:
-            parts.speculator_or_draft.record(plan.speculates, stats.tokens, stats.seconds)
-        if parts.retrieval is not None and stats.finish_reason == "stop":
-            parts.retrieval.add(prompt, stats.ids)
+            if copies is not None:
+                retrieval.end()
+            if engine.knowledge is not None and stats.verdict_seconds is not None:
+                engine.knowledge.observe_verdicts(stats.verdict_seconds, stats.verified_drafted)
+        if copies is not None and engine.draft is not None:
+            engine.bandits.speculator.record(plan.speculates, stats.tokens, stats.seconds)
+        if stats.finish_reason == "stop":
+            retrieval.add(prompt, stats.ids)
 
 
 class ReplyWriter:
     """A writer of one reply by its plan; `copies` retrieve drafts, if the plan has sources."""
 
-    def __init__(self, parts: Components, request: WantedReply, plan: ReplyPlan, copies: Retriever | None) -> None:
-        self._parts, self._request, self._plan, self._copies = parts, request, plan, copies
-        options, verifier, gate = request.options, parts.verifier, plan.choice.gate
-        drafts = parts.draft is not None and options.drafter is None and (verifier is not None or copies is None)
-        if parts.drafters is not None and parts.drafters.translation is not None and request.draft_prompt is None:
+    def __init__(self, engine: PairEngine, request: WantedReply, plan: ReplyPlan, copies: Retriever | None) -> None:
+        self._engine, self._request, self._plan, self._copies = engine, request, plan, copies
+        options, verifier, gate = request.options, engine.verifier, plan.choice.gate
+        drafts = engine.draft is not None and options.drafter is None and (verifier is not None or copies is None)
+        if engine.fit.translation is not None and request.draft_prompt is None:
             drafts = False  # Without a prompt for the draft model the verifier writes alone.
         if options.logprobs is not None:
-            drafts, verifier, gate = drafts and not parts.linked, reporting(parts, options), AlwaysGate()
-        elif verifier is None and parts.retrieval is not None and (copies is not None or options.drafter is not None):
-            verifier, gate = parts.retrieval.self_verifier(), AlwaysGate()
+            drafts, verifier, gate = drafts and not engine.linked, reporting(engine, options), AlwaysGate()
+        elif verifier is None and (copies is not None or options.drafter is not None):
+            verifier, gate = engine.retrieval.self_verifier(), AlwaysGate()
         self._drafts, self._verifier, self._gate = drafts, verifier, gate
         """True if the draft model drafts; the verifier; the gate of its drafts."""
 
@@ -85,46 +83,47 @@ class ReplyWriter:
         self, stats: Stats, explain: bool, should_stop: ShouldStop, on_progress: OnProgress
     ) -> Generator[Event, None, None]:
         """Write the reply: a thought up to its limit, and the answer."""
-        parts, plan, request = self._parts, self._plan, self._request
+        engine, plan, request = self._engine, self._plan, self._request
         state = self._state(explain, should_stop, on_progress)
         own = None
-        if parts.drafters is not None and self._drafts and not plan.speculates:
-            own = parts.drafters.take(plan.kind)
+        if engine.drafters is not None and self._drafts and not plan.speculates:
+            own = engine.drafters.take(plan.kind)
         drafter = self._drafter(own, stats)
-        announces = parts.linked and own is not None and not isinstance(self._gate, NeverGate)
+        announces = engine.linked and own is not None and not isinstance(self._gate, NeverGate)
         try:
             for _ in range(2):
                 if state.thought_is_full and not self._close_thought(state, stats):
                     stats.finish("length")
                     break
                 yield from generate(
-                    state, vocabulary=parts.text, drafter=drafter, gate=self._gate, verifier=self._verifier,
+                    state, vocabulary=engine.text, drafter=drafter, gate=self._gate, verifier=self._verifier,
                     stats=stats, channels=request.channels, announce=announces,
                 )  # fmt: skip
                 if not state.thought_is_full:
                     break
-            if plan.first is not None and parts.knowledge is not None:
-                notice = parts.knowledge.end_first(plan.first, plan.choice.gamma, plan.kind.layers)
+            if plan.first is not None and engine.knowledge is not None:
+                notice = engine.knowledge.end_first(plan.first, plan.choice.gamma, plan.kind.layers)
                 yield from () if notice is None else (notice,)
         finally:
-            if parts.drafters is not None and own is not None:
-                parts.drafters.give(plan.kind, own)
+            if engine.drafters is not None and own is not None:
+                engine.drafters.give(plan.kind, own)
 
     def _state(self, explain: bool, should_stop: ShouldStop, on_progress: OnProgress) -> GenerationState:
         """Return the reply's state, before its first token."""
-        parts, plan, request, copies = self._parts, self._plan, self._request, self._copies
+        engine, plan, request, copies = self._engine, self._plan, self._request, self._copies
         options, choice, verifier = request.options, plan.choice, self._verifier
-        policy = parts.retrieval.index.policy if copies is not None and parts.retrieval is not None else None
-        asks_tail = parts.linked and plan.checked and verifier is not None and verifier.capabilities.drafts_extra
+        policy = None if copies is None else engine.retrieval.index.policy
+        asks_tail = engine.linked and plan.checked and verifier is not None and verifier.capabilities.drafts_extra
         asks_extra = copies is not None or (asks_tail if self._drafts else options.drafter is None)
         alike = verifier is None or verifier.capabilities.choice.draws_alike(request.sampling)
         limits = GenerationLimits(
-            options.max_tokens, parts.context, choice.gamma if copies is None else MAX_DRAFT,
-            extra=parts.extra if asks_extra else 0, max_thinking=options.max_thinking, max_total=options.max_total,
+            options.max_tokens, engine.context, choice.gamma if copies is None else MAX_DRAFT,
+            extra=engine.elsewhere.extra if asks_extra and engine.elsewhere is not None else 0,
+            max_thinking=options.max_thinking, max_total=options.max_total,
         )  # fmt: skip
         constraint = request.sampling.constraint
         rules = DraftRules(choice.stop_below, choice.lookup_below, greedy=not alike and plan.checked)
-        if policy is not None and not parts.linked:
+        if policy is not None and not engine.linked:
             rules = replace(rules, floors=policy.floors)
         return GenerationState(
             request.prompt, request.sampling, limits,
@@ -134,14 +133,14 @@ class ReplyWriter:
             expect=None if copies is None else copies.expect,
             filling=NOT_FILLED if policy is None else policy.cost.given.behind(len(request.prompt)).filling(),
             channel=request.channels.channel, draft_prompt=request.draft_prompt, on_progress=on_progress,
-            grammar=None if constraint is None else ReplyGrammar.of(constraint, parts.text.grammar),
-            tail=parts.tail if self._drafts and asks_tail else None,
+            grammar=None if constraint is None else ReplyGrammar.of(constraint, engine.text.grammar),
+            tail=engine.bandits.tail if self._drafts and asks_tail else None,
         )  # fmt: skip
 
     def _drafter(self, own: Drafter | None, stats: Stats) -> Drafter | None:
         """Return the drafter: a custom one, `own` (the draft model's, with branches if planned) or the speculator;
         beside copies, the draft policy decides."""
-        parts, plan, copies, is_eog = self._parts, self._plan, self._copies, self._parts.text.is_eog
+        engine, plan, copies, is_eog = self._engine, self._plan, self._copies, self._engine.text.is_eog
         drafter, guessed = self._request.options.drafter or own, None
         if plan.branches and isinstance(own, ModelDrafter):
             from edgellm.spec.drafters.parallel import ParallelDrafter
@@ -150,7 +149,7 @@ class ReplyWriter:
                 own, is_eog=is_eog, rejection=plan.rejection, branches=plan.branches, acceptance=plan.acceptance
             )
             guessed = ahead.guessed
-        if copies is None or parts.retrieval is None or self._verifier is None:
+        if copies is None or self._verifier is None:
             stats.count_with(plan.choice.controller, guessed)
             return drafter
         from edgellm.spec.drafters.hybrid import HybridDrafter
@@ -159,14 +158,14 @@ class ReplyWriter:
             from edgellm.spec.drafters.speculator import SpeculatorDrafter
 
             drafter = SpeculatorDrafter(self._verifier, is_eog)
-        policy, name = parts.retrieval.index.policy, "speculator" if plan.speculates else "draft model"
-        parts.retrieval.track(self._verifier)
+        policy, name = engine.retrieval.index.policy, "speculator" if plan.speculates else "draft model"
+        engine.retrieval.track(self._verifier)
         stats.count_with(plan.choice.controller, guessed, copies.copied, policy.account)
-        return HybridDrafter(policy, copies, drafter, plan.gamma, name=name, linked=parts.linked)
+        return HybridDrafter(policy, copies, drafter, plan.gamma, name=name, linked=engine.linked)
 
     def _close_thought(self, state: GenerationState, stats: Stats) -> bool:
         """End the thought by the model's own markup, which belongs to no channel. Return False without room."""
-        text = self._parts.text
+        text = self._engine.text
         if text.thinking is None:
             return False
         ids: Ids = text.tokenize(text.thinking.closing, special=True)
@@ -176,39 +175,31 @@ class ReplyWriter:
         return closed
 
 
-def logprobs_unavailable(remote: bool, has_verifier: bool, options: ReplyOptions) -> str:
-    """Return why log-probabilities are not available for a reply, else "". `remote`: the verifier is on another device
-    and does not report them; `has_verifier`: there is a verifier beside the draft model."""
-    if remote:
-        return "the verifier is on another device and does not send them"
-    if has_verifier and (options.budget not in (None, 1.0) or options.gate not in ("auto", "always")):
-        return "not every token is verified"
-    return ""
-
-
-def reporting(parts: Components, options: ReplyOptions) -> Verifier:
+def reporting(engine: PairEngine, options: ReplyOptions) -> Verifier:
     """Return a verifier that reports log-probabilities: the pair's own if possible, else the model itself.
 
     Raises:
         InvalidOption: log-probabilities are not available.
     """
-    model_drafter = parts.verifier if parts.verifier is not None and parts.verifier.capabilities.logprobs else None
-    if why := logprobs_unavailable(parts.linked and model_drafter is None, parts.verifier is not None, options):
+    verifier, why = engine.verifier, ""
+    reports = verifier is not None and verifier.capabilities.logprobs
+    if engine.linked and not reports:
+        why = "the verifier is on another device and does not send them"
+    elif verifier is not None and (options.budget not in (None, 1.0) or options.gate not in ("auto", "always")):
+        why = "not every token is verified"
+    if why:
         raise InvalidOption(
             f"logprobs are not available: {why}.", "Leave logprobs out, or verify every token on this device."
         )
-    if model_drafter is not None:
-        return model_drafter
-    retrieval = parts.retrieval or NgramRuntime(parts.text, parts.context, parts.threads, None)
-    return retrieval.self_verifier()
+    return verifier if verifier is not None and reports else engine.retrieval.self_verifier()
 
 
-def check_sampling(parts: Components, sampling: Sampling) -> None:
-    """Raise InvalidOption where the pair's verifier cannot follow the penalties or constraint of `sampling`, or tells
-    too few tokens to choose by it."""
-    if parts.verifier is None:
+def check_sampling(verifier: Verifier | None, sampling: Sampling) -> None:
+    """Raise InvalidOption where a verifier cannot follow the penalties or constraint of `sampling`, or tells too few
+    tokens to choose by it."""
+    if verifier is None:
         return
-    can = parts.verifier.capabilities
+    can = verifier.capabilities
     silent = "it is a server that does not tell which tokens are likely"
     if sampling.penalties is not None and not can.penalties:
         raise InvalidOption(

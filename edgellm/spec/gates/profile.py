@@ -25,6 +25,7 @@ from edgellm.spec.gates.offload_policy import (
 )
 from edgellm.spec.gates.prompt_difficulty import USUAL, PromptDifficulty
 from edgellm.spec.gates.rules import p_conf, p_imp
+from edgellm.spec.mechanisms import MECHANISMS, mechanism
 from edgellm.storage.state import fields_from_json, from_json, read_json, write_state
 
 VERSION = 6
@@ -41,14 +42,6 @@ class ExitPoint:
     agreement: float
     seconds: float
     full_seconds: float
-
-    @property
-    def pays(self) -> bool:
-        return self.seconds < MAX_TIME_SHARE * self.full_seconds and self.agreement >= MIN_AGREEMENT
-
-
-MAX_TIME_SHARE = 0.9  # share of full depth's time below which an early exit pays
-MIN_AGREEMENT = 0.98  # least share of early tokens on which full depth has to agree
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +107,10 @@ class Profile:
 
     def best_exit(self) -> tuple[int | None, str]:
         """Return the layer after which an early exit pays most, None if it pays nowhere, and why."""
-        if not self.exits:
+        if not self.exits or "early exit" not in MECHANISMS:
             return None, "early exit was not measured"
-        paying = [point for point in self.exits if point.pays]
-        best = min(paying or self.exits, key=lambda point: point.seconds / point.full_seconds)
-        found = (
-            f"an exit after layer {best.layer} takes {best.seconds / best.full_seconds:.0%} of the time a token;"
-            f" {best.left:.0%} of tokens exit, and {best.agreement:.1%} of those agree with full depth"
-        )
-        return (best.layer, found) if paying else (None, f"it does not pay: {found}")
+        best: tuple[int | None, str] = mechanism("early exit").best_exit(self.exits)
+        return best
 
     def i_th(self, budget: float, coarse: bool = True) -> float:
         """Return the importance threshold at which the realised share of Synera's two-stage gate is the budget.

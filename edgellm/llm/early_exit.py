@@ -1,0 +1,203 @@
+"""Early exits from a draft model: the two parts that it is cut into, and where an exit pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgellm.engine import GgufHeader, Ids, Model, cut
+from edgellm.engine.gguf.cuttable import check_cuttable, exit_cuts
+from edgellm.engine.model import LoadSpec
+from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
+from edgellm.layer_range import ranges
+from edgellm.spec.drafters.early_exit import THRESHOLD, EarlyExitDrafter
+from edgellm.spec.gates.profile import ExitPoint
+from edgellm.spec.protocols import Drafter
+from edgellm.spec.state import GenerationState
+from edgellm.storage import cache_dir
+from edgellm.storage.state import private_folder
+
+if TYPE_CHECKING:
+    from edgellm.llm.drafter_pool import Drafters
+
+MOST_READ = 4_096
+"""Most tokens of a prompt that an exit is measured on: its contexts come beside the pair's own."""
+_PROMPTS = 12  # prompts that an exit is measured on, at most
+_MAX_SECONDS, _MIN_AGREEMENT = 0.9, 0.98
+"""Shares of full depth's time, and of tokens on which full depth agrees, between which an exit pays."""
+
+
+def exit_layers(header: GgufHeader) -> tuple[int, ...]:
+    """Return the layers after which an early exit is considered: those of the last quarter of the model.
+
+    Raises:
+        ModelUnsupported, ModelCorrupt: the model cannot be cut, or not behind any of these layers.
+    """
+    n = check_cuttable(header)
+    layers = tuple(layer for layer in exit_cuts(header) if layer + 1 >= 3 * n / 4)
+    if not layers:
+        raise ModelUnsupported(
+            f"An early exit leaves out at most a quarter of the {n} layers, and this model can be cut behind:"
+            f" {ranges(exit_cuts(header))}.", "Do without the early exit.",
+        )  # fmt: skip
+    return layers
+
+
+def first_exit(model: Model) -> int:
+    """Return the first layer after which the model may be left. Raise InvalidOption if there is none."""
+    try:
+        return exit_layers(model.header)[0]
+    except (ModelUnsupported, ModelCorrupt) as error:
+        raise InvalidOption(
+            f"There is no early exit from {model.name}: {error.what}", "Leave out --early-exit on."
+        ) from None
+
+
+class EarlyExits:
+    """The early exits from one model; the cache folder keeps its parts by the fingerprint of its file."""
+
+    def __init__(self, model: Model, fingerprint: str) -> None:
+        self._model, self._fingerprint = model, fingerprint[:16]
+        self._parts: dict[int, tuple[Model, Model]] = {}
+
+    def open(
+        self, layer: int, *, n_ctx: int, threads: int | None, threshold: float = THRESHOLD,
+        layers: tuple[int, ...] = (), shared: int | None = None,
+    ) -> EarlyExitDrafter:  # fmt: skip
+        """Return a drafter that leaves the model after `layer`; the others as for `EarlyExitDrafter`.
+
+        Raises:
+            ModelUnsupported: a model that cannot be cut.
+            InvalidOption: there is no room for the parts.
+        """
+        if layer not in self._parts:
+            lower, upper = self._cut(layer)
+            first = Model.load(lower, LoadSpec(self._model.hardware))
+            try:
+                self._parts[layer] = first, Model.load(upper, LoadSpec(self._model.hardware))
+            except BaseException:
+                first.close()
+                raise
+        lower_part, upper_part = self._parts[layer]
+        return EarlyExitDrafter.open(
+            lower_part, upper_part, n_ctx=n_ctx, threads=threads, threshold=threshold,
+            layers=tuple(each for each in layers if each < lower_part.n_layer), shared=shared,
+        )  # fmt: skip
+
+    def keep(self, layer: int | None) -> None:
+        """Close the parts for other exits than after `layer`, which no drafter uses, and remove their files."""
+        self.close(but=layer)
+        kept = () if layer is None else self._files(layer)
+        for path in _folder().glob(f"{self._fingerprint}-*.gguf"):
+            if path not in kept:
+                with suppress(OSError):
+                    path.unlink()
+
+    def close(self, but: int | None = None) -> None:
+        """Close all parts, except those for an exit after layer `but`."""
+        for layer in self._parts.keys() - {but}:
+            for part in self._parts.pop(layer):
+                part.close()
+
+    def _files(self, layer: int) -> tuple[Path, Path]:
+        """Return the files of the part up to `layer`, and of the rest; they need not exist."""
+        last = check_cuttable(self._model.header) - 1
+        names = (f"{self._fingerprint}-{first}-{end}.gguf" for first, end in ((0, layer), (layer + 1, last)))
+        lower, upper = (_folder() / name for name in names)
+        return lower, upper
+
+    def _cut(self, layer: int) -> tuple[Path, Path]:
+        files, last = self._files(layer), check_cuttable(self._model.header) - 1
+        try:
+            private_folder(_folder())
+            for file, (first, end) in zip(files, ((0, layer), (layer + 1, last)), strict=True):
+                if not file.is_file():
+                    cut(self._model.path, file, first, end, head=True)
+        except OSError as error:
+            raise InvalidOption(
+                f"{self._model.path} cannot be cut for an early exit: {error}.",
+                f"Make room in {_folder()}, or do without the exit.",
+            ) from error
+        return files
+
+
+def _folder() -> Path:
+    """Return the folder of all models' parts; it need not exist."""
+    return cache_dir() / "shards"
+
+
+def pays(point: ExitPoint) -> bool:
+    """Return whether an exit saves enough time, and costs few tokens."""
+    return point.seconds < _MAX_SECONDS * point.full_seconds and point.agreement >= _MIN_AGREEMENT
+
+
+def best_exit(points: Sequence[ExitPoint]) -> tuple[int | None, str]:
+    """Return the layer after which one of the measured exits pays most, None if all are too slow, and why."""
+    paying = [point for point in points if pays(point)]
+    best = min(paying or points, key=lambda point: point.seconds / point.full_seconds)
+    found = (
+        f"an exit after layer {best.layer} takes {best.seconds / best.full_seconds:.0%} of the time a token;"
+        f" {best.left:.0%} of tokens exit, and {best.agreement:.1%} of those agree with full depth"
+    )
+    return (best.layer, found) if paying else (None, f"it does not pay: {found}")
+
+
+def exit_points(
+    model: Model, drafters: Drafters, prompts: Sequence[Ids], *, gamma: int, most: int, threads: int | None
+) -> tuple[ExitPoint, ...]:
+    """Measure an exit after each layer of `exit_layers` on replies of the draft model, of at most `most` tokens; return
+    () where the model cannot be cut, or all prompts are longer than 4,096 tokens. The parts for the best exit stay."""
+    prompts = [prompt for prompt in prompts if len(prompt) <= MOST_READ][:_PROMPTS]
+    try:
+        layers = exit_layers(model.header) if prompts else ()
+    except (ModelUnsupported, ModelCorrupt):
+        return ()
+    with drafters.taken() as whole:
+        texts = [(prompt, _written(whole, model, prompt, gamma, most)) for prompt in prompts]
+        full = median(_along(whole, prompt, reply, gamma)[0] for prompt, reply in texts)
+    n_ctx = max((len(prompt) + len(reply) for prompt, reply in texts), default=0) + gamma
+    exits, found = drafters.exits, list[ExitPoint]()
+    for layer in layers:
+        try:
+            with closing(exits.open(layer, n_ctx=n_ctx, threads=threads)) as early:
+                times, left, same = zip(*(_along(early, *text, gamma) for text in texts), strict=True)
+        except (InvalidOption, ModelUnsupported):  # Without room for the parts, the rest of the profile is good.
+            continue
+        tokens, exited = sum(len(reply) for _, reply in texts), sum(left)
+        found.append(ExitPoint(layer, exited / tokens, sum(same) / max(1, exited), median(times), full))
+        exits.keep(best_exit(found)[0])
+    return tuple(found)
+
+
+def _written(drafter: Drafter, model: Model, prompt: Ids, gamma: int, most: int) -> Ids:
+    """Return the draft model's own reply to `prompt`, of at least one token."""
+    ids = prompt
+    while len(ids) - len(prompt) < most and not model.is_eog(int(ids[-1])):
+        ids = np.concatenate(
+            (ids, drafter.propose(GenerationState(ids), min(gamma, most - len(ids) + len(prompt))).ids)
+        )
+    return ids[len(prompt) :]
+
+
+def _along(drafter: Drafter, prompt: Ids, reply: Ids, gamma: int) -> tuple[float, int, int]:
+    """Draft along a reply of full depth. Return the seconds of a token without the decoding of the prompt, how many
+    tokens left early behind the reply's own text, and how many of those are the reply's."""
+    drafter.propose(GenerationState(prompt), 1)
+    seconds, drafted, left, same = 0.0, 0, 0, 0
+    for at in range(0, len(reply), gamma):
+        state = GenerationState(np.concatenate((prompt, reply[:at])))
+        began = perf_counter()
+        chunk = drafter.propose(state, gamma)
+        seconds, drafted = seconds + perf_counter() - began, drafted + len(chunk)
+        for token, wanted, layer in zip(chunk.ids.tolist(), reply[at:].tolist(), chunk.exit_layers or (), strict=False):
+            left += layer is not None
+            same += layer is not None and token == wanted
+            if token != wanted:
+                break
+    return seconds / max(1, drafted), left, same
