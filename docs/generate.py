@@ -26,7 +26,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*/*.md")), *sorted((R
 _BLOCK = re.compile(r"(<!-- \$ (?P<command>.+?) -->\n```\w*\n)(?:.*?\n)??(```\n<!-- end -->)", re.DOTALL)
 _RESULTS = re.compile(r"python -m bench (show .+)")
 _STALE = re.compile(r"^stale: .*\n", re.MULTILINE)  # which depends on commits, and on how many of them are here
-_SLOW = re.compile(r"^loading \S+\n", re.MULTILINE)  # printed only if a model takes long
+_SLOW = re.compile(r"^loading \S+: .*\n", re.MULTILINE)  # printed only if a model takes long
 _VARIES = (
     (re.compile(r", at [0-9a-f]{8} of [\d-]+$", re.MULTILINE), ""),  # where the commit is known
     (re.compile(r"\d[\d,.]* tokens/s"), "N tokens/s"),

@@ -337,7 +337,6 @@ def test_the_page_on_the_architecture_names_what_is_there() -> None:
     beside = {path.name for path in sources()}  # "`a/b.py`, `c.py`": in the folder named before
     assert not [name for name in missing if "/" in name or name not in beside]
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == {*PACKAGES} - {
-        "places",
         "layer_range",
         "system",
         "valid_json",

@@ -1,4 +1,4 @@
-"""A conversation: its messages, context, stored copy and next reply. Only warnings are printed."""
+"""A conversation: its messages, context, stored copy next reply and models. Only warnings are printed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions
-from edgellm.cli.views.console import announce, counted, decode, say, size
+from edgellm.cli.views.console import announce, counted, say, size
 from edgellm.cli.views.progress import Loading, download
 from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption, PromptTooLong
 
@@ -29,15 +29,6 @@ Remember: TypeAlias = Callable[[str, str], None]
 """Adds a question and its reply to the history."""
 _COUNTED = 2**20  # the most tokens that are counted of a text that is too long
 _MARKUP = 64  # tokens that the chat template adds, at most, when a longer context is proposed
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file to answer from. Raise InvalidOption where it cannot be read, and InputNotText where it
-    is not UTF-8."""
-    try:
-        return decode(path.expanduser().read_bytes(), str(path))
-    except OSError as error:
-        raise InvalidOption(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
 
 
 @dataclass(slots=True)

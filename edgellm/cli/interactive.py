@@ -1,4 +1,4 @@
-"""The commands of a conversation, which begin with a slash: a table, and a function for each."""
+"""The conversation at a terminal: a prompt with history and completion, and commands, which begin with a slash."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,29 +22,52 @@ from prompt_toolkit.history import History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.defaults import create_output
-from rich.table import Table
 
-from edgellm.cli.chat_session import Chat, read_text
-from edgellm.cli.views.console import coloured, err, fail, one_line, say, size
+from edgellm.cli.views.console import coloured, err, fail, grid, one_line, read_text, say, size
 from edgellm.cli.views.reply_printer import Display, Heard, print_again, print_legend, print_reply, print_stats
 from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption
 
 if TYPE_CHECKING:
-    from edgellm.cli.chat_session import ChatPairOpener
+    from edgellm.cli.chat_session import Chat, ChatPairOpener
 
-
-KEYS = """\
+_KEYS = """\
 Enter sends. A new line: Alt-Enter, a backslash at the end of the line, or
 three quotes before and after a text. Arrow up recalls earlier input.
 Ctrl-C stops a reply. A blank before a slash sends the line to the model."""
-QUOTES = '"""'
-"""The quotes around a text of several lines."""
+_QUOTES = '"""'  # the quotes around a text of several lines
 _ALIASES = {"/exit": "/bye", "/quit": "/bye", "/?": "/help", "/load": "/model", "/colours": "/colors"}
 _LEAVE = ("exit", "quit", "bye")
 _NAME = re.compile(r"/[a-z?]*")
 _MOST_TITLE = 40  # characters of a file's name
+_MENU_ROWS = 6  # rows for completions below the prompt
 
 Completions = Iterable[tuple[str, str]]
+_note = partial(say, style="dim")
+
+
+def converse(conversing: Conversing, *, history: bool = True) -> int:
+    """Converse until the user leaves, and return the exit code. Without `history` no typed line is kept."""
+    terminal: PromptSession[str] = PromptSession(
+        history=_TypedLines() if history else InMemoryHistory(), completer=_Completer(conversing),
+        reserve_space_for_menu=_MENU_ROWS, key_bindings=_keys(), multiline=True, prompt_continuation=". ",
+        output=create_output(stdout=sys.stderr),  # the answer alone goes to stdout
+        color_depth=None if coloured(sys.stderr) else ColorDepth.DEPTH_1_BIT,
+    )  # fmt: skip
+    _note("Ask something, or type /help.")
+    while not conversing.left:
+        try:
+            line = terminal.prompt(FormattedText([("bold", "> ")]))
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            break
+        try:
+            conversing.enter(line)
+        except EdgeError as error:
+            fail(str(error))
+        except (KeyboardInterrupt, typer.Abort, typer.Exit):  # a download that is stopped, or not wanted
+            _note("stopped")
+    return 0
 
 
 class Conversing:
@@ -67,12 +91,10 @@ class Conversing:
         elif _NAME.fullmatch(first):
             if (found := _known(first)) is None:
                 near = difflib.get_close_matches(first, [*_ALIASES, *(one.name for one in COMMANDS)], 1)
-                other = (
-                    f"Did you mean {near[0]}?" if near else "/help lists them; a blank before the slash sends the line."
-                )
-                raise InvalidOption(f"There is no command {first}.", other)
+                other = "/help lists them; a blank before the slash sends the line."
+                raise InvalidOption(f"There is no command {first}.", f"Did you mean {near[0]}?" if near else other)
             found.run(self, rest.strip())
-        elif question := line.strip().removeprefix(QUOTES).removesuffix(QUOTES).strip():
+        elif question := line.strip().removeprefix(_QUOTES).removesuffix(_QUOTES).strip():
             self.answer(question)
 
     def answer(self, question: str, temperature: float | None = None) -> bool:
@@ -83,29 +105,11 @@ class Conversing:
         self.session.add_reply(summary)
         return bool(summary.text)
 
-    def switch(self, draft: str, verifier: str) -> None:
-        """Have other models answer. Where opening them fails, raise the error and use the former models again."""
-        former = self.models
-        if former is None:
-            raise InvalidOption("The verifier is on other devices.", "Start again: edgellm run MODEL")
-        self.session.close()
-        try:
-            self._use(draft, verifier)
-        except (EdgeError, KeyboardInterrupt):
-            self._use(*former)
-            say(f"{former[1]} answers as before.", style="dim")
-            raise
-
-    def _use(self, draft: str, verifier: str) -> None:
-        pair = self._opener.open(draft, verifier)
-        self.session.use(pair, self._opener.recall(pair))
-        self.models = (draft, verifier)
-
     def list_commands(self, _: str) -> None:
         width = max(len(f"{one.name} {one.arguments}") for one in COMMANDS)
         for one in COMMANDS:
             say(f"{f'{one.name} {one.arguments}':<{width}}  {one.about}")
-        say(KEYS, style="dim")
+        _note(_KEYS)
         if self.display.colours:
             print_legend()
 
@@ -115,11 +119,11 @@ class Conversing:
     def clear(self, _: str) -> None:
         self.session.clear()
         self._heard, self._saved = [], None
-        say("The next question starts a new conversation.", style="dim")
+        _note("The next question starts a new conversation.")
 
     def show_stats(self, _: str) -> None:
         if (summary := self.session.summary) is None:
-            say("There is no reply yet.", style="dim")
+            _note("There is no reply yet.")
             return
         print_stats(summary)
         used, length = summary.prompt_tokens + summary.tokens, self.session.pair.context_length
@@ -131,10 +135,9 @@ class Conversing:
         on = words == "on" or (not words and not self.display.colours)
         self.display = replace(self.display, colours=on)
         if not on:
-            say("Replies are shown as text with rendered Markdown.", style="dim")
+            _note("Replies are shown as text with rendered Markdown.")
             return
-        if self._heard:
-            print_again(self._heard)
+        print_again(self._heard)
         print_legend()
 
     def retry(self, words: str) -> None:
@@ -143,11 +146,10 @@ class Conversing:
             temperature = float(words) if words else None
         except ValueError:
             raise InvalidOption(f"{words} is not a temperature.", "Type /retry, or /retry 0.8") from None
-        turn = session.undo()
-        if turn is None:
-            say("There is no question to ask again.", style="dim")
+        if (turn := session.undo()) is None:
+            _note("There is no question to ask again.")
             return
-        say(f"> {one_line(turn.question.content)}", style="dim")
+        _note(f"> {one_line(turn.question.content)}")
         added = False
         try:
             added = self.answer(turn.question.content, temperature)
@@ -155,20 +157,19 @@ class Conversing:
             if not added:
                 session.put_back(turn)
         if not words and session.turns[-1][1] in [reply.content for reply in turn.replies]:
-            say("The same reply again. For another one: /retry 0.8", style="dim")
+            _note("The same reply again. For another one: /retry 0.8")
 
     def undo(self, _: str) -> None:
         turn = self.session.undo()
-        taken = None if turn is None else f"Taken back: {one_line(turn.question.content)}"
-        say(taken or "There is nothing to undo.", style="dim")
+        _note("There is nothing to undo." if turn is None else f"Taken back: {one_line(turn.question.content)}")
 
     def set_system(self, words: str) -> None:
         session = self.session
         if words:
             session.set_system(None if words == "off" else words)
-            say("The system prompt is changed." if words != "off" else "There is no system prompt now.", style="dim")
+            _note("The system prompt is changed." if words != "off" else "There is no system prompt now.")
         elif session.system is None:
-            say("There is no system prompt. Set one: /system TEXT", style="dim")
+            _note("There is no system prompt. Set one: /system TEXT")
         else:
             say(session.system)
 
@@ -179,18 +180,15 @@ class Conversing:
             for known, text in session.context.items():
                 say(f"{one_line(known)}  {session.pair.count_tokens(text)} tokens")
             if not session.context:
-                say("There is no file to answer from. Add one: /context FILE", style="dim")
+                _note("There is no file to answer from. Add one: /context FILE")
         elif action == "drop" and name.strip():
             if not session.drop_context(name.strip()):
                 raise InvalidOption(f"{name.strip()} is not in the context.", "Type /context to see what is.")
-            say(f"{one_line(name)} is no longer in the context.", style="dim")
+            _note(f"{one_line(name)} is no longer in the context.")
         else:
             path = words.strip("'\"")
             session.add_context(path, text := read_text(Path(path)))
-            say(
-                f"{one_line(path)} ({session.pair.count_tokens(text)} tokens) comes with the next question.",
-                style="dim",
-            )
+            _note(f"{one_line(path)} ({session.pair.count_tokens(text)} tokens) comes with the next question.")
 
     def model(self, words: str) -> None:
         from edgellm.cli.commands.models import fitting_draft, here_or_pulled
@@ -199,32 +197,44 @@ class Conversing:
             self._list_models()
             return
         name, _, draft = words.partition(" ")
-        if self.models is not None:
-            path = here_or_pulled(name, yes=False)
-            if not draft:
-                draft, reason = fitting_draft(name, path)
-                say(reason, style="dim")
-            elif draft.strip() != "none":
-                here_or_pulled(draft.strip(), yes=False)
-        self.switch(draft.strip(), name)
-        say(f"{name} answers from now on; the conversation goes on.", style="dim")
+        if (former := self.models) is None:
+            raise InvalidOption("The verifier is on other devices.", "Start again: edgellm run MODEL")
+        path, draft = here_or_pulled(name, yes=False), draft.strip()
+        if not draft:
+            draft, reason = fitting_draft(name, path)
+            _note(reason)
+        elif draft != "none":
+            here_or_pulled(draft, yes=False)
+        self.session.close()
+        try:
+            self._use(draft, name)
+        except (EdgeError, KeyboardInterrupt):
+            self._use(*former)
+            _note(f"{former[1]} answers as before.")
+            raise
+        _note(f"{name} answers from now on; the conversation goes on.")
+
+    def _use(self, draft: str, verifier: str) -> None:
+        pair = self._opener.open(draft, verifier)
+        self.session.use(pair, self._opener.recall(pair))
+        self.models = (draft, verifier)
 
     def _list_models(self) -> None:
         from edgellm.storage import list_models
 
         draft, verifier = self.models or (None, None)
-        made = Table(box=None, show_header=False, pad_edge=False)
+        made = grid({}, {}, {}, {})
         for model in list_models():
             role = "verifies" if model.name == verifier else "drafts" if model.name == draft else ""
             made.add_row("*" if role else " ", one_line(model.name), size(model.size), role)
         err().print(made)
-        say("Switch: /model NAME, or /model NAME DRAFT. Others: edgellm catalog", style="dim")
+        _note("Switch: /model NAME, or /model NAME DRAFT. Others: edgellm catalog")
 
     def save(self, words: str) -> None:
         """Write the conversation to a file that is not there yet, or was written by this conversation."""
         session = self.session
         if not session.turns:
-            say("There is nothing to save yet.", style="dim")
+            _note("There is nothing to save yet.")
             return
         title = re.sub(r"\W+", "-", session.turns[0][1].lower())[:_MOST_TITLE].strip("-") or "conversation"
         free = (Path(f"{title}{'' if number == 1 else f'-{number}'}.md") for number in itertools.count(1))
@@ -232,13 +242,24 @@ class Conversing:
         target = target or next(path for path in free if not path.exists())
         try:
             with target.open("w" if target == self._saved else "x", encoding="utf-8") as file:
-                file.write(transcript(session))
+                file.write(_transcript(session))
         except FileExistsError:
             raise InvalidOption(f"{target} exists.", "Give another name: /save FILE") from None
         except OSError as error:
             raise InvalidOption(f"{target} cannot be written: {error.strerror}.", "Give another: /save FILE") from error
         self._saved = target
-        say(f"saved to {target}", style="dim")
+        _note(f"saved to {target}")
+
+
+def _transcript(session: Chat) -> str:
+    """Return a conversation as Markdown."""
+    parts = [f"# {one_line(session.turns[0][1])}"]
+    if session.system:
+        parts += ["## System", session.system]
+    names = {"user": "You", "assistant": session.pair.name}
+    for role, text in session.turns:
+        parts += [f"## {names.get(role, role)}", text.strip()]
+    return "\n\n".join(parts) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,17 +308,6 @@ def _models(_: Conversing, words: str) -> Completions:
     return [(f"{before}{space}{name}", about) for name, about in dict(known_models(last)).items()]
 
 
-def transcript(session: Chat) -> str:
-    """Return a conversation as Markdown."""
-    parts = [f"# {one_line(session.turns[0][1])}"]
-    if session.system:
-        parts += ["## System", session.system]
-    names = {"user": "You", "assistant": session.pair.name}
-    for role, text in session.turns:
-        parts += [f"## {names.get(role, role)}", text.strip()]
-    return "\n\n".join(parts) + "\n"
-
-
 COMMANDS = (
     SlashCommand("/help", "", "list the commands", Conversing.list_commands),
     SlashCommand("/model", "[NAME [DRAFT]]", "have another model answer, or list them", Conversing.model, _models),
@@ -310,36 +320,8 @@ COMMANDS = (
     SlashCommand("/colors", "[on | off]", "show by colours which model wrote what", Conversing.show_colours),
     SlashCommand("/stats", "", "print all figures of the last reply", Conversing.show_stats),
     SlashCommand("/bye", "", "leave, as with exit, quit or Ctrl-D", Conversing.leave),
-)  # fmt: skip
+)
 """All commands, in the order in which they are listed."""
-
-
-_MENU_ROWS = 6  # rows for completions below the prompt
-
-
-def converse(conversing: Conversing, *, history: bool = True) -> int:
-    """Converse until the user leaves, and return the exit code. Without `history` no typed line is kept."""
-    terminal: PromptSession[str] = PromptSession(
-        history=_TypedLines() if history else InMemoryHistory(), completer=_Completer(conversing),
-        reserve_space_for_menu=_MENU_ROWS, key_bindings=_keys(), multiline=True, prompt_continuation=". ",
-        output=create_output(stdout=sys.stderr),  # the answer alone goes to stdout
-        color_depth=None if coloured(sys.stderr) else ColorDepth.DEPTH_1_BIT,
-    )  # fmt: skip
-    say("Ask something, or type /help.", style="dim")
-    while not conversing.left:
-        try:
-            line = terminal.prompt(FormattedText([("bold", "> ")]))
-        except KeyboardInterrupt:
-            continue
-        except EOFError:
-            break
-        try:
-            conversing.enter(line)
-        except EdgeError as error:
-            fail(str(error))
-        except (KeyboardInterrupt, typer.Abort, typer.Exit):  # a download that is stopped, or not wanted
-            say("stopped", style="dim")
-    return 0
 
 
 class _Completer(Completer):
@@ -364,7 +346,7 @@ def _keys() -> KeyBindings:
         if buffer.document.current_line_before_cursor.endswith("\\"):
             buffer.delete_before_cursor()
             buffer.newline(copy_margin=False)
-        elif buffer.text.lstrip().startswith(QUOTES) and buffer.text.count(QUOTES) == 1:
+        elif buffer.text.lstrip().startswith(_QUOTES) and buffer.text.count(_QUOTES) == 1:
             buffer.newline(copy_margin=False)
         else:
             buffer.validate_and_handle()

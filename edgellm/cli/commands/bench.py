@@ -13,25 +13,18 @@ from edgellm.cli.options import DRAFT, VERIFIER, HardwareOptions, only, refuse_g
 from edgellm.errors import InvalidOption
 
 ROOT = Path(__file__).resolve().parents[3]
+_SUITES = "synera, coordgen, papers, csgo, mesh, engine, models, clients, cli, upstream or robustness"
 
 
 @with_records
 def bench(
     ctx: typer.Context,
     hardware: Annotated[HardwareOptions, only(shown="the benchmark's own")],
-    suite: Annotated[
-        str,
-        typer.Argument(
-            metavar="SUITE",
-            help="Suite: synera, coordgen, papers, csgo, mesh, engine, models, clients, cli, upstream or robustness.",
-        ),
-    ],
-    parts: Annotated[
-        list[str] | None, typer.Argument(metavar="PART", help="Parts to run; see --list. Default: all.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Use few cases: a check that it works, not evidence.")] = False,
-    list_parts: Annotated[bool, typer.Option("--list", help="List the parts of the suite.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the last results without measuring.")] = False,
+    suite: str = typer.Argument(..., metavar="SUITE", help=f"Suite: {_SUITES}."),
+    parts: list[str] | None = typer.Argument(None, metavar="PART", help="Parts to run; see --list. Default: all."),
+    quick: bool = typer.Option(False, "--quick", help="Use few cases: a check that it works, not evidence."),
+    list_parts: bool = typer.Option(False, "--list", help="List the parts of the suite."),
+    show: bool = typer.Option(False, "--show", help="Print the last results without measuring."),
 ) -> None:
     for role in (VERIFIER, DRAFT):
         hardware.of(role)

@@ -6,11 +6,10 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from edgellm.cli.chat_session import Chat, ChatPairOpener, StoredConversation, read_text, with_default_pair
+from edgellm.cli.chat_session import Chat, ChatPairOpener, StoredConversation, with_default_pair
 from edgellm.cli.options import (
     DRAFTS,
     INTERRUPTED,
@@ -20,7 +19,7 @@ from edgellm.cli.options import (
     conversation_ids,
     with_records,
 )
-from edgellm.cli.views.console import decode, is_terminal
+from edgellm.cli.views.console import decode, is_terminal, read_text
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.errors import InvalidOption
 from edgellm.flags import flag
@@ -60,9 +59,9 @@ def chat(
     think: ThinkOptions,
     display: Display,
     hardware: HardwareOptions,
-    prompt: Annotated[
-        list[str] | None, typer.Argument(help="Question. Default: piped input, or an interactive conversation.")
-    ] = None,
+    prompt: list[str] | None = typer.Argument(
+        None, help="Question. Default: piped input, or an interactive conversation."
+    ),
 ) -> int:
     from edgellm.llm.pair_stats import tidy
     from edgellm.storage.default_pair import resolve_pair

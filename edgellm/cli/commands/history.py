@@ -2,50 +2,54 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import typer
 
 from edgellm.cli.options import AsJson, Yes
-from edgellm.cli.views.console import counted, emit, emit_json, facts, harmless, make_sure, one_line, out, say, size
-from edgellm.cli.views.console import show as show_rows
+from edgellm.cli.views.console import (
+    Columns,
+    counted,
+    emit,
+    emit_json,
+    emit_path,
+    facts,
+    harmless,
+    make_sure,
+    one_line,
+    out,
+    say,
+    show,
+    size,
+    tell,
+)
 from edgellm.errors import HistoryUnusable, InvalidOption
 
 if TYPE_CHECKING:
     from edgellm.storage import History
-    from edgellm.storage.chat_log import Conversation
 
 Action: TypeAlias = Literal["show", "path", "clear", "off", "on", "keep"]
 
 
 def history(
-    action: Annotated[
-        Action,
-        typer.Argument(metavar="ACTION",
-                       help="show: how much is kept. path: where. clear: delete it, with everything derived from "
-                       "it. off: stop keeping and reading it. on: keep and read it again. keep: set or print for how "
-                       "long."),
-    ] = "show",
-    age: Annotated[
-        str | None,
-        typer.Argument(metavar="AGE", show_default=False, help="With keep: maximum age, such as 90d, 12w, 6m or 2y; or "
-                       "forever. EDGELLM_HISTORY_KEEP takes precedence."),
-    ] = None,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Clear without asking.")] = False,
+    action: Action = typer.Argument(
+        "show", metavar="ACTION", help="show: how much is kept. path: where. clear: delete it, with everything derived "
+        "from it. off: stop keeping and reading it. on: keep and read it again. keep: set or print for how long.",
+    ),
+    age: str | None = typer.Argument(
+        None, metavar="AGE", show_default=False, help="With keep: maximum age, such as 90d, 12w, 6m or 2y; or forever. "
+        "EDGELLM_HISTORY_KEEP takes precedence.",
+    ),
+    yes: bool = typer.Option(False, "-y", "--yes", help="Clear without asking."),
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     from edgellm.llm.pair_stats import tidy
     from edgellm.storage import History
 
     store = History()
-    for given, owner, what in (
-        ("--yes" if yes else "", "clear", "it"),
-        (repr(age[:40]) if age else "", "keep", "an age"),
-    ):
+    for given, owner, what in (("--yes" * yes, "clear", "it"), (repr(age[:40]) if age else "", "keep", "an age")):
         if given and action != owner:
             next_step = f"Leave it out; {what} belongs to `history {owner}`."
             raise InvalidOption(f"{given} has no meaning for `history {action}`.", next_step)
@@ -54,7 +58,7 @@ def history(
     if action == "keep":
         _keep(age, as_json)
     elif action == "path":
-        emit(json.dumps({"path": str(store.path)}) if as_json else str(store.path))
+        emit_path(store.path, as_json)
     elif action == "clear":
         _clear(store, yes, as_json)
     elif action == "show":
@@ -77,12 +81,10 @@ def _keep(age: str | None, as_json: bool) -> None:
         if max_age() != wanted:
             say(f"{VARIABLE} sets another age, and takes precedence.", style="yellow")
         expire()
-    if as_json:
-        emit(json.dumps({"keep": describe_age(max_age())}))
-    elif (found := max_age()) is None:
-        say("Conversations are kept until you clear them.")
-    else:
-        say(f"Conversations, and what is derived from them, are kept for at most {found.days} days.")
+    kept = "Conversations are kept until you clear them."
+    if (found := max_age()) is not None:
+        kept = f"Conversations, and what is derived from them, are kept for at most {found.days} days."
+    tell({"keep": describe_age(found)}, as_json, kept)
 
 
 def _clear(store: History, yes: bool, as_json: bool) -> None:
@@ -91,10 +93,7 @@ def _clear(store: History, yes: bool, as_json: bool) -> None:
     if not yes and ((there := kept()).total or store.facts().size):
         make_sure("delete", str(there), yes=False)
     gone = forget()
-    if as_json:
-        emit(json.dumps({"forgotten": gone.total, **asdict(gone)}))
-    else:
-        say(f"deleted {gone}")
+    tell({"forgotten": gone.total, **asdict(gone)}, as_json, f"deleted {gone}")
 
 
 def _turn(store: History, action: Action, as_json: bool) -> None:
@@ -107,7 +106,7 @@ def _turn(store: History, action: Action, as_json: bool) -> None:
         store.turn_on()
         say(f"The history is on: conversations are kept in {store.path}, and replies are drafted from them.")
     if as_json:
-        emit(json.dumps({"on": store.on}))
+        emit_json({"on": store.on})
 
 
 def _show(store: History, as_json: bool) -> None:
@@ -122,20 +121,18 @@ def _show(store: History, as_json: bool) -> None:
         return
     state = "on" if found.on else "off: nothing is kept or read"
     begin, end = (f"{when:%Y-%m-%d %H:%M} UTC" if when else "-" for when in (found.first, found.last))
-    path = one_line(str(found.path))
     rows = [("history", state), ("holds", str(there)), ("kept for", age), ("size", size(found.size))]
-    out().print(facts([*rows, ("from", begin), ("to", end), ("path", path)]))
+    out().print(facts([*rows, ("from", begin), ("to", end), ("path", one_line(str(found.path)))]))
 
 
 def conversations(
-    action: Annotated[
-        Literal["list", "show", "rm"],
-        typer.Argument(metavar="ACTION", help="list: all, newest first. show: print one. rm: remove some, or --all."),
-    ] = "list",
-    which: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="IDs from the list; their beginnings are enough.")
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="With rm: remove all conversations.")] = False,
+    action: Literal["list", "show", "rm"] = typer.Argument(
+        "list", metavar="ACTION", help="list: all, newest first. show: print one. rm: remove some, or --all."
+    ),
+    which: list[str] | None = typer.Argument(
+        None, metavar="[ID]...", help="IDs from the list; their beginnings are enough."
+    ),
+    everything: bool = typer.Option(False, "--all", help="With rm: remove all conversations."),
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -146,7 +143,13 @@ def conversations(
         if which:
             what = f"`conversations list` takes no IDs, but {which[0]!r} is given."
             raise InvalidOption(what, "See: edgellm conversations --help")
-        _list(store.all(), as_json)
+        rows = [
+            {"id": one.id, "when": one.when.isoformat(), "turns": len(one.turns), "title": one.title}
+            for one in store.all()
+        ]
+        empty = "There are no conversations. Those of `edgellm chat` are kept while the history is on."
+        hint = "Continue one with: edgellm chat -c, or edgellm chat --conversation ID"
+        show(rows, _COLUMNS, as_json, empty=empty, hint=hint)
         return
     if everything == bool(which) or (everything and action != "rm"):
         what = f"`conversations {action}` needs IDs (or rm --all)."
@@ -154,30 +157,23 @@ def conversations(
     chosen = store.all() if everything else [store.find(one) for one in which or ()]
     if action == "show":
         for one in chosen:
-            turns = [{"role": role, "content": text} for role, text in one.turns]
-            text = "\n\n".join(f"{role}: {harmless(text)}" for role, text in one.turns)
-            emit(json.dumps({"id": one.id, "turns": turns}) if as_json else text)
+            if as_json:
+                turns = [{"role": role, "content": text} for role, text in one.turns]
+                emit_json({"id": one.id, "turns": turns}, indent=None)
+            else:
+                emit("\n\n".join(f"{role}: {harmless(text)}" for role, text in one.turns))
         return
     if chosen:
         make_sure("remove", counted(len(chosen), "conversation"), yes=yes)
     for one in chosen:
         store.remove(one)
-    if as_json:
-        emit(json.dumps({"removed": [one.id for one in chosen]}))
-    else:
-        say(f"removed {counted(len(chosen), 'conversation')}")
+    removed = {"removed": [one.id for one in chosen]}
+    tell(removed, as_json, f"removed {counted(len(chosen), 'conversation')}")
 
 
-def _list(found: Sequence[Conversation], as_json: bool) -> None:
-    show_rows(
-        [{"id": one.id, "when": one.when.isoformat(), "turns": len(one.turns), "title": one.title} for one in found],
-        {
-            "ID": lambda row: row["id"],
-            "WHEN": lambda row: f"{datetime.fromisoformat(row['when']).astimezone():%Y-%m-%d %H:%M}",
-            " TURNS": lambda row: str(row["turns"]),
-            "FIRST QUESTION": lambda row: row["title"],
-        },
-        as_json,
-        empty="There are no conversations. Those of `edgellm chat` are kept while the history is on.",
-        hint="Continue one with: edgellm chat -c, or edgellm chat --conversation ID",
-    )
+_COLUMNS: Columns = {
+    "ID": "id",
+    "WHEN": lambda row: f"{datetime.fromisoformat(row['when']).astimezone():%Y-%m-%d %H:%M}",
+    " TURNS": "turns",
+    "FIRST QUESTION": "title",
+}

@@ -223,8 +223,8 @@ def _held(row: dict[str, Any]) -> str:
 
 
 _COLUMNS: Columns = {
-    "NAME": lambda row: row["name"],
-    "ID": lambda row: row["short"] or "-",
+    "NAME": "name",
+    "ID": "short",
     "MAY HERE": lambda row: _rights(row["may_here"]),
     "MAY THERE": lambda row: _rights(row["may_there"]),
     "COMPUTES": lambda row: _computes(row["speed"]) if row["speed"] else "-",
@@ -334,7 +334,7 @@ def _sent_row(moved: DeployProgress) -> dict[str, Any]:
 
 
 _SENT: Columns = {
-    "DEVICE": lambda row: row["device"],
+    "DEVICE": "device",
     "LAYERS": lambda row: str(row["moved"].part.layers),
     " SIZE": lambda row: size(row["bytes"]),
     " HAD": lambda row: size(row["already"]),
@@ -379,8 +379,8 @@ def layers(
 
 
 _HELD: Columns = {
-    "DEVICE": lambda row: row["device"],
-    "MODEL": lambda row: row["model"],
+    "DEVICE": "device",
+    "MODEL": "model",
     "LAYERS": lambda row: f"{row['layers']} of {row['of']}{', cut here' if row['made'] else ''}",
     " SIZE": lambda row: size(row["size"]),
     " ARRIVING": lambda row: size(row["arriving"]) if row["arriving"] else "-",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +13,19 @@ import typer
 from rich.text import Text
 
 from edgellm.cli.options import AsJson, Yes, catalog_names, known_models, model_names
-from edgellm.cli.views.console import emit, emit_json, facts, harmless, is_terminal, make_sure, one_line, out, say, size
+from edgellm.cli.views.console import (
+    Columns,
+    emit_json,
+    facts,
+    harmless,
+    is_terminal,
+    make_sure,
+    one_line,
+    out,
+    say,
+    size,
+    tell,
+)
 from edgellm.cli.views.console import show as show_rows
 from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
@@ -22,7 +33,6 @@ from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from edgellm.cli.views.console import Columns
     from edgellm.engine import ModelFile
 
 _NAME = "Name from `edgellm ls` or `edgellm catalog`, user/repo[:quant], or path."
@@ -31,9 +41,7 @@ _LEFT_TO_US = ("draft", "verifier", "peer", "mesh", "profile")  # settings of `c
 
 
 def catalog(
-    family: Annotated[
-        str | None, typer.Argument(metavar="[FAMILY]", help="List this family only, such as qwen3.")
-    ] = None,
+    family: str | None = typer.Argument(None, metavar="[FAMILY]", help="List this family only, such as qwen3."),
     as_json: AsJson = False,
 ) -> None:
     from edgellm.storage import catalog as read_catalog
@@ -56,10 +64,10 @@ def catalog(
         })  # fmt: skip
     hint = "Download one with: edgellm pull NAME; another quantisation with NAME-q8_0. Sizes are from lists."
     columns: Columns = {
-        "NAME": lambda row: row["name"],
+        "NAME": "name",
         " SIZE": lambda row: size(row["size"]),
         " CONTEXT": lambda row: f"{row['context']:,}",
-        "DRAFT MODEL": lambda row: row["draft"] or "-",
+        "DRAFT MODEL": "draft",
         "HERE": lambda row: "yes" if row["here"] else "-",
         "FITS": lambda row: f"on {row['runs_on']}" if row["fits"] else "no",
     }
@@ -67,11 +75,10 @@ def catalog(
 
 
 def pull(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="NAME|USER/REPO[@REVISION][:QUANT]", autocompletion=catalog_names,
-                       help="Name from `edgellm catalog`, or a model on the Hugging Face hub.")
-    ],
+    name: str = typer.Argument(
+        ..., metavar="NAME|USER/REPO[@REVISION][:QUANT]", autocompletion=catalog_names,
+        help="Name from `edgellm catalog`, or a model on the Hugging Face hub.",
+    ),
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     from edgellm import storage
@@ -88,12 +95,10 @@ def pull(
     else:
         say(f"downloading {one_line(plan.file)} ({size(plan.size)}{parts}; {plan.reason})")
         (pulled,) = download([plan])
-    if as_json:
-        emit(json.dumps({"name": name, "file": plan.file, "files": [file.name for file in plan.files],
-                         "path": str(pulled.path), "size": plan.size, "reason": plan.reason, "warning": plan.warning,
-                         "renamed": plan.renamed, "received": pulled.sent}))  # fmt: skip
-    else:
-        say(str(pulled.path), style="dim")
+    row = {"name": name, "file": plan.file, "files": [file.name for file in plan.files], "path": str(pulled.path),
+           "size": plan.size, "reason": plan.reason, "warning": plan.warning, "renamed": plan.renamed,
+           "received": pulled.sent}  # fmt: skip
+    tell(row, as_json, str(pulled.path), style="dim")
 
 
 def ls(as_json: AsJson = False) -> None:
@@ -107,7 +112,7 @@ def ls(as_json: AsJson = False) -> None:
     bundled = all(model.origin == "bundled" for model in models)
     hint = "These know little more than a made-up home. For a real pair: edgellm setup" if bundled else ""
     columns: Columns = {
-        "NAME": lambda row: row["name"],
+        "NAME": "name",
         " SIZE": lambda row: size(row["size"]),
         "SOURCE": lambda row: row["repository"] or row["origin"],
     }
@@ -158,10 +163,8 @@ def rm(name: Name, yes: Yes = False, as_json: AsJson = False) -> None:
     listed = ", ".join(f"{model.name} ({size(model.size)})" for model in storage.removable(name))
     make_sure("remove", listed, yes=yes)
     removed = storage.remove(name)
-    if as_json:
-        emit(json.dumps([{"name": model.name, "path": str(model.path), "size": model.size} for model in removed]))
-    else:
-        say(f"removed {listed}")
+    rows = [{"name": model.name, "path": str(model.path), "size": model.size} for model in removed]
+    tell(rows, as_json, f"removed {listed}")
 
 
 def model_facts(path: Path) -> dict[str, Any]:
@@ -214,18 +217,15 @@ def other_models(path: Path) -> dict[str, ModelFile]:
 
 def run(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=_NAME, autocompletion=known_models)],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[PROMPT]", help="Question, and options of edgellm chat. Default: piped input, or a "
-                       "conversation."),
-    ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option("-m", "--draft", metavar="MODEL", help="Small model that drafts; 'none': MODEL writes alone.",
-                     show_default="one that is here and fits", autocompletion=known_models),
-    ] = None,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Download MODEL without asking if it is not here.")] = False,
+    model: str = typer.Argument(..., metavar="MODEL", help=_NAME, autocompletion=known_models),
+    words: list[str] | None = typer.Argument(
+        None, metavar="[PROMPT]", help="Question, and options of edgellm chat. Default: piped input, or a conversation."
+    ),
+    draft: str | None = typer.Option(
+        None, "-m", "--draft", metavar="MODEL", help="Small model that drafts; 'none': MODEL writes alone.",
+        show_default="one that is here and fits", autocompletion=known_models,
+    ),
+    yes: bool = typer.Option(False, "-y", "--yes", help="Download MODEL without asking if it is not here."),
 ) -> int:  # fmt: skip
     if model.startswith("-"):
         raise InvalidOption(f"{model} is before the model.", "Name the model first: edgellm run MODEL PROMPT")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import typer
 from rich.text import Text
 
 from edgellm.cli.options import AsJson, Interfaces, completion, peer_names
-from edgellm.cli.views.console import Columns, emit, err, facts, format_age, one_line, say, show, size
+from edgellm.cli.views.console import Columns, emit_json, emit_path, err, facts, format_age, one_line, say, show, size
 from edgellm.errors import InvalidOption, PairingFailed
 
 if TYPE_CHECKING:
@@ -58,24 +57,19 @@ def read_grant(text: str) -> Rights:
 
 
 def pair(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[HOST:PORT] [CODE]", help="What the other device shows. Default: show a code here."),
-    ] = None,
-    grant: Annotated[
-        str,
-        typer.Option(
-            metavar="RIGHTS", autocompletion=completion(_RIGHTS, _RIGHTS),
-            help="Rights of the other device here: verify, compute, files (separated by commas), all or none.",
-        ),
-    ] = "verify",
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Name of this device on the other one.", show_default="the host name"),
-    ] = None,
+    words: list[str] | None = typer.Argument(
+        None, metavar="[HOST:PORT] [CODE]", help="What the other device shows. Default: show a code here."
+    ),
+    grant: str = typer.Option(
+        "verify", metavar="RIGHTS", autocompletion=completion(_RIGHTS, _RIGHTS),
+        help="Rights of the other device here: verify, compute, files (separated by commas), all or none.",
+    ),
+    name: str | None = typer.Option(
+        None, metavar="NAME", help="Name of this device on the other one.", show_default="the host name"
+    ),
     interface: Interfaces = None,
-    port: Annotated[int, typer.Option(metavar="PORT", help="Port to wait on for the other device.")] = PORT,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the code, then the result.")] = False,
+    port: int = typer.Option(PORT, metavar="PORT", help="Port to wait on for the other device."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON: the code, then the result."),
 ) -> None:  # fmt: skip
     from edgellm.rpc.address import Address
     from edgellm.rpc.channel import DEFAULT_PORT
@@ -100,7 +94,7 @@ def pair(
     else:
         peer = join(place or _find(code, hosts), code, trust, about)
     if as_json:
-        emit(json.dumps(_peer_row(peer, peer.granted)))
+        emit_json(_peer_row(peer, peer.granted), indent=None)
         return
     say("")
     err().print(Text.assemble(("paired ", "bold green"), f"with {one_line(peer.name)} ({peer.id.short})"))
@@ -124,8 +118,8 @@ def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as
         places = window.open(hosts, port)
         with announce(ServiceKind.PAIRING, trust.identity.id.short, places[0].port, hosts, instance):
             if as_json:
-                emit(json.dumps({"code": str(code), "addresses": [str(place) for place in places],
-                                 "seconds": WINDOW_SECONDS, "grants": sorted(about.rights)}))  # fmt: skip
+                emit_json({"code": str(code), "addresses": [str(place) for place in places],
+                           "seconds": WINDOW_SECONDS, "grants": sorted(about.rights)}, indent=None)  # fmt: skip
             else:
                 say("On the other device, run:")
                 say(f"\n    edgellm pair {code}\n", style="bold cyan")
@@ -196,18 +190,15 @@ _EXAMPLES = {
 
 
 def peers(
-    action: Annotated[
-        Action,
-        typer.Argument(metavar="ACTION",
-                       help="list; rm: unpair; rename; grant or revoke rights; path: print the path of the list."),
-    ] = "list",
-    device: Annotated[
-        str | None, typer.Argument(metavar="DEVICE", help="Name or ID of a device.", autocompletion=peer_names)
-    ] = None,
-    value: Annotated[
-        str | None, typer.Argument(metavar="VALUE", help="New name; or rights: verify, compute, files, all.")
-    ] = None,
-    ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask each device whether it is there.")] = True,
+    action: Action = typer.Argument(
+        "list", metavar="ACTION", help="list; rm: unpair; rename; grant or revoke rights; path: print the path of the "
+        "list.",
+    ),
+    device: str | None = typer.Argument(
+        None, metavar="DEVICE", help="Name or ID of a device.", autocompletion=peer_names
+    ),
+    value: str | None = typer.Argument(None, metavar="VALUE", help="New name; or rights: verify, compute, files, all."),
+    ask: bool = typer.Option(True, "--ask/--no-ask", help="Ask each device whether it is there."),
     interface: Interfaces = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -219,7 +210,7 @@ def peers(
     elif device is not None:
         raise InvalidOption(f"`peers {action}` takes no device.", "Leave it out: edgellm peers")
     elif action == "path":
-        emit(json.dumps({"path": str(store.path)}) if as_json else str(store.path))
+        emit_path(store.path, as_json)
     else:
         _list(store.all(), interface, ask, as_json)
 
@@ -246,8 +237,8 @@ def _change(action: Action, device: str | None, value: str | None, as_json: bool
         say(f"The rights of {peer.name} ({peer.id.short}) here: {', '.join(sorted(new.rights)) or 'none'}.")
     if as_json:
         now = store.get(peer.id)
-        emit(json.dumps({"id": str(peer.id), "name": now.name if now else peer.name, "paired": now is not None,
-                         "may_here": sorted(now.rights) if now else []}))  # fmt: skip
+        emit_json({"id": str(peer.id), "name": now.name if now else peer.name, "paired": now is not None,
+                   "may_here": sorted(now.rights) if now else []})  # fmt: skip
 
 
 def _list(known: Sequence[Peer], interface: list[str] | None, ask: bool, as_json: bool) -> None:
@@ -287,13 +278,13 @@ def _last_seen(row: dict[str, Any]) -> str:
 
 
 _COLUMNS: Columns = {
-    "name": lambda row: row["name"],
-    "id": lambda row: row["short"],
+    "name": "name",
+    "id": "short",
     "may here": lambda row: ", ".join(row["may_here"]) or "nothing",
     "may there": lambda row: ", ".join(row["may_there"]) or "nothing",
     "address": lambda row: row["address"] or next(iter(row["addresses"]), "-"),
     "last seen": _last_seen,
     " round trip": lambda row: f"{row['round_trip_ms']:.1f} ms" if row["there"] else "-",
     "offers": lambda row: ", ".join(f"{one['model']} ({size(one['size'])})" for one in row["offers"]) or "-",
-    "version": lambda row: row["version"] or "-",
+    "version": "version",
 }

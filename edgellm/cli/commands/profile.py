@@ -23,7 +23,7 @@ from edgellm.cli.options import (
     only,
     with_records,
 )
-from edgellm.cli.views.console import decode, emit, err, facts, is_terminal, out, say, table
+from edgellm.cli.views.console import emit_json, err, facts, is_terminal, out, read_text, say, table
 from edgellm.cli.views.progress import Loading
 from edgellm.errors import InvalidOption, ProfileStopped
 from edgellm.flags import flag
@@ -68,15 +68,12 @@ class MeasureOptions:
 
 @with_records
 def profile(
-    prompts: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE", help="Prompts, one per line; or JSON Lines of texts or of messages with role and content."
-        ),
-    ],
     models: Annotated[ProfiledPair, only("draft", "verifier", "verifier_tier", "verifier_key_file")],
     measure: MeasureOptions,
     hardware: HardwareOptions,
+    prompts: Path = typer.Option(
+        ..., metavar="FILE", help="Prompts, one per line; or JSON Lines of texts or of messages with role and content."
+    ),
 ) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -106,7 +103,7 @@ def profile(
                 )  # fmt: skip
             except ProfileStopped as stopped:
                 if measure.as_json:
-                    emit(json.dumps({"stopped": True, "done": stopped.done, "prompts": stopped.total}))
+                    emit_json({"stopped": True, "done": stopped.done, "prompts": stopped.total})
                 raise
         try:
             if (path := measure.output) is not None:
@@ -118,7 +115,7 @@ def profile(
                 f"The profile cannot be written: {error}.", "Choose another file with --output."
             ) from error
     if measure.as_json:
-        emit(json.dumps({"path": str(path), **figures(found)}))
+        emit_json({"path": str(path), **figures(found)})
         return
     _print_profile(found)
     say(f"wrote {path}", style="dim")
@@ -135,14 +132,8 @@ def read_prompts(path: Path) -> list[str | list[Message]]:
     """
     from edgellm.engine import Message
 
-    try:
-        lines = decode(path.expanduser().read_bytes(), str(path)).splitlines()
-    except OSError as error:
-        raise InvalidOption(
-            f"{path} cannot be read: {error.strerror}.", "Check the path given to --prompts."
-        ) from error
     found: list[str | list[Message]] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path, "Check the path given to --prompts.").splitlines(), 1):
         if not line.strip():
             continue
         if not line.lstrip().startswith(("{", "[", '"')):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from edgellm.cli.options import AsJson
-from edgellm.cli.views.console import Columns, emit, harmless, say, show, size
+from edgellm.cli.views.console import Columns, emit_json, harmless, say, show, size
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, ServerUnreachable
 
 if TYPE_CHECKING:
@@ -24,33 +23,30 @@ def ps(as_json: AsJson = False) -> None:
 
     found = [asdict(server) | {"url": server.url, **_status(server)} for server in running_servers()]
     if as_json:
-        emit(json.dumps(found))
+        emit_json(found)
         return
     rows = []
     for server in found:
-        models = [server | {"model": model} for model in server["models"]]
-        models += [server | {"state": name, "used": "being loaded"} for name in server["loading"]]
+        models = [
+            server | {"model": model["name"], "draft": model["draft"], "memory": size(sum(model["memory"].values())),
+                      "used": _used(model), "stays": _stays(model)} for model in server["models"]
+        ]  # fmt: skip
+        models += [server | {"model": name, "used": "being loaded"} for name in server["loading"]]
         rows += models or [{"state": "no model in memory"} | server]
     show(rows, _COLUMNS, False, empty=f"No server of yours is running. {_START}", fold="MODEL")
 
 
 _COLUMNS: Columns = {
-    "PORT": lambda row: str(row["port"]),
-    "PROCESS": lambda row: str(row["process"]),
-    "MODEL": lambda row: row["model"]["name"] if "model" in row else row["state"],
-    "DRAFT": lambda row: row["model"]["draft"] or "-" if "model" in row else "",
-    "MEMORY": lambda row: size(sum(row["model"]["memory"].values())) if "model" in row else "",
-    "USED": lambda row: _used(row["model"]) if "model" in row else row.get("used", ""),
-    "STAYS": lambda row: _stays(row["model"]) if "model" in row else "",
-}
+    "PORT": "port", "PROCESS": "process", "MODEL": lambda row: row.get("model") or row["state"], "DRAFT": "draft",
+    "MEMORY": "memory", "USED": "used", "STAYS": "stays",
+}  # fmt: skip
 
 
 def stop(
-    what: Annotated[
-        str | None,
-        typer.Argument(metavar="[MODEL|PORT]", help="Model to remove from memory, or port of the server to end; may be "
-                       "left out if one server runs.", show_default=False),
-    ] = None,
+    what: str | None = typer.Argument(
+        None, metavar="[MODEL|PORT]", show_default=False, help="Model to remove from memory, or port of the server to "
+        "end; may be left out if one server runs.",
+    ),
 ) -> None:  # fmt: skip
     from edgellm.http.running_servers import running_servers
 
@@ -73,7 +69,7 @@ def stop(
 
 
 def _unload(model: str, servers: list[RunningServer]) -> None:
-    """Remove a model from the memory of all servers that have it. Raise ModelNotFound where none has."""
+    """Remove a model from the memory of a server that has it. Raise ModelNotFound where none has."""
     reasons = []
     for server in servers:
         try:

@@ -5,7 +5,6 @@ On Linux it is a systemd unit, on macOS a launchd agent, which has not been trie
 
 from __future__ import annotations
 
-import json
 import os
 import plistlib
 import shlex
@@ -16,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
 import typer
 
 from edgellm.cli.options import AsJson
-from edgellm.cli.views.console import emit, say
+from edgellm.cli.views.console import emit, emit_json, say, tell
 from edgellm.errors import InvalidOption, ServiceFailed
-from edgellm.system import state_dir
+from edgellm.system import state_dir, user
 
 UNIT, LABEL = "edgellm.service", "local.edgellm.serve"
 _SECONDS = 30.0  # limit for a call of systemctl or launchctl
@@ -97,11 +96,9 @@ class LaunchdManager:
     """launchd's domain of the user. Not tried on a Mac."""
 
     def __init__(self) -> None:
-        from edgellm import system
-
         self.file = Path.home() / "Library" / "LaunchAgents" / f"{LABEL}.plist"
         self.log = state_dir() / "logs" / "serve.log"
-        self._domain = f"gui/{system.user()}"
+        self._domain = f"gui/{user()}"
 
     def install(self, command: Sequence[str]) -> None:
         """Write the agent and load it, in place of an earlier one."""
@@ -183,13 +180,11 @@ WantedBy=default.target
 
 def agent_plist(command: Sequence[str], environment: Mapping[str, str], log: Path) -> bytes:
     """Return a launchd agent that runs `command` at login, and again after a failure."""
-    return plistlib.dumps(
-        {
-            "Label": LABEL, "ProgramArguments": list(command), "EnvironmentVariables": dict(environment),
-            "RunAtLoad": True, "KeepAlive": {"SuccessfulExit": False}, "StandardErrorPath": str(log),
-            "StandardOutPath": str(log),
-        }
-    )  # fmt: skip
+    return plistlib.dumps({
+        "Label": LABEL, "ProgramArguments": list(command), "EnvironmentVariables": dict(environment),
+        "RunAtLoad": True, "KeepAlive": {"SuccessfulExit": False}, "StandardErrorPath": str(log),
+        "StandardOutPath": str(log),
+    })  # fmt: skip
 
 
 def _quoted(word: str) -> str:
@@ -220,12 +215,10 @@ def _call(words: Sequence[str], no_manager: str) -> str:
 
 def install(
     context: typer.Context,
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[OPTION]", help="Options of edgellm serve. Default: the settings'.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be installed, and change nothing.")
-    ] = False,
+    words: list[str] | None = typer.Argument(
+        None, metavar="[OPTION]", help="Options of edgellm serve. Default: the settings'."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Say what would be installed, and change nothing."),
     as_json: AsJson = False,
 ) -> None:
     root = context.find_root()
@@ -236,7 +229,7 @@ def install(
     if not dry_run:
         manager.install(command)
     if as_json:
-        emit(json.dumps({"file": str(manager.file), "command": command, "installed": not dry_run}))
+        emit_json({"file": str(manager.file), "command": command, "installed": not dry_run})
         return
     say(f"{'would start' if dry_run else 'started, now and at every login'}: {shlex.join(command)}")
     say(f"{'would be ' if dry_run else ''}described in {manager.file}", style="dim")
@@ -249,17 +242,14 @@ def uninstall(as_json: AsJson = False) -> None:
     if not manager.file.exists():
         raise InvalidOption("The service is not installed.", "To install it: edgellm service install")
     manager.uninstall()
-    if as_json:
-        emit(json.dumps({"file": str(manager.file), "installed": False}))
-    else:
-        say(f"stopped, and removed {manager.file}")
+    tell({"file": str(manager.file), "installed": False}, as_json, f"stopped, and removed {manager.file}")
 
 
 def status(as_json: AsJson = False) -> int:
     manager = service_manager()
     found = manager.status()
     if as_json:
-        emit(json.dumps({**asdict(found), "file": str(manager.file)}))
+        emit_json({**asdict(found), "file": str(manager.file)})
     else:
         emit(str(found))
         say(str(manager.file) if found.installed else "To install it: edgellm service install", style="dim")
@@ -267,7 +257,7 @@ def status(as_json: AsJson = False) -> int:
 
 
 def logs(
-    lines: Annotated[int, typer.Option("-n", "--lines", metavar="N", min=1, help="Number of lines.")] = 50,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
+    lines: int = typer.Option(50, "-n", "--lines", metavar="N", min=1, help="Number of lines."),
+    follow: bool = typer.Option(False, "-f", "--follow", help="Go on as lines are written."),
 ) -> int:
     return subprocess.call(service_manager().log_command(lines, follow=follow))

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import typer
 from rich.color import ColorSystem
-from rich.console import Console, JustifyMethod, RenderableType
+from rich.console import Console, RenderableType
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -48,6 +48,15 @@ def decode(data: bytes, name: str) -> str:
         ) from error
 
 
+def read_text(path: Path, next_step: str = "Check the path.") -> str:
+    """Return the text of a user's file. Raise InvalidOption where it cannot be read, and InputNotText where it is not
+    UTF-8."""
+    try:
+        return decode(path.expanduser().read_bytes(), str(path))
+    except OSError as error:
+        raise InvalidOption(f"{path} cannot be read: {error.strerror}.", next_step) from error
+
+
 def size(count: int) -> str:
     """Format a number of bytes in a suitable unit: 0 B, 12.3 kB, 4.0 MB, 1.2 GB."""
     amount, unit = float(count), "B"
@@ -71,21 +80,24 @@ def format_age(seconds: float) -> str:
     return "just now"
 
 
-STYLES = {
-    "draft": "yellow", "accepted": "green", "corrected": "bold magenta", "bonus": "cyan", "retrieved": "blue",
-    "parallel": "italic green", "verifier": "bright_blue",
-}  # fmt: skip
-"""The style of a token of each `Source`: one of the sixteen colours that every terminal has."""
-MEANINGS = {
-    "draft": "written by the draft model, not verified",
-    "accepted": "drafted, and accepted by the verifier",
-    "corrected": "the verifier's own token where it rejected a draft",
-    "bonus": "the verifier's own token after it accepted a whole chunk",
-    "retrieved": "copied from earlier text, and accepted by the verifier",
-    "parallel": "drafted while a verdict was pending",
-    "verifier": "written by the verifier alone",
+SOURCES = {
+    "draft": ("yellow", "written by the draft model, not verified"),
+    "accepted": ("green", "drafted, and accepted by the verifier"),
+    "corrected": ("bold magenta", "the verifier's own token where it rejected a draft"),
+    "bonus": ("cyan", "the verifier's own token after it accepted a whole chunk"),
+    "retrieved": ("blue", "copied from earlier text, and accepted by the verifier"),
+    "parallel": ("italic green", "drafted while a verdict was pending"),
+    "verifier": ("bright_blue", "written by the verifier alone"),
 }
+"""The style of a token of each `Source`, one of the sixteen colours that every terminal has, and its meaning."""
 THOUGHT = "thinking"
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # the stream is closed
+        return False
 
 
 def coloured(stream: TextIO) -> bool:
@@ -157,6 +169,11 @@ def emit_json(value: object, indent: int | None = 2) -> None:
     emit(json.dumps(value, indent=indent))
 
 
+def emit_path(path: Path, as_json: bool) -> None:
+    """Print a path on stdout."""
+    emit(json.dumps({"path": str(path)}) if as_json else str(path))
+
+
 def tell(value: object, as_json: bool, text: str, style: str = "") -> None:
     """Print a value as JSON for a program, or a text about it for a person."""
     if as_json:
@@ -173,28 +190,26 @@ class TokenWriter:
 
     def __init__(self, *, by_source: bool = False) -> None:
         self._stream = sys.stdout
-        styles = {**STYLES, THOUGHT: "dim"} if by_source else {THOUGHT: "dim"}
-        self._styles = {source: Style.parse(style) for source, style in styles.items()}
-        self._colour = coloured(self._stream)
-        self.in_line = False
+        styles = {THOUGHT: "dim"} | ({source: style for source, (style, _) in SOURCES.items()} if by_source else {})
+        self._styles = {source: Style.parse(style) for source, style in styles.items()} if coloured(sys.stdout) else {}
+        self._in_line = False
 
     def write(self, text: str, source: str) -> None:
         """Write a token's text; `source`: THOUGHT, or the name of its source."""
         if not text or (source == THOUGHT and not is_terminal(self._stream)):
             return
         text = harmless(text)
-        self.in_line = not text.endswith("\n")
-        if self._colour and (style := self._styles.get(source)):
+        self._in_line = not text.endswith("\n")
+        if style := self._styles.get(source):
             text = "\n".join(style.render(line, color_system=ColorSystem.STANDARD) for line in text.split("\n"))
         self._stream.write(text)
         self._stream.flush()
 
     def end_line(self) -> None:
         """End the line if one is begun."""
-        if self.in_line:
-            self._stream.write("\n")
-            self._stream.flush()
-            self.in_line = False
+        if self._in_line:
+            emit("")
+            self._in_line = False
 
     pause = end_line
 
@@ -216,11 +231,20 @@ def discard(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-def is_terminal(stream: TextIO | None) -> bool:
-    try:
-        return stream is not None and stream.isatty()
-    except ValueError:  # the stream is closed
-        return False
+def grid(*columns: Mapping[str, Any]) -> Table:
+    """Return a table without headings; `columns` are settings of each of them."""
+    made = Table(box=None, show_header=False, pad_edge=False)
+    for settings in columns:
+        made.add_column(**{"no_wrap": "overflow" not in settings, **settings})
+    return made
+
+
+def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
+    """Return a table of names and values."""
+    made = grid({"style": "dim"}, {"overflow": "fold"})
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 def table(*columns: str, right: Collection[str] = (), fold: str = "") -> Table:
@@ -228,13 +252,13 @@ def table(*columns: str, right: Collection[str] = (), fold: str = "") -> Table:
     column `fold`, without one in all columns."""
     made = Table(box=None, pad_edge=False)
     for name in columns:
-        justify: JustifyMethod = "right" if name in right else "left"
+        justify: Any = "right" if name in right else "left"
         made.add_column(name, justify=justify, no_wrap=fold not in ("", name), overflow="fold")
     return made
 
 
-Columns = Mapping[str, Callable[[dict[str, Any]], str]]
-"""The headings of a table, each with the function that makes a cell of a row."""
+Columns = Mapping[str, str | Callable[[dict[str, Any]], str]]
+"""The headings of a table, each with the key of a row's value, or a function that makes a cell of a row."""
 
 
 def show(
@@ -249,20 +273,15 @@ def show(
     else:
         made = table(*map(str.strip, columns), right=[name.strip() for name in columns if name[:1] == " "], fold=fold)
         for row in rows:
-            made.add_row(*(one_line(cell(row)) for cell in columns.values()))
+            made.add_row(*(one_line(_cell(row, cell)) for cell in columns.values()))
         out().print(made)
         if hint:
             say(hint, style="dim")
 
 
-def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
-    """Return a table of names and values."""
-    made = Table(box=None, show_header=False, pad_edge=False)
-    made.add_column(style="dim", no_wrap=True)
-    made.add_column(overflow="fold")
-    for name, value in rows:
-        made.add_row(name, value)
-    return made
+def _cell(row: dict[str, Any], cell: str | Callable[[dict[str, Any]], str]) -> str:
+    found = row.get(cell) if isinstance(cell, str) else cell(row)
+    return "-" if found is None or found == "" else str(found)
 
 
 def make_sure(verb: str, what: str, *, yes: bool) -> None:

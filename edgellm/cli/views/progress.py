@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from edgellm.mesh.deploy import DeployPart, DeployProgress
-    from edgellm.spec.types import PromptProgress
+    from edgellm.spec.stream import Reply
+    from edgellm.spec.types import PromptProgress, Token
     from edgellm.storage import DownloadPlan, PulledModel, Transfer
 
 QUIET_SECONDS = 1.0
 """Seconds before anything is shown."""
 _LINE_SECONDS = 5.0  # pause between two lines about an upload
-_READING = "reading the prompt"
 
 
 def _bars(*columns: Any, transient: bool = True, **settings: Any) -> Progress:
@@ -48,99 +48,108 @@ def activity(first: str) -> Iterator[Callable[[str], None]]:
     yield update
 
 
+@dataclass(slots=True)
+class _Work:
+    """The work on a model: since when it is known, what was done by then, and the last report."""
+
+    began: float
+    skipped: float
+    done: float
+    total: float
+    now: float
+    told: bool = False
+
+    def left(self) -> float:
+        """Return the seconds that are left; 0 while that is unknown."""
+        done = self.done - self.skipped
+        return (self.total - self.done) * (self.now - self.began) / done if done > 0.0 else 0.0
+
+    def figures(self) -> str:
+        """Return what is done, of tokens with their speed, and the time that is left."""
+        text = f"{self.done:.0%}" if self.total == 1.0 else f"{self.done:,} of {self.total:,} tokens"
+        if not (left := self.left()):
+            return text
+        speed = "" if self.total == 1.0 else f", {(self.total - self.done) / left:,.0f}/s"
+        return f"{text}{speed}, about {left:.0f} s left"
+
+
 class Loading:
-    """A progress callback, for a model's name and the share of it that is loaded. Its `with` removes the bar."""
+    """A progress callback, for a model's name and the share of it that is done. After `QUIET_SECONDS` a terminal shows
+    a bar for each model, until the `with` ends; elsewhere a line is printed for each that will take as long again."""
 
     def __init__(self, verb: str = "loading") -> None:
         """`verb` says what is done with the model."""
-        self._verb, self._began = verb, time.monotonic()
+        self._verb, self._quiet_until = verb, time.monotonic() + QUIET_SECONDS
+        self._lock, self._stopped = threading.Lock(), False
+        self._works: dict[str, _Work] = {}
         self._bars: Progress | None = None
-        self._tasks: dict[str, TaskID | None] = {}
-        self._started: dict[str, float] = {}  # times of each model's first report
+        self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
         return self
 
-    def __call__(self, name: str, share: float) -> None:
-        now = time.monotonic()
-        began = self._started.setdefault(name, now)
-        if now - self._began < QUIET_SECONDS:
-            return
-        if is_terminal(sys.stderr):
-            self._bar(name, share)
-        elif name not in self._tasks:
-            self._tasks[name] = None
-            left = (now - began) * (1.0 - share) / share if share > 0.0 else 0.0
-            say(f"{self._verb} {name}" + (f", about {left:.0f} s left" if round(left) else ""))
+    def __call__(self, name: str, done: float, total: float = 1.0) -> None:
+        now, name = time.monotonic(), one_line(name)
+        with self._lock:
+            work = self._works.setdefault(name, _Work(now, done, done, total, now))
+            if done != work.done:
+                work.done, work.now = done, now
+            if self._stopped or now < self._quiet_until:
+                return
+            if is_terminal(sys.stderr):
+                self._draw()
+            elif not work.told and work.left() >= QUIET_SECONDS:
+                work.told = True
+                say(f"{self._verb} {name}: {work.figures()}")
 
-    def _bar(self, name: str, share: float) -> None:
-        from rich.progress import BarColumn, TimeRemainingColumn
-
+    def _draw(self) -> None:
+        """Show a bar for each model, or one while none is known, with the lock held."""
         if self._bars is None:
-            percent, left = "{task.percentage:.0f}%", TimeRemainingColumn(compact=True)
-            self._bars = _bars(self._verb + " {task.description}", BarColumn(), percent, left)
+            from rich.progress import BarColumn, TimeElapsedColumn
+
+            columns = "{task.description}", BarColumn(10), "{task.fields[figures]}", TimeElapsedColumn()
+            self._bars = _bars(*columns, redirect_stdout=False, redirect_stderr=False)
             self._bars.start()
-        if (task := self._tasks.get(name)) is None:
-            task = self._tasks[name] = self._bars.add_task(one_line(name), total=1.0)
-        self._bars.update(task, completed=share)
+        if "" in self._tasks and self._works:
+            self._bars.remove_task(self._tasks.pop(""))
+        for name in self._works or ("",):
+            if name not in self._tasks:
+                described = f"{self._verb} {name}" if name else self._verb.removesuffix(" with")
+                self._tasks[name] = self._bars.add_task(described, total=None, figures="")
+        for name, work in self._works.items():  # until something is done the bar pulses
+            total = work.total if work.done else None
+            self._bars.update(self._tasks[name], total=total, completed=work.done, figures=work.figures())
 
     def __exit__(self, *_raised: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+        with self._lock:
+            self._stopped = True
+            if self._bars is not None:
+                self._bars.stop()
+                self._bars = None
 
 
-@dataclass(slots=True)
-class _Reader:
-    """A model that reads the prompt: the time and the tokens of its first report, and its last report."""
-
-    began: float
-    skipped: int
-    report: PromptProgress
-    now: float
-    told: bool = False
-
-    def figures(self) -> tuple[str, float]:
-        """Return the tokens, the speed and the time left for a reader, and that time in seconds; 0 while unknown."""
-        read = f"{self.report.done:,} of {self.report.total:,} tokens"
-        if not (self.report.done > self.skipped and self.now > self.began):
-            return read, 0.0
-        speed = (self.report.done - self.skipped) / (self.now - self.began)
-        left = (self.report.total - self.report.done) / speed
-        return f"{read}, {speed:,.0f}/s, about {left:.0f} s left", left
-
-
-class PromptBar:
-    """Shows the wait for a reply's first token, from `QUIET_SECONDS` on until `stop`.
-
-    At a terminal that is a line with the time, and a bar for each model that reports how far it has read the prompt.
-    Elsewhere a line is printed for each model that will take as long again.
-    """
+class PromptBar(Loading):
+    """The wait for a reply's first token: models report how far they have read the prompt, and the time is shown at a
+    terminal even if none does."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._quiet_until = time.monotonic() + QUIET_SECONDS
-        self._readers: dict[str, _Reader] = {}
-        self._bars: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
-        self._stopped = False
+        super().__init__("reading the prompt with")
         self._timer = threading.Timer(QUIET_SECONDS, self._show)
         self._timer.daemon = True
         if is_terminal(sys.stderr):
             self._timer.start()
 
-    def __call__(self, report: PromptProgress) -> None:
+    def over(self, reply: Reply) -> Iterator[Token]:
+        """Yield the tokens of a reply; nothing is shown from the first one on."""
+        with self:
+            for token in reply:
+                if not self._stopped:
+                    self.__exit__()
+                yield token
+
+    def hear(self, report: PromptProgress) -> None:
         """Show how far a model has read."""
-        now, name = time.monotonic(), one_line(report.model)
-        with self._lock:
-            reader = self._readers.setdefault(name, _Reader(now, report.done, report, now))
-            if report.done != reader.report.done:
-                reader.report, reader.now = report, now
-            self._update()
-            quiet = self._stopped or reader.told or now < self._quiet_until or is_terminal(sys.stderr)
-            read, left = reader.figures()
-            if not quiet and left >= QUIET_SECONDS:
-                reader.told = True
-                say(f"{_READING} with {name}: {read}")
+        self(report.model, report.done, report.total)
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line above the bar."""
@@ -151,38 +160,13 @@ class PromptBar:
                 self._bars.console.print(harmless(text), style=style, soft_wrap=True)
 
     def _show(self) -> None:
-        from rich.progress import BarColumn, TimeElapsedColumn
-
         with self._lock:
             if not self._stopped:
-                columns = "{task.description}", BarColumn(10), "{task.fields[figures]}", TimeElapsedColumn()
-                self._bars = _bars(*columns, redirect_stdout=False, redirect_stderr=False)
-                self._update()
-                self._bars.start()
+                self._draw()
 
-    def _update(self) -> None:
-        """Show the last reports, or that there are none, with the lock held."""
-        if self._bars is None:
-            return
-        if "" in self._tasks and self._readers:
-            self._bars.remove_task(self._tasks.pop(""))
-        for name in self._readers or ("",):
-            if name not in self._tasks:
-                described = f"{name} reads" if name else _READING
-                self._tasks[name] = self._bars.add_task(described, total=None, figures="")
-        for name, reader in self._readers.items():
-            done = reader.report.done  # without a report the bar pulses
-            total = reader.report.total if done else None
-            self._bars.update(self._tasks[name], total=total, completed=done, figures=reader.figures()[0])
-
-    def stop(self) -> None:
-        """Remove the line; nothing is shown from now on."""
+    def __exit__(self, *raised: object) -> None:
         self._timer.cancel()
-        with self._lock:
-            self._stopped = True
-            if self._bars is not None:
-                self._bars.stop()
-                self._bars = None
+        super().__exit__(*raised)
 
 
 def download(plans: Sequence[DownloadPlan]) -> list[PulledModel]:

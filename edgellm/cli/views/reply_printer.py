@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import sys
@@ -15,10 +14,20 @@ from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING, TypeAlias
 
-from rich.table import Table
 from rich.text import Text
 
-from edgellm.cli.views.console import MEANINGS, STYLES, THOUGHT, TokenWriter, counted, emit, err, redrawable, say, size
+from edgellm.cli.views.console import (
+    SOURCES,
+    THOUGHT,
+    TokenWriter,
+    counted,
+    emit_json,
+    err,
+    grid,
+    redrawable,
+    say,
+    size,
+)
 from edgellm.cli.views.progress import PromptBar
 from edgellm.flags import flag
 
@@ -68,10 +77,10 @@ def print_reply(reply: Reply, display: Display, heard: Heard | None = None) -> S
     if display.as_json:
         figures = {name: _short(value) for name, value in asdict(summary).items()}
         del figures["first_at"]  # a time of this process's own clock
-        emit(json.dumps({"summary": figures}))
+        emit_json({"summary": figures}, indent=None)
     elif not display.quiet:
         if display.colours and sources:
-            legend = [Text(f"■ {name} {sources[name]}", style=STYLES[name]) for name in STYLES if sources[name]]
+            legend = [Text(f"■ {name} {sources[name]}", style) for name, (style, _) in SOURCES.items() if sources[name]]
             err().print(Text("  ").join(legend))
         say(" · ".join(_headline(summary)), style="dim")
     if display.stats:
@@ -118,10 +127,9 @@ def _print_text(reply: Reply, writer: TokenWriter | MarkdownWriter, heard: Heard
             say(f"thought for {perf_counter() - began:.0f} s, {thought} tokens", style="dim")
             began = None
 
-    reply.listen(on_notice=notice, on_progress=bar)
+    reply.listen(on_notice=notice, on_progress=bar.hear)
     try:
-        for token in reply:
-            bar.stop()
+        for token in bar.over(reply):
             sources[token.source] += 1
             text = texts[token.channel].feed(token.piece)
             if token.channel is Channel.THINKING:
@@ -134,7 +142,6 @@ def _print_text(reply: Reply, writer: TokenWriter | MarkdownWriter, heard: Heard
                 write(text, last)
         write(texts[Channel.ANSWER].end(), last)
     finally:
-        bar.stop()
         end_thought()
         writer.end_line()
     return sources
@@ -147,19 +154,15 @@ def _print_json(reply: Reply) -> None:
 
     bar, text = PromptBar(), Utf8()
     waiting: tuple[Token, str] | None = None
-    reply.listen(on_notice=lambda news: bar.say(news.text), on_progress=bar)
-    try:
-        for token in reply:
-            bar.stop()
-            if waiting is not None:
-                before, complete = waiting
-                _emit_token(before, complete if before.channel is token.channel else complete + text.end())
-            waiting = (token, text.feed(token.piece))
-            if not text.has_partial:
-                _emit_token(*waiting)
-                waiting = None
-    finally:
-        bar.stop()
+    reply.listen(on_notice=lambda news: bar.say(news.text), on_progress=bar.hear)
+    for token in bar.over(reply):
+        if waiting is not None:
+            before, complete = waiting
+            _emit_token(before, complete if before.channel is token.channel else complete + text.end())
+        waiting = (token, text.feed(token.piece))
+        if not text.has_partial:
+            _emit_token(*waiting)
+            waiting = None
     if waiting is not None:
         _emit_token(waiting[0], waiting[1] + text.end())
 
@@ -167,7 +170,7 @@ def _print_json(reply: Reply) -> None:
 def _emit_token(token: Token, text: str) -> None:
     """Print a token as a JSON object. `text`: the characters that it completes; joined, they are its channel's text."""
     names = ("source", "channel", "confidence", "importance", "exit_layer", "round")
-    emit(json.dumps({"id": token.id, "text": text, **{name: _short(getattr(token, name)) for name in names}}))
+    emit_json({"id": token.id, "text": text, **{name: _short(getattr(token, name)) for name in names}}, indent=None)
 
 
 def _short(value: object) -> object:
@@ -240,10 +243,7 @@ def _headline(summary: Summary) -> Iterator[str]:
 
 def print_stats(summary: Summary) -> None:
     """Print every figure and its meaning on stderr."""
-    made = Table(box=None, show_header=False, pad_edge=False)
-    made.add_column(justify="right")
-    made.add_column()
-    made.add_column(style="dim")
+    made = grid({"justify": "right"}, {}, {"style": "dim", "overflow": "fold"})
     for value, form, name, meaning in _rows(summary):
         made.add_row("-" if value is None else format(value, form), name, meaning)
     err().print(made)
@@ -292,5 +292,5 @@ def _rows(summary: Summary) -> Iterator[tuple[float | str | None, str, str, str]
 
 def print_legend() -> None:
     """Print the meaning of each colour on stderr."""
-    for source, meaning in MEANINGS.items():
-        err().print(Text.assemble(("■ ", STYLES[source]), (f"{source:<10}", STYLES[source]), meaning))
+    for source, (style, meaning) in SOURCES.items():
+        err().print(Text.assemble(("■ ", style), (f"{source:<10}", style), meaning))
