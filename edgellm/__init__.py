@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from edgellm.llm import LLM, generate
     from edgellm.llm.messages import compose
     from edgellm.spec.params import ReplyOptions
+    from edgellm.spec.stats import Summary
     from edgellm.spec.stream import Reply
-    from edgellm.spec.types import Explanation, Notice, Source, Summary, Token
+    from edgellm.spec.types import Explanation, Notice, Source, Token
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # a library says nothing unless it is asked to
 
@@ -41,7 +42,8 @@ _HOMES = {
     "edgellm.engine": ("Message",),
     "edgellm.errors": ("EdgeError",),
     "edgellm.spec.params": ("ReplyOptions",),
-    "edgellm.spec.types": ("Explanation", "Notice", "Source", "Summary", "Token"),
+    "edgellm.spec.stats": ("Summary",),
+    "edgellm.spec.types": ("Explanation", "Notice", "Source", "Token"),
     "edgellm.spec.stream": ("Reply",),
 }
 

@@ -33,8 +33,11 @@ class Mechanism:
 
 
 MECHANISMS = {
-    "reuse": Mechanism("spec/ngram/reuse.py"),
-    "calibration": Mechanism("spec/ngram/calibration.py"),
+    "reuse": Mechanism("spec/ngram/reuse.py", "spec/mechanisms.py", '"reuse"'),
+    "calibration": Mechanism("spec/ngram/calibration.py", "spec/mechanisms.py", '"calibration"'),
+    "templates": Mechanism("spec/ngram/template_replay.py", "spec/mechanisms.py", '"templates"'),
+    "importance": Mechanism("spec/drafters/importance.py", "spec/mechanisms.py", '"importance"'),
+    "parallel drafting": Mechanism("spec/drafters/parallel.py", "spec/mechanisms.py", '"parallel drafting"'),
     "rpc engine": Mechanism(
         "rpc_engine rpc/protos/rpc_engine.proto rpc/protos/rpc_engine_pb2.py rpc/protos/rpc_engine_pb2.pyi",
         "mesh/__init__.py",

@@ -49,7 +49,7 @@ from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.listener import Listening
 from edgellm.services.server.servers import VerifierOptions, serve_verifier
-from edgellm.spec.types import Summary
+from edgellm.spec.stats import Summary
 from testkit.gguf import random_model
 from testkit.processes.busy import busy
 

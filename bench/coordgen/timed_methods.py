@@ -24,7 +24,7 @@ from edgellm.spec.ngram.retriever import Retriever
 from edgellm.spec.params import DEFAULT_SOURCES
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import NOT_FILLED, GenerationLimits, GenerationState
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import Chunk, Expected, Round
 from testkit.forced_verifier import ForcedVerifier
 
@@ -151,7 +151,7 @@ class Run:
             case.prompt, limits=GenerationLimits(len(case.reply), N_CTX, MAX_DRAFT), filling=self._filling
         )
         for _ in generate(
-            state, vocabulary=alphabet, drafter=drafter, gate=AlwaysGate(), verifier=verifier, stats=Stats()
+            state, vocabulary=alphabet, drafter=drafter, gate=AlwaysGate(), verifier=verifier, stats=Summary()
         ):
             pass
         now = perf_counter()

@@ -27,7 +27,7 @@ from edgellm.engine.model import LoadSpec
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.types import Summary
+from edgellm.spec.stats import Summary
 from testkit.gguf import architectures
 from testkit.speculators import eagle3
 

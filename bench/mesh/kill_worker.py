@@ -40,7 +40,7 @@ from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Token
 from edgellm.storage import fingerprint, resolve
 from models.home.corpus import held_out
@@ -123,7 +123,7 @@ class Coordinator:
                 drafter=drafter,
                 gate=AlwaysGate(),
                 verifier=verifier,
-                stats=Stats(),
+                stats=Summary(),
             )
             written.extend(event.id for event in events if isinstance(event, Token))
             took = time.perf_counter() - began

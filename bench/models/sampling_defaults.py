@@ -19,7 +19,8 @@ from bench.harness.spec_bench import questions
 from edgellm.cli.options import DRAFT, VERIFIER, HardwareOptions
 from edgellm.llm import LLM
 from edgellm.spec.params import CHUNK, ReplyOptions
-from edgellm.spec.types import Summary, Token
+from edgellm.spec.stats import Summary
+from edgellm.spec.types import Token
 
 RUN = 8  # tokens of a run that counts as repeated
 

@@ -26,7 +26,7 @@ from bench.harness.results import Figures
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
-from edgellm.spec.types import Summary
+from edgellm.spec.stats import Summary
 from edgellm.storage import resolve
 from testkit.forced_verifier import ForcedVerifier
 from testkit.questions import questions

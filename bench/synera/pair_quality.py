@@ -17,7 +17,7 @@ from bench.harness.progress import track
 from bench.harness.results import Figures
 from edgellm.cli.options import DRAFT, VERIFIER, HardwareOptions
 from edgellm.engine import Message
-from edgellm.spec.types import Summary
+from edgellm.spec.stats import Summary
 from models.case import Case
 from models.pairs import PAIRS
 from testkit.questions import PairName, pair_files, rouge_1

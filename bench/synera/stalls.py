@@ -33,7 +33,8 @@ from bench.harness.progress import track
 from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm.llm import LLM
-from edgellm.spec.types import Summary, Token
+from edgellm.spec.stats import Summary
+from edgellm.spec.types import Token
 from edgellm.storage import resolve
 from testkit.network.relay import Network
 from testkit.processes.paced_pair import PASS, TOKEN, paced_pair, paced_verifier

@@ -5,7 +5,7 @@ a reply's last, the sixteen likeliest predictions are made and the rank of the r
 often that many branches would hit, on a device that has time for all of them.
 
 `known` is the factor by which tokens that already occur in the text are taken as likelier than the draft model says
-(`verdict_prediction.CONTEXT_BOOST`). The second row of each is for rejections alone. The last line says how many of the
+(`parallel.CONTEXT_BOOST`). The second row of each is for rejections alone. The last line says how many of the
 verifier's corrections are such tokens.
 """
 
@@ -22,10 +22,8 @@ from bench.harness.progress import track
 from bench.harness.results import Figures
 from bench.synera.quality import profile_of
 from edgellm.engine import Context, ContextSpec, Model, top2
-from edgellm.spec.drafters import verdict_prediction as guess
-from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.parallel import ParallelDrafter
-from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES, likely_corrections
+from edgellm.spec.drafters import parallel
+from edgellm.spec.drafters.parallel import MAX_BRANCHES, BranchingDrafter, ParallelDrafter, likely_corrections
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.gates.factory import choose
 from edgellm.spec.gates.rules import BudgetController
@@ -34,7 +32,7 @@ from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import Chunk, Ids, Round, Sampling
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
@@ -50,7 +48,7 @@ class Guesser(Drafter):
     def __init__(self, model: Model, closing: ExitStack) -> None:
         self._model = model
         context = Context(model, ContextSpec(n_ctx=POSITIONS, n_seq=1 + MAX_BRANCHES, threads=1))
-        self.own = ModelDrafter(model, context, keeps_logits=True)
+        self.own = BranchingDrafter(model, context)
         closing.callback(self.own.close)
         self._behind = closing.enter_context(Context(model, ContextSpec(n_ctx=POSITIONS, threads=1)))
         self.acceptance = ConfidenceAcceptance()
@@ -116,7 +114,7 @@ def hits(cases: list[Question], files: PairFiles, budget: float) -> Figures:
                 drafter=guesser,
                 gate=choice.gate,
                 verifier=local,
-                stats=Stats(),
+                stats=Summary(),
             )
             for _ in events:
                 pass
@@ -134,7 +132,7 @@ def hits(cases: list[Question], files: PairFiles, budget: float) -> Figures:
 
 def weighing(known: float, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return a row in which tokens of the text weigh `known` times as much."""
-    with patch.object(guess, "CONTEXT_BOOST", known):
+    with patch.object(parallel, "CONTEXT_BOOST", known):
         return {"known": known, **measure()}
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from edgellm.engine import Message
     from edgellm.llm import LLM
     from edgellm.spec.params import ReplyOptions
+    from edgellm.spec.stats import Summary
     from edgellm.spec.stream import Reply
-    from edgellm.spec.types import Summary
     from edgellm.storage.chat_log import Conversation, Conversations
     from edgellm.upstream.opening import UpstreamOptions
 

@@ -12,7 +12,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from edgellm.http.admission import Admission
-from edgellm.spec.types import Summary
+from edgellm.spec.stats import Summary
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Family: TypeAlias = tuple[str, str, Sequence[str], Sequence[tuple[Sequence[str], float]]]

@@ -30,9 +30,9 @@ from edgellm.http.schemas.requests import ChatRequest, GenerationRequest
 from edgellm.http.schemas.responses import Event, TextDelta, Writer, WrittenReply, json_bytes
 from edgellm.http.status import MeshRecorder, PlanOut
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply, Utf8
-from edgellm.spec.types import UNVERIFIED, Ids, Notice, Summary, Token
+from edgellm.spec.types import UNVERIFIED, Ids, Notice, Token
 
 IGNORED, VERIFIED, REQUIRE = "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM-Require-Verified"
 LEFT_OUT = "X-EdgeLLM-Turns-Left-Out"
@@ -121,7 +121,7 @@ class _Job:
     def write(self, start: StartReply, record: Record) -> Summary | BaseException:
         """Write a reply until it ends or is cancelled; return its figures, or the error that `next` raises. It is
         recorded before the client gets either."""
-        times, summary, error = [self.requested_at], Stats().summary(0), None
+        times, summary, error = [self.requested_at], Summary(), None
         try:
             reply = start(should_stop=self.is_cancelled)
             with self._mutex:

@@ -14,7 +14,7 @@ from edgellm.errors import InvalidOption
 from edgellm.llm.mesh_llm import OpenedMesh
 from edgellm.llm.mesh_timeline import Measured, Replies, comparison
 from edgellm.spec.model_sampling import ModelSampling
-from edgellm.spec.types import Summary
+from edgellm.spec.stats import Summary
 
 _MAX_BYTES = 2**20
 _MAX_SPANS = 200  # spans drawn per device and kind

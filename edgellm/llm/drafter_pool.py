@@ -112,4 +112,6 @@ class Drafters:
         if self.translation is not None:
             translated: Drafter = mechanism("translation").TranslatedDrafter(self.model, context, self.translation)
             return translated
-        return ModelDrafter(self.model, context, kind.layers, keeps_logits=kind.branches > 0, shared=self._shared)
+        drafter = mechanism("parallel drafting").BranchingDrafter if kind.branches else ModelDrafter
+        opened: Drafter = drafter(self.model, context, kind.layers, shared=self._shared)
+        return opened

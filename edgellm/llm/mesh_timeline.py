@@ -13,7 +13,7 @@ from edgellm.errors import InvalidOption
 from edgellm.layer_range import HERE, LayerRange, StageShare
 from edgellm.llm.mesh_llm import OpenedMesh
 from edgellm.mesh.pipeline import StageRecord
-from edgellm.spec.types import Summary
+from edgellm.spec.stats import Summary
 
 if TYPE_CHECKING:
     from edgellm.coldstart.phases import Move

@@ -6,51 +6,20 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isfinite
-from statistics import median
-from time import perf_counter
 
 import numpy as np
 
-from edgellm.engine import Context, ContextSpec, Ids, Model, SeqRows, top2_of_rows
+from edgellm.engine import Ids
 from edgellm.errors import InvalidOption, ProfileStopped, Stopped
 from edgellm.llm.drafter_pool import DrafterKind
 from edgellm.llm.opening.engine import PairEngine
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.verdict_prediction import MAX_BRANCHES
 from edgellm.spec.gates.fitting import auc, build
 from edgellm.spec.gates.profile import VERSION, Profile
 from edgellm.spec.gates.profiler import PairProfiler, ProfileProgress, PromptRecord
-from edgellm.spec.mechanisms import mechanism
+from edgellm.spec.mechanisms import has, mechanism
 from edgellm.spec.ngram.sources import lookup_threshold
 from edgellm.spec.state import GenerationLimits, GenerationState
-
-_REPEATS = 4
-MOST_READ = 4_096
-"""Most tokens of a prompt in contexts besides the pair's own: for times, and for early exits."""
-
-
-def batch_seconds(model: Model, prompt: Ids, threads: int | None) -> tuple[float, ...]:
-    """Return the median seconds of a batch with one token of each of 1, 2, ... branches after the first `MOST_READ`
-    tokens of `prompt`, with the top two of each token."""
-    prompt = prompt[:MOST_READ]
-    n_ctx = len(prompt) + 2 * _REPEATS
-    seconds = []
-    with Context(
-        model, ContextSpec(n_ctx=n_ctx, n_seq=1 + MAX_BRANCHES, spare=MAX_BRANCHES * 2 * _REPEATS, threads=threads)
-    ) as context:
-        context.decode(prompt)
-        for rows in range(1, MAX_BRANCHES + 1):
-            for seq in range(1, rows + 1):
-                context.branch(0, seq)
-            batch = [SeqRows(seq, prompt[-1:], 1) for seq in range(1, rows + 1)]
-            times = []
-            for _ in range(_REPEATS):
-                began = perf_counter()
-                top2_of_rows([view[0].copy() for view in context.decode_rows(batch)])
-                times.append(perf_counter() - began)
-            seconds.append(float(median(times)))
-    return tuple(seconds)
-
 
 PROMPTS = 80
 """Most prompts to find the layer by: with some four hundred chunks an AUC is known to about 0.03."""
@@ -95,8 +64,8 @@ def profile_pair(
     if not prompts:
         raise InvalidOption("There are no prompts to profile the pair on.", "Give a few dozen, one per line.")
     draft_hash, verifier_hash = known.hashes()
-    search = layers is None and bool(draft.attention_layers)
-    given = (layers or ()) if draft.attention_layers else ()
+    measurable = bool(draft.attention_layers) and has("importance")
+    search, given = layers is None and measurable, (layers or ()) if measurable else ()
     all_layers = draft.attention_layers if search else given
     terms = {
         "hashes": [draft_hash, verifier_hash], "gamma": gamma, "most": most, "layers": list(all_layers),
@@ -140,7 +109,9 @@ def profile_pair(
             if early_exit
             else ()
         )
-        batch = batch_seconds(draft, prompts[0], engine.config.threads)
+        batch = ()
+        if has("parallel drafting"):
+            batch = mechanism("parallel drafting").batch_seconds(draft, prompts[0], engine.config.threads)
     except (KeyboardInterrupt, Stopped):
         kept = done.save()
         raise ProfileStopped(

@@ -22,7 +22,7 @@ from edgellm.spec.protocols import Capabilities, Verifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Verdict
 from edgellm.spec.verifier import Session, VerifyRequest, wait_for_result
-from edgellm.verifier.judgement import NOTHING, Judgement, cut
+from edgellm.verifier.judgement import NOTHING, Judgement
 
 
 class MeshVerifier(Verifier):
@@ -94,7 +94,7 @@ class _Sequence:
         """Return the part of a draft to send to the stages: all of it, or as much as there is room for logits."""
         if not _judged_here(request):
             return request.draft
-        return cut(request.draft, max(0, MAX_LOGIT_BYTES // (4 * self._mesh.work.n_vocab) - 1))[0]
+        return request.draft.part(0, max(0, MAX_LOGIT_BYTES // (4 * self._mesh.work.n_vocab) - 1))
 
     def _verdict(self, request: VerifyRequest) -> Verdict:
         """Return the verdict, with up to `extra` more tokens, each of which crosses the stages by itself."""

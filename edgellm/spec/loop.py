@@ -9,10 +9,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from edgellm.errors import EdgeError, Stopped
 from edgellm.spec.channels import ChannelSplitter
-from edgellm.spec.drafters.parallel import truncated
 from edgellm.spec.protocols import Drafter, Gate, Verifier
 from edgellm.spec.state import GenerationState
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel, Chunk, Decision, Explanation, Logprobs, Notice, Round, Source, Token, Verdict
 from edgellm.spec.verifier import Verification
 
@@ -46,7 +45,7 @@ def generate(
     drafter: Drafter | None,
     gate: Gate,
     verifier: Verifier | None,
-    stats: Stats,
+    stats: Summary,
     announce: bool = False,
     channels: ChannelSplitter | None = None,
 ) -> Iterator[Event]:
@@ -86,7 +85,7 @@ def generate(
     yield from _held_back(channels, stats)
 
 
-def _held_back(channels: ChannelSplitter, stats: Stats) -> Iterator[Token]:
+def _held_back(channels: ChannelSplitter, stats: Summary) -> Iterator[Token]:
     for token in channels.end():
         stats.show(token)
         yield token
@@ -94,7 +93,7 @@ def _held_back(channels: ChannelSplitter, stats: Stats) -> Iterator[Token]:
 
 def _rounds(
     state: GenerationState, vocabulary: Detokenizer, drafter: Drafter, gate: Gate, verifier: Verifier | None,
-    stats: Stats, *, announce: bool,
+    stats: Summary, *, announce: bool,
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Write the reply as `generate` does, in one channel."""
     limits = state.limits
@@ -112,7 +111,7 @@ def _rounds(
             chunk = drafter.propose(state, gamma)
             if state.grammar is not None:  # Copies and translated drafts do not follow the grammar.
                 n = state.grammar.follows(state.ids, chunk.ids)
-                chunk = truncated(chunk, n) if n else _NOTHING
+                chunk = chunk.part(0, n) if n else _NOTHING
             decision = verification.unavailable() or _decide(state, chunk, drafter, gate)
             asked = perf_counter()
             verdict = verification.verify(chunk, drafter) if decision.offload else None
@@ -197,7 +196,7 @@ def merge(chunk: Chunk, verdict: Verdict | None) -> list[NewToken]:
     return new_tokens
 
 
-def _finish_full(state: GenerationState, stats: Stats) -> Iterator[Notice]:
+def _finish_full(state: GenerationState, stats: Summary) -> Iterator[Notice]:
     """Finish the reply because no room is left."""
     stats.finish("length")
     thinking = state.channel is Channel.THINKING

@@ -8,12 +8,23 @@ from typing import Any
 from edgellm.errors import InvalidOption
 
 MECHANISMS = {
+    "calibration": "edgellm.spec.ngram.calibration",
     "early exit": "edgellm.llm.early_exit",
     "fitting": "edgellm.llm.profiling",
+    "importance": "edgellm.spec.drafters.importance",
+    "parallel drafting": "edgellm.spec.drafters.parallel",
     "prompt difficulty": "edgellm.spec.gates.prompt_difficulty",
+    "reuse": "edgellm.spec.ngram.reuse",
+    "speculators": "edgellm.spec.drafters.speculator",
+    "templates": "edgellm.spec.ngram.template_replay",
     "translation": "edgellm.spec.drafters.translation",
 }
 """The modules of mechanisms, by name."""
+
+
+def has(name: str) -> bool:
+    """Return whether a mechanism is there."""
+    return name in MECHANISMS
 
 
 def mechanism(name: str) -> Any:

@@ -3,69 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from statistics import median
 from time import perf_counter
+from typing import Any
 
-from edgellm.spec.drafters.verdict_prediction import PredictionStats
 from edgellm.spec.gates.rules import BudgetController
-from edgellm.spec.types import UNVERIFIED, Channel, Round, Source, Summary, Token, TryingCost
+from edgellm.spec.types import UNVERIFIED, Channel, Round, Source, Token, TryingCost
 
 _VERIFIED_SOURCES = frozenset(Source) - UNVERIFIED
 _ACCEPTED_SOURCES = frozenset({Source.ACCEPTED, Source.RETRIEVED})
+_FIGURES = """
+    text prompt_tokens tokens ttft_ms tokens_per_second share_verified acceptance_rate mean_acceptance_length
+    verifier_passes_per_token bytes_up bytes_down finish_reason rounds chunks_verified chunks_accepted_whole drafted
+    seed share_offloaded bytes_per_chunk guesses_tried guesses_hit stall_hidden exits from_context retrieved
+    retrieved_from tested accepted accepted_at rtt_ms stopped_by seconds_decoding thinking thinking_tokens chunks
+    chunks_thinking chunks_verified_thinking share_verified_thinking share_verified_answer
+"""
 
 
-class Stats:
-    """The loop's counters. The clock starts on creation; `prepared` seconds went into the request before that."""
+@dataclass(slots=True)
+class Guesses:
+    """Statistics of predicted verdicts: `hits` of `tries`, and seconds of waiting spent on drafts that were kept."""
 
-    def __init__(self, prepared: float = 0.0) -> None:
+    tries: int = 0
+    hits: int = 0
+    hidden_seconds: float = 0.0
+
+    def record(self, hit: bool, seconds: float) -> None:
+        """Count a verdict: whether a predicted one matched it, and the `seconds` spent drafting after the
+        predictions."""
+        self.tries += 1
+        self.hits += hit
+        self.hidden_seconds += seconds if hit else 0.0
+
+
+class Summary:
+    """A reply's statistics: final after its last token, partial before. Shares and means of nothing are None.
+
+    The decoding loop counts, and its clock starts on creation.
+    """
+
+    def __init__(self, prompt_tokens: int = 0, seed: int = 0, prepared: float = 0.0) -> None:
+        """Begin with a reply to `prompt_tokens`; `prepared` seconds went into the request before."""
+        self.prompt_tokens, self.seed = prompt_tokens, seed
         self.started = perf_counter() - prepared
-        self.pieces: list[bytes] = []  # bytes of the answer
-        self.thoughts: list[bytes] = []
+        self.first_at: float | None = None  # `perf_counter` time of the first round's verdict
+        self.seconds_decoding = 0.0  # all rounds but the first
+        self.finish_reason = "cancelled"
+        """`stop` (the model ended its turn), `length` (max_tokens or the context), or `cancelled`."""
+        self.stopped_by = ""  # stop sequence that ended the reply
         self.ids: list[int] = []  # ids, the last token of a turn included
-        self.finish_reason = "cancelled"  # default, if the loop never finishes
-        self.ttft: float | None = None
-        self.seconds = 0.0
-        self.tokens = self.thinking_tokens = self.first_burst = self.rounds = self.drafted = self.from_verifier = 0
-        self.chunks = self.chunks_thinking = self.verified_thinking = self.thinking_from_verifier = 0
-        self.verified = self.tested = self.accepted = self.accepted_whole = self.acceptance_length = 0
-        self.passes = self.bytes_up = self.bytes_down = self.exits = self.from_context = 0
-        self.waited = self.waited_drafted = 0.0  # seconds for verdicts on all chunks, and on the draft model's
-        self.verified_drafted = 0
-        self.guessed: PredictionStats | None = None
-        self.copied: dict[str, int] = {}
-        self.retrieved = 0
-        self.accepted_at: list[int] = []
-        self.link_waits: list[float] = []  # seconds of each wait across a link in which the verifier did not compute
-        self.stopped_by = ""
-        self.controller: BudgetController | None = None
-        self.trying: Callable[[], TryingCost | None] = _unaccounted
+        self._pieces: dict[Channel, list[bytes]] = {channel: [] for channel in Channel}
+        self.tokens = self.thinking_tokens = 0  # tokens with their markup
+        self._first_burst = self._from_verifier = self._thinking_from_verifier = 0
+        self.rounds = self.drafted = self.chunks = self.chunks_thinking = self.exits = self.from_context = 0
+        self.chunks_verified = self.chunks_verified_thinking = self.chunks_accepted_whole = self._chunk_tokens = 0
+        self.tested = self.accepted = 0  # drafted tokens that the verifier judged, and accepted
+        self.accepted_at: list[int] = []  # accepted tokens by their place in the chunk
+        self.retrieved = 0  # accepted copied tokens
+        self.passes = self.bytes_up = self.bytes_down = 0
+        self._waited = self._waited_drafted = 0.0  # seconds for verdicts on all chunks, and on the draft model's
+        self.verdicts_on_drafts = 0
+        self._link_waits: list[float] = []  # seconds of each wait across a link in which the verifier did not compute
+        self.count_with()
 
     def count_with(
         self,
         controller: BudgetController | None = None,
-        guessed: PredictionStats | None = None,
+        guessed: Guesses | None = None,
         copied: dict[str, int] | None = None,
-        trying: Callable[[], TryingCost | None] | None = None,
+        trying: Callable[[], TryingCost] | None = None,
     ) -> None:
         """Also report statistics kept elsewhere: the budget controller, the predicted verdicts, accepted copies by
         source, and the cost of trying."""
-        self.controller, self.guessed, self.copied = controller, guessed, copied if copied is not None else {}
-        self.trying = trying or _unaccounted
-
-    @property
-    def verdict_seconds(self) -> float | None:
-        """Return the mean wait in seconds for the verdict on a drafted chunk; None without verdicts."""
-        return self.waited_drafted / self.verified_drafted if self.verified_drafted else None
+        self._controller, self._guessed, self._trying = controller, guessed or Guesses(), trying
+        self._copied = copied if copied is not None else {}
 
     def observe(self, turn: Round, channel: Channel) -> None:
         """Observe a finished round, whose tokens are about to be yielded; it began in `channel`."""
-        chunk, verdict, thinks = turn.chunk, turn.verdict, channel is Channel.THINKING
+        chunk, verdict, thinks, n = turn.chunk, turn.verdict, channel is Channel.THINKING, len(turn.chunk)
         self.rounds += 1
-        if self.ttft is None:
-            self.ttft = turn.answered - self.started
+        if self.first_at is None:
+            self.first_at = turn.answered
         else:
-            self.seconds += turn.seconds
-        n = len(chunk)
+            self.seconds_decoding += turn.seconds
         self.drafted += n
         self.chunks += n > 0
         self.chunks_thinking += n > 0 and thinks
@@ -77,120 +99,161 @@ class Stats:
         self.bytes_up += verdict.bytes_up
         self.bytes_down += verdict.bytes_down
         if verdict.bytes_up:
-            self.link_waits.append(max(0.0, turn.waiting - verdict.seconds))
-        if n:
-            self.waited += turn.waiting
-            if not chunk.retrieved:
-                self.waited_drafted += turn.waiting
-                self.verified_drafted += 1
-            self.verified += 1
-            self.verified_thinking += thinks
-            self.tested += min(verdict.accepted + 1, n)
-            self.accepted += verdict.accepted
-            self.accepted_whole += verdict.accepted == n
-            self.acceptance_length += verdict.accepted + 1
-            self.accepted_at += [0] * (verdict.accepted - len(self.accepted_at))
-            for place in range(verdict.accepted):
-                self.accepted_at[place] += 1
+            self._link_waits.append(max(0.0, turn.waiting - verdict.seconds))
+        if not n:
+            return
+        self._waited += turn.waiting
+        if not chunk.retrieved:
+            self._waited_drafted += turn.waiting
+            self.verdicts_on_drafts += 1
+        self.chunks_verified += 1
+        self.chunks_verified_thinking += thinks
+        self.tested += min(verdict.accepted + 1, n)
+        self.accepted += verdict.accepted
+        self.chunks_accepted_whole += verdict.accepted == n
+        self._chunk_tokens += verdict.accepted + 1
+        self.accepted_at += [0] * (verdict.accepted - len(self.accepted_at))
+        for place in range(verdict.accepted):
+            self.accepted_at[place] += 1
 
     def token(self, token: Token) -> None:
         """Count `token`, which the round has written."""
         self.tokens += 1
         self.ids.append(token.id)
-        self.from_verifier += token.source in _VERIFIED_SOURCES
+        self._from_verifier += token.source in _VERIFIED_SOURCES
         self.retrieved += token.source is Source.RETRIEVED
-        self.first_burst += token.round == 0
+        self._first_burst += token.round == 0
 
     def show(self, token: Token) -> None:
         """Add the text of `token`, which is about to be yielded."""
+        self._pieces[token.channel].append(token.piece)
         if token.channel is Channel.THINKING:
-            self.thoughts.append(token.piece)
             self.thinking_tokens += 1
-            self.thinking_from_verifier += token.source in _VERIFIED_SOURCES
-        else:
-            self.pieces.append(token.piece)
+            self._thinking_from_verifier += token.source in _VERIFIED_SOURCES
 
     def insert(self, ids: Sequence[int]) -> None:
         """Add tokens that no model wrote, and that are not yielded."""
         self.ids += ids
 
     def finish(self, reason: str) -> None:
-        """Record the `Summary.finish_reason`."""
+        """Record the `finish_reason`."""
         self.finish_reason = reason
 
     def stop(self, token: int, source: Source) -> None:
         """Record that `token` from `source` ended the turn. No bonus follows an accepted token then."""
         self.finish_reason = "stop"
         self.ids.append(token)
-        self.acceptance_length -= source in _ACCEPTED_SOURCES
+        self._chunk_tokens -= source in _ACCEPTED_SOURCES
 
     def cut(self, count: int, by: str) -> None:
         """End the reply and drop its last `count` bytes, which begin with the stop sequence `by`; "" is the head of
         another turn."""
-        text = b"".join(self.pieces)
-        self.pieces = [text[: len(text) - count]]
+        text = b"".join(self._pieces[Channel.ANSWER])
+        self._pieces[Channel.ANSWER] = [text[: len(text) - count]]
         self.finish_reason, self.stopped_by = "stop", by
 
-    def _shares_verified(self) -> tuple[float | None, float | None]:
-        """Return the verified shares of the thought and of the answer; both None without a thought or a verdict."""
-        answered = self.tokens - self.thinking_tokens
-        if not (self.thinking_tokens and self.passes):
-            return None, None
-        in_answer = self.from_verifier - self.thinking_from_verifier
-        return self.thinking_from_verifier / self.thinking_tokens, in_answer / answered if answered else None
+    def figures(self) -> dict[str, Any]:
+        """Return all figures that mean something outside this process, by name."""
+        trying = self.trying and asdict(self.trying)
+        return {name: getattr(self, name) for name in _FIGURES.split()} | {"trying": trying}
 
-    def summary(self, prompt_tokens: int, seed: int = 0) -> Summary:
-        """Return the figures so far."""
-        n = self.tokens
-        guessed = self.guessed or PredictionStats()
-        in_thought, in_answer = self._shares_verified()
-        later = n - self.first_burst  # The first round's tokens belong to the time to the first token.
-        return Summary(
-            text=b"".join(self.pieces).decode("utf-8", errors="replace"),
-            prompt_tokens=prompt_tokens,
-            tokens=n,
-            ttft_ms=self.ttft * 1e3 if self.ttft is not None and n else None,
-            tokens_per_second=later / self.seconds if later and self.seconds else None,
-            share_verified=self.from_verifier / n if n and self.passes else None,
-            acceptance_rate=self.accepted / self.tested if self.tested else None,
-            mean_acceptance_length=self.acceptance_length / self.verified if self.verified else None,
-            verifier_passes_per_token=self.passes / n if n else None,
-            bytes_up=self.bytes_up,
-            bytes_down=self.bytes_down,
-            finish_reason=self.finish_reason,
-            rounds=self.rounds,
-            chunks_verified=self.verified,
-            chunks_accepted_whole=self.accepted_whole,
-            drafted=self.drafted,
-            seed=seed,
-            share_offloaded=self.controller.share if self.controller is not None else None,
-            bytes_per_chunk=(self.bytes_up + self.bytes_down) / self.verified
-            if self.bytes_up and self.verified
-            else None,
-            guesses_tried=guessed.tries,
-            guesses_hit=guessed.hits,
-            stall_hidden=guessed.hidden_seconds / self.waited if guessed.tries and self.waited else None,
-            exits=self.exits,
-            from_context=self.from_context,
-            retrieved=self.retrieved,
-            retrieved_from=tuple(self.copied.items()),
-            tested=self.tested,
-            accepted=self.accepted,
-            accepted_at=tuple(self.accepted_at),
-            rtt_ms=median(self.link_waits) * 1e3 if self.link_waits else None,
-            stopped_by=self.stopped_by,
-            seconds_decoding=self.seconds,
-            first_at=self.started + self.ttft if self.ttft is not None and n else None,
-            thinking=b"".join(self.thoughts).decode("utf-8", errors="replace").rstrip(),
-            thinking_tokens=self.thinking_tokens,
-            chunks=self.chunks,
-            chunks_thinking=self.chunks_thinking,
-            chunks_verified_thinking=self.verified_thinking,
-            share_verified_thinking=in_thought,
-            share_verified_answer=in_answer,
-            trying=self.trying(),
-        )
+    @property
+    def text(self) -> str:
+        """Return the answer."""
+        return b"".join(self._pieces[Channel.ANSWER]).decode("utf-8", errors="replace")
+
+    @property
+    def thinking(self) -> str:
+        """Return the thought before the answer."""
+        return b"".join(self._pieces[Channel.THINKING]).decode("utf-8", errors="replace").rstrip()
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Return the milliseconds from the request to the first token."""
+        return None if self.first_at is None or not self.tokens else (self.first_at - self.started) * 1e3
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Return the speed of decoding, without the first round, whose tokens belong to the time to the first token."""
+        return _share(self.tokens - self._first_burst, self.seconds_decoding) or None
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        return _share(self.tokens, self.rounds)
+
+    @property
+    def share_verified(self) -> float | None:
+        """Return the share of the tokens that the verifier accepted or wrote; None without a verdict."""
+        return _share(self._from_verifier, self.tokens) if self.passes else None
+
+    @property
+    def share_verified_thinking(self) -> float | None:
+        """Return the same of the thought's tokens; None without a thought or a verdict."""
+        return _share(self._thinking_from_verifier, self.thinking_tokens) if self.passes else None
+
+    @property
+    def share_verified_answer(self) -> float | None:
+        """Return the same of the other tokens; None without a thought or a verdict."""
+        if not (self.passes and self.thinking_tokens):
+            return None
+        return _share(self._from_verifier - self._thinking_from_verifier, self.tokens - self.thinking_tokens)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return _share(self.accepted, self.tested)
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Return the mean tokens of a verified chunk, bonus or correction included."""
+        return _share(self._chunk_tokens, self.chunks_verified)
+
+    @property
+    def verifier_passes_per_token(self) -> float | None:
+        return _share(self.passes, self.tokens)
+
+    @property
+    def bytes_per_chunk(self) -> float | None:
+        """Return the bytes both ways per verified chunk, including the prompt's; None without a link."""
+        return _share(self.bytes_up + self.bytes_down, self.chunks_verified) if self.bytes_up else None
+
+    @property
+    def rtt_ms(self) -> float | None:
+        """Return the median wait for a verdict across a link, without the verifier's computing time."""
+        return median(self._link_waits) * 1e3 if self._link_waits else None
+
+    @property
+    def verdict_seconds(self) -> float | None:
+        """Return the mean wait for the verdict on a draft model's chunk."""
+        return _share(self._waited_drafted, self.verdicts_on_drafts)
+
+    @property
+    def share_offloaded(self) -> float | None:
+        """Return the share of chunks offloaded so far under this budget, over all replies of the pair."""
+        return None if self._controller is None else self._controller.share
+
+    @property
+    def guesses_tried(self) -> int:
+        return self._guessed.tries
+
+    @property
+    def guesses_hit(self) -> int:
+        return self._guessed.hits
+
+    @property
+    def stall_hidden(self) -> float | None:
+        """Return the share of the waiting time spent on drafts that were kept; None without predictions."""
+        return _share(self._guessed.hidden_seconds, self._waited) if self._guessed.tries else None
+
+    @property
+    def retrieved_from(self) -> tuple[tuple[str, int], ...]:
+        """Return the accepted copied tokens by source, once for each source that offered them."""
+        return tuple(self._copied.items())
+
+    @property
+    def trying(self) -> TryingCost | None:
+        """Return the cost of trying drafts; None where it is not accounted for."""
+        return None if self._trying is None else self._trying()
 
 
-def _unaccounted() -> None:
-    return None
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -13,8 +13,8 @@ from typing import Self, TypeAlias
 from edgellm.engine import Stop
 from edgellm.errors import EdgeError, Stopped
 from edgellm.spec.loop import Event
-from edgellm.spec.stats import Stats
-from edgellm.spec.types import UNVERIFIED, Channel, Explanation, Notice, PromptProgress, Summary, Token
+from edgellm.spec.stats import Summary
+from edgellm.spec.types import UNVERIFIED, Channel, Explanation, Notice, PromptProgress, Token
 
 
 class Utf8:
@@ -38,7 +38,7 @@ class Utf8:
 
 
 def cut_at_stops(
-    stops: Sequence[str], events: Generator[Event, None, None], stats: Stats, heads: Sequence[str] = ()
+    stops: Sequence[str], events: Generator[Event, None, None], stats: Summary, heads: Sequence[str] = ()
 ) -> Generator[Event, None, None]:
     """Yield the same events up to the first complete sequence of `stops` in the answer, which is not yielded; or up to
     one of the `heads` of turns in unverified tokens.
@@ -96,7 +96,7 @@ def _truncated(tokens: Sequence[Token], end: int) -> Generator[Token, None, None
 
 # Arguments: the statistics to update, whether to explain, the cancellation flag, and the progress callback.
 Writer: TypeAlias = Callable[
-    [Stats, bool, Callable[[], bool], Callable[[PromptProgress], None]], Generator[Event, None, None]
+    [Summary, bool, Callable[[], bool], Callable[[PromptProgress], None]], Generator[Event, None, None]
 ]
 
 
@@ -124,7 +124,7 @@ class Reply(Iterator[Token]):
         self._seed = seed
         self._prepared = prepared
         self._first = first
-        self._stats: Stats | None = None
+        self._stats: Summary | None = None
         self._events: Generator[Event, None, None] | None = None
         self._should_stop = Stop()
         self._lock = threading.RLock()
@@ -155,7 +155,7 @@ class Reply(Iterator[Token]):
     @property
     def summary(self) -> Summary:
         """Return the reply's statistics: final after the last token, partial before it."""
-        return (self._stats or Stats()).summary(self._prompt_tokens, self._seed)
+        return self._stats or Summary(self._prompt_tokens, self._seed)
 
     def listen(
         self,
@@ -197,7 +197,7 @@ class Reply(Iterator[Token]):
         if not self._should_stop():
             for event in self._first:
                 self._deliver(event)
-            self._stats = Stats(self._prepared)
+            self._stats = Summary(self._prompt_tokens, self._seed, self._prepared)
             self._events = self._write(self._stats, self._on_explain is not None, self._should_stop, self._report)
 
     def _report(self, progress: PromptProgress) -> None:

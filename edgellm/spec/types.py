@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -137,14 +137,22 @@ class Distribution:
     probs: Floats
 
 
-@dataclass(frozen=True, slots=True)
-class ContextMatch:
+class ContextMatch(NamedTuple):
     """Matches in the context for each place of a chunk, shapes (n,): `tokens` are those that followed the longest match
     (-1: none), `matched` its length, `copied` whether the token replaced the model's own draft."""
 
     tokens: Ids
     matched: Ids
     copied: Flags
+
+    def part(self, at: slice) -> ContextMatch:
+        """Return the matches of some places."""
+        return ContextMatch(self.tokens[at], self.matched[at], self.copied[at])
+
+    def then(self, other: ContextMatch) -> ContextMatch:
+        """Return these matches and those of the places behind them."""
+        tokens, matched = np.concatenate((self.tokens, other.tokens)), np.concatenate((self.matched, other.matched))
+        return ContextMatch(tokens, matched, np.concatenate((self.copied, other.copied)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +187,37 @@ class Chunk:
     def from_context(self) -> int:
         """Return the number of tokens taken from the context in place of the draft model's own."""
         return 0 if self.context_match is None else int(np.count_nonzero(self.context_match.copied))
+
+    def part(self, start: int, end: int) -> Chunk:
+        """Return the tokens from `start` to `end`, with all that is known of them."""
+        n = len(self)
+        if start == 0 and end >= n:
+            return self
+        at, match = slice(start, end), self.context_match
+        return replace(
+            self, ids=self.ids[at], confidence=self.confidence[at], margin=self.margin[at],
+            importance=self.importance[at], exit_layers=self.exit_layers and self.exit_layers[at],
+            logits=self.logits and self.logits[at], tail=max(0, min(n, end) - max(start, n - self.tail)),
+            context_match=match and match.part(at),
+        )  # fmt: skip
+
+    def then(self, other: Chunk) -> Chunk:
+        """Return the concatenation with a chunk of the same drafter, or with copies, of which less is known."""
+        if not len(self):
+            return other
+        n, match, others = len(other), self.context_match, other.context_match
+        exits, logits = other.exit_layers or (None,) * n, other.logits or (NO_FLOATS,) * n
+        measured = [one.importance if len(one.importance) else np.zeros_like(one.confidence) for one in (self, other)]
+        return replace(
+            self, ids=np.concatenate((self.ids, other.ids)),
+            confidence=np.concatenate((self.confidence, other.confidence)),
+            margin=np.concatenate((self.margin, other.margin)),
+            importance=np.concatenate(measured) if len(self.importance) + len(other.importance) else NO_FLOATS,
+            exit_layers=self.exit_layers and (*self.exit_layers, *exits),
+            logits=self.logits and (*self.logits, *logits),
+            tail=n if other.retrieved else other.tail,
+            context_match=match and others and match.then(others),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,79 +332,3 @@ class TryingCost:
     def total(self) -> float:
         """Return the cost without the savings."""
         return self.lookups + self.copies + self.model
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """A reply's statistics. `text` is the answer, `thinking` the thought before it; `tokens` are those of both and
-    their markup, `thinking_tokens` those of the thought and its markup. `mean_acceptance_length` counts tokens per
-    verified chunk, bonus or correction included.
-
-    `share_verified` is the share of the reply's tokens that the verifier accepted or wrote; `acceptance_rate` is
-    accepted over tested drafted tokens; both are None if nothing was verified or tested. Times are in milliseconds from
-    the request to the token; `tokens_per_second` is decoding alone, without the time to the first token.
-    `finish_reason` is `stop` (the model ended its turn), `length` (max_tokens or the context), or `cancelled`.
-
-    Of the `chunks` that were drafted, `chunks_verified` were verified; `chunks_thinking` and `chunks_verified_thinking`
-    of these began in the thought. `share_verified_thinking` is the share of the thought's tokens that the verifier
-    accepted or wrote, `share_verified_answer` that of the others; both are None without a thought, and if nothing was
-    verified.
-
-    `share_offloaded` is the share of chunks offloaded so far under this budget, over all replies of the pair; None if
-    nothing is counted. `bytes_per_chunk` are bytes both ways per verified chunk, including the prompt's; None without a
-    link. Of `guesses_tried` predicted verdicts, `guesses_hit` were right; `stall_hidden` is the share of the waiting
-    time spent on drafts that were kept, None without predictions. `exits` are drafted tokens that left the draft model
-    early, and `from_context` those taken from the context in place of the draft model's own. `retrieved` are accepted
-    copied tokens; `retrieved_from` counts them by source, once for each source that offered them.
-
-    The verifier tested `tested` drafted tokens and accepted `accepted` of them; `accepted_at` counts those by their
-    place in the chunk. `rtt_ms` is the median wait for a verdict across a link, without the verifier's computing time.
-    `stopped_by` is the stop sequence that ended the reply, if any. `seconds_decoding` were spent in all rounds but the
-    first. `first_at` is the `perf_counter` time of the first token. `trying` is None where trying is not accounted for.
-    """
-
-    text: str
-    prompt_tokens: int
-    tokens: int
-    ttft_ms: float | None
-    tokens_per_second: float | None
-    share_verified: float | None
-    acceptance_rate: float | None
-    mean_acceptance_length: float | None
-    verifier_passes_per_token: float | None
-    bytes_up: int
-    bytes_down: int
-    finish_reason: str
-    rounds: int = 0
-    chunks_verified: int = 0
-    chunks_accepted_whole: int = 0
-    drafted: int = 0
-    seed: int = 0
-    share_offloaded: float | None = None
-    bytes_per_chunk: float | None = None
-    guesses_tried: int = 0
-    guesses_hit: int = 0
-    stall_hidden: float | None = None
-    exits: int = 0
-    from_context: int = 0
-    retrieved: int = 0
-    retrieved_from: tuple[tuple[str, int], ...] = ()
-    tested: int = 0
-    accepted: int = 0
-    accepted_at: tuple[int, ...] = ()
-    rtt_ms: float | None = None
-    stopped_by: str = ""
-    seconds_decoding: float = 0.0
-    first_at: float | None = None
-    thinking: str = ""
-    thinking_tokens: int = 0
-    chunks: int = 0
-    chunks_thinking: int = 0
-    chunks_verified_thinking: int = 0
-    share_verified_thinking: float | None = None
-    share_verified_answer: float | None = None
-    trying: TryingCost | None = None
-
-    @property
-    def tokens_per_round(self) -> float | None:
-        return self.tokens / self.rounds if self.rounds else None

@@ -17,7 +17,7 @@ from edgellm.engine import Ids, Rows, SeqRows, common_prefix
 from edgellm.errors import EdgeError
 from edgellm.spec.types import NO_IDS, Chunk, Floats, Verdict
 from edgellm.spec.verifier import VerifyRequest
-from edgellm.verifier.judgement import Answer, Counters, Deliver, Job, MissingPrefix, cut, survives
+from edgellm.verifier.judgement import Answer, Counters, Deliver, Job, MissingPrefix, survives
 from edgellm.verifier.kv_slots import SlotTable
 from edgellm.verifier.scheduler import Scheduler, Slice
 
@@ -150,7 +150,7 @@ class VerifierEngine:
         if len(rows) > 1 or rows[0].outputs <= 1 or self._runner.lazy_head is None:
             return list(self._runner.decode_rows(rows))
         single = rows[0]
-        reached = survives(cut(draft, single.outputs - 1)[0])
+        reached = survives(draft.part(0, single.outputs - 1))
         return [self._runner.decode_lazy(single.ids, seq=single.seq, outputs=single.outputs, reached=reached)]
 
     def _judge(self, job: Job, logits: Rows, drafted: int, seconds: float) -> None:

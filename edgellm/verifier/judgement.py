@@ -44,7 +44,7 @@ class Judgement:
         """
         request = self.request
         # The last row judges a further drafted token, if any.
-        chunk, remaining_draft = cut(self.remaining, drafted + 1)
+        chunk = self.remaining.part(0, drafted + 1)
         start = request.position + len(request.prefix) + self.accepted + len(self.tokens)
         accepted, token = judge(chunk.ids[:drafted], rows, request.sampling, start, self.ids, request.grammar)
         whole = accepted == drafted < len(chunk) and token == int(chunk.ids[drafted])
@@ -70,7 +70,7 @@ class Judgement:
             if request.logprobs is not None and len(kept):
                 self.logprobs.extend(logprobs(known(rows, len(kept)), kept, request.logprobs))
             self.ids = np.concatenate((self.ids, kept))
-            self.remaining = remaining_draft if continues else NOTHING
+            self.remaining = self.remaining.part(drafted + 1, len(self.remaining)) if continues else NOTHING
         return needs_pass
 
     def verdict(self) -> Verdict:
@@ -160,13 +160,3 @@ def survives(chunk: Chunk) -> list[float]:
     """Return for each token its drafter's probability that it and all before it are accepted; shape (n,)."""
     drafted = 0 if chunk.retrieved else len(chunk) - chunk.tail
     return [*chunk.confidence[:drafted].cumprod().tolist(), *chunk.confidence[drafted:].tolist()]
-
-
-def cut(chunk: Chunk, n: int) -> tuple[Chunk, Chunk]:
-    """Return the first `n` tokens of a draft, and the rest."""
-    if n >= len(chunk):
-        return chunk, NOTHING
-    left = len(chunk) - n
-    head = Chunk(chunk.ids[:n], chunk.confidence[:n], retrieved=chunk.retrieved, tail=max(0, chunk.tail - left))
-    tail = Chunk(chunk.ids[n:], chunk.confidence[n:], retrieved=chunk.retrieved, tail=min(chunk.tail, left))
-    return head, tail

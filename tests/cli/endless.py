@@ -8,12 +8,12 @@ from collections.abc import Callable, Generator
 from edgellm import llm
 from edgellm.cli import main
 from edgellm.spec.loop import Event
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Source, Token
 
 
-def _write(stats: Stats, explain: bool, stopped: Callable[[], bool], *_: object) -> Generator[Event, None, None]:
+def _write(stats: Summary, explain: bool, stopped: Callable[[], bool], *_: object) -> Generator[Event, None, None]:
     number = 0
     while not stopped():
         token = Token(number, b"on ", Source.ACCEPTED, round=number)

@@ -12,7 +12,8 @@ from edgellm.cli.chat_session import Chat, StoredConversation
 from edgellm.engine import Message
 from edgellm.errors import PromptTooLong
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
+from edgellm.spec.types import Source, Token
 from edgellm.storage.chat_log import Conversation
 
 
@@ -55,9 +56,9 @@ class Kept(StoredConversation):
 
 
 def heard(text: str) -> Any:
-    stats = Stats()
-    stats.pieces.append(text.encode())
-    return stats.summary(3)
+    summary = Summary(3)
+    summary.show(Token(0, text.encode(), Source.VERIFIER))
+    return summary
 
 
 @pytest.fixture

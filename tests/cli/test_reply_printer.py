@@ -19,7 +19,7 @@ from edgellm.cli.views.console import SOURCES
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.spec.loop import Event
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Explanation, Notice, Source, Token
 
@@ -27,7 +27,7 @@ from edgellm.spec.types import Channel, Explanation, Notice, Source, Token
 def scripted(events: Sequence[Event | BaseException]) -> Reply:
     """A reply that consists of `events`; an exception among them is raised."""
 
-    def write(stats: Stats, explain: bool, stopped: object, *_: object) -> Generator[Event, None, None]:
+    def write(stats: Summary, explain: bool, stopped: object, *_: object) -> Generator[Event, None, None]:
         for event in events:
             if isinstance(event, BaseException):
                 raise event
@@ -151,7 +151,7 @@ def test_reasons_are_told_when_asked_for(capsys: pytest.CaptureFixture[str]) -> 
 def test_verified_shares_of_thought_and_answer_are_told_where_they_may_differ(
     capsys: pytest.CaptureFixture[str], sources: tuple[Source, ...], shown: str
 ) -> None:
-    def write(stats: Stats, *_: object) -> Generator[Event, None, None]:
+    def write(stats: Summary, *_: object) -> Generator[Event, None, None]:
         stats.passes = 2
         for number, source in enumerate(sources):
             token = Token(number, b"a", source, channel=Channel.THINKING if number < 2 else Channel.ANSWER)
@@ -204,7 +204,7 @@ def test_a_quiet_reply_has_no_figures(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_ctrl_c_stops_the_reply_and_leaves_the_handler_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    def write(stats: Stats, explain: bool, stopped: object, *_: object) -> Generator[Event, None, None]:
+    def write(stats: Summary, explain: bool, stopped: object, *_: object) -> Generator[Event, None, None]:
         for token in tokens(*[b"x"] * 10):
             if token.id == 3:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -225,7 +225,7 @@ def test_ctrl_c_is_heard_while_llama_cpp_computes(verifier_model: Model, capsys:
     """Python's own handler, which has to wait until it is out of there, does nothing here."""
     passes = 0
 
-    def write(stats: Stats, explain: bool, stopped: Callable[[], bool], *_: object) -> Generator[Event, None, None]:
+    def write(stats: Summary, explain: bool, stopped: Callable[[], bool], *_: object) -> Generator[Event, None, None]:
         nonlocal passes
         signal.signal(signal.SIGINT, lambda *_: None)
         with Context(verifier_model, ContextSpec(n_ctx=1024, n_batch=1024, threads=1)) as context:
@@ -243,7 +243,7 @@ def test_ctrl_c_is_heard_while_llama_cpp_computes(verifier_model: Model, capsys:
 
 
 def test_a_second_ctrl_c_gets_through(capsys: pytest.CaptureFixture[str]) -> None:
-    def write(stats: Stats, explain: bool, stopped: object, *_: object) -> Generator[Event, None, None]:
+    def write(stats: Summary, explain: bool, stopped: object, *_: object) -> Generator[Event, None, None]:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         yield from tokens(b"x")

@@ -21,7 +21,7 @@ from edgellm.http import server as server_module
 from edgellm.http.server import Credentials, HttpConfig, HttpServer
 from edgellm.rpc.trust.identity import web_certificate
 from edgellm.spec.loop import Event
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from tests.http.conftest import HOME, asker, conversation, until
 from tests.http.test_streaming import opened, said
 
@@ -112,7 +112,7 @@ def test_a_stream_that_is_not_read_ends_its_reply(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(server_module, "READ_SECONDS", SOON)
     cancelled = threading.Event()
 
-    def script(_stats: Stats, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+    def script(_stats: Summary, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
         while not stopped():
             time.sleep(0.005)
             yield from said(b"a" * 100_000)  # soon neither system takes any more

@@ -27,7 +27,7 @@ from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.loop import Event
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Channel, Source, Verdict
 from edgellm.spec.verifier import Session
@@ -160,7 +160,7 @@ def linear(colour: Sequence[float]) -> list[float]:
 
 @needs_browser
 def test_the_marks_of_sources_are_told_apart_without_colour_and_can_be_read(page: Page) -> None:
-    def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+    def script(_stats: Summary, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
         for number, source in enumerate(Source, 1):
             yield from (replace(token, source=source) for token in said(*[b"word "] * number))
 
@@ -199,7 +199,7 @@ def test_the_marks_of_sources_are_told_apart_without_colour_and_can_be_read(page
 def test_a_thought_is_folded_and_no_part_of_the_conversation(page: Page) -> None:
     asked: list[list[Message]] = []
 
-    def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+    def script(_stats: Summary, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
         for token in said(b"", b"<b>hm", b" hm", b""):
             yield replace(token, channel=Channel.THINKING)
         yield from said(b"On the", b" shelf.")
@@ -318,7 +318,7 @@ def test_a_verifier_that_is_killed_is_reported_and_the_reply_goes_on(
 def test_a_missing_key_and_errors_are_shown_and_the_question_is_kept(page: Page) -> None:
     scripts = [failing, failing]
 
-    def script(stats: Stats, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+    def script(stats: Summary, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
         if scripts:
             return scripts.pop()(stats, stopped)
         return (token for token in said(b"Here."))
@@ -454,7 +454,7 @@ def test_markdown_is_shown_and_what_a_model_writes_is_not_trusted(page: Page) ->
     pieces = re.findall(r"\w+|\s+|[^\w\s]", HOSTILE)
     sources = list(Source)
 
-    def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+    def script(_stats: Summary, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
         for number, token in enumerate(said(*[piece.encode() for piece in pieces])):
             yield replace(token, source=sources[number % len(sources)])
 
@@ -503,7 +503,7 @@ MOST_AT_ONCE = 6_000  # characters of a block or of a piece of code, as in markd
 @pytest.mark.nightly
 @pytest.mark.parametrize("text", DEMANDING.values(), ids=DEMANDING)
 def test_no_word_of_a_demanding_reply_is_lost(page: Page, text: str) -> None:
-    def script(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+    def script(_stats: Summary, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
         yield from said(*[text[at : at + 500].encode() for at in range(0, len(text), 500)])
 
     words = re.sub(r"[^a-z]", "", re.sub(r"(```|~~~)[a-z]+|&copy;", "", text))

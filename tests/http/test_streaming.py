@@ -25,17 +25,17 @@ from edgellm.llm.model_loading import PairMemory
 from edgellm.spec.loop import Event
 from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice, Source, Token
 from tests.decodes import FEW, Watched
 from tests.http.conftest import HOME, QUESTION, Answer, Ask, asker, conversation, serving, until, written
 
-Script = Callable[[Stats, Callable[[], bool]], Generator[Event, None, None]]
+Script = Callable[[Summary, Callable[[], bool]], Generator[Event, None, None]]
 
 
 def scripted(script: Script) -> Reply:
-    def write(stats: Stats, _explain: bool, stopped: Callable[[], bool], *_: object) -> Generator[Event, None, None]:
+    def write(stats: Summary, _explain: bool, stopped: Callable[[], bool], *_: object) -> Generator[Event, None, None]:
         for event in script(stats, stopped):
             if isinstance(event, Token):
                 stats.token(event)
@@ -90,20 +90,20 @@ def test_a_character_of_several_tokens_comes_whole_and_a_broken_one_at_the_end()
     assert [[token["id"] for token in event["edgellm"]["tokens"]] for event in events] == [[0], [1, 2, 3], [4]]
 
 
-def endless(stats: Stats, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+def endless(stats: Summary, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
     while not stopped():
         time.sleep(0.002)
         yield from said(b"on ")
 
 
-def failing(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+def failing(_stats: Summary, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
     yield from said(b"It ")
     yield Notice("Something happened.")
     yield from said(b"goes")
     raise VerifierLost("The verifier is gone.", "Start it again.")
 
 
-def surprising(_stats: Stats, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+def surprising(_stats: Summary, _stopped: Callable[[], bool]) -> Generator[Event, None, None]:
     yield from said(b"It ")
     raise ZeroDivisionError("secret")
 
@@ -164,7 +164,7 @@ def test_details_of_unexpected_errors_are_reported_by_the_server_alone() -> None
 def test_a_client_that_leaves_ends_the_reply(stream: bool) -> None:
     ended = threading.Event()
 
-    def script(stats: Stats, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+    def script(stats: Summary, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
         try:
             yield from endless(stats, stopped)
         finally:
@@ -221,7 +221,7 @@ def test_tokenising_blocks_no_other_reply_and_ends_when_its_client_leaves() -> N
 def test_too_many_at_once_are_refused_and_one_in_the_queue_that_leaves_makes_room() -> None:
     go = threading.Event()
 
-    def script(_stats: Stats, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
+    def script(_stats: Summary, stopped: Callable[[], bool]) -> Generator[Event, None, None]:
         while not go.wait(0.01) and not stopped():
             pass
         yield from said(b"done")

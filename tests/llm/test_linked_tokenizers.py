@@ -28,7 +28,7 @@ from edgellm.spec.drafters.translation import TokenTranslation, TranslatedDrafte
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import Constraint, Penalties, Sampling, Source, Token
 from testkit.processes.verifier import VerifierProcess
 from testkit.retokenized import ONE_TOKENIZER, PAIRS
@@ -225,7 +225,7 @@ class Translated:
 
     def write(self, number: int, sampling: Sampling) -> tuple[str, str]:
         """Return the reply to a held-out prompt, and why it ended."""
-        prompt, stats = chat_ids(self.text, case(number), 512), Stats()
+        prompt, stats = chat_ids(self.text, case(number), 512), Summary()
         if sampling.penalties is not None:
             sampling = replace(sampling, penalties=replace(sampling.penalties, start=len(prompt)))
         if sampling.constraint is not None:

@@ -131,8 +131,8 @@ def test_a_profile_of_long_prompts_has_few_positions_besides_those_of_a_chat(
 
     monkeypatch.setattr(Context, "__init__", noted)
     monkeypatch.setattr(Context, "close", closed)
-    for module in ("early_exit", "profiling"):
-        monkeypatch.setattr(f"edgellm.llm.{module}.MOST_READ", 96)
+    for module in ("llm.early_exit", "spec.drafters.parallel"):
+        monkeypatch.setattr(f"edgellm.{module}.MOST_READ", 96)
     long = "- The mug is on the shelf in the hall.\n" * 60 + "\nWhere is the mug?"
     with LLM.open(*f32_pair, threads=1, n_ctx=1024) as pair:
         list(pair.reply(long, max_tokens=2, retrieval="off"))

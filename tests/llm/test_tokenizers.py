@@ -13,7 +13,7 @@ from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
-from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.drafters.parallel import BranchingDrafter
 from edgellm.spec.drafters.translation import TextCutter, TokenTranslation
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.state import GenerationState
@@ -153,7 +153,7 @@ def test_nothing_beyond_the_shorter_vocabulary_is_drafted_or_read(draft_model: M
     prompt = draft_model.chat_prompt([Message("user", "hello")])
     prompt = np.append(prompt, draft_model.n_vocab + 5).astype(np.int32)  # a token that only the verifier has
     for shared in (100, draft_model.n_vocab):
-        drafter = ModelDrafter(
+        drafter = BranchingDrafter(
             draft_model, Context(draft_model, ContextSpec(n_ctx=256, n_seq=3, spare=64)), shared=shared
         )
         try:

@@ -15,7 +15,7 @@ from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Ids, Sampling, Token
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 
@@ -38,7 +38,7 @@ def reply(draft: Model, remote: RemoteVerifier, prompt: Ids, sampling: Sampling)
         drafter=drafter,
         gate=AlwaysGate(),
         verifier=remote,
-        stats=Stats(),
+        stats=Summary(),
     )
     written = [event.id for event in events if isinstance(event, Token)]
     drafter.close()

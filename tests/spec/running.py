@@ -10,8 +10,8 @@ from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import Event, generate
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.stats import Stats
-from edgellm.spec.types import GREEDY, Chunk, Decision, Ids, Notice, Source, Summary, Token
+from edgellm.spec.stats import Summary
+from edgellm.spec.types import GREEDY, Chunk, Decision, Ids, Notice, Source, Token
 from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, Logits, chain
 
 PROMPT = np.array([3, 1, 4], dtype=np.int32)
@@ -43,7 +43,7 @@ def run(
     extra: int = 0,
     explain: bool = False,
 ) -> tuple[list[Event], Summary]:
-    stats = Stats()
+    stats = Summary(len(PROMPT))
     events = list(
         generate(
             GenerationState(PROMPT, GREEDY, GenerationLimits(max_tokens, context, gamma, extra), explain=explain),
@@ -55,7 +55,7 @@ def run(
         )
     )
     assert verifier is None or all(session.closed for session in verifier.sessions)
-    return events, stats.summary(len(PROMPT))
+    return events, stats
 
 
 def tokens(events: list[Event]) -> list[Token]:

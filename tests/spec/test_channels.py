@@ -17,7 +17,7 @@ from edgellm.spec.channels import ChannelSplitter, split_text
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import Event
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel, Notice, Source, Token
 from tests.spec.fakes import FakeVerifier, Letters
 
@@ -171,7 +171,7 @@ def test_what_is_held_back_is_shown_when_the_verifier_is_lost_and_not_when_the_r
 
     monkeypatch.setattr(loop, "_rounds", rounds)
     events = loop.generate(
-        GenerationState(), vocabulary=Letters(), drafter=None, gate=AlwaysGate(), verifier=None, stats=Stats(),
+        GenerationState(), vocabulary=Letters(), drafter=None, gate=AlwaysGate(), verifier=None, stats=Summary(),
         channels=ChannelSplitter(TAGS),
     )  # fmt: skip
     seen: list[bytes] = []
@@ -184,7 +184,7 @@ def test_a_full_context_is_told_within_a_thought() -> None:
     state = GenerationState(np.arange(3, dtype=np.int32), limits=GenerationLimits(1, 5), channel=Channel.THINKING)
     verifier = FakeVerifier(lambda _: np.array([0, 1], dtype=np.float32))
     events = loop.generate(
-        state, vocabulary=Letters(), drafter=None, gate=AlwaysGate(), verifier=verifier, stats=Stats(),
+        state, vocabulary=Letters(), drafter=None, gate=AlwaysGate(), verifier=verifier, stats=Summary(),
         channels=ChannelSplitter(TAGS, opened=True),
     )  # fmt: skip
     *tokens, notice = events

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Context, ContextSpec, Model, top2
 from edgellm.llm import LLM
-from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter
-from edgellm.spec.drafters.parallel import joined, sliced
+from edgellm.spec.drafters.model import ChunkBuilder
+from edgellm.spec.drafters.parallel import BranchingDrafter
 from edgellm.spec.gates.offload_policy import NAMES, signals
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.ngram.sources import MIN_MATCH, ContextLookup, Disagreement, disagreements, lookup_threshold
@@ -63,7 +63,7 @@ def test_a_copy_takes_the_place_of_a_token_that_is_doubted() -> None:
         drafting = ChunkBuilder(GenerationState(of(7), sampling, rules=rules), 4, cursor=cursor)
         assert drafting.add(logits, top2(logits)) == wanted
         assert drafting.full() == (wanted != 9)  # a copy is no doubtful token any more
-        heard = drafting.build(None).context_match
+        heard = drafting.build().context_match
         assert heard is not None
         assert (heard.tokens.tolist(), heard.matched.tolist(), heard.copied.tolist()) == ([9], [2], [wanted == 9])
 
@@ -83,14 +83,14 @@ def test_what_is_kept_of_a_chunk_keeps_what_was_said_of_it() -> None:
         heard = ContextMatch(of(*some), of(*range(n)), np.arange(n) % 2 == 0)
         return Chunk(of(*some), np.ones(n, np.float32), np.ones(n, np.float32), context_match=heard)
 
-    both = joined(chunk(1, 2, 3), chunk(4, 5))
+    both = chunk(1, 2, 3).then(chunk(4, 5))
     assert both.context_match is not None
     assert both.context_match.tokens.tolist() == both.ids.tolist()
-    last = sliced(both, 2, 4)
+    last = both.part(2, 4)
     assert last.context_match is not None
     assert (last.context_match.tokens.tolist(), last.context_match.matched.tolist()) == ([3, 4], [2, 0])
     assert last.context_match.copied.tolist() == [True, True]
-    assert joined(chunk(1), Chunk(of(2), np.ones(1, np.float32), np.ones(1, np.float32))).context_match is None
+    assert chunk(1).then(Chunk(of(2), np.ones(1, np.float32), np.ones(1, np.float32))).context_match is None
 
 
 def test_the_gate_is_told_of_agreement_dissent_and_copies() -> None:
@@ -174,7 +174,7 @@ def test_with_everything_verified_nothing_changes(budgeted: LLM, alone: LLM) -> 
 def test_what_is_drafted_ahead_is_looked_up_in_the_context_too(draft_model: Model) -> None:
     prompt = draft_model.chat_prompt(case(5))
     with Context(draft_model, ContextSpec(n_ctx=512, n_seq=3, threads=1)) as context:
-        drafter = ModelDrafter(draft_model, context, keeps_logits=True)
+        drafter = BranchingDrafter(draft_model, context)
         state = GenerationState(prompt, rules=DraftRules(lookup_below=1.0), context=ContextLookup(prompt))
         plain = drafter.propose(state, 8)
         assert plain.context_match is not None

@@ -19,7 +19,7 @@ from edgellm.spec.loop import generate
 from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Sampling, Source, Token
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from tests.spec.exits import CLOSE, EXIT, N_CTX, Counted, Parts, check_same, counted, shards, verdicts
@@ -232,7 +232,7 @@ def written(
         drafter=drafter,
         gate=gate,
         verifier=verifier,
-        stats=Stats(),
+        stats=Summary(),
     )
     return [event for event in events if isinstance(event, Token)]
 

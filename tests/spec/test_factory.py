@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgellm.spec.drafters.verdict_prediction import choose_branches
 from edgellm.spec.gates.factory import AUTO, GateChoice, best_gate, choose, needs_profile
 from edgellm.spec.gates.offload_policy import JUDGED, NAMES, Linear, Policy, signals
 from edgellm.spec.gates.profile import ExitPoint, Profile
@@ -104,13 +103,6 @@ def test_importance_that_was_not_measured_counts_as_the_usual_one() -> None:
     assert signals(chunk, 0, 0.3)[importance] == 0.3
     half = replace(drafted(RNG), ahead=2)
     assert signals(half, 0, 0.3)[importance] == pytest.approx((0.6 + half.importance[2:].sum()) / 4)
-
-
-def test_as_many_guesses_as_a_verdict_leaves_time_for() -> None:
-    seconds = (0.010, 0.012, 0.020, 0.030)
-    assert [choose_branches(seconds, wait, 4)[0] for wait in (0.01, 0.041, 0.078, 9.0)] == [2, 2, 3, 4]
-    assert "2 guesses: one token of each takes 12.0 ms, a verdict 50.0 ms" in choose_branches(seconds, 0.05, 4)[1]
-    assert choose_branches((0.01, 0.03, 0.05, 0.07), 0.02, 4)[0] == 1  # where rows cost much, one is drafted further
 
 
 def test_where_an_early_exit_pays() -> None:

@@ -9,7 +9,7 @@ from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.loop import NewToken, generate, merge
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import (
     GREEDY,
     Chunk,
@@ -204,7 +204,7 @@ def test_a_verifier_that_reads_the_prompt_at_once_changes_nothing(lost: tuple[in
             drafter=FakeDrafter(chain(9, like=model)),
             gate=AlwaysGate(),
             verifier=verifier,
-            stats=Stats(),
+            stats=Summary(),
             announce=announce,
         )
         return [event.id for event in events if isinstance(event, Token)]

@@ -13,7 +13,7 @@ from edgellm.spec.loop import generate
 from edgellm.spec.lost_verifier import BACK, LOST
 from edgellm.spec.protocols import settled
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import (
     GREEDY,
     Explanation,
@@ -89,7 +89,7 @@ def test_a_verifier_that_is_away_from_the_start() -> None:
 @pytest.mark.parametrize("drafter", [None, FakeDrafter(SMALL, silent=True)], ids=["none", "silent"])
 def test_without_a_draft_model_a_lost_verifier_is_an_error(lost: int, drafter: FakeDrafter | None) -> None:
     verifier = FakeVerifier(BIG, lost=[lost])
-    stats = Stats()
+    stats = Summary()
     reply = generate(
         GenerationState(PROMPT, GREEDY, GenerationLimits(30, 1000)),
         vocabulary=Letters(),
@@ -121,7 +121,7 @@ def test_a_verdict_without_a_token_is_an_error_and_no_endless_loop() -> None:
 
 @pytest.mark.parametrize("after", range(12))
 def test_closing_after_any_token(after: int) -> None:
-    verifier, stats = FakeVerifier(BIG), Stats()
+    verifier, stats = FakeVerifier(BIG), Summary()
     reply = generate(
         GenerationState(PROMPT, GREEDY, GenerationLimits(30, 1000)),
         vocabulary=Letters(),
@@ -139,7 +139,7 @@ def test_closing_after_any_token(after: int) -> None:
 
 @pytest.mark.parametrize("after", range(8))
 def test_stopping_between_tokens_stops_in_the_middle_of_a_chunk(after: int) -> None:
-    stats, verifier = Stats(), FakeVerifier(BIG)
+    stats, verifier = Summary(), FakeVerifier(BIG)
     reply = generate(
         GenerationState(PROMPT, GREEDY, GenerationLimits(30, 1000), should_stop=lambda: stats.tokens == after),
         vocabulary=Letters(),

@@ -5,30 +5,117 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from edgellm.engine import Context, ContextSpec, Message, Model
-from edgellm.spec.drafters import verdict_prediction
+from edgellm.engine import Context, ContextSpec, Message, Model, top2
+from edgellm.spec.drafters import parallel
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.parallel import ParallelDrafter
-from edgellm.spec.drafters.verdict_prediction import MAX_AHEAD, alternatives
+from edgellm.spec.drafters.parallel import (
+    CONTEXT_BOOST,
+    MAX_AHEAD,
+    BranchingDrafter,
+    ParallelDrafter,
+    alternatives,
+    choose_branches,
+    likely_corrections,
+    predict_verdicts,
+    rejection,
+)
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
 from edgellm.spec.loop import generate
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
-from edgellm.spec.stats import Stats
-from edgellm.spec.types import GREEDY, NO_IDS, Ids, Sampling, Source, Token, Verdict
+from edgellm.spec.stats import Summary
+from edgellm.spec.types import GREEDY, NO_FLOATS, NO_IDS, Chunk, Ids, Sampling, Source, Token, Verdict
 from edgellm.spec.verifier import Session, VerifyRequest
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
 
 POSITIONS = 512
+
+
+def never() -> bool:
+    return False
+
+
+def text(*parts: Ids | int | np.integer) -> Ids:
+    return np.concatenate([np.atleast_1d(part) for part in parts]).astype(np.int32)
+
+
+# --- guesses at the verdict -----------------------------------------------------------------------------------------
+
+
+def test_the_papers_distribution_with_nothing_rejected_as_an_outcome() -> None:
+    confidence = np.array([0.9, 0.5], dtype=np.float32)
+    weights = [0.2 * 0.1, 0.2 * 0.8 * 0.5, 0.8**2]
+    assert rejection(confidence, 0.8) == pytest.approx(np.array(weights) / sum(weights), rel=1e-5)
+
+
+@given(confidence=arrays(np.float32, st.integers(0, 8), elements=st.floats(0, 1, width=32)), alpha=st.floats(0, 1))
+def test_it_is_a_distribution(confidence: np.ndarray, alpha: float) -> None:
+    chances = rejection(confidence, alpha)
+    assert chances.shape == (len(confidence) + 1,)
+    assert chances.min() >= 0.0
+    assert chances.sum() == pytest.approx(1.0)
+
+
+def test_the_likeliest_verdicts_come_first() -> None:
+    def some(ids: list[int], probs: list[float]) -> tuple[np.ndarray, np.ndarray]:
+        return np.array(ids, dtype=np.int32), np.array(probs, dtype=np.float32)
+
+    sure = np.array([0.6], dtype=np.float32)
+    found = predict_verdicts(
+        np.array([0.3, 0.7]), sure, [some([5, 6], [0.3, 0.1]), some([8, 9, 3], [0.5, 0.3, 0.2])], limit=3
+    )
+    assert [(guess.accepted, guess.token) for guess in found] == [(1, 8), (0, 5), (1, 9)]
+    assert [guess.probability for guess in found] == pytest.approx([0.35, 0.225, 0.21])
+    rare = predict_verdicts(np.array([1.0, 0.0]), sure, [some([5], [0.1]), some([8], [1.0])], limit=1)
+    assert rare[0].probability == pytest.approx(0.25)  # it is one of many that it may be
+    assert predict_verdicts(np.array([1.0, 0.0]), sure, [some([], []), some([], [])], limit=2) == []
+
+
+@given(
+    logits=arrays(np.float32, 12, elements=st.floats(-9, 9, width=16), unique=True),
+    known=st.sets(st.integers(0, 11)),
+    limit=st.integers(0, 14),
+)
+def test_tokens_of_the_text_are_so_much_likelier(logits: np.ndarray, known: set[int], limit: int) -> None:
+    chances = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    weights = {token: (CONTEXT_BOOST if token in known else 1.0) * float(chances[token]) for token in range(12)}
+    ids, found = likely_corrections(logits, top2(logits).p1, limit, np.array(sorted(known), dtype=np.int32))
+    assert len(set(ids.tolist())) == len(ids) == len(found) == min(limit, 12)
+    assert found == pytest.approx([weights[token] for token in ids.tolist()], rel=1e-4)
+    assert found == pytest.approx(sorted(weights.values(), reverse=True)[:limit], rel=1e-4)
+
+
+def test_alternatives_are_other_tokens_than_the_drafted_one() -> None:
+    logits = np.log(np.array([0.5, 0.2, 0.01, 0.29], dtype=np.float32))
+    confidence = np.array([0.5, 0.5, 0.9], dtype=np.float32)
+    chunk = Chunk(ids=text(0, 3, 7), confidence=confidence, logits=(logits, logits, NO_FLOATS))
+    (ids, weights), (others, _), (none, _) = alternatives(chunk, 2, text(2, 9))  # 9: the text may have more tokens
+    assert (ids.tolist(), others.tolist(), none.tolist()) == ([2, 3], [0, 2], [])
+    assert weights == pytest.approx([0.01 * CONTEXT_BOOST, 0.29], rel=1e-5)
+
+
+def test_as_many_guesses_as_a_verdict_leaves_time_for() -> None:
+    seconds = (0.010, 0.012, 0.020, 0.030)
+    assert [choose_branches(seconds, wait, 4)[0] for wait in (0.01, 0.041, 0.15, 9.0)] == [2, 2, 3, 4]
+    assert "2 guesses: one token of each takes 12.0 ms, a verdict 50.0 ms" in choose_branches(seconds, 0.05, 4)[1]
+    assert choose_branches((0.01, 0.03, 0.05, 0.07), 0.02, 4)[0] == 1  # where rows cost much, one is drafted further
+    assert "not measured" in choose_branches((), 0.05, 4)[1]
+
+
+# --- on the draft model ---------------------------------------------------------------------------------------------
 
 
 class Late(Future[Verdict]):
@@ -76,42 +163,66 @@ def prompts(models: tuple[Model, Model]) -> list[Ids]:
     return [models[0].chat_prompt([Message(t.role, t.text) for t in case.prompt]) for case in cases]
 
 
+class Bench:
+    """The draft model with branches, and a second one that drafts what it would have drafted."""
+
+    def __init__(self, draft: Model, closing: ExitStack) -> None:
+        self.draft, self._closing = draft, closing
+        self.fresh = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, threads=1)))
+        closing.callback(self.fresh.close)
+
+    def context(self, n_seq: int, n_ctx: int = POSITIONS) -> Context:
+        return Context(self.draft, ContextSpec(n_ctx=n_ctx, n_seq=n_seq, spare=8, threads=1))
+
+    def drafter(self, context: Context) -> BranchingDrafter:
+        drafter = BranchingDrafter(self.draft, context)
+        self._closing.callback(drafter.close)
+        return drafter
+
+    def ahead(self, branches: int, chances: Callable[..., np.ndarray]) -> ParallelDrafter:
+        own = self.drafter(self.context(1 + branches))
+        return ParallelDrafter(own, is_eog=lambda _token: False, rejection=chances)
+
+
+@pytest.fixture
+def bench(models: tuple[Model, Model]) -> Iterator[Bench]:
+    with ExitStack() as closing:
+        yield Bench(models[0], closing)
+
+
 def write(
-    models: tuple[Model, Model], prompt: Ids, gate: Gate, *, branches: int | None, patience: int = 0,
+    models: tuple[Model, Model], prompt: Ids, gate: Gate, *, branches: int = 0, patience: int = 0,
     sampling: Sampling = GREEDY,
-) -> tuple[list[Token], ParallelDrafter | None]:  # fmt: skip
+) -> tuple[list[Token], int]:  # fmt: skip
+    """Return what is written, and how many verdicts were predicted."""
     draft, model = models
-    context = Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=1 + (branches or 0), threads=1))
-    own = ModelDrafter(draft, context, keeps_logits=bool(branches))
-    ahead = ParallelDrafter(own, is_eog=draft.is_eog, rejection=ConfidenceAcceptance().rejection) if branches else None
-    verifier = LateVerifier(
-        model, ContextPool(lambda: Context(model, ContextSpec(n_ctx=POSITIONS, threads=1))), POSITIONS
-    )
-    verifier.patience = patience
-    events = generate(
-        GenerationState(prompt, sampling, GenerationLimits(24, POSITIONS)),
-        vocabulary=draft,
-        drafter=ahead or own,
-        gate=gate,
-        verifier=verifier,
-        stats=Stats(),
-    )
-    written = [event for event in events if isinstance(event, Token)]
-    (ahead or own).close()
-    verifier.close()
-    return written, ahead
+    with ExitStack() as closing:
+        context = Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=1 + branches, threads=1))
+        ahead, drafter = None, ModelDrafter(draft, context)
+        if branches:
+            own = BranchingDrafter(draft, context)
+            ahead = ParallelDrafter(own, is_eog=draft.is_eog, rejection=ConfidenceAcceptance().rejection)
+        closing.callback((ahead or drafter).close)
+        new = lambda: Context(model, ContextSpec(n_ctx=POSITIONS, threads=1))  # noqa: E731
+        verifier = LateVerifier(model, ContextPool(new), POSITIONS)
+        closing.callback(verifier.close)
+        verifier.patience = patience
+        state = GenerationState(prompt, sampling, GenerationLimits(24, POSITIONS))
+        events = generate(
+            state, vocabulary=draft, drafter=ahead or drafter, gate=gate, verifier=verifier, stats=Summary()
+        )
+        return [event for event in events if isinstance(event, Token)], ahead.guessed.hits if ahead else 0
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8, seed=4)], ids=["greedy", "sampling"])
 def test_it_changes_nothing(models: tuple[Model, Model], prompts: list[Ids], sampling: Sampling) -> None:
-    wanted = [write(models, prompt, AlwaysGate(), branches=None, sampling=sampling)[0] for prompt in prompts[:2]]
+    wanted = [write(models, prompt, AlwaysGate(), sampling=sampling)[0] for prompt in prompts[:2]]
     for patience, branches in ((0, 3), (1, 1), (3, 1), (3, 3), (99, 1), (99, 3)):
         hits = 0
         for prompt, plain in zip(prompts, wanted, strict=False):
-            found, ahead = write(models, prompt, AlwaysGate(), branches=branches, patience=patience, sampling=sampling)
+            found, hit = write(models, prompt, AlwaysGate(), branches=branches, patience=patience, sampling=sampling)
             assert [token.id for token in found] == [token.id for token in plain], (patience, branches)
-            assert ahead is not None
-            hits += ahead.guessed.hits
+            hits += hit
         assert (hits > 0) == (patience > 1), (patience, branches)
 
 
@@ -119,149 +230,108 @@ def test_drafts_taken_over_are_marked_where_nobody_checks_them(models: tuple[Mod
     gate = RandomGate(0.5, seed=1)
     sources = set()
     for prompt in prompts:
-        wanted, _ = write(models, prompt, gate, branches=None)
+        wanted, _ = write(models, prompt, gate)
         found, _ = write(models, prompt, gate, branches=2, patience=99)
         assert [token.id for token in found] == [token.id for token in wanted]
         sources |= {token.source for token in found}
     assert Source.PARALLEL in sources
 
 
-def hits(models: tuple[Model, Model], prompts: list[Ids], branches: int) -> int:
-    found = [write(models, prompt, AlwaysGate(), branches=branches, patience=99)[1] for prompt in prompts]
-    return sum(ahead.guessed.hits for ahead in found if ahead is not None)
-
-
 def test_several_branches_and_tokens_of_the_text_hit_more_often(
     models: tuple[Model, Model], prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_the_text = hits(models, prompts, 4)
-    assert by_the_text > hits(models, prompts, 1)
-    monkeypatch.setattr(verdict_prediction, "CONTEXT_BOOST", 1.0)
-    assert by_the_text > hits(models, prompts, 4)
+    def hits(branches: int) -> int:
+        return sum(write(models, one, AlwaysGate(), branches=branches, patience=99)[1] for one in prompts)
+
+    by_the_text = hits(4)
+    assert by_the_text > hits(1)
+    monkeypatch.setattr(parallel, "CONTEXT_BOOST", 1.0)
+    assert by_the_text > hits(4)
 
 
-def test_nor_is_it_where_it_is_to_be_verified_itself(models: tuple[Model, Model], prompts: list[Ids]) -> None:
-    """Nothing is drafted between two verdicts then, so that the branch is still one when others are to begin in it."""
-    draft, prompt = models[0], prompts[0]
-    context = Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=4, threads=1))
-    drafter = ModelDrafter(draft, context, keeps_logits=True)
-    chunk = drafter.propose(GenerationState(prompt), 2)
-    others = [np.append(prompt, token).astype(np.int32) for token in alternatives(chunk, 2, NO_IDS)[0][0]]
-    (_, first), (right, second) = drafter.draft_many(
-        GenerationState(prompt), others, 4, lambda: False, whole=np.concatenate((prompt, chunk.ids)), tail=0
-    )
-    assert len(first) == len(second) == 4
-    whole = np.concatenate((right, second.ids[:2]))
-    decoded: list[list[int]] = []
-    rows = context.decode_rows
-    context.decode_rows = lambda asked, **more: decoded.append([len(row.ids) for row in asked]) or rows(asked, **more)  # type: ignore[method-assign, func-returns-value]
-    corrected = np.append(right, alternatives(second, 1, NO_IDS)[0][0]).astype(np.int32)
-    drafter.draft_many(GenerationState(prompt), [corrected], 1, lambda: False, whole=whole, tail=1)
-    assert decoded == [[1, 1], [1]]
-
-
-def test_what_was_drafted_ahead_is_not_computed_again(models: tuple[Model, Model], prompts: list[Ids]) -> None:
-    draft, prompt = models[0], prompts[0]
-    context = Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=3, threads=1))
-    drafter = ModelDrafter(draft, context, keeps_logits=True)
+def test_what_was_drafted_ahead_is_not_computed_again(bench: Bench, prompts: list[Ids]) -> None:
+    prompt, context = prompts[0], bench.context(3)
+    drafter = bench.drafter(context)
     chunk = drafter.propose(GenerationState(prompt), 4)
-    behind = np.concatenate((prompt, chunk.ids))
-    other = np.append(prompt, alternatives(chunk, 1, NO_IDS)[0][0]).astype(np.int32)
-    many = drafter.draft_many(GenerationState(prompt), [other], 2, lambda: False, whole=behind, tail=1)
+    behind = text(prompt, chunk.ids)
+    other = text(prompt, alternatives(chunk, 1, NO_IDS)[0][0])
+    many = drafter.draft_many(GenerationState(prompt), [other], 2, never, whole=behind, tail=1)
     assert np.array_equal(many[0][0], other)
-    assert np.array_equal(many[1][0][:-1], behind)
+    assert np.array_equal(many[1][0], text(behind, bench.fresh.propose(GenerationState(behind), 1).ids))
     decoded: list[int] = []
     whole = context.decode
     context.decode = lambda ids, **more: decoded.append(len(ids)) or whole(ids, **more)  # type: ignore[method-assign, func-returns-value]
-    rest = drafter.propose(GenerationState(np.concatenate((many[1][0], many[1][1].ids))), 1)
+    rest = drafter.propose(GenerationState(text(many[1][0], many[1][1].ids)), 1)
     assert decoded == [1]
-    fresh = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, threads=1)))
-    assert int(many[1][0][-1]) == int(
-        fresh.propose(GenerationState(behind), 1).ids[0]
-    )  # the likeliest token behind the chunk
     for prefix, drafted in many:
-        assert fresh.propose(GenerationState(prefix), 2).ids.tolist() == drafted.ids.tolist()
-    assert fresh.propose(GenerationState(many[1][0]), 3).ids.tolist() == [*many[1][1].ids.tolist(), *rest.ids.tolist()]
-    fresh.close()
-    drafter.close()
+        assert bench.fresh.propose(GenerationState(prefix), 2).ids.tolist() == drafted.ids.tolist()
+    assert bench.fresh.propose(GenerationState(many[1][0]), 3).ids.tolist() == [*many[1][1].ids, *rest.ids]
 
 
-def test_a_stop_is_heard_before_the_next_token(models: tuple[Model, Model], prompts: list[Ids]) -> None:
-    draft, asked = models[0], itertools.count()
-    drafter = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=2, threads=1)))
-    drafter.propose(GenerationState(prompts[0]), 1)
-    ((_, chunk),) = drafter.draft_many(
-        GenerationState(prompts[0]),
-        [np.append(prompts[0], 9).astype(np.int32)],
-        400,
-        lambda: next(asked) == 3,
-        whole=prompts[0],
-        tail=0,
-    )
-    assert len(chunk) == 3
-    assert not any(draft.is_eog(int(token)) for token in chunk.ids)
-    drafter.close()
+def test_nor_is_it_where_it_is_to_be_verified_itself(bench: Bench, prompts: list[Ids]) -> None:
+    """Nothing is drafted between two verdicts then, so that the branch is still one when others are to begin in it."""
+    prompt, context = prompts[0], bench.context(4)
+    drafter, state = bench.drafter(context), GenerationState(prompts[0])
+    chunk = drafter.propose(state, 2)
+    others = [text(prompt, token) for token in alternatives(chunk, 2, NO_IDS)[0][0]]
+    (_, first), (right, second) = drafter.draft_many(state, others, 4, never, whole=text(prompt, chunk.ids), tail=0)
+    assert len(first) == len(second) == 4
+    decoded: list[list[int]] = []
+    rows = context.decode_rows
+    context.decode_rows = lambda asked, **more: decoded.append([len(row.ids) for row in asked]) or rows(asked, **more)  # type: ignore[method-assign, func-returns-value]
+    corrected = text(right, alternatives(second, 1, NO_IDS)[0][0])
+    drafter.draft_many(state, [corrected], 1, never, whole=text(right, second.ids[:2]), tail=1)
+    assert decoded == [[1, 1], [1]]
 
 
-def test_nothing_is_drafted_ahead_beyond_the_context(models: tuple[Model, Model], prompts: list[Ids]) -> None:
-    draft, prompt = models[0], prompts[0]
-    for left in (0, 1, 3):
-        context = Context(draft, ContextSpec(n_ctx=len(prompt) + left, n_seq=2, spare=8, threads=1))
-        drafter = ModelDrafter(draft, context, keeps_logits=True)
-        drafter.propose(GenerationState(prompt), 1)
-        ((_, chunk),) = drafter.draft_many(
-            GenerationState(prompt), [np.append(prompt, 9).astype(np.int32)], 4, lambda: False, whole=prompt, tail=0
-        )
-        assert len(chunk) <= left
-        drafter.close()
+def test_a_stop_is_heard_before_the_next_token(bench: Bench, prompts: list[Ids]) -> None:
+    asked, drafter, state = itertools.count(), bench.drafter(bench.context(2)), GenerationState(prompts[0])
+    drafter.propose(state, 1)
+    found = drafter.draft_many(state, [text(prompts[0], 9)], 400, lambda: next(asked) == 3, whole=prompts[0], tail=0)
+    assert [len(chunk) for _, chunk in found] == [3]
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_nothing_is_drafted_ahead_beyond_the_context(bench: Bench, prompts: list[Ids], left: int) -> None:
+    prompt = prompts[0]
+    drafter = bench.drafter(bench.context(2, len(prompt) + left))
+    drafter.propose(GenerationState(prompt), 1)
+    found = drafter.draft_many(GenerationState(prompt), [text(prompt, 9)], 4, never, whole=prompt, tail=0)
+    assert all(len(chunk) <= left for _, chunk in found)
 
 
 @pytest.mark.parametrize("doubt", [0.0, 0.9])
 def test_what_is_drafted_beyond_a_chunk_is_there_for_the_next_one(
-    models: tuple[Model, Model], prompts: list[Ids], doubt: float
+    bench: Bench, prompts: list[Ids], doubt: float
 ) -> None:
     """Also behind a token that ends the chunk by its doubt: where it is taken over, the chunk ends there."""
-    draft, prompt = models[0], prompts[0]
-    own = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=3, threads=1)), keeps_logits=True)
-    fresh = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, threads=1)))
-    rules = DraftRules(stop_below=doubt)
-    ahead = ParallelDrafter(own, is_eog=lambda _token: False, rejection=ConfidenceAcceptance().rejection)
-    state = GenerationState(prompt, rules=rules)
-    chunk = ahead.propose(state, 2)
-    ahead.look_ahead(state, chunk, 2, lambda: False)
-    token = fresh.propose(GenerationState(np.concatenate((prompt, chunk.ids))), 1).ids
-    text = np.concatenate((prompt, chunk.ids, token))
-    taken = 0
-    while (next_one := ahead.propose(GenerationState(text, rules=rules), 2)).ahead:
-        if draft.is_eog(int(next_one.ids[0])):
+    prompt, rules = prompts[0], DraftRules(stop_below=doubt)
+    ahead = bench.ahead(2, ConfidenceAcceptance().rejection)
+    chunk = ahead.propose(GenerationState(prompt, rules=rules), 2)
+    ahead.look_ahead(GenerationState(prompt, rules=rules), chunk, 2, never)
+    behind = text(prompt, chunk.ids)
+    behind, taken = text(behind, bench.fresh.propose(GenerationState(behind), 1).ids), 0
+    while (following := ahead.propose(GenerationState(behind, rules=rules), 2)).ahead:
+        if bench.draft.is_eog(int(following.ids[0])):
             break
-        assert next_one.ids.tolist() == fresh.propose(GenerationState(text, rules=rules), 2).ids.tolist()
-        text = np.concatenate((text, next_one.ids))
-        taken += next_one.ahead
+        wanted = bench.fresh.propose(GenerationState(behind, rules=rules), 2)
+        assert following.ids.tolist() == wanted.ids.tolist()
+        behind, taken = text(behind, following.ids), taken + following.ahead
     assert 2 < taken <= MAX_AHEAD
     assert (ahead.guessed.tries, ahead.guessed.hits) == (1, 1)
-    ahead.close()
-    fresh.close()
 
 
-def test_what_was_drafted_behind_a_chunk_is_kept_while_that_is_verified(
-    models: tuple[Model, Model], prompts: list[Ids]
-) -> None:
-    draft, prompt = models[0], prompts[0]
-    own = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, n_seq=4, threads=1)), keeps_logits=True)
-    fresh = ModelDrafter(draft, Context(draft, ContextSpec(n_ctx=POSITIONS, threads=1)))
-    wanted = fresh.propose(GenerationState(prompt), 12).ids
-    ahead = ParallelDrafter(own, is_eog=lambda _token: False, rejection=lambda _confidence: np.array([0.1, 0.9]))
+def test_what_was_drafted_behind_a_chunk_is_kept_while_that_is_verified(bench: Bench, prompts: list[Ids]) -> None:
+    prompt = prompts[0]
+    wanted = bench.fresh.propose(GenerationState(prompt), 12).ids
+    ahead = bench.ahead(3, lambda _confidence: np.array([0.1, 0.9]))
     chunk = ahead.propose(GenerationState(prompt), 1)
-    ahead.look_ahead(GenerationState(prompt), chunk, 1, lambda: False)
-    text = np.concatenate((prompt, wanted[:2]))
-    chunk = ahead.propose(GenerationState(text), 1)
+    ahead.look_ahead(GenerationState(prompt), chunk, 1, never)
+    behind = text(prompt, wanted[:2])
+    chunk = ahead.propose(GenerationState(behind), 1)
     assert (chunk.ids.tolist(), chunk.ahead) == ([wanted[2]], 1)
     asked = iter((False, False, True))  # at once, before the first decode, and after it
-    ahead.look_ahead(GenerationState(text), chunk, 1, lambda: next(asked))
-    text = np.append(text, wanted[2:4]).astype(np.int32)
-    kept = ahead.propose(GenerationState(text), 6)
+    ahead.look_ahead(GenerationState(behind), chunk, 1, lambda: next(asked))
+    kept = ahead.propose(GenerationState(text(behind, wanted[2:4])), 6)
     assert kept.ids.tolist() == wanted[4:10].tolist()
     assert kept.ahead == 6
-    ahead.close()
-    fresh.close()

@@ -17,7 +17,7 @@ from edgellm.spec.drafters.speculator import SpeculatorDrafter, draft
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Penalties, Sampling, Source, Token
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from testkit.gguf.architectures import WITH_MTP
@@ -54,11 +54,11 @@ def verify() -> Iterator[Verify]:
 
 def run(
     model: Model, verifier: LocalVerifier, sampling: Sampling, *, drafts: bool, most: int = MOST
-) -> tuple[list[Token], Stats]:
+) -> tuple[list[Token], Summary]:
     state = GenerationState(
         model.chat_prompt([Message("user", QUESTION)]), sampling, GenerationLimits(most, 256, gamma=4)
     )
-    stats = Stats()
+    stats = Summary()
     events = generate(
         state,
         vocabulary=model,
@@ -89,7 +89,7 @@ def test_the_text_is_the_verifiers_own_greedy_and_sampled(
             alone, _ = run(model, verifier, sampling, drafts=False)
             drafted, stats = run(model, verifier, sampling, drafts=True)
             assert [token.id for token in drafted] == [token.id for token in alone]
-            summary = stats.summary(0)
+            summary = stats
             accepted += summary.accepted
             assert summary.tested > summary.accepted
             assert {Source.ACCEPTED, Source.CORRECTED, Source.VERIFIER} >= {t.source for t in drafted} - {Source.BONUS}
@@ -100,7 +100,7 @@ def test_a_useful_layer_is_right_more_often_than_a_useless_one(architectures: Ar
     rates = []
     for mtp in ("useful", "useless"):
         with Model.load(architectures("qwen35", mtp=mtp), LoadSpec(speculates=True)) as model:
-            rates.append(run(model, verify(model), GREEDY, drafts=True, most=48)[1].summary(0).acceptance_rate or 0.0)
+            rates.append(run(model, verify(model), GREEDY, drafts=True, most=48)[1].acceptance_rate or 0.0)
     assert rates[0] > 0.1 > rates[1]
 
 
@@ -111,7 +111,7 @@ def test_a_useful_head_is_right_more_often_than_a_useless_one(
     for useful in (True, False):
         head = ModelFile.open(heads("llama", useful=useful))
         with Model.load(architectures("llama"), LoadSpec(speculates=True, eagle3=head)) as model:
-            rates.append(run(model, verify(model), GREEDY, drafts=True, most=48)[1].summary(0).acceptance_rate or 0.0)
+            rates.append(run(model, verify(model), GREEDY, drafts=True, most=48)[1].acceptance_rate or 0.0)
     assert rates[0] > 0.1 > rates[1]
 
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from edgellm.errors import VerifierLost
 from edgellm.spec.loop import Event
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.stream import cut_at_stops
 from edgellm.spec.types import Notice, Source, Token
 
 LETTERS = "abé"
 
 
-def events(pieces: Sequence[bytes], stats: Stats) -> Generator[Event, None, None]:
+def events(pieces: Sequence[bytes], stats: Summary) -> Generator[Event, None, None]:
     for number, piece in enumerate(pieces):
         token = Token(number, piece, Source.DRAFT)
         stats.token(token)
@@ -49,11 +49,11 @@ def test_the_reply_ends_before_the_first_sequence_that_is_complete(
         pieces.append(data[at : at + length])
         at += length
     pieces.append(data[at:])
-    stats = Stats()
+    stats = Summary()
     tokens = [event for event in cut_at_stops(stops, events(pieces, stats), stats) if isinstance(event, Token)]
     wanted = expected(data, stops)
     assert b"".join(token.piece for token in tokens) == wanted
-    assert b"".join(stats.pieces) == wanted
+    assert stats.text.encode() == wanted
     assert [token.id for token in tokens] == sorted(token.id for token in tokens)
     stopped = wanted != data
     assert stats.finish_reason == ("stop" if stopped else "length")
@@ -61,7 +61,7 @@ def test_the_reply_ends_before_the_first_sequence_that_is_complete(
 
 
 def test_a_token_goes_out_as_soon_as_no_sequence_can_begin_in_it() -> None:
-    stats = Stats()
+    stats = Summary()
     going = cut_at_stops(["END"], events([b"one", b" E", b"N", b"x", b"EN", b"D!", b"never"], stats), stats)
     seen = []
     for event in going:
@@ -73,12 +73,12 @@ def test_a_token_goes_out_as_soon_as_no_sequence_can_begin_in_it() -> None:
 
 
 def test_what_is_held_back_is_not_lost_with_the_verifier() -> None:
-    def cut(stats: Stats) -> Generator[Event, None, None]:
+    def cut(stats: Summary) -> Generator[Event, None, None]:
         yield from events([b"a", b"E"], stats)
         yield Notice("something")
         raise VerifierLost("It is gone.", "Start it again.")
 
-    stats, heard = Stats(), []
+    stats, heard = Summary(), []
     going = cut_at_stops(["END"], cut(stats), stats)
 
     def listen() -> None:
@@ -94,14 +94,14 @@ def test_what_is_held_back_is_not_lost_with_the_verifier() -> None:
 def test_the_reply_is_closed_with_what_reads_it() -> None:
     ended = []
 
-    def endless(stats: Stats) -> Generator[Event, None, None]:
+    def endless(stats: Summary) -> Generator[Event, None, None]:
         try:
             while True:
                 yield from events([b"x"], stats)
         finally:
             ended.append(True)
 
-    stats = Stats()
+    stats = Summary()
     going = cut_at_stops(["END"], endless(stats), stats)
     next(going)
     going.close()
@@ -120,7 +120,7 @@ def test_the_reply_is_closed_with_what_reads_it() -> None:
     ],
 )
 def test_what_is_not_verified_ends_where_another_turn_begins(pieces: list[bytes], source: Source, shown: bytes) -> None:
-    stats = Stats()
+    stats = Summary()
     given = (replace(event, source=source) for event in events(pieces, stats) if isinstance(event, Token))
     tokens = [event for event in cut_at_stops((), given, stats, ["\nuser\n"]) if isinstance(event, Token)]
     assert b"".join(token.piece for token in tokens) == shown

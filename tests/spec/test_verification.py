@@ -17,7 +17,7 @@ from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
 from edgellm.spec.sampling import distribution, draw, probability
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import NO_IDS, Chunk, Distribution, Ids, Sampling, Token
 from edgellm.spec.verification import judge, verify_greedy
 from tests.spec.fakes import FakeDrafter, FakeVerifier, Letters, Logits, markov
@@ -110,7 +110,7 @@ def pairs(
             drafter=drafter,
             gate=AlwaysGate(),
             verifier=FakeVerifier(model),
-            stats=Stats(),
+            stats=Summary(),
         )
         seen[tuple(event.id for event in reply if isinstance(event, Token))] += 1
     return seen
@@ -186,7 +186,7 @@ def test_a_seed_gives_the_verifiers_text_whoever_drafts(setting: str) -> None:
             event.id
             for event in generate(
                 GenerationState(PROMPT, sampling, GenerationLimits(max_tokens=60, context=100, gamma=gamma)),
-                vocabulary=NoEnd(), drafter=drafter, gate=AlwaysGate(), verifier=FakeVerifier(model), stats=Stats(),
+                vocabulary=NoEnd(), drafter=drafter, gate=AlwaysGate(), verifier=FakeVerifier(model), stats=Summary(),
             )
             if isinstance(event, Token)
         )

@@ -39,7 +39,7 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.spec.loop import Event
 from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice, Source, Token
 
@@ -116,7 +116,7 @@ class Made:
         """Return a reply of hostile pieces, hostile notices, and an error with a hostile message at its end."""
         self.replies += 1
 
-        def write(stats: Stats, *_: object) -> Generator[Event, None, None]:
+        def write(stats: Summary, *_: object) -> Generator[Event, None, None]:
             for number, piece in enumerate((self._text, " ", self._text[::-1])):
                 token = Token(number, piece.encode("utf-8", "replace"), Source.VERIFIER)
                 stats.token(token)

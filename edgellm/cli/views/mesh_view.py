@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgellm.llm.mesh_llm import OpenedMesh
     from edgellm.llm.mesh_timeline import DeviceTimeline, Measured
     from edgellm.rpc_engine.plan import RpcHome, RpcOption, RpcPlacement
-    from edgellm.spec.types import Summary
+    from edgellm.spec.stats import Summary
 
 MARKS = {
     "loading": ("░", "yellow"), "loading and computing": ("▓", "cyan"), "computing": ("█", "green"),

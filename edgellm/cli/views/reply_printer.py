@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING, TypeAlias
@@ -33,8 +33,9 @@ from edgellm.flags import flag
 
 if TYPE_CHECKING:
     from edgellm.cli.views.markdown_stream import MarkdownWriter
+    from edgellm.spec.stats import Summary
     from edgellm.spec.stream import Reply
-    from edgellm.spec.types import Explanation, Notice, Summary, Token
+    from edgellm.spec.types import Explanation, Notice, Token
 
 _OUTPUT = "Output"  # a section of help pages
 Heard: TypeAlias = list[tuple[str, str]]
@@ -75,8 +76,7 @@ def print_reply(reply: Reply, display: Display, heard: Heard | None = None) -> S
     for reason in reasons:
         say(f"{'reply' if reason.round is None else f'round {reason.round}'}: {reason.text}", style="dim")
     if display.as_json:
-        figures = {name: _short(value) for name, value in asdict(summary).items()}
-        del figures["first_at"]  # a time of this process's own clock
+        figures = {name: _short(value) for name, value in summary.figures().items()}
         emit_json({"summary": figures}, indent=None)
     elif not display.quiet:
         if display.colours and sources:

@@ -19,7 +19,8 @@ from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_requ
 from edgellm.http.schemas.fields import MAX_ITEMS, MAX_TOKENS, ReplyRequest, RequestModel, Schema, Text, Types
 from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest, ContentPart, Parts
 from edgellm.http.schemas.responses import BlockWriter, Json, Pieces, WrittenReply, summary_of
-from edgellm.spec.types import Channel, Summary
+from edgellm.spec.stats import Summary
+from edgellm.spec.types import Channel
 
 _TEXTS = ("text", *MEDIA)
 _BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")

@@ -33,7 +33,8 @@ from edgellm.http.schemas.responses import (
     summary_of,
 )
 from edgellm.spec.model_sampling import sampling_of
-from edgellm.spec.types import Channel, Summary
+from edgellm.spec.stats import Summary
+from edgellm.spec.types import Channel
 
 API_VERSION = "0.13.0"
 """The version of Ollama whose API this follows, which clients ask for before they use it."""

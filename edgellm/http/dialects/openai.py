@@ -28,7 +28,8 @@ from edgellm.http.schemas.responses import (
     rounded,
     summary_of,
 )
-from edgellm.spec.types import Channel, Notice, PromptProgress, Summary
+from edgellm.spec.stats import Summary
+from edgellm.spec.types import Channel, Notice, PromptProgress
 
 _NO_LOGPROB = -9999.0  # OpenAI's value for the logarithm of 0
 

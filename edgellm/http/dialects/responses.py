@@ -28,7 +28,8 @@ from edgellm.http.schemas.requests import (
     NamedSchema,
 )
 from edgellm.http.schemas.responses import BlockWriter, Json, Pieces, WrittenReply, summary_of
-from edgellm.spec.types import Channel, Summary
+from edgellm.spec.stats import Summary
+from edgellm.spec.types import Channel
 
 Turn: TypeAlias = dict[str, Any]
 """A message of a chat completion."""

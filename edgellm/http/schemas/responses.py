@@ -14,7 +14,8 @@ from typing_extensions import TypedDict
 
 from edgellm.engine import ToolCall
 from edgellm.http.schemas.errors import ErrorInfo
-from edgellm.spec.types import Channel, Notice, PromptProgress, Source, Summary, Token
+from edgellm.spec.stats import Summary
+from edgellm.spec.types import Channel, Notice, PromptProgress, Source, Token
 from edgellm.valid_json import write_json
 
 Json: TypeAlias = Mapping[str, Any]

@@ -12,16 +12,16 @@ from edgellm.errors import InvalidOption
 from edgellm.llm.opening.engine import PairEngine
 from edgellm.llm.replies.plan import ReplyPlan, WantedReply, plan_reply
 from edgellm.spec.constraint import ReplyGrammar
-from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.loop import Event, generate
+from edgellm.spec.mechanisms import mechanism
 from edgellm.spec.ngram.retriever import Retriever
 from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.spec.state import NOT_FILLED, DraftRules, GenerationLimits, GenerationState
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.stream import cut_at_stops
 from edgellm.spec.types import Explanation, Ids, PromptProgress, Sampling
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def write(
-    engine: PairEngine, request: WantedReply, stats: Stats, explain: bool, should_stop: ShouldStop,
+    engine: PairEngine, request: WantedReply, stats: Summary, explain: bool, should_stop: ShouldStop,
     on_progress: OnProgress,
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Write a reply while idle work is suspended. Raise ProfileUnusable."""
@@ -56,9 +56,9 @@ def write(
             if copies is not None:
                 retrieval.end()
             if engine.knowledge is not None and stats.verdict_seconds is not None:
-                engine.knowledge.observe_verdicts(stats.verdict_seconds, stats.verified_drafted)
+                engine.knowledge.observe_verdicts(stats.verdict_seconds, stats.verdicts_on_drafts)
         if copies is not None and engine.draft is not None:
-            engine.bandits.speculator.record(plan.speculates, stats.tokens, stats.seconds)
+            engine.bandits.speculator.record(plan.speculates, stats.tokens, stats.seconds_decoding)
         if stats.finish_reason == "stop":
             retrieval.add(prompt, stats.ids)
 
@@ -80,7 +80,7 @@ class ReplyWriter:
         """True if the draft model drafts; the verifier; the gate of its drafts."""
 
     def write(
-        self, stats: Stats, explain: bool, should_stop: ShouldStop, on_progress: OnProgress
+        self, stats: Summary, explain: bool, should_stop: ShouldStop, on_progress: OnProgress
     ) -> Generator[Event, None, None]:
         """Write the reply: a thought up to its limit, and the answer."""
         engine, plan, request = self._engine, self._plan, self._request
@@ -137,15 +137,13 @@ class ReplyWriter:
             tail=engine.bandits.tail if self._drafts and asks_tail else None,
         )  # fmt: skip
 
-    def _drafter(self, own: Drafter | None, stats: Stats) -> Drafter | None:
+    def _drafter(self, own: Drafter | None, stats: Summary) -> Drafter | None:
         """Return the drafter: a custom one, `own` (the draft model's, with branches if planned) or the speculator;
         beside copies, the draft policy decides."""
         engine, plan, copies, is_eog = self._engine, self._plan, self._copies, self._engine.text.is_eog
         drafter, guessed = self._request.options.drafter or own, None
-        if plan.branches and isinstance(own, ModelDrafter):
-            from edgellm.spec.drafters.parallel import ParallelDrafter
-
-            drafter = ahead = ParallelDrafter(
+        if plan.branches and own is not None:
+            drafter = ahead = mechanism("parallel drafting").ParallelDrafter(
                 own, is_eog=is_eog, rejection=plan.rejection, branches=plan.branches, acceptance=plan.acceptance
             )
             guessed = ahead.guessed
@@ -155,15 +153,13 @@ class ReplyWriter:
         from edgellm.spec.drafters.hybrid import HybridDrafter
 
         if plan.speculates:
-            from edgellm.spec.drafters.speculator import SpeculatorDrafter
-
-            drafter = SpeculatorDrafter(self._verifier, is_eog)
+            drafter = mechanism("speculators").SpeculatorDrafter(self._verifier, is_eog)
         policy, name = engine.retrieval.index.policy, "speculator" if plan.speculates else "draft model"
         engine.retrieval.track(self._verifier)
         stats.count_with(plan.choice.controller, guessed, copies.copied, policy.account)
         return HybridDrafter(policy, copies, drafter, plan.gamma, name=name, linked=engine.linked)
 
-    def _close_thought(self, state: GenerationState, stats: Stats) -> bool:
+    def _close_thought(self, state: GenerationState, stats: Summary) -> bool:
         """End the thought by the model's own markup, which belongs to no channel. Return False without room."""
         text = self._engine.text
         if text.thinking is None:

@@ -12,11 +12,10 @@ from edgellm.llm.drafter_pool import DrafterKind
 from edgellm.llm.opening.engine import PairEngine
 from edgellm.llm.pair_stats import PairStats
 from edgellm.spec.channels import ChannelSplitter
-from edgellm.spec.drafters.verdict_prediction import BRANCHES, MAX_AHEAD, MAX_BRANCHES, choose_branches, rejection
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
 from edgellm.spec.gates.factory import GateChoice, choose, needs_profile
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
-from edgellm.spec.mechanisms import mechanism
+from edgellm.spec.mechanisms import has, mechanism
 from edgellm.spec.params import BUDGET_CHUNK, CHUNK, ReplyOptions
 from edgellm.spec.types import Ids, Notice, Sampling
 
@@ -72,7 +71,10 @@ class ReplyPlan:
 
     def rejection(self, confidence: Sequence[float]) -> Probabilities:
         """Return the chances of a rejection at each place: with the paper's gate its estimate, else by the verdicts."""
-        return self.acceptance.rejection(confidence) if self.alpha is None else rejection(confidence, self.alpha)
+        if self.alpha is None:
+            return self.acceptance.rejection(confidence)
+        found: Probabilities = mechanism("parallel drafting").rejection(confidence, self.alpha)
+        return found
 
 
 def plan_reply(engine: PairEngine, request: WantedReply) -> ReplyPlan:
@@ -152,7 +154,8 @@ def _plan_pair(
     if first is None:  # Importance is not measured for tokens drafted ahead.
         n_branches, parallel = _branches(engine, knowledge, options, profile, kind, choice)
     if n_branches:
-        kind = replace(kind, branches=MAX_BRANCHES, gamma=max(choice.gamma, MAX_AHEAD))
+        most: tuple[int, int] = mechanism("parallel drafting").room(choice.gamma)
+        kind = replace(kind, branches=most[0], gamma=most[1])
     alpha = profile.alpha if profile is not None and options.gate == "synera" else None
     return ReplyPlan(
         choice, kind, n_branches, knowledge.acceptance(options), alpha, first, notices=tuple(notices),
@@ -197,6 +200,7 @@ def _branches(
     """Return the number of branches to draft while waiting for a verdict, and why."""
     hindrances = {
         ", as requested": not options.parallel,
+        ": it is left out": not has("parallel drafting"),
         ": the verifier computes on this device": not engine.linked,
         ": the reply follows a JSON schema": options.json_schema is not None,  # Guesses may break the schema.
         ": a draft model with an early exit has no branches": kind.exit_layer is not None,
@@ -204,10 +208,11 @@ def _branches(
     }
     if why := next((why for why, hinders in hindrances.items() if hinders), ""):
         return 0, f"no parallel inference{why}"
-    if profile is None or not profile.batch_seconds:
-        return BRANCHES, f"parallel inference with {BRANCHES} guesses: their cost is not measured"
-    wait = knowledge.verdict_seconds or profile.verify_seconds
-    return choose_branches(profile.batch_seconds, wait, max(choice.gamma, MAX_AHEAD))
+    seconds, wait = ((), 0.0) if profile is None else (profile.batch_seconds, profile.verify_seconds)
+    chosen: tuple[int, str] = mechanism("parallel drafting").choose_branches(
+        seconds, knowledge.verdict_seconds or wait, choice.gamma
+    )
+    return chosen
 
 
 def _choose_speculator(engine: PairEngine, options: ReplyOptions, plan: ReplyPlan) -> tuple[bool, str]:

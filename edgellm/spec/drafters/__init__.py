@@ -1,1 +1,1 @@
-"""Drafters: a small model, parallel inference, early exit, and the small model beside copied drafts."""
+"""Drafters: proposers of tokens that the verifier judges."""

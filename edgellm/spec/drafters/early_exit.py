@@ -15,7 +15,7 @@ import numpy as np
 
 from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, Recorder, top2
 from edgellm.errors import InvalidOption
-from edgellm.spec.drafters.model import AttentionMeter, ChunkBuilder, within
+from edgellm.spec.drafters.model import ChunkBuilder, meter_of, within
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
@@ -64,7 +64,7 @@ class EarlyExitDrafter(Drafter):
             )
         self._recorder: Recorder = recorder
         self._lower, self._upper, self._threshold, self._shared = lower, upper, threshold, shared
-        self._meter = AttentionMeter(lower, layers)
+        self._meter = meter_of(lower, layers)
         # The lower shard's output at each position; rows beyond the upper cache's length wait.
         self._rows = np.empty((lower.n_ctx, below.n_embd), dtype=np.float32)
         self._clear()
@@ -108,16 +108,16 @@ class EarlyExitDrafter(Drafter):
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """Draft a chunk. Its last token is decoded in no layer before a later text holds it."""
-        prefix = within(state.ids, self._shared)
-        chunk = ChunkBuilder(
-            state, gamma, penalties=state.sampling.penalties, grammar=state.grammar, cursor=state.lookup(prefix)
-        )
+        prefix, meter = within(state.ids, self._shared), self._meter
+        chunk = ChunkBuilder(state, gamma, grammar=state.grammar, cursor=state.lookup(prefix))
         try:
             common = self._lower.sync(prefix)
             self._upper.rollback(min(common, self._upper.length()))
-            self._meter.pause()
+            if meter is not None:
+                meter.pause()
             logits = self._prefill(prefix[common:], state.prompt_progress(self._lower.model.name))
-            self._meter.start(len(prefix), gamma)
+            if meter is not None:
+                meter.start(len(prefix), gamma)
             while True:
                 logits = logits[: self._shared]
                 facts, layer = top2(logits), self._layer
@@ -129,11 +129,12 @@ class EarlyExitDrafter(Drafter):
                 if chunk.full() or self._lower.model.is_eog(token):
                     break
                 logits = self._run_lower(np.array([token], dtype=np.int32))[0]
-                self._meter.record()
+                if meter is not None:
+                    meter.record()
         except BaseException:  # An interrupted decode leaves invalid caches.
             self._clear()
             raise
-        return chunk.build(self._meter.importance(), exits=True)
+        return chunk.build(None if meter is None else meter.importance(len(chunk.ids)), exits=True)
 
     def close(self) -> None:
         self._lower.close()

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 
-from edgellm.spec.drafters.parallel import truncated
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.ngram.retriever import NO_OFFER, Retriever
 from edgellm.spec.protocols import Drafter
@@ -79,14 +78,13 @@ class HybridDrafter(Drafter):
         policy.drafted(len(chunk), perf_counter() - began)
         survives = policy.survives(chunk.confidence.tolist())
         n = policy.useful(survives)
-        if n < len(chunk):
-            chunk = truncated(chunk, n)
+        chunk = chunk.part(0, n)
         if reason:
             chunk = replace(chunk, reason=reason)
         if n < len(survives) or not n or not self._copies:
             return chunk
         more = self._copies.offers(policy.floor, gamma - n, chunk.ids.tolist(), survives[-1])
-        return more.behind(chunk, policy.useful(more.survives, n))
+        return chunk.then(more.chunk(policy.useful(more.survives, n)))
 
     def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
         """Draft ahead behind the draft model's tokens. Behind a copy, let the draft model only read the prompt while
@@ -106,7 +104,7 @@ class HybridDrafter(Drafter):
             return _NOTHING
         gamma = min(gamma, self._gamma)
         copied = chunk.retrieved or not len(chunk)
-        own = self._model.propose(state, gamma) if copied else truncated(chunk, len(chunk) - chunk.tail)
+        own = self._model.propose(state, gamma) if copied else chunk.part(0, len(chunk) - chunk.tail)
         return self._model.unverified(state, own, gamma)
 
     def observe(self, state: GenerationState, turn: Round) -> None:

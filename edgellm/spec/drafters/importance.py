@@ -1,71 +1,75 @@
 """Importance of drafted tokens (Synera, section 4.2): the attention of later tokens to each.
 
-Attention comes as the engine records it, one array (heads, queries, keys) per layer; a study of several layers stacks
-them to (layers, heads, queries, keys), and chooses layers and heads by indexing. Query `q` of such rows is the token at
-position `first + q`, key `k` the token at position `k`. A chunk of `n` tokens has `n - 1` rows: its last token has not
-been fed to the model when the gate decides.
+A chunk of `n` tokens has `n - 1` rows of attention: its last token has not been fed to the model when the gate decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
+from edgellm.engine import Context
+from edgellm.errors import InvalidOption
 from edgellm.spec.types import Floats
 
+_NO_KEYS = slice(0, 0)
 
-class ColumnSums:
-    """An accumulator of the importance of a chunk's tokens, from attention rows recorded while the tokens are
-    drafted.
 
-    The sum is computed once the chunk is full, because the processor's caches are cold right after a decode.
-    """
+class AttentionMeter:
+    """A meter of importance from the attention that a context captures, only while drafting."""
 
-    def __init__(self, n: int, layers: int = 1) -> None:
-        """Expect at most `n` tokens, measured in `layers` layers."""
-        self._n, self._layers = n, layers
-        self._rows: list[list[Floats]] = []
+    def __init__(self, context: Context, layers: tuple[int, ...]) -> None:
+        """Measure at `layers` of `context`'s model, counted from 0.
 
-    def add(self, layers: Sequence[Floats]) -> None:
-        """Keep the next token's attention to the chunk, itself included, in each layer: shapes (heads, 1, keys).
-
-        Key 0 is the chunk's first token; there may be more keys than the chunk has tokens.
+        Raises:
+            InvalidOption: the context does not capture these layers.
         """
-        seen = len(self._rows) + 1
-        self._rows.append([rows[:, 0, :seen].copy() for rows in layers])
+        recorder = context.captured
+        shown = () if recorder is None else recorder.capture.attention
+        if recorder is None or (missing := [layer for layer in layers if layer not in shown]):
+            raise InvalidOption(
+                f"The context does not capture the attention of layer {layers[0] if recorder is None else missing[0]}.",
+                f"Open it with Capture(attention={layers}).",
+            )
+        self._layers, self._recorder = layers, recorder
+        self._rows: list[list[Floats]] = []  # of each token, each layer's attention to the chunk (heads, tokens so far)
+        self._cells: list[int] = []  # cells of the chunk's tokens, where sequences share cells
+        self._before = np.empty(0, dtype=np.bool_)
 
-    def importance(self, n: int) -> Floats:
-        """Return for each of the first `n` tokens the mean attention from itself and later tokens, (n,); 0 where none
-        has been fed."""
-        mean: Floats = self.by_layer(n).mean(axis=0)
-        return mean
+    def pause(self) -> None:
+        """Record no attention of the tokens decoded from here on (a prefill)."""
+        self._recorder.attend(_NO_KEYS if self._recorder.shared else None)
+
+    def start(self, position: int, gamma: int) -> None:
+        """Begin a chunk of up to `gamma` tokens at `position`; everything before it has just been decoded."""
+        self._rows, self._cells, self._before = [], [], self._recorder.visible()
+        self._recorder.attend(slice(None) if self._recorder.shared else slice(position, position + gamma))
+
+    def record(self) -> None:
+        """Record the attention of the chunk's next token, which has been decoded.
+
+        The sums are computed once the chunk is full, because the processor's caches are cold right after a decode.
+        """
+        rows = [self._recorder.attention(layer) for layer in self._layers]
+        if self._recorder.shared:  # The chunk's tokens lie anywhere.
+            now = self._recorder.visible()
+            (new,) = set(np.flatnonzero(now)) - set(np.flatnonzero(self._before))
+            self._cells.append(int(new))
+            self._before = now
+            rows = [layer[:, :, self._cells] for layer in rows]
+        self._rows.append([layer[:, 0, : len(self._rows) + 1].copy() for layer in rows])
 
     def by_layer(self, n: int) -> Floats:
-        """Return the importance in each layer, (layers, n)."""
-        sums = np.zeros((self._layers, self._n), dtype=np.float32)
+        """Return the importance of the chunk's first `n` tokens in each layer: the mean attention from itself and later
+        tokens, (layers, n); 0 for a token that was not fed."""
+        fed = len(self._rows)
+        sums = np.zeros((len(self._layers), max(n, fed)), dtype=np.float32)
         for seen, layers in enumerate(self._rows, 1):
             for total, rows in zip(sums, layers, strict=True):
                 total[:seen] += np.add.reduce(rows, axis=0) / np.float32(len(rows))
-        return sums[:, :n] / _at_least_one(len(self._rows) - np.arange(n))
+        queries: Floats = np.maximum(fed - np.arange(n), 1).astype(np.float32)
+        return sums[:, :n] / queries
 
-
-def importance(rows: Floats, first: int, n: int, *, own: bool = True) -> Floats:
-    """Return the importance from whole rows (layers, heads, queries, keys), for the tokens at `first` to `first + n -
-    1`.
-
-    It is the column sum over the queries at and behind each token, divided by their number, averaged over heads and
-    layers; shape (n,). Without `own` a token's attention to itself is left out of both.
-    """
-    queries = rows.shape[2]
-    seen = np.tri(queries, n, 0 if own else -1, dtype=np.float32)  # Query q sees the tokens up to q.
-    block = rows[..., first : first + n].mean(axis=(0, 1), dtype=np.float32)
-    columns = np.zeros(n, dtype=np.float32)
-    columns[: block.shape[1]] = (block * seen[:, : block.shape[1]]).sum(axis=0)
-    columns /= _at_least_one(seen.sum(axis=0))
-    return columns
-
-
-def _at_least_one(counts: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Floats:
-    divisors: Floats = np.maximum(counts, 1).astype(np.float32)
-    return divisors
+    def importance(self, n: int) -> Floats:
+        """Return the importance of the chunk's first `n` tokens, (n,)."""
+        mean: Floats = self.by_layer(n).mean(axis=0)
+        return mean

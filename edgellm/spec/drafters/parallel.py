@@ -1,30 +1,246 @@
-"""Stall-free parallel inference (Synera, section 4.4): drafting after predicted verdicts while waiting for one."""
+"""Stall-free parallel inference (Synera, section 4.4): drafting after predicted verdicts while waiting for one.
+
+A prediction is where a chunk will be rejected, and the verifier's own token there.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import median
 from time import perf_counter
-from typing import TypeVar
 
 import numpy as np
 
-from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.drafters.verdict_prediction import (
-    MAX_AHEAD,
-    PredictedVerdict,
-    PredictionStats,
-    alternatives,
-    predict_verdicts,
-)
+from edgellm.engine import Context, ContextSpec, Model, SeqRows, common_prefix, top2_of_rows, top_k
+from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter, within
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, ContextMatch, Floats, Ids, Round
+from edgellm.spec.stats import Guesses
+from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Floats, Ids, Round
 
-T = TypeVar("T")
 ALTERNATIVES = 15
 """Candidates for the verifier's token at each place; the paper has three, and follows one."""
+BRANCHES, MAX_BRANCHES = 3, 16
+"""Guesses that are followed at once without a measurement, and at most."""
+MAX_AHEAD = 8
+"""Maximum tokens of a branch: more than a chunk, so that the next chunks profit, too."""
+_REPEATS = 4  # measurements of a batch
+MOST_READ = 4_096  # tokens of a prompt before it
+MISSED = 0.63
+"""Share of verdicts that are not the likeliest guess; of n guesses, about a n-th of it misses
+(`bench.synera.verdict_prediction`). It only shares out a device's time."""
+CONTEXT_BOOST = 30.0
+"""Factor by which tokens that already occur in the text are likelier corrections than the draft model says: where it is
+wrong, the verifier's token often is a name, a number or a word of the question (`bench.synera.verdict_prediction`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedVerdict:
+    """A predicted verdict: `accepted` tokens, followed by the verifier's `token`, with the joint `probability` of
+    both."""
+
+    accepted: int
+    token: int
+    probability: float
+
+
+def rejection(confidence: Sequence[float] | Floats, alpha: float) -> Probabilities:
+    """Return the chances that a chunk's tokens 0..t-1 are accepted and token t is not, for t in 0..gamma; shape (gamma
+    + 1,).
+
+    P(r=t) is proportional to (1-alpha) alpha^t (1-c_t), a capped geometric variable adjusted by each token's
+    confidence c_t. The last entry is *nothing rejected*, alpha^gamma, which the paper's normalisation leaves out though
+    it is the common outcome.
+    """
+    gamma = len(confidence)
+    weights = np.power(alpha, np.arange(gamma + 1), dtype=np.float64)
+    weights[:gamma] *= (1.0 - alpha) * (1.0 - np.clip(confidence, 0.0, 1.0))
+    total = float(weights.sum())
+    return weights / total if total > 0.0 else np.full(gamma + 1, 1.0 / (gamma + 1))
+
+
+def likely_corrections(logits: Floats, confidence: float, limit: int, known: Ids) -> tuple[Ids, Floats]:
+    """Return the verifier's `limit` likeliest tokens, likeliest first, and their weights, both (min(limit, n_vocab),).
+
+    A weight is the probability by the draft model's `logits` (n_vocab,), whose likeliest token has the probability
+    `confidence`; for the `known` tokens (k,), which occur in the text so far, it is multiplied by `CONTEXT_BOOST`.
+    """
+    raised = logits.copy()
+    raised[known[known < len(raised)]] += np.float32(math.log(CONTEXT_BOOST))
+    ids = top_k(raised, limit)
+    return ids, np.exp(raised[ids] - logits.max()) * np.float32(confidence)
+
+
+def alternatives(chunk: Chunk, limit: int, known: Ids) -> list[tuple[Ids, Floats]]:
+    """Return for each token of a chunk up to `limit` candidates for the verifier's token in case it is rejected, with
+    their weights, as `likely_corrections`; none where the chunk has no logits."""
+    found = []
+    for token, confidence, logits in zip(chunk.ids, chunk.confidence, chunk.logits or (), strict=True):
+        ids, weights = likely_corrections(logits, confidence, limit + 1, known) if len(logits) else (NO_IDS, NO_FLOATS)
+        others = np.flatnonzero(ids != token)[:limit]
+        found.append((ids[others], weights[others]))
+    return found
+
+
+def choose_branches(batch_seconds: Sequence[float], wait: float, gamma: int) -> tuple[int, str]:
+    """Return how many branches to draft beside chunks of `gamma` tokens, and why: the number with the most expected
+    tokens during the wait for a verdict, if it is measured.
+
+    One token of i + 1 branches takes `batch_seconds[i]`, a verdict `wait` seconds. At least one branch is drafted, in
+    otherwise idle time.
+    """
+    if not batch_seconds:
+        return BRANCHES, f"parallel inference with {BRANCHES} guesses: their cost is not measured"
+    longest = max(gamma, MAX_AHEAD)
+    expected = [(1.0 - MISSED / n) * min(longest, wait / seconds) for n, seconds in enumerate(batch_seconds, 1)]
+    count = 1 + int(np.argmax(expected))
+    return count, (
+        f"parallel inference with {count} {'guess' if count == 1 else 'guesses'}: one token of each takes"
+        f" {batch_seconds[count - 1] * 1e3:.1f} ms, a verdict {wait * 1e3:.1f} ms"
+    )
+
+
+def room(gamma: int) -> tuple[int, int]:
+    """Return the most branches beside chunks of `gamma` tokens, and the most tokens of a branch."""
+    return MAX_BRANCHES, max(gamma, MAX_AHEAD)
+
+
+def batch_seconds(model: Model, prompt: Ids, threads: int | None) -> tuple[float, ...]:
+    """Return the median seconds of a batch with one token of each of 1, 2, ... branches after the first `MOST_READ`
+    tokens of `prompt`, with the top two of each token."""
+    prompt = prompt[:MOST_READ]
+    n_ctx = len(prompt) + 2 * _REPEATS
+    seconds = []
+    with Context(
+        model, ContextSpec(n_ctx=n_ctx, n_seq=1 + MAX_BRANCHES, spare=MAX_BRANCHES * 2 * _REPEATS, threads=threads)
+    ) as context:
+        context.decode(prompt)
+        for rows in range(1, MAX_BRANCHES + 1):
+            for seq in range(1, rows + 1):
+                context.branch(0, seq)
+            batch = [SeqRows(seq, prompt[-1:], 1) for seq in range(1, rows + 1)]
+            times = []
+            for _ in range(_REPEATS):
+                began = perf_counter()
+                top2_of_rows([view[0].copy() for view in context.decode_rows(batch)])
+                times.append(perf_counter() - began)
+            seconds.append(float(median(times)))
+    return tuple(seconds)
+
+
+def predict_verdicts(
+    positions: Probabilities, confidence: Floats, candidates: list[tuple[Ids, Floats]], limit: int
+) -> list[PredictedVerdict]:
+    """Return the `limit` likeliest verdicts, likeliest first.
+
+    `positions` (gamma + 1,) as from `rejection`, for a chunk of `confidence` (gamma,). `candidates[t]` are tokens that
+    the verifier may write if the first t are accepted, with weights as from `likely_corrections`, both (k,); for
+    t < gamma they exclude the drafted token, and share the probability that it leaves.
+    """
+    found = []
+    rejected_mass = [*(1.0 - confidence).tolist(), 1.0]
+    for accepted, (chance, (ids, weights)) in enumerate(zip(positions.tolist(), candidates, strict=True)):
+        total = max(float(weights.sum()), rejected_mass[accepted])
+        if total > 0.0:
+            shares = zip(ids.tolist(), weights.tolist(), strict=True)
+            found += [PredictedVerdict(accepted, token, chance * weight / total) for token, weight in shares]
+    return sorted(found, key=lambda guess: -guess.probability)[:limit]
+
+
+class BranchingDrafter(ModelDrafter):
+    """A draft model that also drafts branches, in further sequences of its context. Its chunks have logits."""
+
+    keeps_logits = True
+    _branches = 0  # number of the last sequence with a branch
+
+    @property
+    def max_branches(self) -> int:
+        """Return how many prefixes `draft_many` can follow at once."""
+        return self._context.n_seq - 1
+
+    def draft_many(
+        self, state: GenerationState, prefixes: Sequence[Ids], gamma: int, until: Callable[[], bool], *, whole: Ids,
+        tail: int,
+    ) -> list[tuple[Ids, Chunk]]:  # fmt: skip
+        """Draft after several prefixes in one batch per token, until `until` returns True.
+
+        The prefixes are `prefixes`, and `whole` with each of its `tail` likeliest next tokens (without tokens that end
+        the turn, or are in `prefixes`), at most `max_branches` in all. Return each with up to `gamma` drafted tokens,
+        fewer where the context ends, but not for low confidence. The next `propose` after such a prefix continues from
+        its cache. Importance is not measured.
+        """
+        try:
+            if self._meter is not None:
+                self._meter.pause()
+            # `whole` may have been drafted ahead, and be verified before anything else is drafted.
+            self._take_over(within(whole, self._shared))
+            return self._draft_branches(state, prefixes, gamma, until, whole, tail)
+        except BaseException:
+            self._clear()
+            raise
+
+    def _draft_branches(
+        self, state: GenerationState, prefixes: Sequence[Ids], gamma: int, until: Callable[[], bool], whole: Ids,
+        tail: int,
+    ) -> list[tuple[Ids, Chunk]]:  # fmt: skip
+        context, known, rows = self._context, np.unique(within(whole, self._shared)), []
+        branches: list[tuple[Ids, ChunkBuilder]] = []  # Branch i is sequence i + 1.
+
+        def length(prefix: Ids) -> int:
+            return min(gamma, context.n_ctx - len(prefix) + 1)
+
+        def begin(prefix: Ids) -> None:
+            cursor = state.lookup(prefix, committed=False)
+            branches.append((prefix, ChunkBuilder(state, gamma, text=prefix, grammar=state.grammar, cursor=cursor)))
+            self._branches = max(self._branches, len(branches))
+            if length(prefix) > 0:
+                context.branch(0, len(branches))
+                own = within(prefix, self._shared)
+                rows.append(SeqRows(len(branches), own[context.sync(own, len(branches)) :], 1))
+
+        taken = {int(prefix[len(whole)]) for prefix in prefixes if len(prefix) > len(whole)}
+        for prefix in prefixes:  # Sequence 0 still has the tokens drafted behind `whole`.
+            begin(prefix)
+        if tail:
+            own = within(whole, self._shared)
+            rows.append(SeqRows(0, own[context.sync(own) :], 1))
+        while rows and not until():
+            decoded, rows[:] = list(rows), []
+            logits = [view[0][: self._shared] for view in context.decode_rows(decoded)]
+            for fed, row, facts in zip(decoded, logits, top2_of_rows(logits), strict=True):
+                if fed.seq:
+                    prefix, chunk = branches[fed.seq - 1]
+                    token = chunk.add(row, facts, keeps_logits=True)
+                    if len(chunk.ids) < length(prefix) and not self._model.is_eog(token):
+                        rows.append(SeqRows(fed.seq, np.array([token], dtype=np.int32), 1))
+                    continue
+                for token in likely_corrections(row, facts.p1, tail, known)[0].tolist():
+                    if token not in taken and not self._model.is_eog(token):
+                        begin(np.append(whole, token).astype(np.int32))
+        return [(prefix, chunk.build()) for prefix, chunk in branches]
+
+    def _sync(self, prefix: Ids) -> int:
+        self._take_over(prefix)
+        return super()._sync(prefix)
+
+    def _take_over(self, prefix: Ids) -> None:
+        """Make the branch that shares most of `prefix` the reply's sequence, and drop the others."""
+        if not self._branches:
+            return
+        best = max(range(self._branches + 1), key=lambda seq: common_prefix(self._context.cached(seq), prefix))
+        if best:
+            self._context.branch(best, 0)
+        for seq in range(1, self._branches + 1):
+            self._context.clear(seq)
+        self._branches = 0
+
+    def _clear(self) -> None:
+        for seq in range(self._branches + 1):
+            self._context.clear(seq)
+        self._branches = 0
 
 
 class ParallelDrafter(Drafter):
@@ -32,25 +248,20 @@ class ParallelDrafter(Drafter):
     right."""
 
     def __init__(
-        self,
-        drafter: ModelDrafter,
-        *,
-        is_eog: Callable[[int], bool],
-        rejection: Callable[[Sequence[float]], Probabilities],
-        branches: int | None = None,
+        self, drafter: BranchingDrafter, *, is_eog: Callable[[int], bool],
+        rejection: Callable[[Sequence[float]], Probabilities], branches: int = MAX_BRANCHES,
         acceptance: ConfidenceAcceptance | None = None,
-    ) -> None:
-        """Follow `branches` guesses at once, by default as many as `drafter` has room for; `rejection` predicts from
-        the confidence of a chunk's tokens where it will be rejected, as `verdict_prediction.rejection` does.
-        `acceptance` learns from the verdicts."""
-        max_branches = drafter.max_branches
+    ) -> None:  # fmt: skip
+        """Follow up to `branches` guesses at once, if `drafter` has room for them; `rejection` predicts from the
+        confidence of a chunk's tokens where it will be rejected, as the function `rejection` does. `acceptance` learns
+        from the verdicts."""
         self._drafter, self._rejection, self._is_eog = drafter, rejection, is_eog
-        self._branches = max_branches if branches is None else min(branches, max_branches)
+        self._branches = min(branches, drafter.max_branches)
         self._ahead: list[tuple[Ids, Chunk]] = []
         self._leftover: tuple[Ids, Chunk] | None = None  # the rest of the kept branch, beyond the chunk
         self._seconds = 0.0
         self._acceptance = acceptance
-        self.guessed = PredictionStats()
+        self.guessed = Guesses()
 
     def begin(self, state: GenerationState) -> None:
         self._drafter.begin(state)
@@ -58,8 +269,7 @@ class ParallelDrafter(Drafter):
     def end(self) -> None:
         self._drafter.end()
 
-    def observe(self, state: GenerationState, turn: Round) -> None:
-        self._drafter.observe(state, turn)
+    def observe(self, state: GenerationState, turn: Round) -> None:  # noqa: ARG002
         if self._acceptance is not None and turn.verdict is not None:
             self._acceptance.observe(turn.chunk, turn.verdict.accepted)
 
@@ -69,25 +279,24 @@ class ParallelDrafter(Drafter):
         ready = next((chunk for known, chunk in self._ahead if len(chunk) and np.array_equal(known, prefix)), None)
         if self._ahead:
             self.guessed.record(ready is not None, self._seconds)
-        elif self._leftover is not None and np.array_equal(self._leftover[0], prefix):
-            ready = self._leftover[1]
+        else:
+            ready = self._drafted_behind(prefix)
         self._ahead, self._leftover = [], None
         if ready is None:
             return self._drafter.propose(state, gamma)
         doubtful = np.flatnonzero(ready.confidence[:gamma] < state.rules.stop_below)
         n = int(doubtful[0]) + 1 if len(doubtful) else gamma
         if len(ready) > n:
-            self._leftover = np.concatenate((prefix, ready.ids[:n])), sliced(ready, n, len(ready))
-            ready = sliced(ready, 0, n)
+            self._leftover = np.concatenate((prefix, ready.ids[:n])), ready.part(n, len(ready))
+            ready = ready.part(0, n)
+        ready = replace(ready, ahead=len(ready))
         if len(ready) == n or self._is_eog(int(ready.ids[-1])):
-            return replace(ready, ahead=len(ready))
-        rest = self._drafter.propose(state.with_draft(ready.ids), gamma - len(ready))
-        return replace(joined(ready, rest), ahead=len(ready))
+            return ready
+        return ready.then(self._drafter.propose(state.with_draft(ready.ids), gamma - len(ready)))
 
     def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
         """Draft behind the likeliest verdicts, as many as there is room for."""
-        prefix = state.ids
-        began = perf_counter()
+        prefix, began = state.ids, perf_counter()
         whole = np.concatenate((prefix, chunk.ids))
         drafted = self._drafted_behind(whole)
         self._ahead, self._leftover = [], None
@@ -95,21 +304,18 @@ class ParallelDrafter(Drafter):
             return
         prefixes = [_guessed_prefix(prefix, chunk, guess) for guess in predictions if guess.accepted < len(chunk)]
         tail = len(predictions) - len(prefixes)
-        if drafted is None or not tail:
-            self._ahead = self._drafter.draft_many(
-                state, prefixes, max(gamma, MAX_AHEAD), until, whole=whole, tail=tail
-            )
-        else:
-            (longest, more), *others = self._drafter.draft_many(
-                state, [np.concatenate((whole, drafted.ids)), *prefixes], max(gamma, MAX_AHEAD), until,
-                whole=whole, tail=tail - 1,
-            )  # fmt: skip
-            self._ahead = [(longest[: len(whole) + 1], joined(sliced(drafted, 1, len(drafted)), more)), *others]
-        self._seconds = perf_counter() - began
+        known = tail > 0 and drafted is not None
+        if known and drafted is not None:
+            prefixes.insert(0, np.concatenate((whole, drafted.ids)))
+        found = self._drafter.draft_many(state, prefixes, max(gamma, MAX_AHEAD), until, whole=whole, tail=tail - known)
+        if known and drafted is not None:
+            longest, more = found[0]
+            found[0] = longest[: len(whole) + 1], drafted.part(1, len(drafted)).then(more)
+        self._ahead, self._seconds = found, perf_counter() - began
 
-    def _drafted_behind(self, whole: Ids) -> Chunk | None:
-        """Return the tokens that were drafted ahead behind `whole`, in an earlier wait."""
-        if self._leftover is None or not np.array_equal(self._leftover[0], whole):
+    def _drafted_behind(self, text: Ids) -> Chunk | None:
+        """Return the tokens that were drafted ahead behind `text`, in an earlier wait."""
+        if self._leftover is None or not np.array_equal(self._leftover[0], text):
             return None
         return self._leftover[1]
 
@@ -134,64 +340,6 @@ class ParallelDrafter(Drafter):
 
 def _guessed_prefix(prefix: Ids, chunk: Chunk, guess: PredictedVerdict) -> Ids:
     return np.concatenate((prefix, chunk.ids[: guess.accepted], np.array([guess.token], dtype=np.int32)))
-
-
-def truncated(chunk: Chunk, n: int) -> Chunk:
-    """Return the first `n` tokens of a chunk, with all that is known of them."""
-    return chunk if len(chunk) <= n else sliced(chunk, 0, n)
-
-
-def sliced(chunk: Chunk, start: int, end: int) -> Chunk:
-    """Return the tokens of a chunk from `start` to `end`, with all that is known of them."""
-    places = slice(start, end)
-    return replace(
-        chunk,
-        ids=chunk.ids[places],
-        confidence=chunk.confidence[places],
-        margin=chunk.margin[places],
-        importance=chunk.importance[places],
-        exit_layers=None if chunk.exit_layers is None else chunk.exit_layers[places],
-        logits=None if chunk.logits is None else chunk.logits[places],
-        context_match=None if chunk.context_match is None else _sliced_match(chunk.context_match, places),
-        tail=min(end - start, max(0, chunk.tail - (len(chunk) - end))),
-    )
-
-
-def joined(one: Chunk, other: Chunk) -> Chunk:
-    """Return the concatenation of two chunks of one drafter."""
-    return replace(
-        one,
-        ids=np.concatenate((one.ids, other.ids)),
-        confidence=np.concatenate((one.confidence, other.confidence)),
-        margin=np.concatenate((one.margin, other.margin)),
-        importance=np.concatenate((_importance(one), _importance(other))),
-        exit_layers=_joined_tuples(one.exit_layers, other.exit_layers),
-        logits=_joined_tuples(one.logits, other.logits),
-        context_match=_joined_matches(one.context_match, other.context_match),
-    )
-
-
-def _sliced_match(match: ContextMatch, places: slice) -> ContextMatch:
-    return ContextMatch(match.tokens[places], match.matched[places], match.copied[places])
-
-
-def _joined_matches(one: ContextMatch | None, other: ContextMatch | None) -> ContextMatch | None:
-    if one is None or other is None:
-        return None
-    return ContextMatch(
-        np.concatenate((one.tokens, other.tokens)),
-        np.concatenate((one.matched, other.matched)),
-        np.concatenate((one.copied, other.copied)),
-    )
-
-
-def _importance(chunk: Chunk) -> Floats:
-    """Return the importance of a chunk's tokens, 0 where it was not measured."""
-    return chunk.importance if len(chunk.importance) else np.zeros(len(chunk), dtype=np.float32)
-
-
-def _joined_tuples(one: tuple[T, ...] | None, other: tuple[T, ...] | None) -> tuple[T, ...] | None:
-    return None if one is None or other is None else (*one, *other)
 
 
 _BEHIND = (

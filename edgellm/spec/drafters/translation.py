@@ -24,7 +24,6 @@ import numpy as np
 
 from edgellm.engine import Context, Model, top2
 from edgellm.spec.drafters.model import ChunkBuilder
-from edgellm.spec.drafters.parallel import truncated
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import NOT_FILLED, GenerationState
 from edgellm.spec.types import Chunk, Floats, Ids, Penalties
@@ -160,10 +159,10 @@ class TranslatedDrafter(Drafter):
         gamma = self._room(prefix, gamma)
         if prefix is None or gamma < 1:
             return Chunk()
-        chunk = ChunkBuilder(state, gamma, floors=state.rules.floors())
-        if state.sampling.greedy and self._translation.by_text:
-            return truncated(self._by_text(chunk, prefix), gamma)
-        return self._by_token(chunk, prefix)
+        sampling, floors = replace(state.sampling, penalties=None), state.rules.floors()
+        if sampling.greedy and self._translation.by_text:
+            return self._by_text(ChunkBuilder(state, gamma, sampling=sampling, floors=floors), prefix).part(0, gamma)
+        return self._by_token(ChunkBuilder(state, gamma, sampling=sampling, floors=floors), prefix)
 
     def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:
         """Return the draft model's own text; in common tokens under a JSON schema, which is about the verifier's
@@ -174,12 +173,13 @@ class TranslatedDrafter(Drafter):
         gamma = self._room(prefix, gamma)
         if prefix is None or state.draft_prompt is None or gamma < 1:
             return Chunk()
-        penalties = state.sampling.penalties
         if state.grammar is not None:
-            return self._by_token(ChunkBuilder(state, gamma, penalties=penalties, grammar=state.grammar), prefix)
-        penalties = self._translation.own_penalties(penalties, len(state.draft_prompt))
+            return self._by_token(ChunkBuilder(state, gamma, grammar=state.grammar), prefix)
+        sampling = replace(
+            state.sampling, penalties=self._translation.own_penalties(state.sampling.penalties, len(state.draft_prompt))
+        )
         # A cut to `gamma` within a word would change what the draft model writes next.
-        return self._by_text(ChunkBuilder(state, gamma, text=prefix, penalties=penalties), prefix)
+        return self._by_text(ChunkBuilder(state, gamma, text=prefix, sampling=sampling), prefix)
 
     def _prefix(self, state: GenerationState) -> Ids | None:
         """Return prompt and reply in own tokens (n,); None where nothing can be drafted."""
@@ -198,13 +198,12 @@ class TranslatedDrafter(Drafter):
             common = self._translation.widened(row)
             own = self._translation.own(chunk.add(common, top2(common)))
             if own is None:  # The schema allows no common token.
-                drafted = chunk.build(None)
-                return truncated(drafted, len(drafted) - 1)
+                return chunk.build().part(0, len(chunk.ids) - 1)
             preferred &= own == top2(row).id
             if not self._take(own) or chunk.full():
                 break
         self._preferred = len(chunk.ids) if preferred else 0
-        return chunk.build(None)
+        return chunk.build()
 
     def _by_text(self, chunk: ChunkBuilder, prefix: Ids) -> Chunk:
         ended = False
@@ -212,7 +211,7 @@ class TranslatedDrafter(Drafter):
             ended = not self._take(chunk.add(row, top2(row)))
             if ended or chunk.full():
                 break
-        drafted, theirs = chunk.build(None), self._translation.theirs
+        drafted, theirs = chunk.build(), self._translation.theirs
         ids = theirs.cut(b"".join(own.piece for own in self._drafted))
         written = np.cumsum([len(own.piece) for own in self._drafted], dtype=np.int64)
         ends = np.cumsum([len(self._translation.piece(token)) for token in ids], dtype=np.int64)

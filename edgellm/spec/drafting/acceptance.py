@@ -38,7 +38,7 @@ class ConfidenceAcceptance:
         """Return the chances that a chunk's tokens 0..t-1 are accepted and token t is not, for t in 0..gamma, shape
         (gamma + 1,); the last entry is *nothing rejected*.
 
-        The paper estimates them from one acceptance rate of the pair (`verdict_prediction.rejection`): there a token
+        The paper estimates them from one acceptance rate of the pair (`drafters.parallel.rejection`): there a token
         with a confidence of 0.05 is still accepted more often than not, and most guesses go to verdicts that hardly
         ever happen.
         """

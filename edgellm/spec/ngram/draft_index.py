@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from edgellm.spec.drafting.policy import DraftPolicy
+from edgellm.spec.mechanisms import has, mechanism
 from edgellm.spec.ngram.retriever import Retriever
 from edgellm.spec.ngram.sources import ContextIndex, DraftSource, HistoryIndex
-from edgellm.spec.ngram.template_replay import Analogy
 from edgellm.spec.params import SOURCES
 
 MOST_TOKENS = 60_000
@@ -46,7 +47,8 @@ class DraftIndex:
     def __init__(self, policy: DraftPolicy, inside: Callable[[int], bool], is_eog: Callable[[int], bool]) -> None:
         """Start empty. `inside` tells whether a token continues a word, `is_eog` whether it ends the turn."""
         self.policy, self._inside, self._is_eog = policy, inside, is_eog
-        self._context, self._history, self._analogy = ContextIndex(), HistoryIndex(), Analogy()
+        self._context, self._history = ContextIndex(), HistoryIndex()
+        self._analogy: Any = None  # from the first conversation on
         self._conversations: list[PastConversation] = []
         self._pending: list[PastConversation] = []
         self._busy = threading.Lock()
@@ -62,14 +64,12 @@ class DraftIndex:
 
     def _source(self, name: str, names: Collection[str]) -> DraftSource:
         if name == "calibration":
-            from edgellm.spec.ngram.calibration import Calibration
-
-            return Calibration(self._context, owns="context" not in names)
+            calibration: DraftSource = mechanism(name).Calibration(self._context, owns="context" not in names)
+            return calibration
         if name == "reuse":
-            from edgellm.spec.ngram.reuse import Reuse
-
-            return Reuse(self._inside)
-        return {"context": self._context, "history": self._history, "analogy": self._analogy}[name]
+            reuse: DraftSource = mechanism(name).Reuse(self._inside)
+            return reuse
+        return {"context": self._context, "history": self._history, "analogy": self._analogy or DraftSource()}[name]
 
     def give(self) -> None:
         """Give the index back after a reply."""
@@ -97,7 +97,10 @@ class DraftIndex:
         new, self._pending = self._pending, []
         known, self._conversations = len(self._conversations) + len(new), recent([*self._conversations, *new])
         if len(self._conversations) < known:
-            self._history, self._analogy, new = HistoryIndex(), Analogy(), self._conversations
+            self._history, self._analogy, new = HistoryIndex(), None, self._conversations
+        if new and self._analogy is None and has("templates"):
+            self._analogy = mechanism("templates").Analogy()
         for conversation in new:
             self._history.add(conversation.prompt, conversation.reply)
-            self._analogy.add(conversation.prompt, conversation.reply)
+            if self._analogy is not None:
+                self._analogy.add(conversation.prompt, conversation.reply)

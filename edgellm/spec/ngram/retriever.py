@@ -4,7 +4,7 @@ drafts."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from edgellm.spec.drafting.acceptance import EvidenceAcceptance, agrees, evidence
 from edgellm.spec.ngram.sources import NO_CURSOR, Cursor, DraftSource
-from edgellm.spec.types import NO_FLOATS, Chunk, Expected, Ids, Verdict
+from edgellm.spec.types import Chunk, Expected, Ids, Verdict
 
 HOPELESS = 0.02
 """The least chance that a copied token is reached and accepted."""
@@ -27,28 +27,12 @@ class Offer:
     ids: Sequence[int] = ()
     survives: Sequence[float] = ()
 
-    def chunk(self, n: int, reason: str) -> Chunk:
+    def chunk(self, n: int, reason: str = "") -> Chunk:
         """Return the first `n` tokens as a chunk."""
         if not n:
             return Chunk(reason=reason)
         confidence = np.array(self.survives[:n], dtype=np.float32)
-        return Chunk(np.array(self.ids[:n], dtype=np.int32), confidence, retrieved=True, reason=reason)
-
-    def behind(self, chunk: Chunk, n: int) -> Chunk:
-        """Return `chunk` continued by the first `n` tokens."""
-        if not n:
-            return chunk
-        confidence = np.array(self.survives[:n], dtype=np.float32)
-        return replace(
-            chunk,
-            ids=np.concatenate((chunk.ids, np.array(self.ids[:n], dtype=np.int32))),
-            confidence=np.concatenate((chunk.confidence, confidence)),
-            margin=np.concatenate((chunk.margin, confidence)),
-            importance=NO_FLOATS,
-            exit_layers=None if chunk.exit_layers is None else chunk.exit_layers + (None,) * n,
-            logits=None if chunk.logits is None else chunk.logits + (NO_FLOATS,) * n,
-            tail=n,
-        )
+        return Chunk(np.array(self.ids[:n], dtype=np.int32), confidence, confidence, retrieved=True, reason=reason)
 
 
 NO_OFFER = Offer()

@@ -22,7 +22,7 @@ from edgellm.spec.loop import generate, merge
 from edgellm.spec.ngram.draft_index import MOST_TOKENS, DraftIndex, PastConversation
 from edgellm.spec.params import SOURCES
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.stats import Stats
+from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Expected, Explanation, Sampling, Source, Token, Verdict
 from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, chain, markov
 from tests.spec.ngram.rounds import taken, told
@@ -52,9 +52,9 @@ def events(
     sampling: Sampling = GREEDY,
     model: FakeDrafter | None = None,
     explain: bool = False,
-) -> tuple[list[Any], Stats]:
+) -> tuple[list[Any], Summary]:
     """Return the events of a reply, and its statistics; it is remembered."""
-    stats, ids = Stats(), np.array(prompt, dtype=np.int32)
+    stats, ids = Summary(), np.array(prompt, dtype=np.int32)
     copies = known.take(names)
     assert copies is not None
     try:
@@ -78,7 +78,7 @@ def ids_of(found: Sequence[object]) -> list[int]:
 
 def plain(prompt: list[int], verifier: FakeVerifier, sampling: Sampling = GREEDY) -> list[int]:
     state = GenerationState(np.array(prompt, dtype=np.int32), sampling, GenerationLimits(40, 200))
-    found = generate(state, vocabulary=Letters(), drafter=None, gate=AlwaysGate(), verifier=verifier, stats=Stats())
+    found = generate(state, vocabulary=Letters(), drafter=None, gate=AlwaysGate(), verifier=verifier, stats=Summary())
     return ids_of(list(found))
 
 
@@ -223,7 +223,7 @@ def test_what_is_copied_never_stands_unchecked(model: bool) -> None:
             drafter=HybridDrafter(known.policy, copies, small if model else None, 3),
             gate=AlwaysGate(),
             verifier=verifier,
-            stats=Stats(),
+            stats=Summary(),
         ):
             if isinstance(event, Token):
                 writer = small if event.source is Source.DRAFT else verifier
