@@ -10,13 +10,13 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from edgellm.spec.drafters.parallel import MAX_BRANCHES
 
 from edgellm.cli.app import run
 from edgellm.engine import Message
 from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.llm import LLM, find_profile, profile_path, read_profile
 from edgellm.llm.pair_stats import PairStats
+from edgellm.spec.drafters.parallel import MAX_BRANCHES
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.types import Explanation, Notice
 from edgellm.storage import fingerprint
