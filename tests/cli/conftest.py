@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import typer
@@ -38,6 +38,16 @@ class Done:
     @property
     def answer(self) -> Any:
         return json.loads(self.out)
+
+
+Edge: TypeAlias = Callable[..., Done]
+"""`edge("chat", "Hello", stdin=b"...")` runs that command line."""
+
+
+def ids(done: Done) -> list[int]:
+    """The tokens of a reply with --json."""
+    assert done.code == 0, done.err
+    return [line["id"] for line in done.lines if "id" in line]
 
 
 class Piped(io.TextIOWrapper):

@@ -1,9 +1,9 @@
-"""`mesh run`, `chat --mesh` and `serve --role worker`: as a user would."""
+"""`mesh run`, `chat --mesh` and `serve --role worker`: as a user would, also with a model in several files."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -28,15 +28,19 @@ from edgellm.services.server.servers import WorkerServer
 from edgellm.storage import fingerprint, resolve
 from edgellm.storage.default_pair import ResolvedPair
 from edgellm.storage.layers.store import LayerStore
-from tests.cli.conftest import Done
-from tests.cli.test_serve_command import Served
+from testkit.gguf.split_file import split
+from tests.cli.conftest import Done, Edge, ids
+from tests.cli.serving import Served
 from tests.conftest import Architectures
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE
 from tests.storage.pieces import cut_singly
 
-Edge = Callable[..., Done]
-QUESTION = "Where is my mug?"
+MODEL, QUESTION = "edgellm-verifier", "Where is my mug?"
+RUN = ("mesh", "run", MODEL, QUESTION, "--retrieval", "off", "--max-tokens", "4")
+ALONE = ("--split", "here:1-12")
+SMALL = (*RUN, "--ctx-size", "256")
+DEPLOY = ("mesh", "deploy", MODEL, "--json", "--split")
 
 
 @pytest.fixture
@@ -48,12 +52,12 @@ def worker(verifier_path: Path, tmp_path: Path) -> Iterator[WorkerServer]:
 
 def run(edge: Edge, worker: WorkerServer, *more: str) -> Done:
     split = f"here:1-5,{worker.address}:6-12"
-    return edge("mesh", "run", "edgellm-verifier", QUESTION, "--split", split, "--max-tokens", "12", *more)
+    return edge("mesh", "run", MODEL, QUESTION, "--split", split, "--max-tokens", "12", *more)
 
 
 def test_a_reply_over_two_devices_is_that_of_one(edge: Edge, worker: WorkerServer) -> None:
-    alone = edge("chat", QUESTION, "--draft", "none", "--max-tokens", "12")
-    done = run(edge, worker, "--f32", "--explain")
+    words = ("chat", QUESTION, "--draft", "none", "--max-tokens", "12")
+    alone, done = edge(*words), run(edge, worker, "--f32", "--explain")
     assert (done.code, done.out) == (0, alone.out)
     assert "the devices were not measured" in done.err
     lines = done.err.splitlines()
@@ -61,9 +65,12 @@ def test_a_reply_over_two_devices_is_that_of_one(edge: Edge, worker: WorkerServe
     assert any(line.startswith("first token") for line in lines)
     bars = [line for line in lines if line.startswith(str(worker.address)) and "run " in line]
     assert any(mark in line for line in bars for mark in "█▓"), bars
+    done = edge(*words, "--mesh", f"{worker.address}:1-12")
+    assert (done.code, done.out) == (0, alone.out)
+    assert "first token" in done.err
 
 
-def test_what_goes_before_the_reply_counts(edge: Edge, worker: WorkerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_before_the_reply_counts(edge: Edge, worker: WorkerServer, monkeypatch: pytest.MonkeyPatch) -> None:
     compose = edgellm.llm.compose
 
     def late(*words: Any, **more: Any) -> list[Message]:
@@ -80,44 +87,18 @@ def test_what_goes_before_the_reply_counts(edge: Edge, worker: WorkerServer, mon
 
 def test_the_stages_as_json_with_drafts_in_blocks(edge: Edge, worker: WorkerServer) -> None:
     done = run(edge, worker, "--json", "--draft", "edgellm-draft")
-    assert done.code == 0
-    *tokens, summary, mesh = done.lines
-    alone = edge("chat", QUESTION, "--json", "--max-tokens", "12").lines
-    assert [row["id"] for row in tokens] == [row["id"] for row in alone[:-1]]
+    assert ids(done) == ids(edge("chat", QUESTION, "--json", "--max-tokens", "12"))
+    *_, summary, mesh = done.lines
     assert summary["summary"]["verifier_passes_per_token"] < 1.0
-    stages = mesh["mesh"]["stages"]
-    assert [(one["first_layer"], one["last_layer"]) for one in stages] == [(1, 5), (6, 12)]
-    for one in stages:
+    assert stages(done) == {"here": (1, 5), str(worker.address): (6, 12)}
+    for one in mesh["mesh"]["stages"]:
         measured = one["measured"]
         assert 0.0 < measured["load_s"] <= measured["finish_s"] <= mesh["mesh"]["ttft_s"]
         assert one["planned"] is None
 
 
-def test_a_conversation_over_devices(edge: Edge, worker: WorkerServer) -> None:
-    words = ("chat", QUESTION, "--max-tokens", "12")
-    done = edge(*words, "--mesh", f"{worker.address}:1-12")
-    assert (done.code, done.out) == (0, edge(*words).out)
-    assert "first token" in done.err
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        (("--split", "here:1-6"), 1, "ends with layer 6, but the model has 12"),
-        (("--split", "here:1-6,nobody"), 2, "'nobody' is not a part of a split"),
-        (("--split", "here:6-1"), 2, "an invalid range of layers"),
-        (("--split", "here:1-12", "--devices", "x.toml"), 2, "--split and --devices exclude"),
-        (("--split", "here:1-12", "--peer", "somewhere"), 2, "is not an address"),
-    ],
-)
-def test_what_cannot_be_run(edge: Edge, words: tuple[str, ...], code: int, says: str) -> None:
-    done = edge("mesh", "run", "edgellm-verifier", QUESTION, *words)
-    assert (done.code, done.out) == (code, "")
-    assert says in done.err
-
-
-def test_where_nobody_is_left_it_says_so(edge: Edge, tmp_path: Path) -> None:
-    done = edge("mesh", "run", "edgellm-verifier", QUESTION, "--split", "127.0.0.1:9:1-12", "--max-tokens", "3")
+def test_where_nobody_is_left_it_says_so(edge: Edge) -> None:
+    done = edge("mesh", "run", MODEL, QUESTION, "--split", "127.0.0.1:9:1-12", "--max-tokens", "3")
     assert done.code == 0  # this device holds the model, too
     assert "A device was lost" in done.err
 
@@ -148,18 +129,17 @@ main()
 
 @pytest.mark.rpc
 def test_a_workers_card_is_measured_planned_for_and_computes(edge: Edge, quick_figures: None, tmp_path: Path) -> None:
-    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "12", "--retrieval", "off", "--f32")
-    alone = edge(*words, "--split", "here:1-12")
-    served = Served("--role", "worker", "-m", "edgellm-verifier", program=("-c", WITH_A_CARD))
+    alone = edge(*RUN, "--f32", *ALONE)
+    served = Served("--role", "worker", "-m", MODEL, program=("-c", WITH_A_CARD))
     try:
         said = "".join(served.said) + served.wait_for("Memory for layers and caches: .*")
         assert "the free memory of RPC0" in said
-        planned = ("mesh", "plan", "edgellm-verifier", "--tokens-in", "16", "--tokens-out", "4")
+        planned = ("mesh", "plan", MODEL, "--tokens-in", "16", "--tokens-out", "4")
         plan = edge(*planned, "--peer", f"desk={served.address}", "--json").answer
         assert [(one["device"], one["unit"]) for one in plan["units"]] == [("here", None), ("desk", "RPC0")]
         kept = [path.name for path in tmp_path.rglob("figures/*-all-*.json")]
         assert sorted("RPC0" in name for name in kept) == [False, True]
-        done = edge(*words, "--split", f"here:1-5,{served.address}:6-12")
+        done = edge(*RUN, "--f32", "--split", f"here:1-5,{served.address}:6-12")
         assert (done.code, done.out) == (0, alone.out)
     finally:
         served.close()
@@ -174,17 +154,10 @@ def test_this_device_computes_its_part_as_the_options_say(edge: Edge, monkeypatc
         opened.append((self.native.threads, self.spec.native.flash))
 
     monkeypatch.setattr(Context, "__init__", noted)
-    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--split", "here:1-12", "--max-tokens", "4",
-             "--draft", "edgellm-draft", "--retrieval", "off")  # fmt: skip
-    done = edge(*words, "--threads", "verifier=2", "--threads", "draft=3", "--flash-attn", "verifier=on",
-                "--ctx-size", "256", "--batch-size", "8")  # fmt: skip
+    hardware = ("--threads", "verifier=2", "--threads", "draft=3", "--flash-attn", "verifier=on", "--batch-size", "8")
+    done = edge(*SMALL, *ALONE, "--draft", "edgellm-draft", *hardware)
     assert done.code == 0, done.err
     assert {(2, True), (3, False)} == set(opened)
-
-
-def at_home(edge: Edge, worker: WorkerServer, *more: str) -> Done:
-    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "6", "--retrieval", "off", *more)
-    return edge(*words, "--peer", f"desk={worker.address}")
 
 
 def stages(done: Done) -> dict[str, tuple[int, int]]:
@@ -192,24 +165,27 @@ def stages(done: Done) -> dict[str, tuple[int, int]]:
     return {one["device"]: (one["first_layer"], one["last_layer"]) for one in found}
 
 
-def test_without_a_split_the_home_is_measured_and_what_is_there_is_run(
+def test_without_a_split_the_home_is_measured_and_the_layers_that_are_there_are_run(
     edge: Edge, measurable: WorkerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No device has the memory for all layers, and the worker has some of them."""
-    alone = edge("mesh", "run", "edgellm-verifier", QUESTION, "--split", "here:1-12", "--max-tokens", "6",
-                 "--retrieval", "off", "--ctx-size", "256", "--f32")  # fmt: skip
+    alone = edge(*SMALL, *ALONE, "--f32")
     monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (10_000_000, "a test"))
-    done = at_home(edge, measurable, "--ctx-size", "256", "--f32", "--explain")
+    home = (*SMALL, "--peer", f"desk={measurable.address}")
+    done = edge(*home, "--f32", "--explain")
     assert (done.code, done.out) == (0, alone.out)
     assert "Split it over here and desk" in done.err  # that nothing else fits is said, too
     assert "No single device has the memory for it" in done.err
     assert re.search(r"^desk: \d+-12: ", done.err, re.MULTILINE)
-    found = stages(at_home(edge, measurable, "--ctx-size", "256", "--json"))
+    found = stages(edge(*home, "--json"))
     assert found["desk"][0] >= 7
     assert found["here"] == (1, found["desk"][0] - 1)
+    done = edge(*home, "--peer", f"desk={measurable.address}")
+    assert (done.code, done.out) == (2, "")
+    assert "Two devices are called 'desk'" in done.err
 
 
-def test_what_it_says_to_bring_makes_it_run_over_a_paired_device(
+def test_the_layers_that_it_names_make_it_run_over_a_paired_device(
     edge: Edge, tmp_path: Path, quick_figures: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither device has the memory for all layers, and the paired one has none of them yet."""
@@ -218,16 +194,14 @@ def test_what_it_says_to_bring_makes_it_run_over_a_paired_device(
     owner.peers.rename(trust.identity.id, "desk")
     monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (10_000_000, "a test"))
     stored = StoredLayers(LayerStore(tmp_path / "store", 10**9))
-    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "4", "--retrieval", "off",
-             "--ctx-size", "256")  # fmt: skip
     with WorkerServer(WeightCache(stored), ANYWHERE, trust=trust, stored=stored) as worker:
         owner.peers.record_seen(trust.identity.id, worker.address)
-        refused = edge(*words)
+        refused = edge(*SMALL)
         assert (refused.code, refused.out) == (1, "")
         command = re.search(r"edgellm (mesh deploy MODEL --split \S+:\d+-\d+)", refused.err)
         assert command is not None, refused.err
-        assert edge(*command[1].replace("MODEL", "edgellm-verifier").split()).code == 0
-        done = edge(*words, "--json")
+        assert edge(*command[1].replace("MODEL", MODEL).split()).code == 0
+        done = edge(*SMALL, "--json")
         assert done.code == 0
         assert set(stages(done)) == {"here", "desk"}
         assert "mesh deploy" not in done.err
@@ -236,29 +210,23 @@ def test_what_it_says_to_bring_makes_it_run_over_a_paired_device(
 def test_each_plan_that_is_deployed_runs_with_few_pieces(edge: Edge, tmp_path: Path) -> None:
     """The bundled model is small: each stage is one piece, so another plan needs others."""
     stores = [LayerStore(tmp_path / name, 10**9) for name in ("one", "two")]
-    words = ("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "4", "--retrieval", "off")
-    alone = edge(*words, "--split", "here:1-12")
+    alone = edge(*RUN, *ALONE)
     with ExitStack() as running:
+        stored = [StoredLayers(store) for store in stores]
         one, two = (
-            running.enter_context(
-                WorkerServer(WeightCache(StoredLayers(store)), ANYWHERE, stored=StoredLayers(store))
-            ).address
-            for store in stores
+            running.enter_context(WorkerServer(WeightCache(there), ANYWHERE, stored=there)).address for there in stored
         )
         for at in (5, 8):
             split = f"{one}:1-{at},{two}:{at + 1}-12"
-            rows = edge("mesh", "deploy", "edgellm-verifier", "--split", split, "--json").answer
-            assert all(row["sent"] == row["bytes"] for row in rows)
-            assert all(row["sent"] == 0 for row in edge("mesh", "deploy", "edgellm-verifier", "--split", split,
-                                                        "--json").answer)  # fmt: skip
-            done = edge(*words, "--split", split)
+            assert all(row["sent"] == row["bytes"] for row in edge(*DEPLOY, split).answer)
+            assert all(row["sent"] == 0 for row in edge(*DEPLOY, split).answer)
+            done = edge(*RUN, "--split", split)
             assert (done.code, done.out, "lost" in done.err) == (0, alone.out, False)
-        digest = fingerprint(resolve("edgellm-verifier"))
-        assert [sorted(str(piece.layers) for piece in store.pieces(digest)) for store in stores] == [
-            ["1-5", "1-8"], ["6-12", "9-12"],
-        ]  # fmt: skip
-        assert edge(*words, "--split", f"{one}:1-5,{two}:6-12").out == alone.out  # what was brought before is there
-        refused = edge(*words, "--split", f"{one}:1-6,here:7-12")
+        digest = fingerprint(resolve(MODEL))
+        pieces = [sorted(str(piece.layers) for piece in store.pieces(digest)) for store in stores]
+        assert pieces == [["1-5", "1-8"], ["6-12", "9-12"]]
+        assert edge(*RUN, "--split", f"{one}:1-5,{two}:6-12").out == alone.out  # what was brought before is there
+        refused = edge(*RUN, "--split", f"{one}:1-6,here:7-12")
         assert "do not match the boundaries of the pieces on this device: 1-8" in " ".join(refused.err.split())
 
 
@@ -266,13 +234,10 @@ def test_nobody_else_means_this_device_alone_and_nothing_to_measure(
     edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgellm.cli.commands.mesh.survey_workers", None)
-    done = edge("mesh", "run", "edgellm-verifier", QUESTION, "--max-tokens", "3", "--retrieval", "off", "--json")
+    done = edge(*RUN, "--json")
     assert done.code == 0
     assert stages(done) == {"here": (1, 12)}
     assert "No other device can be used, so this one holds all layers" in done.err
-
-
-def test_a_worker_that_is_not_there_is_left_out_with_its_reason(edge: Edge) -> None:
     words = ("chat", QUESTION, "--max-tokens", "3", "--draft", "none", "--mesh", "auto", "--peer", "127.0.0.1:9")
     done = edge(*words, "--retrieval", "off")
     assert done.code == 0
@@ -294,50 +259,39 @@ def test_a_served_mesh_has_memory_for_all_replies_at_once(
     """As the devices are given work for, which refuse what does not fit."""
     monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (25_000_000, "a test"))
     models = PairOptions(peer=(f"desk={measurable.address}",), mesh="auto")
-    pair, hardware = ResolvedPair("none", "edgellm-verifier"), HardwareOptions(ctx_size=("1024",))
-    for sessions, names in ((1, {HERE, "desk"}), (8, None)):
-        opened = partial(over_devices, models, pair, 4, hardware, sessions=sessions)
-        if names is None:
-            with pytest.raises(PlanImpossible):
-                opened()
-        else:
-            with (found := opened()).pair:
-                assert isinstance(found, OpenedMesh)
-                assert {share.name for share in found.verifier.mesh.shares} <= names
-
-
-def test_two_workers_of_one_name_are_refused(edge: Edge, measurable: WorkerServer) -> None:
-    done = at_home(edge, measurable, "--peer", f"desk={measurable.address}")
-    assert (done.code, done.out) == (2, "")
-    assert "Two devices are called 'desk'" in done.err
+    opened = partial(over_devices, models, ResolvedPair("none", MODEL), 4, HardwareOptions(ctx_size=("1024",)))
+    with (found := opened(sessions=1)).pair:
+        assert isinstance(found, OpenedMesh)
+        assert {share.name for share in found.verifier.mesh.shares} <= {HERE, "desk"}
+    with pytest.raises(PlanImpossible):
+        opened(sessions=8)
 
 
 @pytest.mark.rpc
 def test_a_model_that_cannot_be_cut_runs_over_rpc(
-    edge: Edge, quick_figures: None, architectures: Architectures, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    edge: Edge, quick_figures: None, architectures: Architectures, tmp_path: Path
 ) -> None:
     model, cache = str(architectures("lfm2")), WeightCache(SeveralSources(), unit=ComputeUnit(), memory=2**30)
     stored = StoredLayers(LayerStore(tmp_path / "layers", 10**9))
     question = ("--max-tokens", "12", "--retrieval", "off")
     alone = edge("chat", QUESTION, "--draft", "none", "--verifier", model, *question)
     with WorkerServer(cache, ANYWHERE, stored=stored, more=(RpcEngineService,)) as worker:
-        run = ("mesh", "run", model, QUESTION, *question, "--peer", f"desk={worker.address}")
+        peer = ("--peer", f"desk={worker.address}")
+        run = ("mesh", "run", model, QUESTION, *question, *peer)
         done = edge(*run, "--split", "here:1-2,desk:3-4")
         assert (done.code, done.out) == (0, alone.out)
         assert "engine: rpc. The layers of this lfm2 model cannot be cut" in done.err
         assert edge(*run, "--f32").code == 2
-        planned = ("mesh", "plan", model, "--peer", f"desk={worker.address}")
+        planned = ("mesh", "plan", model, *peer)
         plan = edge(*planned, "--json").answer
         assert "--plot draws stages, and this plan is over RPC" in edge(*planned, "--plot", "plan.png").err
         assert plan["engine"] == "rpc"
         assert plan["plan"]["shares"][-1]["last_layer"] == 4
         assert plan["one_model_each"]["shares"] == [{"device": "desk", "first_layer": 1, "last_layer": 4}]
-        shown = edge(*planned)
-        assert "this device alone" in shown.out
+        assert "this device alone" in edge(*planned).out
         assert edge(*run).out == alone.out
-        over = edge("chat", QUESTION, "--draft", "none", "--verifier", model, "--mesh", "desk:1-4",
-                    "--peer", f"desk={worker.address}", *question)  # fmt: skip
-        assert over.out == alone.out
+        over = ("chat", QUESTION, "--draft", "none", "--verifier", model, "--mesh", "desk:1-4", *peer, *question)
+        assert edge(*over).out == alone.out
     assert "cannot be cut" in edge("mesh", "run", model, QUESTION, "--engine", "stages").err
 
 
@@ -355,29 +309,41 @@ def test_layers_that_can_be_cut_go_over_rpc_only_if_asked(
     """No device has both the layers and the memory for them, but the worker serves llama.cpp's RPC, too."""
     stored = StoredLayers(LayerStore(tmp_path / "layers", 10**9))
     cache = WeightCache(stored, unit=Roomy(Hardware(threads=1)))
-    words = (
-        "mesh",
-        "run",
-        "edgellm-verifier",
-        QUESTION,
-        "--max-tokens",
-        "4",
-        "--retrieval",
-        "off",
-        "--ctx-size",
-        "256",
-    )
-    alone = edge(*words, "--split", "here:1-12")
+    alone = edge(*SMALL, *ALONE)
     assert "engine:" not in alone.err
     monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (10_000_000, "a test"))
     with WorkerServer(cache, ANYWHERE, stored=stored, more=(RpcEngineService,)) as worker:
         peer = ("--peer", f"desk={worker.address}")
-        refused = edge(*words, *peer)
+        refused = edge(*SMALL, *peer)
         assert refused.code == 1
         assert "Deploy them: edgellm mesh deploy" in refused.err
         assert refused.err.rstrip().endswith("Or add --engine rpc.")
-        done = edge(*words, *peer, "--engine", "rpc")
+        done = edge(*SMALL, *peer, "--engine", "rpc")
         assert (done.code, done.out) == (0, alone.out)
         lengths = ("--tokens-in", "16", "--tokens-out", "4", "--ctx-size", "256")
-        plan = edge("mesh", "plan", "edgellm-verifier", *lengths, *peer, "--engine", "rpc", "--json").answer
+        plan = edge("mesh", "plan", MODEL, *lengths, *peer, "--engine", "rpc", "--json").answer
         assert (plan["engine"], plan["engine_reason"]) == ("rpc", "asked for")
+
+
+@pytest.mark.usefixtures("quick_figures")
+def test_a_model_in_several_files_writes_what_the_whole_writes(
+    edge: Edge, draft_path: Path, verifier_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft, verifier = str(split(draft_path, tmp_path, 2)), str(split(verifier_path, tmp_path, 3))
+    plain = ("chat", QUESTION, "--max-tokens", "12", "--retrieval", "off", "--json", "--no-history", "--gate", "always")
+    assert ids(edge(*plain, "--draft", draft, "--verifier", verifier)) == ids(edge(*plain))
+    with monkeypatch.context() as there:
+        there.setenv("EDGELLM_HOME", str(tmp_path / "there"))
+        served = Served("--role", "worker")
+    try:
+        over = f"here:1-5,{served.address}:6-12"
+        assert edge("mesh", "plan", verifier, "--json").answer["stages"]
+        rows: list[dict[str, Any]] = edge("mesh", "deploy", verifier, "--split", over, "--json").answer
+        assert [row["error"] for row in rows] == [None, None]
+        assert rows[1]["sent"] == rows[1]["bytes"]
+        exact = ("--f32", "--json", "--retrieval", "off", "--max-tokens", "12")
+        alone = edge("mesh", "run", MODEL, QUESTION, *exact, *ALONE)
+        assert ids(edge("mesh", "run", verifier, QUESTION, *exact, "--split", over)) == ids(alone)
+        assert [row["sent"] for row in edge(*DEPLOY, over).answer] == [0, 0]  # the unsplit file
+    finally:
+        served.close()

@@ -33,7 +33,7 @@ from testkit.upstream.dialects import Dialect, LlamaServer, Vllm
 from testkit.upstream.engine import Engine
 from testkit.upstream.server import Fault, UpstreamServer
 from testkit.upstream.text_dialects import LmStudio
-from tests.cli.test_serve_command import Served
+from tests.cli.serving import Served
 from tests.once import once
 from tests.rpc.strangers import befriend, device
 from tests.spec.real import case, ids

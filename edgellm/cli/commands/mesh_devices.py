@@ -361,13 +361,13 @@ def layers(
 ) -> None:
     from edgellm.mesh.deploy import deploy_parts
 
+    if on is None and action == "clean":
+        raise InvalidOption("`mesh layers clean` needs a device.", "Example: edgellm mesh layers clean --on here")
     workers = [] if on == HERE or (on and ":" in on) else paired_workers(interface)
     chosen: list[Worker | None] = [None, *workers]
     if on is not None:
         (part,) = deploy_parts([StageShare(on, LayerRange(0, 1))], {worker.name: worker for worker in workers})
         chosen = [part.worker]
-    elif action == "clean":
-        raise InvalidOption("`mesh layers clean` needs a device.", "Example: edgellm mesh layers clean --on here")
     fingerprint = "" if model is None else _fingerprint(model)
     rows = [row for worker in chosen for row in held(worker) if fingerprint in ("", row["fingerprint"])]
     if action == "clean":

@@ -1,0 +1,256 @@
+"""`mesh plan`, `peers`, `deploy` and `layers`, as a user has them with two workers; and the chart of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from edgellm.cli.views.mesh_view import measured_chart, print_timeline
+from edgellm.coldstart.phases import Move
+from edgellm.coldstart.plan import PlannedStage, PlanOption
+from edgellm.layer_range import HERE, LayerRange, StageShare
+from edgellm.llm.mesh_timeline import DeviceTimeline, Measured, MeasuredMove
+from edgellm.mesh import deploy as deploying
+from edgellm.mesh.layer_sources import StoredLayers
+from edgellm.mesh.weight_cache import WeightCache
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.server.servers import WorkerServer
+from edgellm.storage.layers.store import LayerStore
+from tests.cli.conftest import Edge
+from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
+from tests.mesh.test_fleet_file import MODEL as DESCRIBED
+from tests.rpc.strangers import befriend, device
+from tests.services.conftest import ANYWHERE
+
+MODEL = "edgellm-verifier"
+PLAN = ("mesh", "plan", MODEL, "--tokens-in", "16", "--tokens-out", "4")
+
+# --- plans for described devices ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    path = tmp_path / "home.toml"
+    path.write_text(DESKTOP + LAPTOP, encoding="utf-8")
+    return path
+
+
+def test_the_papers_setting_on_the_screen(edge: Edge) -> None:
+    done = edge("mesh", "plan", "--preset", "csgo", "--overlap", "paper", "--tokens-in", "8192")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0].startswith("Qwen3-14B: 40 layers, 26.4 GB; least time to the first token")
+    assert any(line.startswith("Device 1") and "14-40" in line and "17.8 GB" in line for line in lines)
+    assert any(line.startswith("Device 4") and "no plan with it is faster" in line for line in lines)
+    assert any("█" in line and line.endswith("7.03 s") for line in lines)
+    assert any(line.startswith("even split") and "12.45 s" in line for line in lines)
+    assert any(line.startswith("best single device") and "does not fit" in line for line in lines)
+    assert lines[-1].startswith("Split it over Device 3, Device 2 and Device 1: 7.03 s.")
+
+
+def test_the_plan_as_json(edge: Edge) -> None:
+    answer = edge("mesh", "plan", "--preset", "csgo", "--overlap", "paper", "--tokens-in", "256", "--json").answer
+    assert answer["ttft_s"] == pytest.approx(2.562, abs=1e-3)
+    assert answer["optimal"] is True
+    assert answer["planner_ms"] > 0
+    first, *_, last = answer["stages"]
+    assert (first["device"], first["first_layer"], last["last_layer"]) == ("Device 3", 1, 40)
+    assert set(first) >= {"load_s", "wait_s", "network_s", "compute_s", "finish_s"}
+    assert last["finish_s"] == answer["ttft_s"]
+    assert answer["baselines"]["best_single"] is None
+    assert answer["baselines"]["even"] == pytest.approx(3.612, abs=1e-3)
+    assert answer["baselines"]["ideal_single"] == pytest.approx(6.129, abs=1e-3)
+    assert answer["advice"]
+
+
+def test_a_model_that_is_here_on_devices_from_a_file(edge: Edge, home: Path) -> None:
+    words = ("mesh", "plan", MODEL, "--devices", str(home))
+    answer = edge(*words, "--json").answer
+    assert answer["stages"][-1]["last_layer"] == 12
+    assert answer["advice"].startswith("Use ")
+    assert "alone" in answer["advice"]
+    shown = edge(*words)
+    assert (shown.code, "holds everything" in shown.out) == (0, True)
+    home.write_text(DESKTOP.replace("desktop", "a\\u001b[2Jb") + DESCRIBED, encoding="utf-8")
+    shown = edge("mesh", "plan", "--devices", str(home))
+    assert "\x1b" not in shown.out + shown.err, "a name cannot command the terminal"
+
+
+def test_the_memory_of_the_context_decides_the_plan_and_the_run(edge: Edge, home: Path) -> None:
+    small = DESKTOP.replace("memory_gb = 16", "memory_gb = 0.025")
+    home.write_text(small + small.replace("desktop", "laptop"), encoding="utf-8")
+    words = (*PLAN, "--devices", str(home))
+    short, long = edge(*words, "--ctx-size", "256", "--json").answer, edge(*words, "--json").answer
+    assert (short["context_length"], long["context_length"]) == (256, 1024)  # as many as it was trained for
+    assert short["baselines"]["best_single"] is not None
+    assert long["baselines"]["best_single"] is None
+    assert len(long["stages"]) == 2
+    assert edge(*words, "--ctx-size", "1024", "--json").answer["baselines"] == long["baselines"]
+    wide = edge(*words, "--ctx-size", "1024", "--cache-type", "f32")
+    assert (wide.code, "The model needs" in wide.err) == (1, True)
+    assert "a context of 256 tokens; change it with --ctx-size" in edge(*words, "--ctx-size", "256").err
+    home.write_text(small.replace("desktop", "here"), encoding="utf-8")
+    run = ("mesh", "run", MODEL, "Hi", "--devices", str(home), "--max-tokens", "2", "--ctx-size")
+    assert edge(*run, "256").code == 0
+    refused, planned = edge(*run, "1024"), edge(*words)
+    assert (refused.code, planned.code) == (1, 1)
+    assert refused.err == planned.err
+
+
+@pytest.mark.parametrize(("name", "magic"), [("plan.png", b"\x89PNG"), ("plan.svg", b"<?xml")])
+def test_it_is_drawn(edge: Edge, tmp_path: Path, name: str, magic: bytes) -> None:
+    pytest.importorskip("matplotlib")
+    done = edge("mesh", "plan", "--preset", "csgo", "--plot", str(tmp_path / name))
+    assert done.code == 0
+    assert f"wrote {tmp_path / name}" in done.err
+    assert (tmp_path / name).read_bytes().startswith(magic)
+
+
+def test_a_plan_that_ran_out_of_time_says_so(edge: Edge) -> None:
+    asked = ("mesh", "plan", "--preset", "csgo", "--objective", "reply", "--time-limit", "0")  # a first token is quick
+    done = edge(*asked)
+    assert done.code == 0
+    assert "within " in done.out
+    assert "faster may exist" in done.out
+    answer = edge(*asked, "--json").answer
+    assert answer["optimal"] is False
+    assert 0.0 < answer["gap"] < 1.0
+
+
+# --- layers on paired devices -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stores(tmp_path: Path, quick_figures: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, LayerStore]]:
+    """Of two workers that this user is paired with."""
+    monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
+    owner, stores = Trust.load(), {}
+    with ExitStack() as running:
+        for name in ("desk", "phone"):
+            trust = device(tmp_path / name)
+            befriend(trust, owner, "files compute")
+            owner.peers.rename(trust.identity.id, name)
+            stores[name] = LayerStore(tmp_path / name / "layers", 10**9)
+            stored = StoredLayers(stores[name])
+            worker = WorkerServer(WeightCache(stored), ANYWHERE, trust=trust, stored=stored)
+            owner.peers.record_seen(trust.identity.id, running.enter_context(worker).address)
+        yield stores
+
+
+def test_layers_are_deployed_listed_and_removed(
+    edge: Edge, stores: dict[str, LayerStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.storage.layers.manifest.PIECE_BYTES", 1)  # each layer alone, as those of a large model
+    done = edge("mesh", "deploy", MODEL, "--split", "here:1-2,desk:3-8,phone:9-12")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["here", "1-2"], ["desk", "3-8"], ["phone", "9-12"]]
+    assert all(line.rstrip().endswith("complete") for line in lines[1:])
+    rows = edge("mesh", "deploy", MODEL, "--split", "desk:1-8,phone:9-12", "--json").answer
+    assert [row["sent"] > 0 for row in rows] == [True, False]
+    assert rows[0]["already"] + rows[0]["sent"] == rows[0]["bytes"]
+    assert rows[1] == rows[1] | {"first_layer": 9, "last_layer": 12, "attempts": 1, "error": None}
+
+    listed = edge("mesh", "layers", "--json").answer
+    assert {row["device"]: row["layers"] for row in listed} == {"here": "1-2", "desk": "1-8", "phone": "9-12"}
+    shown = edge("mesh", "layers", "--on", "desk")
+    assert "1-8 of 12" in shown.out
+    assert "desk:" in shown.err
+    assert "of 1.0 GB" in shown.err
+    refused = edge("mesh", "layers", "clean", "--on", "desk")
+    assert (refused.code, "Add --yes" in refused.err) == (2, True)
+    gone = edge("mesh", "layers", "clean", "--on", "desk", "--model", MODEL, "--yes", "--json").answer
+    assert (gone["pieces"], gone["in_use"]) == (8, 0)
+    assert stores["desk"].size == 0
+    assert "0 B" in edge("mesh", "layers", "clean", "--on", "desk", "-m", MODEL, "--yes").err
+    assert edge("mesh", "layers", "clean", "--on", "here", "-y", "--json").answer["pieces"] == 2
+    assert "There are no layers" in edge("mesh", "layers", "--on", "here").err
+
+
+def test_the_devices_are_measured_planned_for_and_shown(edge: Edge, stores: dict[str, LayerStore]) -> None:
+    rows = edge("mesh", "peers", "--json").answer
+    assert [row["name"] for row in rows] == ["here", "desk", "phone"]
+    assert all(row["speed"] is None for row in rows)
+    answer = edge("mesh", "plan", MODEL, "--tokens-in", "64", "--json").answer
+    assert answer["stages"][-1]["last_layer"] == 12
+    assert {one["device"] for one in answer["move"]} == {stage["device"] for stage in answer["stages"]}
+    here, desk, _phone = edge("mesh", "peers", "--json").answer
+    assert here["may_here"] is None
+    assert (desk["may_here"], desk["may_there"]) == (["compute", "files"], ["compute", "files"])
+    assert desk["speed"]["tokens"] == [1, 8]
+    assert desk["speed"]["disk_mb_s"] > 0
+    assert desk["line"]["up_mbps"] > 0
+    assert desk["line"]["age_s"] < 60
+    edge("mesh", "deploy", MODEL, "--split", "desk:1-12")
+    shown = edge("mesh", "peers")
+    assert shown.code == 0
+    for part in ("GFLOP/s", "just now", "edgellm verifier 1-12"):
+        assert part in shown.out
+    again = edge("mesh", "peers", "--measure", MODEL, "--json").answer
+    assert {row["speed"]["reason"] for row in again} == {"asked for"}
+
+
+def test_a_plan_is_deployed_and_then_nothing_is_left_to_move(
+    edge: Edge, stores: dict[str, LayerStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This device has no memory to spare, so the plan must split."""
+    monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (25_000_000, "a test"))
+    edge("mesh", "plan", MODEL)  # both workers measure at once, and keep it in one place, which is this user's
+    done = edge("mesh", "deploy", *PLAN[2:], "--json")
+    assert done.code == 0, done.err
+    assert "Split it over" in done.err
+    assert all(row["error"] is None for row in done.answer)
+    names = {row["device"] for row in done.answer}
+    moves = edge(*PLAN, "--json").answer["move"]
+    assert [one["bytes"] for one in moves if one["device"] in names] == [0] * len(moves)
+    assert "nothing has to be deployed first" in edge(*PLAN).out
+
+
+def test_a_device_that_refuses_is_said_and_the_others_go_on(edge: Edge, stores: dict[str, LayerStore]) -> None:
+    stores["desk"].limit = 1000
+    done = edge("mesh", "deploy", MODEL, "--split", "desk:1-6,phone:7-12")
+    assert done.code == 1
+    assert "desk: desk: " not in done.err
+    assert "layers 1-6 of edgellm verifier would take" in done.err
+    assert "0 B arrived" in done.out
+    owner = Trust.load()
+    owner.peers.revoke(owner.peers.find("phone").id, [Right.FILES])
+    for words, says in (
+        (("deploy", MODEL, "--split", "phone:7-12"), "no right to copy models from here"),
+        (("deploy", MODEL, "--split", "attic:1-12"), "No paired device is called 'attic'"),
+        (("layers", "--on", "attic"), "No paired device is called 'attic'"),
+        (("deploy", MODEL, "--split", "127.0.0.1:1:1-2"), "connection to 127.0.0.1:1 was lost"),
+    ):
+        refused = edge("mesh", *words)
+        assert refused.code == 1
+        assert says in refused.err
+
+
+# --- the timeline -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begin", [0.96, 0.97, 0.975, 0.99])
+def test_a_short_computation_at_the_end_is_drawn(begin: float) -> None:
+    end = begin + 0.001
+    stage = PlannedStage("desktop", LayerRange(0, 12), 0.1, 0.8, 0.0, 0.9, 0.001, end, 1.0, "")
+    did = DeviceTimeline("desktop", LayerRange(0, 12), ((0.0, 0.1),), ((begin, end),), (0.9,))
+    line, _legend = measured_chart(Measured(PlanOption((stage,), 1.0, 0.01, 1.0), (did,)), None, 20)
+    assert line.plain.startswith("desktop  run   ░")
+    assert "█" in line.plain
+
+
+def test_a_reply_in_phases_shows_its_moves_beside_the_plan() -> None:
+    planned = Move(((0, 12),), 2.0, 2.5, 40, 2.6)
+    move = MeasuredMove((StageShare(HERE, LayerRange(0, 12)),), 43, 2.25, 2.75, 3.0, planned)
+    console = Console(width=100, record=True, file=StringIO())
+    plan = PlanOption((), 1.0, 0.02, 5.0)
+    print_timeline(console, Measured(PlanOption((), 1.5, 0.02, 6.0), (), moves=(move,)), plan)
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert "44 (41) here 1-12 2.25 s (2.00 s) 2.75 s (2.50 s) 3.00 s (2.60 s)" in lines
+    assert "last token 6.00 s (5.00 s)" in lines

@@ -1,0 +1,324 @@
+"""Options: records, what a setting says in a file, a variable or on the command line, hardware, and thoughts."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from edgellm.cli.app import app
+from edgellm.cli.commands.config import write_settings
+from edgellm.cli.options import DRAFT, VERIFIER, HardwareOptions, ThinkOptions, completion, only, with_records
+from edgellm.engine.hardware import ALL_LAYERS, Hardware
+from edgellm.errors import InvalidOption
+from edgellm.flags import flag
+from edgellm.system import config_file
+from testkit.thinking_templates import ALWAYS, CHANNELS, OPENED, with_template
+from tests.cli.conftest import Done, Edge
+
+QUESTION = "Where is my mug?"
+
+# --- records ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """A record with a field of each kind."""
+
+    mug: str = flag("red", "Its colour.", choices={"red": "like a rose", "blue": "like the sea"})
+    tools: tuple[Path, ...] = flag((), "What lies on it.", "FILE")
+    height: float = flag(1.0, "How high it hangs.", "M", least=0.5, shown="as is usual")
+    ladder: bool = flag(False, "", refused="is for the attic")
+    kept: int = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Attic(Shelf):
+    """Another shelf, in another place."""
+
+    height: float = flag(3.0, "How high the attic is.", "M")
+
+
+def given(record: type[Shelf], *words: str) -> Shelf:
+    found: list[Shelf] = []
+
+    def command(name: str, shelf: Shelf) -> None:
+        assert name == "here"
+        found.append(shelf)
+
+    command.__annotations__["shelf"] = record
+    app = typer.Typer()
+    app.command()(with_records(command))
+    done = CliRunner().invoke(app, ["here", *words])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return found[0]
+
+
+def test_a_command_gets_the_record_of_its_flags() -> None:
+    assert given(Shelf) == Shelf()
+    words = ("--mug", "blue", "--tools", "a", "--tools", "b", "--height", "2")
+    assert given(Shelf, *words) == Shelf("blue", (Path("a"), Path("b")), 2.0)
+    assert given(Attic).height == 3.0
+    assert given(Annotated[Shelf, only("height")], "--height", "2") == Shelf(height=2.0)  # type: ignore[arg-type]
+    for wrong in (("--mug", "green"), ("--height", "0"), ("--kept", "3"), ("--tool", "a")):
+        with pytest.raises(AssertionError, match="Usage"):
+            given(Shelf, *wrong)
+    with pytest.raises(InvalidOption, match="--ladder is for the attic"):
+        given(Shelf, "--ladder")
+
+
+def test_choices_complete_and_several_are_separated_by_commas() -> None:
+    colours = {"any": "each", "red": "like a rose", "blue": "like the sea"}
+    assert [*completion(colours)("R")] == [("red", "like a rose")]
+    some = completion(colours, ("red", "blue"))
+    assert [name for name, _ in some("")] == ["any", "red", "blue"]
+    assert [name for name, _ in some("blue,")] == ["blue,red"]
+
+
+# --- settings -----------------------------------------------------------------------------------------------------
+
+
+def settings_are(text: str | bytes) -> Path:
+    path = config_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def tokens(done: Done) -> int:
+    assert done.code == 0, done.err
+    return int(done.lines[-1]["summary"]["tokens"])
+
+
+def test_the_command_line_comes_before_a_variable_and_that_before_the_file(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("chat", "--json", QUESTION)
+    settings_are("[chat]\nmax-tokens = 3\n")
+    assert tokens(edge(*words)) == 3
+    monkeypatch.setenv("EDGELLM_CHAT_MAX_TOKENS", "2")
+    assert tokens(edge(*words)) == 2
+    assert tokens(edge(*words, "--max-tokens", "1")) == 1
+    monkeypatch.setenv("EDGELLM_CHAT_MAX_TOKENS", "many")
+    done = edge(*words)
+    assert done.code == 2
+    assert "--max-tokens" in done.err
+    assert "EDGELLM_CHAT_MAX_TOKENS" in done.err
+
+
+def test_where_each_value_is_from_is_told(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = settings_are('[chat]\nbudget = 0.2\ncontext = ["a.txt", "b.txt"]\n[mesh.plan]\ntokens_out = 7\n')
+    monkeypatch.setenv("EDGELLM_SERVE_HTTP_PORT", "8081")
+    monkeypatch.setenv("EDGELLM_VERIFIER", "none")
+    assert tomllib.loads(edge("config", "show").out) == {
+        "chat": {"budget": 0.2, "context": ["a.txt", "b.txt"], "verifier": "none"},
+        "mesh": {"plan": {"tokens-out": 7}},
+        "profile": {"verifier": "none"},  # that variable is for both
+        "serve": {"http-port": "8081"},
+    }
+    told = edge("config", "show", "--origin").out
+    assert f"budget = 0.2  # {path}" in told
+    assert 'http-port = "8081"  # EDGELLM_SERVE_HTTP_PORT' in told
+    assert 'verifier = "none"  # EDGELLM_VERIFIER' in told
+    known = edge("config", "show", "chat", "--all", "--origin", "--json").answer["chat"]
+    assert known["budget"] == {"value": 0.2, "origin": "file"}
+    assert known["max-tokens"] == {"value": 512, "origin": "default"}
+    assert known["gate"]["value"] == "auto"
+    assert "serve" not in edge("config", "show", "chat", "--all", "--json").answer
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[chat]\nbudgit = 1\n", "chat.budgit is not an option. Did you mean budget?"),
+        ("[chatt]\nbudget = 1\n", "chatt is not a command. Did you mean [chat]?"),
+        ("[mesh.plam]\nobjective = 'reply'\n", "mesh.plam is not a command. Did you mean [mesh.plan]?"),
+        ("budget = 1\n", "budget is not an option. Choose one of [setup],"),
+        ("[chat]\nbudget = [1, 2]\n", "chat.budget cannot be [1, 2]"),
+        ("[chat]\nbudget = 2020-01-01\n", "chat.budget cannot be"),
+        ("[serve]\nhttp-port = 'many'\n", 'serve.http-port cannot be "many": Input should be a valid integer'),
+        ("[chat]\nversion = true\n", "chat.version is not an option"),
+        ("[chat\n", "cannot be read as TOML"),
+        (b"\xff\xfe", "cannot be read as TOML"),
+        ("a = " + "[" * 5000, "cannot be read as TOML"),
+    ],
+)
+def test_a_wrong_setting_is_told_before_anything_is_done(edge: Edge, text: str | bytes, says: str) -> None:
+    path = settings_are(text)
+    done = edge("chat", "--json", QUESTION)
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
+    assert str(path) in done.err
+    assert done.err.count("\n") == 1
+    assert edge("config", "path").code == 0
+    assert edge("config", "show").code == 2
+
+
+def test_a_variable_separates_values_with_commas(edge: Edge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    paths = [tmp_path / "a note.txt", tmp_path / "another.txt"]
+    for path in paths:
+        path.write_text("The mug is in the kitchen.")
+    monkeypatch.setenv("EDGELLM_CHAT_CONTEXT", f"{paths[0]}, {paths[1]}")
+    assert edge("config", "show", "--json").answer == {"chat": {"context": [str(path) for path in paths]}}
+    paths[1].unlink()
+    assert "another.txt cannot be read" in edge("chat", QUESTION).err
+
+
+PAIR = {"draft": "qwen3:0.6b", "verifier": "qwen3:4b"}
+
+
+def written(text: str | None, tables: Mapping[str, Mapping[str, str]]) -> str:
+    if text is not None:
+        settings_are(text)
+    root: Any = get_command(app).make_context("edgellm", ["config", "path"], resilient_parsing=True)
+    write_settings(root, tables)
+    return config_file().read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "# mine\n",
+        "[chat]\n",
+        "[chat]\nbudget = 0.2  # a fifth\n\n[serve]\nhttp-port = 8081\n",
+        "[serve]\nhttp-port = 8081\n[chat]\nverifier = 'old'\n# the end",
+        '  [ chat ]  # of mine\n  "verifier" = "old" # which I liked\n  draft="none"\n[mesh.plan]\ntokens-in = 9\n',
+        '[chat]\nsystem = """\nthree\nlines"""\n',
+        "[mesh.plan]\ntokens-in = 9\n",
+    ],
+)
+def test_what_the_user_wrote_stays(text: str | None) -> None:
+    before, after = tomllib.loads(text or ""), written(text, {"chat": PAIR})
+    assert tomllib.loads(after) == {**before, "chat": {**before.get("chat", {}), **PAIR}}
+    comments = [line.strip() for line in (text or "").splitlines() if line.strip().startswith("#")]
+    assert [line.strip() for line in after.splitlines() if line.strip().startswith("#")] == comments
+    assert written(None, {"chat": PAIR}) == after
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['chat = { verifier = "old" }\n', 'chat.verifier = "old"\n', '[chat]\nsystem = """\ndraft = me\n"""\n'],
+)
+def test_a_form_that_only_its_user_can_change_is_left_as_it_is(text: str) -> None:
+    with pytest.raises(InvalidOption, match="cannot change") as raised:
+        written(text, {"chat": PAIR})
+    assert "[chat] draft = 'qwen3:0.6b'; [chat] verifier = 'qwen3:4b'" in raised.value.next_step
+    assert config_file().read_text(encoding="utf-8") == text
+    with pytest.raises(InvalidOption, match="is not an option"):
+        written('[chat]\nverifyer = "x"\n', {"chat": PAIR})
+
+
+# --- hardware -----------------------------------------------------------------------------------------------------
+
+
+def hardware(**options: list[str]) -> HardwareOptions:
+    return HardwareOptions(**{name: tuple(values) for name, values in options.items()})
+
+
+def test_a_value_holds_for_both_models_or_for_one() -> None:
+    options = hardware(
+        gpu_layers=["all", "draft=0"], threads=["4"], ctx_size=["draft=512", "8192"], cache_type=["verifier=q8_0"],
+        device=["CUDA0/CUDA1"], tensor_split=["3/1"], flash_attn=["on"], mlock=["draft=on"], batch_size=["256"],
+    )  # fmt: skip
+    assert options.of(VERIFIER) == Hardware(
+        ALL_LAYERS, ("CUDA0", "CUDA1"), (3.0, 1.0), 4, 8_192, 256, "q8_0", True, False
+    )
+    assert options.of(DRAFT) == Hardware(0, ("CUDA0", "CUDA1"), (3.0, 1.0), 4, 8_192, 256, None, True, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("gpu_layers", "many"), ("threads", "0"), ("threads", "x"), ("tensor_split", "a/b"), ("flash_attn", "maybe"),
+     ("cache_type", "q2"), ("mlock", "yes"), ("ctx_size", "verifiers=5"), ("batch_size", "-1")],
+)  # fmt: skip
+def test_a_value_that_does_not_exist_is_named(name: str, value: str) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        hardware(**{name: [value]}).of(VERIFIER)
+    assert value.rpartition("=")[2].lstrip("-") in refused.value.what
+
+
+@pytest.mark.parametrize("command", ["plan", "deploy"])
+def test_planning_for_devices_has_the_options_that_a_plan_depends_on(edge: Edge, command: str) -> None:
+    shown = edge("mesh", command, "--help-all").out
+    for option in ("--gpu-layers", "--device", "--tensor-split", "--threads", "--ctx-size", "--cache-type"):
+        assert option in shown
+    assert "--mlock" not in shown
+    assert "draft=" not in shown
+
+
+def test_a_chat_uses_them(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert edge("chat", QUESTION, "--threads", "1", "--ctx-size", "256", "--max-tokens", "4").code == 0
+    monkeypatch.setenv("EDGELLM_CHAT_CTX_SIZE", "16")
+    assert "holds 16" in edge("chat", f"{QUESTION} In the house of my grandmother, and where is the old key?").err
+    assert "finds none" in edge("chat", QUESTION, "--ctx-size", "verifier=256", "--gpu-layers", "all").err
+
+
+# --- thoughts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def thinkers(verifier_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, ...]]:
+    """A chat with the bundled verifier alone, with templates that have thoughts, by name."""
+    folder = tmp_path_factory.mktemp("thinkers")
+    paths = {
+        name: with_template(verifier_path, folder / f"{name}.gguf", source)
+        for name, source in {"always": ALWAYS, "opened": OPENED, "channels": CHANNELS}.items()
+    }
+    words = ("chat", QUESTION, "--draft", "none", "--retrieval", "off", "--max-tokens", "6", "--verifier")
+    return {name: (*words, str(path)) for name, path in paths.items()}
+
+
+def test_the_meaning_of_options_for_thoughts() -> None:
+    assert ThinkOptions().fields() == {"think": None, "template_args": {}}
+    assert ThinkOptions("on", "low", ("a=true", "b=x=y", "c=", 'd="1"', "e=1")).fields() == {
+        "think": True,
+        "template_args": {"reasoning_effort": "low", "a": True, "b": "x=y", "c": "", "d": "1", "e": 1},
+    }
+    assert ThinkOptions("off").fields()["think"] is False
+    assert ThinkOptions("0").fields()["think"] == 0
+    for think in ("maybe", "-1", "1.5", "", "٣", "9" * 5000):
+        with pytest.raises(InvalidOption, match="--think is"):
+            ThinkOptions(think).fields()
+    for argument in ("enable_thinking", "=1"):
+        with pytest.raises(InvalidOption, match="NAME=VALUE"):
+            ThinkOptions(template_arg=(argument,)).fields()
+
+
+def test_the_answer_follows_a_limited_thought(edge: Edge, thinkers: dict[str, tuple[str, ...]]) -> None:
+    done = edge(*thinkers["always"], "--think", "5")
+    assert done.code == 0
+    assert "thought for" in done.err
+    assert "5 of them thought" in done.err
+    *rows, last = edge(*thinkers["always"], "--think", "5", "--json").lines
+    thought, answer = (
+        "".join(row["text"] for row in rows if row["channel"] == channel) for channel in ("thinking", "answer")
+    )
+    assert done.out == answer + "\n"
+    assert last["summary"]["thinking"] == thought.rstrip() != ""
+    assert 0 < sum(row["channel"] == "answer" for row in rows) <= 6
+
+
+def test_thoughts_are_switched_off_and_wrong_arguments_refused(
+    edge: Edge, thinkers: dict[str, tuple[str, ...]]
+) -> None:
+    wanted = edge(*thinkers["opened"], "--think", "off")
+    assert "thought for" not in wanted.err
+    assert edge(*thinkers["opened"], "--template-arg", "enable_thinking=false").out == wanted.out
+    forced = edge(*thinkers["always"], "--think", "off")
+    assert (forced.code, forced.err.count("thought")) == (0, 0)
+    done = edge(*thinkers["opened"], "--template-arg", "thinking=false")
+    assert done.code == 2
+    assert "It reads enable_thinking" in done.err
+    assert "'reasoning_effort' is not an argument" in edge(*thinkers["opened"], "--reasoning-effort", "low").err
+    assert edge(*thinkers["channels"], "--reasoning-effort", "low").code == 0

@@ -1,0 +1,236 @@
+"""`edgellm pair` and `peers`: two users, each with a home of their own, on one machine; what they then serve each other
+over mutual TLS; and `edgellm doctor`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from edgellm.cli.commands import peers as command
+from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.peer_probe import probe_address
+from edgellm.rpc.trust.peer_store import Peers
+from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Trust
+from tests.cli.conftest import Edge
+from tests.cli.serving import ROOT, Served
+from tests.rpc.strangers import befriend, device
+
+Shown: TypeAlias = tuple[subprocess.Popen[str], dict[str, Any]]
+"""Another user's process with a code on its screen, and what it says."""
+BRIEF = ("Hello", "--max-tokens", "4", "--retrieval", "off")
+
+
+@pytest.fixture(autouse=True)
+def _loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing leaves this machine."""
+    monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Iterator[Shown]:
+    words = ("pair", "--json", "--name", "desk", "--port", "0", "--grant", "verify,files")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edgellm", *words], cwd=ROOT, env=os.environ | {"EDGELLM_HOME": str(tmp_path / "desk")},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        yield process, json.loads(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def phone() -> Trust:
+    """A paired device called phone that is never there."""
+    there = Trust.load()
+    made = device(Path(os.environ["EDGELLM_HOME"]) / "phone")
+    befriend(there, made, "verify files")
+    there.peers.rename(made.identity.id, "phone")
+    return made
+
+
+@pytest.mark.parametrize("address", [True, False])
+def test_two_users_pair_with_and_without_an_address(edge: Edge, shown: Shown, tmp_path: Path, address: bool) -> None:
+    process, said = shown
+    assert said["grants"] == ["files", "verify"]
+    assert said["addresses"][0].startswith("127.0.0.1:")
+    words = (said["addresses"][0], said["code"]) if address else (said["code"].replace("-", " ").upper(),)
+    done = edge("pair", *words, "--name", "phone", "--grant", "none")
+    assert done.code == 0, done.err
+    for line in (
+        "paired with desk",
+        "rights of desk here: nothing",
+        "desk then reads the prompts and replies of this device",
+        "this device then knows which models desk has",
+    ):
+        assert line in " ".join(done.err.split())
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    there, here = json.loads(out), Peers().all()[0]
+    assert (there["name"], there["may_here"], there["may_there"]) == ("phone", ["files", "verify"], [])
+    assert (here.name, sorted(here.rights), sorted(here.granted)) == ("desk", [], ["files", "verify"])
+    assert there["short"] == Trust.load().identity.id.short
+    assert here.id == Trust.load(tmp_path / "desk" / "data" / "trust").identity.id
+
+
+def test_a_wrong_code_ends_both_sides_with_an_error(edge: Edge, shown: Shown) -> None:
+    process, said = shown
+    wrong = "7-lamp-otter" if said["code"] != "7-lamp-otter" else "7-lamp-owl"
+    done = edge("pair", said["addresses"][0], wrong)
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "The code is wrong" in done.err
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert "The code is wrong" in err
+    assert "Traceback" not in err
+    assert Peers().all() == []
+
+
+def test_a_code_that_nobody_shows_is_said(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "SEARCH_SECONDS", 0.2)
+    monkeypatch.setattr(command, "LONGEST_SEARCH", 1.0)
+    done = edge("pair", "7-lamp-otter")
+    assert done.code == 1
+    assert done.err.count("still looking (") == 3  # after 0.2, 0.4 and 0.8 seconds
+    assert "edgellm pair HOST:PORT 7-lamp-otter" in done.err
+
+
+def test_who_has_paired_nobody_is_told_to(edge: Edge) -> None:
+    for words in (
+        ("chat", "--verifier", "10.1.2.3:50151", *BRIEF),
+        ("serve", "--role", "verifier", "--no-http", "--host", "0.0.0.0"),
+        ("serve", "--role", "verifier", "--no-http", "--host", "192.168.1.2"),
+    ):
+        done = edge(*words)
+        assert (done.code, done.err.count("\n")) == (1, 1)
+        assert "air the devices first" in done.err
+
+
+def test_the_list_is_shown_changed_and_not_touched_where_it_is_damaged(
+    edge: Edge, phone: Trust, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.rpc.discovery.peer_probe.MAX_BROWSE_SECONDS", 0.0)
+    done = edge("peers")
+    assert done.code == 0
+    for word in ("phone", phone.identity.id.short, "files, verify", "just now"):
+        assert word in done.out
+    assert "No address of phone is known" in done.err
+    row = edge("peers", "--json", "--no-ask").answer[0]
+    assert (row["name"], row["short"], row["there"]) == ("phone", phone.identity.id.short, False)
+    assert (row["may_here"], row["may_there"], row["round_trip_ms"]) == (["files", "verify"], [], None)
+    assert edge("peers", "revoke", "phone", "verify", "--json").answer["may_here"] == ["files"]
+    granted = edge("peers", "grant", phone.identity.id.short, "all", "--json").answer["may_here"]
+    assert granted == ["compute", "files", "verify"]
+    assert "is now called tablet here" in edge("peers", "rename", "phone", "tablet").err
+    kept = Peers().path.read_bytes()
+    Peers().path.write_text("nonsense")
+    for words in (("peers",), ("peers", "rm", "tablet")):
+        done = edge(*words)
+        assert done.code == 1
+        assert "is damaged" in done.err
+    assert Peers().path.read_text() == "nonsense"
+    Peers().path.write_bytes(kept)
+    assert "is unpaired" in edge("peers", "rm", "tablet").err
+    assert Peers().all() == []
+
+
+# --- services over mutual TLS -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(home: Path, *words: str) -> Iterator[Served]:
+    """A server of another user, who has paired with this one."""
+    befriend(Trust.load(), Trust.load(home / "data" / "trust"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGELLM_HOME", str(home))
+        served = Served(*words, "--paired-only")
+    try:
+        yield served
+    finally:
+        served.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path / "desk") as one:
+        yield one
+
+
+def test_a_paired_device_is_asked_by_mutual_tls_and_no_stranger(edge: Edge, served: Served) -> None:
+    plain = edge("chat", "--verifier", served.address, *BRIEF)
+    assert plain.code == 1  # it was never met there, so it is asked in plain text, as on any machine of one's own
+    assert "No answer from" in plain.err
+    done = edge("chat", "--peer", served.address, *BRIEF)
+    assert done.code == 0, done.err
+    assert f"at {served.address} verifies" in done.err
+    served.wait_for("Session 1 from")
+    assert edge("chat", "--verifier", served.address, *BRIEF).code == 0  # by now it is known there
+    served.wait_for("Session 2 from")
+    assert f"at {served.address} verifies" in edge("chat", "--verifier", "auto", *BRIEF).err
+    assert edge("peers", "--json").answer[0]["offers"][0]["role"] == "verifier"
+    done = edge("chat", "--peer", "attic", *BRIEF)
+    assert (done.code, "No paired device is called 'attic'" in done.err) == (1, True)
+    Trust.load().peers.remove(Trust.load().peers.find("other").id)
+    for words in (("--verifier", "auto"), ("--peer", served.address)):
+        done = edge("chat", *words, *BRIEF)
+        assert done.code == 1
+        assert "run `edgellm pair`" in done.err
+
+
+def test_with_paired_only_http_asks_for_the_key_on_loopback_too(served: Served, tmp_path: Path) -> None:
+    file = tmp_path / "desk" / "data" / "http" / "api-key"
+    served.wait_for(f"HTTP clients need the API key in {re.escape(str(file))}")
+    url = served.wait_for(r"OpenAI's API: (http://127\.0\.0\.1:\d+)/v1")
+    for path in ("/status", "/metrics", "/v1/models", "/openapi.json", "/v1/models/x"):
+        with pytest.raises(HTTPError) as refused:
+            urlopen(url + path, timeout=60)
+        with refused.value:
+            assert refused.value.code == 401
+    with urlopen(Request(f"{url}/status", headers={"Authorization": f"Bearer {file.read_text().strip()}"})) as answer:
+        (device,) = json.loads(answer.read())["devices"]
+    assert device["short"] == Trust.load().identity.id.short
+
+
+def test_layers_are_computed_by_a_paired_device_that_is_named(edge: Edge, tmp_path: Path) -> None:
+    home, split = tmp_path / "desk", ("--split", "here:1-6,other:7-12")
+    words = ("mesh", "run", "edgellm-verifier", "Where is my mug?", *split, "--max-tokens", "4")
+    with serving(home, "--role", "worker", "-m", "edgellm-verifier") as served:
+        here, there = Trust.load(), Trust.load(home / "data" / "trust")
+        probe_address(here, Address.parse(served.address))  # from now on it is known where it is
+        there.peers.revoke(here.identity.id, [Right.COMPUTE])
+        probe_address(here, Address.parse(served.address))
+        refused = edge(*words)
+        assert (refused.code, refused.out) == (1, "")
+        assert "does not allow this device to have layers computed" in refused.err
+        there.peers.grant(here.identity.id, [Right.COMPUTE])
+        done = edge(*words)
+        assert done.code == 0, done.err
+        assert any(line.startswith("other") and " 7-12 " in line for line in done.err.splitlines())
+        served.wait_for("Loading layers 7-12")
+        assert "A device was lost" not in done.err
+
+
+def test_doctor_prints_what_it_finds_and_what_to_do(edge: Edge) -> None:
+    done = edge("doctor")
+    assert done.code == 0, done.out
+    assert "No problems found." in done.err
+    assert "127.0.0.1) is used" in done.out
+    assert "→ Pair a device: edgellm pair" in done.out
+    broken = edge("doctor", "--json", "--draft", "nothing.gguf", "--peer", "127.0.0.1:1")
+    assert broken.code == 1
+    assert {one["topic"] for one in broken.answer if one["state"] == "problem"} == {"vocabulary", "peers"}
+    assert all(one["next_step"] for one in broken.answer if one["state"] == "problem")

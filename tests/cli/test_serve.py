@@ -1,0 +1,408 @@
+"""`edgellm serve` as a process of its own: asked by `edgellm chat` and over HTTP, listed, stopped, logging."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import plistlib
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgellm.cli import serving
+from edgellm.cli.commands import service
+from edgellm.cli.commands.serve import HTTPOptions, log_to_stderr
+from edgellm.cli.commands.service import LABEL, UNIT, LaunchdManager, ServiceStatus, SystemdManager, serve_command
+from edgellm.engine import ModelFile, memory_fit
+from edgellm.engine.hardware import Hardware
+from edgellm.errors import ServiceFailed
+from edgellm.http.middleware import page_key
+from edgellm.http.server import Credentials, HttpConfig, HttpServer
+from edgellm.llm.model_loading import EngineConfig, place_pair
+from edgellm.mesh.layer_sources import WholeModel
+from edgellm.mesh.weight_cache import WeightCache
+from edgellm.rpc.address import Address
+from edgellm.rpc.trust.identity import web_certificate
+from edgellm.services.server.servers import WorkerServer
+from edgellm.storage.layers.store import LayerStore
+from tests.cli.conftest import Done, Edge, ids
+from tests.cli.serving import ROOT, Served, Start, start
+from tests.services.conftest import ANYWHERE
+
+__all__ = ["start"]
+
+QUESTION = [{"role": "user", "content": "Where is my mug?"}]
+NEAR = ("chat", "--json", "Where is my mug?", "--max-tokens", "8")
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    one = Served()
+    yield one
+    one.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_verifies_tells_what_happens_and_stops_politely(edge: Edge, served: Served, number: signal.Signals) -> None:
+    far, near = edge(*NEAR, "--verifier", served.address), edge(*NEAR)
+    assert ids(far) == ids(near)
+    assert far.lines[-1]["summary"]["bytes_up"] > near.lines[-1]["summary"]["bytes_up"] == 0
+    served.wait_for("ends")
+    served.process.send_signal(number)
+    assert served.end() == (0, "")
+    said = "".join(served.said)
+    assert "has stopped" in said
+    assert not re.search("mug|Traceback", said)
+
+
+def test_it_serves_and_stops_where_nobody_reads_what_it_says(edge: Edge) -> None:
+    """As behind `| head -1`, or where the terminal was closed: what it says is said by the way."""
+    words = [sys.executable, "-m", "edgellm", "serve", "--role", "verifier", "--port", "0", "--no-http"]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = ""
+            while "Ctrl-C" not in said:
+                line = process.stderr.readline()
+                assert line, said
+                said += line
+            match = re.search(r"--verifier (\S+:\d+)", said)
+            assert match is not None
+            process.stderr.close()
+            for _ in range(2):  # each of which it tells of
+                done = edge(*NEAR, "--verifier", match[1])
+                assert done.lines[-1]["summary"]["share_verified"] == 1.0
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=120) == 0
+        finally:
+            process.kill()
+
+
+# --- over HTTP ----------------------------------------------------------------------------------------------------
+
+
+def ask(url: str, **body: object) -> Any:
+    request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=60) as answer:
+        return json.loads(answer.read())
+
+
+def got(url: str, path: str) -> str:
+    with urlopen(url.replace("/v1", path), timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+def reply(url: str) -> Any:
+    return ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)
+
+
+def tokens(reply: Any) -> list[int]:
+    return [token["id"] for token in reply["edgellm"]["tokens"]]
+
+
+def test_every_role_answers_lists_what_it_has_and_stops_gracefully(start: Start, edge: Edge) -> None:
+    wanted = ids(edge(*NEAR))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    verifier, url = start("--role", "verifier", "--port", str(port))
+    assert tokens(reply(url)) == wanted
+    pair, url = start("--verifier", f"127.0.0.1:{port}")
+    found = reply(url)
+    assert tokens(found) == wanted
+    assert found["model"] == "edgellm-verifier"  # as where both models are here
+    assert found["edgellm"]["summary"]["bytes_up"] > 0
+    assert found["edgellm"]["summary"]["rtt_ms_p50"] > 0
+    metrics = got(url, "/metrics")
+    assert "edgellm_peer_up 1.0" in metrics
+    assert "edgellm_peer_rtt_seconds_count 1.0" in metrics
+    assert {row["process"] for row in edge("ps", "--json").answer} == {pair.process.pid, verifier.process.pid}
+    for server in (pair, verifier):
+        server.process.send_signal(signal.SIGINT)
+        assert server.end()[0] == 0
+
+
+def test_a_pair_writes_no_more_replies_at_once_than_fit(
+    start: Start, draft_path: Path, verifier_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    little = (
+        "import sys\nfrom edgellm.cli import main\nfrom edgellm.engine import memory_fit\n"
+        "free = int(sys.argv[1])\nmemory_fit._PLENTY, memory_fit.free_memory = 0.0, lambda: free\n"
+        "sys.argv = ['edgellm', *sys.argv[2:]]\nmain()"
+    )
+    monkeypatch.setattr(memory_fit, "_PLENTY", 0.0)
+    one = place_pair(draft_path, verifier_path, EngineConfig(hardware=Hardware(n_ctx=1_024)))
+    free = str(one.taken["CPU"])
+    _, url = start(program=("-c", little, free))
+    assert json.loads(got(url, "/status"))["requests"]["places"] == 1
+    words = (sys.executable, "-c", little, free, "serve", "--http-port", "0", "--replies", "2")
+    refused = subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 1
+    assert "Give --replies 1" in " ".join(refused.stderr.split())
+
+
+def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
+    start: Start, edge: Edge, verifier_path: Path, tmp_path: Path
+) -> None:
+    cache = WeightCache(WholeModel(ModelFile.open(verifier_path), LayerStore(tmp_path / "layers", 10**9)))
+    with WorkerServer(cache, ANYWHERE) as worker:
+        server, url = start("--mesh", "here:1-5,desk:6-12", "--peer", f"desk={worker.address}")
+        assert tokens(reply(url)) == ids(edge(*NEAR))
+        mesh = json.loads(got(url, "/status"))["mesh"]
+        assert [one["device"] for one in mesh["holders"]] == ["here", "desk"]
+        server.process.send_signal(signal.SIGINT)
+        assert server.end()[0] == 0
+
+
+def test_a_server_is_listed_its_model_removed_and_it_is_ended(start: Start, edge: Edge) -> None:
+    server, url = start("--draft", "none")
+    port = url.rpartition(":")[2].partition("/")[0]
+    (listed,) = edge("ps", "--json").answer
+    assert (listed["process"], str(listed["port"])) == (server.process.pid, port)
+    assert [model["name"] for model in listed["models"]] == ["edgellm-verifier"]
+    assert re.search(rf"{port} +{server.process.pid} +edgellm-verifier", edge("ps").out)
+    assert f"port {port}" in edge("stop", "edgellm-verifier").err
+    assert "no model in memory" in edge("ps").out
+    refused = edge("stop", "edgellm-verifier")
+    assert refused.code == 1
+    assert "is not in memory" in refused.err
+    assert reply(url)["model"] == "edgellm-verifier"
+    assert "has ended" in edge("stop", port).err
+    assert server.end()[0] == 0
+    assert "No server of yours" in edge("ps").err
+    assert edge("ps", "--json").answer == []
+    assert "so edgellm-verifier is not in memory" in edge("stop", "edgellm-verifier").err
+
+
+@pytest.mark.parametrize(
+    ("replies", "waiting", "room", "says"),
+    [
+        (2, 16, None, "2 replies are written at once (--replies), as each takes memory and slows the others; 16 more"),
+        (2, 16, 2, "2 replies are written at once (--replies), as each takes memory"),
+        (8, 0, 3, "3 replies are written at once (--replies), as there is no memory for more; 0 more requests wait"),
+        (2, 16, 1, "1 reply is written at once (--replies), as there is no memory for more"),
+    ],
+)
+def test_it_says_how_many_replies_it_writes_at_once(
+    replies: int, waiting: int, room: int | None, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with HttpServer(Address.parse("127.0.0.1:0"), HttpConfig(replies=replies, waiting=waiting)) as server:
+        serving.print_urls(server, room)
+    assert says in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_port_that_was_asked_for_is_not_exchanged_and_the_usual_one_is(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for words in (("--http-port", str(port)), ("--role", "verifier", "--no-http", "--port", str(port))):
+            done = edge("serve", *words)
+            assert (done.code, str(port) in done.err, done.err.count("\n")) == (1, True, 1)
+        monkeypatch.setattr(serving, "HTTP_PORT", port)
+        with serving.http_server(HTTPOptions(), 1, paired_only=False) as server:
+            assert server is not None
+            assert server.address.port != port
+    assert f"Port {port} is in use" in capsys.readouterr().err
+
+
+def test_off_this_machine_it_takes_tls_and_the_key(edge: Edge, tmp_path: Path) -> None:
+    assert "192.0.2.1" in edge("serve", "--http-host", "192.0.2.1", "--http-port", "0").err
+    certificate, private = web_certificate(tmp_path / "tls", ["127.0.0.1", "desk.local"])
+    made = certificate.read_bytes()
+    assert web_certificate(tmp_path / "tls", ["desk.local"])[0].read_bytes() == made
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    config = HttpConfig(credentials=Credentials("k" * 43, certificate, private), names=["desk.local"])
+    with HttpServer(Address.parse("127.0.0.1:0"), config) as server:
+        assert server.url.startswith("https://")
+
+        def curl(*words: str) -> str:
+            where = f"desk.local:{server.address.port}:127.0.0.1"
+            done = subprocess.run(
+                ["curl", "-s", "--cacert", str(certificate), "--resolve", where, "-o", os.devnull, "-w", "%{http_code}",
+                 *words], capture_output=True, text=True, check=False, timeout=60,
+            )  # fmt: skip
+            return done.stdout
+
+        assert curl(f"{server.url}/v1/models") == "401"
+        assert curl(f"{server.url}/v1/models", "-H", f"Authorization: Bearer {'k' * 43}") == "503"  # nothing is loaded
+        assert curl(f"https://desk.local:{server.address.port}/health") == "503"
+        assert curl(f"http://127.0.0.1:{server.address.port}/health") != "503"  # not in the clear
+    assert web_certificate(tmp_path / "tls", ["other.local"])[0].read_bytes() != made
+
+
+def test_the_link_has_the_pages_key_and_a_folder_that_cannot_be_used_stops_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    chosen = HTTPOptions(http_port=0)
+    with serving.http_server(chosen, 1, paired_only=False) as server:
+        assert server is not None
+        serving.print_urls(server)
+        said = capsys.readouterr().err.replace("\n", "")
+        assert f"Web page: {server.url}/#key={page_key()}" in said
+    key = tmp_path / "data" / "http" / "page-key"
+    key.unlink()
+    key.symlink_to(tmp_path / "elsewhere")
+    with serving.http_server(chosen, 1, paired_only=False) as server:
+        assert server is not None
+        assert server.page_url == f"{server.url}/"
+    assert "The page stores no conversations" in capsys.readouterr().err
+
+
+# --- logs ---------------------------------------------------------------------------------------------------------
+
+SECRET, KEY = "xylophone", "k" * 40
+
+
+def test_requests_and_replies_are_logged_and_nothing_of_what_they_say(start: Start, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text(KEY)
+    key.chmod(0o600)
+    server, url = start("--api-key-file", str(key), "--log-level", "debug")
+    body = json.dumps({"messages": [{"role": "user", "content": f"Where is my {SECRET}?"}], "max_tokens": 4})
+    for path, sent, status in (("", KEY, 200), (f"?key={KEY}", "wrong", 401)):
+        connection = http.client.HTTPConnection("127.0.0.1", int(url.rpartition(":")[2].partition("/")[0]), timeout=60)
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {sent}"}
+        connection.request("POST", f"/v1/chat/completions{path}", body, headers)
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        assert answer.status == status
+    server.process.send_signal(signal.SIGTERM)
+    server.end()
+    log = "".join(server.said)
+    assert re.search(r"INFO +edgellm\.http\.middleware: POST '/v1/chat/completions' 200 in \d+ ms", log), log
+    assert re.search(r"WARNING +edgellm\.http\.middleware: POST '/v1/chat/completions' refused: 401", log), log
+    assert re.search(r"INFO +edgellm\.llm\.replies\.generation: reply of 4 tokens to a prompt of \d+: length", log), log
+    assert re.search(r"DEBUG +edgellm\.llm\.replies\.generation: ", log), log
+    assert not re.search(f"{SECRET}|{KEY}|wrong", log)
+
+
+def test_nobody_forges_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    root, own = logging.getLogger(), logging.getLogger("edgellm")
+    before = root.level, root.handlers[:], own.level, logging.root.manager.disable
+    try:
+        root.handlers = []
+        log_to_stderr("info")
+        logging.getLogger("edgellm.test").warning("lost: %s", "a device\n2026-01-01 INFO edgellm: all is well\x1b[2J")
+        logging.getLogger("edgellm.test").debug("not this")
+        logging.getLogger("another").info("nor that")
+    finally:
+        root.level, root.handlers, own.level, _ = before
+        logging.disable(before[3])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "\\n2026" in line
+    assert "\x1b" not in line
+
+
+# --- at login -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a systemctl and a launchctl that write their arguments to `asked`, print the file `answer` and
+    fail where there is a file `fails`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("systemctl", "launchctl"):
+        script = folder / name
+        script.write_text(
+            f'#!/bin/sh\nhere={folder}\necho "$*" >> $here/asked\ncat $here/answer 2>/dev/null\n'
+            "[ ! -e $here/fails ] || { cat $here/fails >&2; exit 1; }\n",
+            encoding="utf-8",
+        )
+        script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "a home"))
+    return folder
+
+
+def asked(tools: Path) -> list[str]:
+    return (tools / "asked").read_text(encoding="utf-8").splitlines()
+
+
+RUNNING = "ActiveState=active\nUnitFileState=enabled\nMainPID=42\nExecMainStartTimestamp=Tue 10:00\n"
+
+
+def test_a_unit_is_written_enabled_started_described_and_removed_again(edge: Edge, tools: Path, tmp_path: Path) -> None:
+    unit = tmp_path / "config" / "systemd" / "user" / UNIT
+    assert edge("service", "status") == Done(1, "not installed\n", "To install it: edgellm service install\n")
+    for words in (("--rle", "worker"), ("--role", "wrker"), ("--http-port", "x")):
+        done = edge("service", "install", *words)
+        assert done.code == 2
+        assert "See: edgellm serve --help" in done.err
+    assert "would start: " in edge("service", "install", "--dry-run", "--http-port", "8081").err
+    assert not (tools / "asked").exists()
+    done = edge("service", "install", "--http-port", "8081", "--json")
+    assert done.answer["command"] == [sys.executable, "-m", "edgellm", "serve", "--http-port", "8081"]
+    text = unit.read_text(encoding="utf-8")
+    assert f'ExecStart="{sys.executable}" "-m" "edgellm" "serve" "--http-port" "8081"\n' in text
+    assert f'Environment="EDGELLM_HOME={tmp_path}/a home"\n' in text
+    begun = ["show-environment", "daemon-reload", f"enable {UNIT}", f"restart {UNIT}"]
+    assert asked(tools) == [f"--user {words}" for words in begun]
+    (tools / "answer").write_text(RUNNING, encoding="utf-8")
+    done = edge("service", "status")
+    assert (done.code, done.out) == (0, "running since Tue 10:00, process 42; starts at login\n")
+    assert edge("service", "status", "--json").answer["pid"] == 42
+    (tools / "answer").write_text("ActiveState=failed\nUnitFileState=\nMainPID=0\n", encoding="utf-8")
+    done = edge("service", "status")
+    assert (done.code, done.out) == (1, "not running; see: edgellm service logs; does not start at login\n")
+    assert edge("service", "uninstall").code == 0
+    assert asked(tools)[-2:] == [f"--user disable --now {UNIT}", "--user daemon-reload"]
+    assert not unit.exists()
+
+
+def test_nothing_is_written_where_there_is_no_manager(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tools / "fails").write_text("Failed to connect to bus: No medium found\n", encoding="utf-8")
+    with pytest.raises(ServiceFailed, match="there is no systemd for this user: Failed to connect") as raised:
+        SystemdManager().install(serve_command([]))
+    assert "edgellm serve" in raised.value.next_step
+    assert not SystemdManager().file.exists()
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ServiceFailed, match="systemctl is not on this system"):
+        SystemdManager().install(serve_command([]))
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"])), min_size=1))
+def test_words_come_through_a_units_quoting(words: list[str]) -> None:
+    (line,) = [one for one in service.unit_text(words, {}).split("\n") if one.startswith("ExecStart=")]
+    escapes = {"\\n": "\n", "\\t": "\t", '\\"': '"', "\\\\": "\\"}
+    read = [
+        re.sub(r"\\.", lambda found: escapes[found[0]], word).replace("%%", "%").replace("$$", "$")
+        for word in re.findall(r'"((?:[^"\\]|\\.)*)"', line.removeprefix("ExecStart="))
+    ]
+    assert read == words
+
+
+def test_an_agent_is_written_and_loaded_and_removed_again(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    manager = service.service_manager()
+    assert isinstance(manager, LaunchdManager)
+    manager.install(serve_command(["--role", "worker"]))
+    agent = plistlib.loads(manager.file.read_bytes())
+    assert manager.file == tmp_path / "Library" / "LaunchAgents" / f"{LABEL}.plist"
+    assert agent["ProgramArguments"][1:] == ["-m", "edgellm", "serve", "--role", "worker"]
+    assert agent["EnvironmentVariables"]["EDGELLM_HOME"] == str(tmp_path / "a home")
+    assert agent["RunAtLoad"]
+    assert [words.split()[0] for words in asked(tools)] == ["bootout", "bootstrap"]
+    (tools / "answer").write_text(f"gui/501/{LABEL} = {{\n\tstate = running\n\tpid = 7\n", encoding="utf-8")
+    assert manager.status() == ServiceStatus(True, True, True, 7)
+    manager.uninstall()
+    assert manager.status() == ServiceStatus(installed=False)
