@@ -4,40 +4,33 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from edgellm.cli.commands import bench
-from tests.cli.conftest import Done
+from tests.cli.conftest import Edge
 
-Edge = Callable[..., Done]
 ROOT = Path(__file__).parents[2]
 
 
-def asked(*words: str) -> subprocess.CompletedProcess[str]:
-    """`edgellm bench` in a process of its own: the benchmarks' output goes past this one's streams."""
-    command = [sys.executable, "-m", "edgellm", "bench", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+def test_a_suite_is_listed_and_shown_and_one_that_is_not_there_is_said(
+    edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*words: str) -> subprocess.CompletedProcess[str]:
+        """In a process of its own: the benchmarks' output goes past this one's streams."""
+        command = [sys.executable, "-m", "edgellm", "bench", *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
-
-def test_a_suite_is_listed_and_shown() -> None:
     assert "csgo/paper" in asked("csgo", "--list").stdout
     shown = asked("csgo", "paper", "--show")
-    assert shown.returncode == 0
-    assert "python -m bench run csgo/paper" in shown.stdout
-
-
-def test_what_is_not_there_is_said(edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (shown.returncode, "python -m bench run csgo/paper" in shown.stdout) == (0, True)
     done = asked("sinera")
     assert done.returncode == 2
     assert "choose from synera, coordgen, papers, csgo" in done.stderr
-    assert asked("synera", "nonsense").returncode == 2
     monkeypatch.setattr(bench, "ROOT", tmp_path)
     found = edge("bench", "synera")
-    assert found.code == 2
-    assert "not a checkout" in found.err
+    assert (found.code, "not a checkout" in found.err) == (2, True)
 
 
 def test_options_for_hardware_are_checked_and_handed_on(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from docs import generate
 from edgellm.cli import app as application
 from edgellm.cli.app import pages
-from tests.cli.conftest import Done, commands
+from tests.cli.conftest import Edge, commands
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (ROOT / "docs" / "guide" / "commands.md").read_text(encoding="utf-8")
@@ -24,17 +24,10 @@ def test_every_block_is_fresh() -> None:
     assert generate.stale() == [], "run: ./start docs"
 
 
-def names() -> list[str]:
-    return [one.command_path.partition(" ")[2] for one in commands()]
-
-
 def test_every_command_has_its_examples() -> None:
-    assert all(len(pages()[name].examples) >= 2 for name in names())
-    assert {name for name, page in pages().items() if page.home} == set(names())
-
-
-def examples() -> list[str]:
-    return [line for page in pages().values() for line, _ in page.examples]
+    names = [one.command_path.partition(" ")[2] for one in commands()]
+    assert all(len(pages()[name].examples) >= 2 for name in names)
+    assert {name for name, page in pages().items() if page.home} == set(names)
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +40,14 @@ def idle_commands() -> Callable[..., object]:
     return root
 
 
-@pytest.mark.parametrize("line", examples())
 def test_every_example_is_a_command_line_that_is_understood(
-    line: str, edge: Callable[..., Done], idle_commands: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+    edge: Edge, idle_commands: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (words,) = [shlex.split(part) for part in re.split(r"\|", line) if "edgellm" in part]
     monkeypatch.setattr(application, "tree", lambda: idle_commands)
-    done = edge(*words[words.index("edgellm") + 1 :])
-    assert (done.code, done.err) == (0, "")
+    for line in (line for page in pages().values() for line, _ in page.examples):
+        (words,) = [shlex.split(part) for part in line.split("|") if "edgellm" in part]
+        done = edge(*words[words.index("edgellm") + 1 :])
+        assert (line, done.code, done.err) == (line, 0, "")
 
 
 def documents() -> list[Path]:
@@ -91,8 +84,11 @@ def dead_links(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_and_files_that_are_named_are_there(page: Path) -> None:
     assert dead_links(page) == []
+    folders = "edgellm|tests|testkit|bench|docs|tools|models|examples"
+    named = re.findall(rf"`((?:{folders})/[\w./-]+\.\w+)`", page.read_text(encoding="utf-8"))
+    assert not [name for name in named if not (ROOT / name).exists()]
 
 
 def test_the_index_names_every_page() -> None:
@@ -110,10 +106,3 @@ def test_the_tree_in_the_readme_is_the_tree() -> None:
         name = line.split()[0]
         folder = ROOT / "edgellm" if line.startswith("  ") else ROOT
         assert (folder / name).exists(), name
-
-
-@pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_are_named_are_there(page: Path) -> None:
-    folders = "edgellm|tests|testkit|bench|docs|tools|models|examples"
-    named = re.findall(rf"`((?:{folders})/[\w./-]+\.\w+)`", page.read_text(encoding="utf-8"))
-    assert not [name for name in named if not (ROOT / name).exists()]

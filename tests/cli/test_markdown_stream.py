@@ -156,8 +156,7 @@ def test_of_a_block_that_is_longer_than_the_screen_its_end_is_drawn(monkeypatch:
 
 
 def test_code_that_a_notice_interrupts_is_shown_whole_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stdout", screen := Screen(60, 12))
+    screen = shown([], monkeypatch)
     writer = MarkdownWriter()
     writer.write("```python\n# one **two**\n", "accepted")
     writer.draw()
@@ -168,25 +167,17 @@ def test_code_that_a_notice_interrupts_is_shown_whole_behind_it(monkeypatch: pyt
     assert screen.shown == "a notice\n```python\n# one **two**\n# three **four**\n```\n\nEnd here."
 
 
-def test_a_thought_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stdout", screen := Screen(60, 12))
+def test_a_thought_stays_as_it_is_and_the_answer_is_drawn_without_another_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = shown([], monkeypatch)
     writer = MarkdownWriter()
     writer.write("a **thought**", THOUGHT)
     writer.pause()
-    writer.write("an **answer**", "accepted")
-    writer.end_line()
-    assert screen.shown == "a **thought**\nan answer"
-
-
-def test_what_is_written_is_drawn_without_another_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stdout", screen := Screen(60, 12))
-    writer = MarkdownWriter()
     writer.write("an **ans", "accepted")
     writer.write("wer**", "accepted")
     until = time.monotonic() + 60
-    while screen.shown != "an answer":
+    while screen.shown != "a **thought**\nan answer":
         assert time.monotonic() < until
         time.sleep(0.01)
     writer.end_line()

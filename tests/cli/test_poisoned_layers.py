@@ -3,31 +3,69 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import hashlib
+import shutil
+import struct
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from edgellm.engine import ModelFile
+from edgellm.engine import ModelFile, check_gguf
 from edgellm.errors import EdgeError, LayersCorrupt
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel, run_in_network_loop
 from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, upload
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
-from edgellm.storage.layers.manifest import LayerPiece, Manifest, manifest_of
+from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece, manifest_of
 from edgellm.storage.layers.store import LayerStore
-from tests.cli.conftest import Done
-from tests.cli.poisoned_layers import claimed, deadly, garbled
+from tests.cli.conftest import Done, Edge
 from tests.rpc.strangers import befriend, device
+from tests.services.conftest import ANYWHERE
 from tests.storage.pieces import layerwise
 
-Edge = Callable[..., Done]
-SPLIT = "here:1-6,desk:7-12"
+Bytes = dict[LayerPiece, bytes]
+_I32 = 26  # a tensor type that llama.cpp cannot use for a norm
+
+
+def honest(manifest: Manifest, model: Path) -> Bytes:
+    file = ModelFile.open(model)
+    return {piece: b"".join(map(bytes, cut_piece(file, piece.layers))) for piece in manifest.pieces}
+
+
+def garbled(manifest: Manifest, model: Path, folder: Path) -> Bytes:
+    """Return layers with other weights, which load and compute nonsense."""
+    shutil.copyfile(model, copy := folder / "copy.gguf")
+    with copy.open("r+b") as file:
+        for tensor in check_gguf(copy).tensors:
+            if tensor.name.endswith(("ffn_down.weight", "attn_output.weight")):
+                file.seek(tensor.offset)
+                file.write(bytes(tensor.nbytes))
+    return honest(manifest, copy)
+
+
+def deadly(manifest: Manifest, model: Path) -> Bytes:
+    """Return layers with a norm of integers, with which llama.cpp ends the process."""
+    name, made = b"blk.0.attn_norm.weight", {}
+    for piece, data in honest(manifest, model).items():
+        at = data.index(name) + len(name)
+        (dimensions,) = struct.unpack_from("<I", data, at)
+        at += 4 + 8 * dimensions
+        made[piece] = data[:at] + struct.pack("<I", _I32) + data[at + 4 :]
+    return made
+
+
+def claimed(manifest: Manifest, pieces: Bytes) -> tuple[Manifest, Bytes]:
+    """Return a manifest that claims other bytes as layers of the same model, and its pieces."""
+    made = {
+        replace(piece, size=len(data), sha256=hashlib.sha256(data).hexdigest()): data for piece, data in pieces.items()
+    }
+    return replace(manifest, pieces=tuple(made)), made
 
 
 class Home:
@@ -42,9 +80,9 @@ class Home:
         stored = StoredLayers(self.store)
         places = () if own is None else (WholeModel(ModelFile.open(own), self.store),)
         cache = WeightCache(SeveralSources(*places, stored), keep=0.0)
-        self.worker = WorkerServer(cache, Address("127.0.0.1", 0), trust=self.worker_trust, stored=stored)
+        self.worker = WorkerServer(cache, ANYWHERE, trust=self.worker_trust, stored=stored)
 
-    def attack(self, manifest: Manifest, bad: Manifest, pieces: dict[LayerPiece, bytes]) -> None:
+    def attack(self, manifest: Manifest, bad: Manifest, pieces: Bytes) -> None:
         """Removes what can be removed, and brings the other layers 7 to 12."""
 
         places = [at for at, piece in enumerate(bad.pieces) if piece.first >= 6]
@@ -67,7 +105,10 @@ def home(folder: Path, own: Path | None = None) -> Iterator[Home]:
         yield made
 
 
-def written(edge: Edge, split: str = SPLIT) -> Done:
+DEPLOY = ("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12")
+
+
+def written(edge: Edge, split: str = "here:1-6,desk:7-12") -> Done:
     words = ("--split", split, "--max-tokens", "6", "--retrieval", "off", "--ctx-size", "256")
     return edge("mesh", "run", "edgellm-verifier", "Where is my mug?", *words)
 
@@ -79,10 +120,10 @@ def test_other_layers_under_the_same_model_are_not_computed(
 ) -> None:
     deployed = manifest_of(ModelFile.open(verifier_path), [LayerRange(0, 6), LayerRange(6, 12)])
     manifest = deployed if alike else layerwise(verifier_path)
-    bad, pieces = claimed(manifest, garbled(manifest, verifier_path))
+    bad, pieces = claimed(manifest, garbled(manifest, verifier_path, tmp_path))
     with home(tmp_path, verifier_path if own else None) as there:
         if not own:
-            assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
+            assert edge(*DEPLOY).code == 0
         before = written(edge)
         assert before.code == 0, before.err
         assert before.out == written(edge, "here:1-12").out
@@ -96,26 +137,24 @@ def test_who_has_other_layers_refuses_and_the_coordinator_says_so(
     edge: Edge, verifier_path: Path, tmp_path: Path
 ) -> None:
     manifest = layerwise(verifier_path)
-    bad, pieces = claimed(manifest, garbled(manifest, verifier_path))
     with home(tmp_path) as there:
-        there.attack(manifest, bad, pieces)
-        refused = written(edge)
+        there.attack(manifest, *claimed(manifest, garbled(manifest, verifier_path, tmp_path)))
+        refused, alone = written(edge), written(edge, "here:1-12")
         said = " ".join(refused.err.split())
         assert "deployed to this device do not match the coordinator's file" in said
         assert "The layers are now on here 1-12" in said
-        assert refused.out == written(edge, "here:1-12").out
-        assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
-        assert written(edge).out == written(edge, "here:1-12").out
+        assert refused.out == alone.out
+        assert edge(*DEPLOY).code == 0
+        assert written(edge).out == alone.out
 
 
 def test_layers_that_would_end_the_process_are_never_loaded_for_another(
     edge: Edge, verifier_path: Path, tmp_path: Path
 ) -> None:
     manifest = layerwise(verifier_path)
-    bad, pieces = claimed(manifest, deadly(manifest, verifier_path))
     with home(tmp_path) as there:
-        assert edge("mesh", "deploy", "edgellm-verifier", "--split", "desk:7-12").code == 0
+        assert edge(*DEPLOY).code == 0
         before = written(edge)
         with suppress(LayersCorrupt):  # the check of files may refuse them as they come
-            there.attack(manifest, bad, pieces)
+            there.attack(manifest, *claimed(manifest, deadly(manifest, verifier_path)))
         assert written(edge).out == before.out

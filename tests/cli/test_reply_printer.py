@@ -1,4 +1,4 @@
-"""A reply on its way to the screen, with a scripted model behind it."""
+"""A reply on its way to the screen, with a scripted model behind it; and text that commands no terminal."""
 
 from __future__ import annotations
 
@@ -8,29 +8,40 @@ import os
 import signal
 import sys
 import threading
+import unicodedata
 from collections.abc import Callable, Generator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm.cli.views.console import SOURCES
+from edgellm.cli.views.console import SOURCES, decode, harmless, size
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.engine import Context, ContextSpec, Model
+from edgellm.errors import InputNotText
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Summary
-from edgellm.spec.stream import Reply
+from edgellm.spec.stream import Reply, Utf8
 from edgellm.spec.types import Channel, Explanation, Notice, Source, Token
 
+Written = Generator[Event, None, None]
+Capture = pytest.CaptureFixture[str]
 
-def scripted(events: Sequence[Event | BaseException]) -> Reply:
-    """A reply that consists of `events`; an exception among them is raised."""
 
-    def write(stats: Summary, explain: bool, stopped: object, *_: object) -> Generator[Event, None, None]:
+def scripted(events: Sequence[Event | BaseException | Callable[[], None]], stopped_early: bool = False) -> Reply:
+    """A reply that consists of `events`; an exception among them is raised, a function called."""
+
+    def write(stats: Summary, explain: bool, stopped: Callable[[], bool], *_: object) -> Written:
         for event in events:
             if isinstance(event, BaseException):
                 raise event
+            if callable(event):
+                event()
+                continue
+            if stopped_early and stopped():
+                return
             if isinstance(event, Token):
                 stats.token(event)
                 stats.show(event)
@@ -51,11 +62,16 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_every_source_has_a_colour_and_a_meaning() -> None:
+def at_terminal(monkeypatch: pytest.MonkeyPatch) -> tuple[Terminal, Terminal]:
+    """stdout and stderr, which are terminals now."""
+    out, err = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    return out, err
+
+
+def test_the_answer_alone_goes_to_stdout(capsys: Capture) -> None:
     assert set(SOURCES) == set(Source)
-
-
-def test_the_answer_alone_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     reply = scripted([*tokens(b"Hel", b"lo"), Notice("The verifier is gone."), *tokens(b"!", source=Source.DRAFT)])
     print_reply(reply, Display())
     shown = capsys.readouterr()
@@ -64,6 +80,14 @@ def test_the_answer_alone_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> 
     assert shown.err.endswith("3 tokens · not verified\n")
     assert "■" not in shown.err
     assert "\x1b" not in shown.out + shown.err
+    print_reply(scripted(tokens(b"a")), Display(quiet=True))
+    assert capsys.readouterr() == ("a\n", "")
+    for explain in (True, False):
+        print_reply(scripted([Explanation(4, "drafted 3")]), Display(explain=explain))
+        assert ("round 4: drafted 3" in capsys.readouterr().err) == explain
+    with pytest.raises(RuntimeError):
+        print_reply(scripted([*tokens(b"Hel"), RuntimeError("x")]), Display())
+    assert capsys.readouterr().out == "Hel\n", "an error ends the line first"
 
 
 THOUGHT = [
@@ -74,7 +98,7 @@ THOUGHT = [
 ]
 
 
-def test_a_thought_is_no_part_of_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_thought_is_no_part_of_stdout(capsys: Capture) -> None:
     print_reply(scripted(THOUGHT), Display(stats=True))
     shown = capsys.readouterr()
     assert shown.out == "Hi\n"
@@ -84,11 +108,8 @@ def test_a_thought_is_no_part_of_stdout(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_thought_is_dim_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
     for events, after in ((THOUGHT, "Hi"), (THOUGHT[:2], "")):
-        terminal = Terminal()
-        monkeypatch.setattr(sys, "stdout", terminal)
+        terminal, _ = at_terminal(monkeypatch)
         monkeypatch.setattr(sys, "stderr", terminal)
         print_reply(scripted(events), Display())
         shown = terminal.getvalue()
@@ -96,62 +117,48 @@ def test_a_thought_is_dim_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None
         assert shown.index("hm") < shown.index("thought for") < shown.index(after or "tokens")
 
 
-def test_json_has_the_channel_of_each_token(capsys: pytest.CaptureFixture[str]) -> None:
-    events = [*THOUGHT[:2], Token(5, b"\xc3", Source.VERIFIER, channel=Channel.THINKING), THOUGHT[3]]
-    print_reply(scripted(events), Display(as_json=True))
+def in_json(capsys: Capture, reply: Reply) -> tuple[list[tuple[str, str]], dict[str, object]]:
+    """Return the channel and the text of each token of a reply in JSON, and its summary."""
+    capsys.readouterr()
+    print_reply(reply, Display(as_json=True))
     *rows, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert [(row["channel"], row["text"]) for row in rows] == [
-        ("thinking", ""), ("thinking", "hm"), ("thinking", "\ufffd"), ("answer", "Hi"),
-    ]  # fmt: skip
-    assert (last["summary"]["thinking"], last["summary"]["text"]) == ("hm\ufffd", "Hi")
-    assert last["summary"]["thinking_tokens"] == 3
+    return [(row["channel"], row["text"]) for row in rows], last["summary"]
 
 
-def test_a_model_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    evil: list[Event | BaseException] = [
-        *tokens(b"\x1b", b"]52;c;aGk=\x07", b"\x9b"),
-        Notice("\x1b[2J"),
-        Explanation(0, "\x1b[2J"),
-    ]
-    print_reply(scripted(evil), Display(explain=True, stats=True))
-    shown = capsys.readouterr()
-    assert "\x1b" not in shown.out + shown.err
-    assert "\x07" not in shown.out
+def test_json_has_the_channel_of_each_token(capsys: Capture) -> None:
+    events = [*THOUGHT[:2], Token(5, b"\xc3", Source.VERIFIER, channel=Channel.THINKING), THOUGHT[3]]
+    rows, summary = in_json(capsys, scripted(events))
+    assert rows == [("thinking", ""), ("thinking", "hm"), ("thinking", "\ufffd"), ("answer", "Hi")]
+    assert (summary["thinking"], summary["text"], summary["thinking_tokens"]) == ("hm\ufffd", "Hi", 3)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.lists(st.binary(max_size=5), max_size=8))
-def test_json_texts_joined_are_the_reply(capsys: pytest.CaptureFixture[str], pieces: list[bytes]) -> None:
-    capsys.readouterr()
-    print_reply(scripted(tokens(*pieces)), Display(as_json=True))
-    *rows, last = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+def test_json_texts_joined_are_the_reply(capsys: Capture, pieces: list[bytes]) -> None:
+    rows, summary = in_json(capsys, scripted(tokens(*pieces)))
     assert len(rows) == len(pieces)
-    assert (
-        "".join(row["text"] for row in rows) == last["summary"]["text"] == b"".join(pieces).decode("utf-8", "replace")
-    )
+    assert "".join(text for _, text in rows) == summary["text"] == b"".join(pieces).decode("utf-8", "replace")
 
 
-def test_reasons_are_told_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    for explain in (True, False):
-        print_reply(scripted([Explanation(4, "drafted 3")]), Display(explain=explain))
-        assert ("round 4: drafted 3" in capsys.readouterr().err) == explain
+def test_a_model_cannot_command_the_terminal(capsys: Capture) -> None:
+    evil: list[Event] = [*tokens(b"\x1b", b"]52;c;aGk=\x07", b"\x9b"), Notice("\x1b[2J"), Explanation(0, "\x1b[2J")]
+    print_reply(scripted(evil), Display(explain=True, stats=True))
+    shown = capsys.readouterr()
+    assert not {"\x1b", "\x07"} & {*shown.out, *shown.err}
 
 
 @pytest.mark.parametrize(
     ("sources", "shown"),
     [
-        (
-            (Source.DRAFT, Source.ACCEPTED, Source.ACCEPTED, Source.ACCEPTED),
-            "75% verified (50% of the thought, 100% of",
-        ),
+        ((Source.DRAFT, *(Source.ACCEPTED,) * 3), "75% verified (50% of the thought, 100% of"),
         ((Source.ACCEPTED,) * 4, "all verified"),
         ((Source.DRAFT,) * 4, " · 0% verified"),
     ],
 )
 def test_verified_shares_of_thought_and_answer_are_told_where_they_may_differ(
-    capsys: pytest.CaptureFixture[str], sources: tuple[Source, ...], shown: str
+    capsys: Capture, sources: tuple[Source, ...], shown: str
 ) -> None:
-    def write(stats: Summary, *_: object) -> Generator[Event, None, None]:
+    def write(stats: Summary, *_: object) -> Written:
         stats.passes = 2
         for number, source in enumerate(sources):
             token = Token(number, b"a", source, channel=Channel.THINKING if number < 2 else Channel.ANSWER)
@@ -166,14 +173,6 @@ def test_verified_shares_of_thought_and_answer_are_told_where_they_may_differ(
     assert "of the thought verified" in said
 
 
-def at_terminal(monkeypatch: pytest.MonkeyPatch) -> tuple[Terminal, Terminal]:
-    """stdout and stderr, which are terminals now."""
-    out, err = Terminal(), Terminal()
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(sys, "stderr", err)
-    return out, err
-
-
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_no_colours_where_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
@@ -182,9 +181,7 @@ def test_no_colours_where_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch, n
     assert "\x1b" not in out.getvalue() + err.getvalue()
 
 
-def test_markdown_is_rendered_for_a_person_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_markdown_is_rendered_for_a_person_alone(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     text = b"# Big\n\nSome **bold** `code`.\n"
     print_reply(scripted(tokens(text)), Display())
     assert capsys.readouterr().out == text.decode()
@@ -198,39 +195,30 @@ def test_markdown_is_rendered_for_a_person_alone(
     assert out.getvalue() == text.decode()
 
 
-def test_a_quiet_reply_has_no_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    print_reply(scripted(tokens(b"a")), Display(quiet=True))
-    assert capsys.readouterr() == ("a\n", "")
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_stops_the_reply_and_leaves_the_handler_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    def write(stats: Summary, explain: bool, stopped: object, *_: object) -> Generator[Event, None, None]:
-        for token in tokens(*[b"x"] * 10):
-            if token.id == 3:
-                os.kill(os.getpid(), signal.SIGINT)
-            if stopped():  # type: ignore[operator]
-                return
-            stats.token(token)
-            stats.show(token)
-            yield token
-
+def test_ctrl_c_stops_the_reply_and_leaves_the_handler_as_it_was(capsys: Capture) -> None:
     before = signal.getsignal(signal.SIGINT)
-    summary = print_reply(Reply(write, prompt_tokens=1, seed=0), Display())
-    assert summary.finish_reason == "cancelled"
+    reply = scripted([*tokens(*[b"x"] * 3), press, *tokens(*[b"x"] * 7)], stopped_early=True)
+    assert print_reply(reply, Display()).finish_reason == "cancelled"
     assert capsys.readouterr().out == "xxx\n"
     assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt):  # a second one gets through
+        print_reply(scripted([press, press, *tokens(b"x")]), Display())
 
 
-def test_ctrl_c_is_heard_while_llama_cpp_computes(verifier_model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_is_heard_while_llama_cpp_computes(verifier_model: Model, capsys: Capture) -> None:
     """Python's own handler, which has to wait until it is out of there, does nothing here."""
     passes = 0
 
-    def write(stats: Summary, explain: bool, stopped: Callable[[], bool], *_: object) -> Generator[Event, None, None]:
+    def write(stats: Summary, explain: bool, stopped: Callable[[], bool], *_: object) -> Written:
         nonlocal passes
         signal.signal(signal.SIGINT, lambda *_: None)
         with Context(verifier_model, ContextSpec(n_ctx=1024, n_batch=1024, threads=1)) as context:
             context.set_cancel(stopped)
-            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Timer(0.01, press).start()
             while passes < 10:
                 passes += 1
                 context.clear()
@@ -242,17 +230,41 @@ def test_ctrl_c_is_heard_while_llama_cpp_computes(verifier_model: Model, capsys:
     assert passes < 10
 
 
-def test_a_second_ctrl_c_gets_through(capsys: pytest.CaptureFixture[str]) -> None:
-    def write(stats: Summary, explain: bool, stopped: object, *_: object) -> Generator[Event, None, None]:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-        yield from tokens(b"x")
-
-    with pytest.raises(KeyboardInterrupt):
-        print_reply(Reply(write, prompt_tokens=1, seed=0), Display())
+# --- text ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_error_in_the_middle_ends_the_line_first(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RuntimeError):
-        print_reply(scripted([*tokens(b"Hel"), RuntimeError("x")]), Display())
-    assert capsys.readouterr().out == "Hel\n"
+@given(st.binary(max_size=60), st.lists(st.integers(0, 60)))
+def test_pieces_give_the_same_text_however_they_are_cut(data: bytes, cuts: list[int]) -> None:
+    decoder = Utf8()
+    ends = [0, *sorted(cuts), len(data)]
+    text = "".join(decoder.feed(data[a:b]) for a, b in pairwise(ends)) + decoder.end()
+    assert text == data.decode("utf-8", "replace")
+
+
+@given(st.text())
+def test_no_control_character_is_left(text: str) -> None:
+    assert {c for c in harmless(text) if unicodedata.category(c) == "Cc"} <= {"\n", "\t"}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "␛[31mred␛[0m"),
+        ("\x1b]0;title\x07", "␛]0;title␇"),
+        ("safe\rEVIL", "safeEVIL"),
+        ("\x9b2J\x7f\x00", "\ufffd2J␡␀"),
+        ("\u202egnp.exe", "\ufffdgnp.exe"),
+        ("tab\tand\nline é 漢 🙂", "tab\tand\nline é 漢 🙂"),
+    ],
+)
+def test_a_command_to_a_terminal_is_shown_instead(text: str, shown: str) -> None:
+    assert harmless(text) == shown
+
+
+def test_input_that_is_not_text_says_where_and_sizes_are_for_people() -> None:
+    with pytest.raises(InputNotText, match=r"notes\.txt is not UTF-8 text: byte 3 is 0xff.*iconv -f ISO-8859-1"):
+        decode(b"abc\xff", "notes.txt")
+    with pytest.raises(InputNotText, match="iconv -f UTF-16"):
+        decode("hi".encode("utf-16"), "notes.txt")
+    sizes = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 1_234_567: "1.2 MB", 7 * 10**9: "7.0 GB"}
+    assert {count: size(count) for count in sizes} == sizes

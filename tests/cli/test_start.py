@@ -20,6 +20,7 @@ import pytest
 
 from edgellm.storage import catalog
 from edgellm.storage.default_pair import SMOLLM2, VARIABLE
+from edgellm.system import started_at
 from testkit.wheels import write_wheel
 from tools import audit, bootstrap, lock
 from tools.progress import Screen
@@ -79,11 +80,7 @@ def calls(root: Path) -> list[str]:
         (["test -x", "chat"], "dev", None),
         (["--gpu cuda chat", "chat", "--gpu=cuda chat", "--gpu cpu chat", "chat"], "run run", "cuda cpu"),
         (["--with rpc chat", "chat", "--native chat"], "run", "compiled-cpu"),
-        (
-            ["--with rpc chat", "--with=rpc --gpu vulkan chat", "--with rpc chat"],
-            "run run",
-            "compiled-cpu compiled-vulkan",
-        ),
+        (["--with rpc chat", "--with=rpc --gpu vulkan chat"] * 2, "run run", "compiled-cpu compiled-vulkan"),
     ],
 )
 def test_nothing_is_done_twice(checkout: Path, lines: list[str], kinds: str, llamas: str | None) -> None:
@@ -100,19 +97,15 @@ def test_a_line_is_run_as_it_is_where_the_user_stands(checkout: Path, tmp_path: 
     assert start(checkout, "test", "-x").stdout == f"python -m pytest {PROCESSES} -x in {checkout}\n"
 
 
-def test_new_requirements_are_installed(checkout: Path) -> None:
+def test_it_is_set_up_again_where_requirements_or_the_place_have_changed(checkout: Path, tmp_path: Path) -> None:
     start(checkout, "chat")
     with (checkout / "constraints.txt").open("a") as file:
         file.write("# changed\n")
     start(checkout, "chat")
-    assert calls(checkout) == ["run", "run"]
-
-
-def test_a_checkout_that_was_moved_is_set_up_again(checkout: Path, tmp_path: Path) -> None:
-    start(checkout, "chat")
+    assert calls(checkout) == ["run"] * 2
     moved = checkout.rename(tmp_path / "moved")
     start(moved, "chat")
-    assert calls(moved) == ["run", "run"]
+    assert calls(moved) == ["run"] * 3
 
 
 def test_check_runs_everything_and_fails_if_anything_does(checkout: Path) -> None:
@@ -146,15 +139,13 @@ def test_no_python_is_told_with_the_command_that_installs_it(checkout: Path, tmp
     done = start(checkout, "chat", PATH=str(tools), PYTHON="")
     assert done.returncode == 1
     assert "needs Python 3.11 or newer" in done.stderr
-    apt = tools / "apt-get"
-    apt.symlink_to("/bin/true")
+    (tools / "apt-get").symlink_to("/bin/true")
     assert "sudo apt-get" in start(checkout, "chat", PATH=str(tools), PYTHON="").stderr
 
 
 @pytest.mark.parametrize("relative", [True, False])
 def test_another_folder_holds_another_environment(checkout: Path, tmp_path: Path, relative: bool) -> None:
-    bootstrapping = checkout / "tools" / "bootstrap.py"
-    bootstrapping.write_text(
+    (checkout / "tools" / "bootstrap.py").write_text(
         "import os, pathlib\n"
         "tool = pathlib.Path(os.environ['EDGELLM_VENV'], 'bin', 'edgellm')\n"
         "tool.parent.mkdir(parents=True)\n"
@@ -278,21 +269,20 @@ def test_what_cannot_be_had_is_said_and_what_works_is_kept(
     assert len(stand_in.options) <= 1, "nothing is compiled twice"
 
 
-@pytest.mark.parametrize(
-    ("libc", "reason"),
-    [(("glibc", "2.36"), ""), (("glibc", "2.17"), "this is glibc 2.17"), (("", ""), "this is another libc")],
-)
-def test_an_older_or_another_libc_is_no_place_for_the_prebuilt_one(
-    monkeypatch: pytest.MonkeyPatch, libc: tuple[str, str], reason: str
-) -> None:
+def test_an_older_or_another_libc_is_no_place_for_the_prebuilt_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(platform, "libc_ver", lambda: libc)
-    found = bootstrap.no_prebuilt()
-    assert bool(found) == bool(reason)
-    assert reason in found
+    for libc, reason in {
+        ("glibc", "2.36"): "",
+        ("glibc", "2.17"): "this is glibc 2.17",
+        ("", ""): "another libc",
+    }.items():
+        monkeypatch.setattr(platform, "libc_ver", lambda libc=libc: libc)
+        found = bootstrap.no_prebuilt()
+        assert bool(found) == bool(reason)
+        assert reason in found
 
 
-def test_llama_cpp_is_compiled_with_rpc_and_without_what_nothing_uses(
+def test_llama_cpp_is_compiled_with_rpc_and_without_its_unused_parts(
     venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = Build(venv, monkeypatch, CC)
@@ -312,36 +302,18 @@ def test_a_folder_that_is_not_ours_is_left_alone(venv: Path, capsys: pytest.Capt
 
 
 def test_stopping_stops_the_compilers_too(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Screen, "show", _interrupt_when_there(venv / "child"))
+    def interrupt(_: Screen, __: str) -> None:
+        if (venv / "child").exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Screen, "show", interrupt)
     program = f"sleep 600 & echo $! > '{venv}/child.new' && mv '{venv}/child.new' '{venv}/child'; wait"
     with pytest.raises(KeyboardInterrupt):
         bootstrap.watch(["sh", "-c", program])
-    child = int((venv / "child").read_text())
-    for _ in range(1200):
-        if not _runs(child):
-            break
+    child, until = int((venv / "child").read_text()), time.monotonic() + 60
+    while started_at(child) is not None:
+        assert time.monotonic() < until
         time.sleep(0.05)
-    assert not _runs(child)
-
-
-def _interrupt_when_there(path: Path):  # type: ignore[no-untyped-def]
-    def show(_: Screen, __: str) -> None:
-        if path.exists():
-            raise KeyboardInterrupt
-
-    return show
-
-
-def _runs(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-        return state != "Z"
-    except OSError:
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return False
-        return not Path("/proc").exists()
 
 
 def test_an_interrupt_says_how_to_go_on(
@@ -439,19 +411,16 @@ def test_the_wheel_of_the_binding_is_kept_where_other_projects_do_not_look(
     assert "--no-cache-dir" in bootstrap.install_binding()
 
 
-@pytest.mark.parametrize("name", ["build", "compile", "binding", "prebuilt", "run", "dev"])
-def test_the_locks_name_hashes_and_no_place(name: str) -> None:
-    text = (lock.LOCKS / f"{name}.txt").read_text(encoding="utf-8")
-    lines = text.replace("\\\n", "").splitlines()
-    required = [line for line in lines if line and not line.startswith("#")]
-    assert all("==" in line and "--hash=sha256:" in line for line in required)
-    assert "://" not in text
-    assert "--index" not in text
-
-
-def test_the_locks_have_the_versions_that_are_tested() -> None:
+def test_the_locks_name_hashes_and_no_place_and_the_versions_that_are_tested() -> None:
+    names = ("run", "dev", "build", "compile", "binding", "prebuilt")
+    for name in names:
+        text = (lock.LOCKS / f"{name}.txt").read_text(encoding="utf-8")
+        required = [line for line in text.replace("\\\n", "").splitlines() if line and not line.startswith("#")]
+        assert all("==" in line and "--hash=sha256:" in line for line in required)
+        assert "://" not in text
+        assert "--index" not in text
     pinned = {lock.normal(name): version for name, version in lock.PIN.findall((ROOT / "constraints.txt").read_text())}
-    run, dev, *others = (lock.pins(name) for name in ("run", "dev", "build", "compile", "binding", "prebuilt"))
+    run, dev, *others = map(lock.pins, names)
     assert run.items() <= dev.items()
     for there in (run, dev, *others):
         assert {name: pinned.get(name, version) for name, version in there.items()} == there
@@ -477,28 +446,20 @@ def test_a_hash_that_differs_is_refused(tmp_path: Path) -> None:
         assert done.returncode == code, done.stderr
 
 
-def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> int:
-    """What the audit returns where pip-audit does what `program` does."""
-    stand_in = tmp_path / "pip-audit"
-    stand_in.write_text(f"#!/bin/sh\n{program}\n")
-    stand_in.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(stand_in))
-    return audit.main([])
-
-
-def test_the_audit_tells_what_is_known(
+def test_the_audit_tells_what_is_known_and_is_passed_over_where_nobody_can_be_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flaw = {"id": "CVE-1", "fix_versions": ["2.0"]}
     found = {
         "dependencies": [{"name": "a", "version": "1.0", "vulns": [flaw]}, {"name": "b", "version": "1", "vulns": []}]
     }
-    assert audited(tmp_path, monkeypatch, f"echo '{json.dumps(found)}'; exit 1") == 1
-    assert capsys.readouterr().out == ("a 1.0: CVE-1, fixed in 2.0\n2 packages looked up, 1 known vulnerabilities.\n")
-
-
-def test_the_audit_is_passed_over_where_nobody_can_be_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert audited(tmp_path, monkeypatch, "echo 'no network here' >&2; exit 2") == 0
-    assert "does not answer: no network here" in capsys.readouterr().out
+    pip_audit = tmp_path / "pip-audit"
+    monkeypatch.setattr(sys, "executable", str(pip_audit))
+    for program, code, says in (
+        (f"echo '{json.dumps(found)}'; exit 1", 1, "a 1.0: CVE-1, fixed in 2.0\n2 packages looked up, 1 known vuln"),
+        ("echo 'no network here' >&2; exit 2", 0, "does not answer: no network here"),
+    ):
+        pip_audit.write_text(f"#!/bin/sh\n{program}\n")
+        pip_audit.chmod(0o755)
+        assert audit.main([]) == code
+        assert says in capsys.readouterr().out

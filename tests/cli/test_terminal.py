@@ -11,14 +11,14 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from edgellm.cli.chat_session import TOY
 from edgellm.storage import pull
-from tests.cli.conftest import Done
+from tests.cli.conftest import Edge
 from tests.storage.hub import REPO, Hub
 
 ROOT = Path(__file__).parents[2]
@@ -51,21 +51,22 @@ class Screen:
                 came, self.seen = plain[self.seen : at + len(text)], at + len(text)
                 return came
             assert time.monotonic() < until, f"no {text!r} in:\n{plain[self.seen :]}"
-            if select.select([self.own], [], [], 0.5)[0]:
-                try:
-                    self.shown += os.read(self.own, 65536).decode()
-                except OSError:  # the other end is closed
-                    assert text in ESCAPES.sub("", self.shown)[self.seen :], ESCAPES.sub("", self.shown)
+            assert self.read(), plain
+
+    def read(self) -> bool:
+        """Reads what is there, for at most half a second; returns False where the other end is closed."""
+        if select.select([self.own], [], [], 0.5)[0]:
+            try:
+                self.shown += os.read(self.own, 65536).decode()
+            except OSError:
+                return False
+        return True
 
     def end(self) -> int:
         """Its exit code, when it has ended by itself."""
         until = time.monotonic() + 120
-        while self.process.poll() is None and time.monotonic() < until:
-            if select.select([self.own], [], [], 0.2)[0]:
-                try:
-                    self.shown += os.read(self.own, 65536).decode()
-                except OSError:
-                    break
+        while self.process.poll() is None and time.monotonic() < until and self.read():
+            pass
         return self.process.wait(timeout=60)
 
     def close(self) -> None:
@@ -86,37 +87,24 @@ def screens() -> Iterator[list[Screen]]:
 def test_a_conversation(screens: list[Screen], tmp_path: Path) -> None:
     screens.append(screen := Screen("edgellm", "chat", "--max-tokens", "5"))
     screen.wait_for("type /help")
-    screen.wait_for(">")
-    screen.type("/help\r")
-    screen.wait_for("Ctrl-C stops a reply")
-    screen.wait_for(">")
-    screen.type("/und")
-    screen.wait_for("take back the last question")
-    screen.type("\t\r")
-    screen.wait_for("There is nothing to undo.")
-    screen.wait_for(">")
-    screen.type("/colors\r")
-    screen.wait_for("written by the verifier alone")
-    screen.wait_for(">")
-    screen.type("/stats\r")
-    screen.wait_for("There is no reply yet")
-    screen.wait_for(">")
-    screen.type("Where is\\\rmy mug?\r")
-    screen.wait_for(". my mug?")
-    screen.wait_for("all verified")
+    for keys, *wanted in (
+        ("/help\r", "Ctrl-C stops a reply"),
+        ("/und", "take back the last question"),
+        ("\t\r", "There is nothing to undo."),
+        ("/colors\r", "written by the verifier alone"),
+        ("/stats\r", "There is no reply yet"),
+        ("Where is\\\rmy mug?\r", ". my mug?", "all verified"),
+        ("/stats\r", "tokens of context are used"),
+        ("/clear\r", "The next question starts a new conversation."),
+        ("/nonsense\r", "There is no command /nonsense"),
+        ('"""one\rtwo"""\r', "tokens"),
+    ):
+        if keys != "\t\r":
+            screen.wait_for(">")
+        screen.type(keys)
+        for text in wanted:
+            screen.wait_for(text)
     assert re.search(r"\x1b\[[0-9;]*m■ ", screen.shown)  # the legend is coloured
-    screen.wait_for(">")
-    screen.type("/stats\r")
-    screen.wait_for("tokens of context are used")
-    screen.wait_for(">")
-    screen.type("/clear\r")
-    screen.wait_for("The next question starts a new conversation.")
-    screen.wait_for(">")
-    screen.type("/nonsense\r")
-    screen.wait_for("There is no command /nonsense")
-    screen.wait_for(">")
-    screen.type('"""one\rtwo"""\r')
-    screen.wait_for("tokens")
     screen.wait_for(">")
     screen.type("exit\r")
     assert screen.end() == 0
@@ -127,7 +115,7 @@ def test_a_conversation(screens: list[Screen], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("switch", ["--no-history", "off"])
 def test_nothing_that_is_typed_is_kept_without_the_history(
-    screens: list[Screen], tmp_path: Path, switch: str, edge: Callable[..., Done]
+    screens: list[Screen], tmp_path: Path, switch: str, edge: Edge
 ) -> None:
     more = [switch] if switch != "off" else []
     if not more:

@@ -1,0 +1,311 @@
+"""A conversation: what it remembers, with a pair that only listens, and its commands, with the bundled pair."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgellm.cli.chat_session import Chat, ChatPairOpener, StoredConversation
+from edgellm.cli.interactive import COMMANDS, Conversing, completions
+from edgellm.cli.options import HardwareOptions
+from edgellm.cli.views.reply_printer import Display
+from edgellm.engine import Message
+from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, PromptTooLong
+from edgellm.spec.params import ReplyOptions
+from edgellm.spec.stats import Summary
+from edgellm.spec.types import Source, Token
+from edgellm.storage.chat_log import Conversation, Conversations
+from tests.cli.test_reply_printer import at_terminal
+
+ROOT = Path(__file__).parents[2]
+
+
+class Listener:
+    """A pair that only notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[tuple[str, str]]] = []
+        self.context_length = 1_000
+        self.forgotten = 0
+
+    def reply(self, messages: Sequence[Message], options: ReplyOptions) -> Any:
+        length = sum(len(message.content) for message in messages)
+        if length >= self.context_length:
+            raise PromptTooLong("It is too long.", "Shorten it.")
+        self.asked.append([(message.role, message.content) for message in messages])
+        return SimpleNamespace(prompt_tokens=length)
+
+    def count_tokens(self, text: str, most: int) -> int:
+        if len(text) > most:
+            raise PromptTooLong("It is too long.", "Shorten it.")
+        return len(text)
+
+    def forget_prompts(self) -> None:
+        self.forgotten += 1
+
+    def longer_context(self, tokens: int) -> str:
+        return f"Give {tokens}."
+
+
+class Kept(StoredConversation):
+    """A stored conversation, in a list instead of a database."""
+
+    def __init__(self, *turns: tuple[str, str]) -> None:
+        self.saved: list[tuple[str, Sequence[tuple[str, str]]]] = []
+        store: Any = SimpleNamespace(
+            save=lambda one: self.saved.append((one.id, one.turns)), remove=lambda one: self.saved.append((one.id, ()))
+        )
+        super().__init__(store, Conversation.new().with_turns(turns), True)
+
+
+def said(chat: Chat, question: str, answer: str) -> None:
+    chat.ask(question)
+    summary = Summary(3)
+    summary.show(Token(0, answer.encode(), Source.VERIFIER))
+    chat.add_reply(summary)
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+@pytest.fixture
+def chat(listener: Any, kept: Kept) -> Chat:
+    return Chat(listener, ReplyOptions(), context=[("mug.txt", "The mug is red.")], system="Be kind.", stored=kept)
+
+
+FIRST = [("system", "Be kind."), ("user", "The mug is red.\n\nWhich colour?")]
+
+
+def test_context_and_system_open_the_conversation_once_and_a_question_that_failed_is_forgotten(
+    chat: Chat, listener: Any
+) -> None:
+    said(chat, "Which colour?", "Red.")
+    chat.ask("Sure?")
+    second = [*FIRST, ("assistant", "Red."), ("user", "Sure?")]
+    assert listener.asked == [FIRST, second]
+    listener.context_length = 50
+    with pytest.raises(PromptTooLong, match=r"The question has 100 tokens, 123 with .* holds 50 .* Give 199\.$"):
+        chat.ask("x" * 100)
+    with pytest.raises(PromptTooLong, match=r"The question has more than 1048576 tokens, and the context"):
+        chat.ask("x" * (2**20 + 1))
+    listener.context_length = 1
+    with pytest.raises(PromptTooLong, match=r"The question has 1 token, and "):
+        Chat(listener, ReplyOptions(), context=[], system="").ask("x")
+    listener.context_length = 1_000
+    chat.ask("Sure?")
+    assert listener.asked[-1] == second
+
+
+def test_a_long_conversation_loses_its_oldest_turns_and_neither_system_nor_context(
+    listener: Any, kept: Kept, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ReplyOptions(max_tokens=40)
+    chat = Chat(listener, options, context=[("red.txt", "Red.")], system="Be kind.", stored=kept)
+    listener.context_length = 200
+    for number in range(30):
+        said(chat, f"Question {number:02}?", f"Answer {number:02}.")
+        sent = listener.asked[-1]
+        assert sent[0] == ("system", "Be kind.")
+        assert sum("Red." in content for _, content in sent) == 1
+        assert [role for role, _ in sent[1:]] == ["user", "assistant"] * (len(sent) // 2 - 1) + ["user"]
+        assert sum(len(content) for _, content in sent) <= 160, "a reply has room"
+    assert len(listener.asked[-1]) > 6
+    assert len(kept.conversation.turns) == 1 + 2 * 30, "all of it is stored"
+    assert capsys.readouterr().err.count("oldest turns") == 1
+    chat.clear()
+    chat.ask("Which?")
+    assert listener.asked[-1] == [("system", "Be kind."), ("user", "Red.\n\nWhich?")]
+
+
+def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(chat: Chat, listener: Any, kept: Kept) -> None:
+    said(chat, "Which colour?", "Red.")
+    said(chat, "Sure?", "Yes.")
+    turn = chat.undo()
+    assert turn is not None
+    assert [turn.question, *turn.replies] == [Message("user", "Sure?"), Message("assistant", "Yes.")]
+    assert listener.forgotten == 1, "nor is what was read kept on disk"
+    assert [text for _, text in kept.saved[-1][1]] == ["Be kind.", FIRST[1][1], "Red."]
+    chat.put_back(turn)
+    assert chat.turns == [("user", "Which colour?"), ("assistant", "Red."), ("user", "Sure?"), ("assistant", "Yes.")]
+    chat.undo()
+    chat.undo()
+    assert kept.saved[-1][1] == (), "nothing of it is left in the store"
+    assert chat.undo() is None
+    chat.ask("Which colour?")
+    assert listener.asked[-1] == FIRST, "with the context again"
+    assert len({conversation for conversation, _ in kept.saved}) == 1
+
+
+def test_a_system_prompt_holds_from_the_beginning_on(chat: Chat, listener: Any, kept: Kept) -> None:
+    said(chat, "Which colour?", "Red.")
+    chat.set_system("Be brief.")
+    chat.ask("Sure?")
+    assert listener.asked[-1][0] == kept.saved[-1][1][0] == ("system", "Be brief.")
+    chat.set_system(None)
+    chat.ask("Sure?")
+    assert listener.asked[-1][0] == FIRST[1]
+    past = Kept(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"))
+    Chat(listener, ReplyOptions(), system="Be kind.", stored=past).ask("And now?")
+    assert [text for _, text in listener.asked[-1]] == ["Be kind.", "Hi", "Hello", "And now?"]
+
+
+def test_context_comes_with_the_next_question_and_goes_from_where_it_was(chat: Chat, listener: Any, kept: Kept) -> None:
+    said(chat, "Which colour?", "Red.")
+    chat.add_context("cup.txt", "The cup is blue.")
+    said(chat, "And the cup?", "Blue.")
+    chat.ask("Sure?")
+    cup = "The cup is blue.\n\nAnd the cup?"
+    assert listener.asked[-1][3] == ("user", cup)
+    assert chat.drop_context("mug.txt")
+    assert not chat.drop_context("mug.txt")
+    chat.ask("Sure?")
+    assert [text for _, text in listener.asked[-1]] == ["Be kind.", "Which colour?", "Red.", cup, "Blue.", "Sure?"]
+    assert kept.saved[-1][1] == tuple(listener.asked[-1][:-1])
+    chat.add_context("cup.txt", "The cup is green.")
+    chat.ask("And the cup?")
+    texts = [text for _, text in listener.asked[-1]]
+    assert texts[3:] == ["And the cup?", "Blue.", "The cup is green.\n\nAnd the cup?"]
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+PAIR = ("edgellm-draft", "edgellm-verifier")
+ASKED, REPLY = "When is the film night?", "The film night is Friday at 20:00."
+
+
+@pytest.fixture
+def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversing]:
+    """A conversation in a folder with notes."""
+    (tmp_path / "notes.txt").write_bytes((ROOT / "docs" / "notes.txt").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    options = ReplyOptions(max_tokens=30)
+    opener = ChatPairOpener(options, HardwareOptions(), history=True)
+    pair = opener.open(*PAIR)
+    stored = StoredConversation.open(False, None, True)
+    session = Chat(pair, options, context=(), system=None, remember=opener.recall(pair), stored=stored)
+    yield Conversing(session, Display(), opener, PAIR)
+    session.close()
+
+
+def texts(talk: Conversing) -> list[str]:
+    return [text for _, text in talk.session.turns]
+
+
+def test_a_conversation_with_commands(talk: Conversing, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def typed(line: str) -> str:
+        capsys.readouterr()
+        talk.enter(line)
+        shown = capsys.readouterr()
+        return shown.out + shown.err
+
+    assert "There is no file" in typed("/context")
+    assert "notes.txt (" in typed("/context notes.txt")
+    assert typed(f'"""{ASKED}"""').startswith(REPLY)
+    assert texts(talk) == [ASKED, REPLY]
+    again = typed("/retry")
+    assert REPLY in again
+    assert "The same reply again" in again
+    for wrong, says in (("/retry hot", "hot is not a temperature"), ("/retry -1", "temperature")):
+        with pytest.raises(EdgeError, match=says):
+            talk.enter(wrong)
+    assert texts(talk) == [ASKED, REPLY], "a retry that fails changes nothing"
+    assert "There is no system prompt" in typed("/system")
+    typed("/system Be kind.")
+    assert typed("/system") == "Be kind.\n"
+    typed("/save")
+    typed("Who has the drill?")
+    typed("/save")  # the same file once more
+    saved = (tmp_path / "when-is-the-film-night.md").read_text()
+    assert saved.startswith(f"# {ASKED}\n\n## System\n\nBe kind.\n\n## You\n\n{ASKED}\n")
+    assert "For the drill ask Ben." in saved
+    with pytest.raises(InvalidOption, match=r"notes\.txt exists"):
+        talk.enter("/save notes.txt")
+    assert "Taken back: Who has the drill?" in typed("/undo")
+    assert "prompt tokens" in typed("/stats")
+    typed("/context drop notes.txt")
+    (stored,) = Conversations().all()
+    assert stored.turns == (("system", "Be kind."), ("user", ASKED), ("assistant", REPLY))
+    typed("/undo")
+    assert Conversations().all() == []
+    for line, says in (("/undo", "nothing to undo"), ("/retry", "no question"), ("/save", "nothing to save")):
+        assert says in typed(line)
+    for line, says in (("/modle x", "Did you mean /model"), ("/frob temperature 1", "/help lists them")):
+        with pytest.raises(InvalidOption, match=says):
+            talk.enter(line)
+    assert texts(talk) == [], "an unknown command is not sent"
+    typed(" /etc is full?")
+    assert texts(talk)[0] == "/etc is full?"
+    typed("/clear")
+    assert texts(talk) == []
+    assert len(Conversations().all()) == 1
+
+
+def test_another_model_goes_on_with_the_conversation(
+    talk: Conversing, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk.enter("/context notes.txt")
+    talk.enter(ASKED)
+    with pytest.raises(ModelNotFound):
+        talk.enter("/model edgellm-drafd")
+    assert talk.session.pair.draft_name is not None
+    talk.enter("/model edgellm-verifier none")
+    assert talk.session.pair.draft_name is None
+    assert talk.models == ("none", "edgellm-verifier")
+    talk.enter("Who has the drill?")
+    assert texts(talk)[-1] == "For the drill ask Ben."
+    talk.enter("/model edgellm-verifier")
+    assert talk.models == PAIR
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF but not really")
+    with pytest.raises(EdgeError):
+        talk.enter("/model ./broken.gguf none")
+    assert talk.models == PAIR
+    assert "edgellm-verifier answers as before" in capsys.readouterr().err
+    talk.enter("Hello")
+    assert len(texts(talk)) == 6
+    capsys.readouterr()
+    talk.enter("/model")
+    assert "edgellm-draft" in capsys.readouterr().err
+
+
+def test_colours_show_the_last_reply_too(talk: Conversing, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, _ = at_terminal(monkeypatch)
+    talk.enter("Hello")
+    plain = out.getvalue()
+    coloured = re.compile(r"\x1b\[[39]\d")  # bright where the verifier wrote a token without a draft
+    assert not coloured.search(plain)
+    talk.enter("/colors")
+    assert coloured.search(out.getvalue().removeprefix(plain))
+    talk.enter("Hello")
+    assert talk.display.colours
+    talk.enter("/colors off")
+    assert not talk.display.colours
+    with pytest.raises(InvalidOption):
+        talk.enter("/colors maybe")
+
+
+def test_everything_is_completed(talk: Conversing) -> None:
+    def completed(line: str) -> list[str]:
+        return [text for text, _, _ in completions(talk, line)]
+
+    assert {text for text, _, about in completions(talk, "/") if about} == {one.name for one in COMMANDS}
+    assert list(completions(talk, "/und")) == [("/undo", 4, "take back the last question and its reply")]
+    assert completed("/context no") == ["notes.txt"]
+    talk.enter("/context notes.txt")
+    assert ("drop ", 0, "remove a file") in completions(talk, "/context ")
+    assert completed("/context drop ") == ["drop notes.txt"]
+    assert "edgellm-verifier" in completed("/model edgellm-")
+    assert "edgellm-verifier edgellm-draft" in completed("/model edgellm-verifier ed")
+    assert completed("/load edgellm-v") == ["edgellm-verifier"]
+    assert not completed("/nonsense ")
