@@ -5,13 +5,16 @@ python examples/verifier.py
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import numpy as np
 
 from edgellm import LLM
-from edgellm.engine import Context, ContextSpec, Ids, Model
-from edgellm.spec.protocols import BlockingSession, Verifier
+from edgellm.engine import Context, ContextSpec, Model
+from edgellm.spec.protocols import Verifier
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Verdict
+from edgellm.spec.types import Verdict
+from edgellm.spec.verifier import Session, VerifyRequest, settled
 from edgellm.storage import resolve
 
 PROMPT = "Where did I leave my mug? It was on the desk, and then Tom took it to the kitchen."
@@ -24,28 +27,22 @@ class Greedy(Verifier):
         self.name, self.context_length = model.name, positions
         self._context = Context(model, ContextSpec(n_ctx=positions))
 
-    def open(self, state: GenerationState) -> GreedySession:
+    def open(self, state: GenerationState) -> Session:
         """Return a session for the reply `state`."""
-        return GreedySession(self._context)
+        return Session(state, self.verify)
+
+    def verify(self, request: VerifyRequest) -> Future[Verdict]:
+        """Return how many drafted tokens the model would have written itself, and its own next one."""
+        prefix, drafted = request.prefix, request.draft.ids
+        unseen = prefix[self._context.sync(prefix) :]
+        rows = self._context.decode(np.concatenate((unseen, drafted)), outputs=len(drafted) + 1)
+        own = rows.argmax(axis=1).astype(np.int32)
+        accepted = int(np.cumprod(own[:-1] == drafted).sum())
+        return settled(Verdict(accepted, own[accepted : accepted + 1]))
 
     def close(self) -> None:
         """Free the memory."""
         self._context.close()
-
-
-class GreedySession(BlockingSession):
-    """One reply."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:
-        """Return how many drafted tokens the model would have written itself, and its own next one."""
-        unseen = prefix[self._context.sync(prefix) :]
-        rows = self._context.decode(np.concatenate((unseen, chunk.ids)), outputs=len(chunk) + 1)
-        own = rows.argmax(axis=1).astype(np.int32)
-        accepted = int(np.cumprod(own[: len(chunk)] == chunk.ids).sum())
-        return Verdict(accepted, own[accepted : accepted + 1])
 
 
 def main() -> None:

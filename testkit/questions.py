@@ -15,11 +15,11 @@ import numpy as np
 from edgellm.engine import Message
 from edgellm.errors import ModelNotFound
 from edgellm.llm import LLM
-from edgellm.spec.protocols import Capabilities, Verdicts, Verifier, settled
+from edgellm.spec.protocols import Capabilities, Verifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Verdict
-from edgellm.spec.verifier import Session, VerifyRequest
+from edgellm.spec.verifier import Session, VerifyRequest, settled
 from models.case import Case
 from models.home.corpus import HELD_OUT_SEED
 from models.home.families import FAMILIES
@@ -148,7 +148,7 @@ class Remembering(Verifier):
     def __init__(self, verifier: Verifier) -> None:
         self.checked = 0
         self._verifier = verifier
-        self._session: Verdicts | None = None
+        self._session: Session | None = None
         self._known: dict[tuple[bytes, bytes, int], Verdict] = {}
 
     @property
@@ -156,7 +156,7 @@ class Remembering(Verifier):
         own = self._verifier.capabilities
         return Capabilities(own.name, own.context_length, can_be_lost=own.can_be_lost)
 
-    def open(self, state: GenerationState) -> Verdicts:
+    def open(self, state: GenerationState) -> Session:
         if not state.sampling.greedy:
             raise ValueError("only greedy verdicts can be remembered")
         if self._session is None:

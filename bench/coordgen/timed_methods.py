@@ -78,7 +78,7 @@ class Lookup(Drafter):
         return Chunk(found.astype(np.int32), retrieved=True)
 
 
-class Timed(NoDrafter):
+class Timed(Drafter):
     """A drafter, or none, that gets what the verifier expects; notes the seconds of beginning and of drafting."""
 
     def __init__(self, drafter: Drafter | None, copies: Retriever | None, expected: Sequence[Expected]) -> None:

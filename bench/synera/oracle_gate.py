@@ -9,9 +9,10 @@ import numpy as np
 
 from edgellm.engine import Model
 from edgellm.spec.ngram.sources import ContextLookup
-from edgellm.spec.protocols import Drafter, Verdicts
+from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import DraftRules, GenerationState
 from edgellm.spec.types import Ids
+from edgellm.spec.verifier import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Course:
 
 
 def path(
-    prompt: Ids, score: Callable[[str], float], *, alphabet: Model, drafter: Drafter, session: Verdicts,
+    prompt: Ids, score: Callable[[str], float], *, alphabet: Model, drafter: Drafter, session: Session,
     gamma: int, most: int, lookup_below: float = 0.0,
 ) -> Course:  # fmt: skip
     """Write the reply with its first rejected chunks corrected, for every number of them; return the scores."""
@@ -42,7 +43,7 @@ def _written(
     corrections: int,
     alphabet: Model,
     drafter: Drafter,
-    session: Verdicts,
+    session: Session,
     gamma: int,
     most: int,
     lookup_below: float,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from edgellm.spec.drafting.cost_curve import CostCurve
     from edgellm.spec.params import ReplyOptions
     from edgellm.upstream.gateway.opening import GatewayModel
-    from edgellm.verifier.in_process import ColocatedVerifier
+    from edgellm.verifier.worker import ColocatedVerifier
 
 _PLANNED = 512  # tokens of a reply, for a plan before the first request
 _STOP_HINT = "Ctrl-C finishes requests in flight, then stops; a second one stops at once."

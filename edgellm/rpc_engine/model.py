@@ -28,8 +28,8 @@ from edgellm.spec.constraint import GrammarState
 from edgellm.spec.lost_verifier import VerdictDeadline, VerdictWork
 from edgellm.spec.protocols import Capabilities
 from edgellm.spec.types import NO_IDS
-from edgellm.verifier.in_process import ColocatedVerifier, VerifierWorker
 from edgellm.verifier.scheduler import SchedulerLimits
+from edgellm.verifier.worker import ColocatedVerifier, VerifierWorker
 
 _log = logging.getLogger(__name__)
 _BLAME_SECONDS = 1.0  # wait for a session to report its loss, once llama.cpp has ended the process over it

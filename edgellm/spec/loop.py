@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from functools import partial
 from itertools import count
 from time import perf_counter
 from typing import NamedTuple, Protocol, TypeAlias
@@ -16,6 +17,9 @@ from edgellm.spec.types import Channel, Chunk, Decision, Explanation, Logprobs, 
 from edgellm.spec.verifier import Verification
 
 Event: TypeAlias = Token | Notice | Explanation
+_NOTHING = Chunk()
+_UNDRAFTED = Decision(True, "nothing was drafted")
+_COPIED = Decision(True, "copied tokens are always verified")
 
 
 class Detokenizer(Protocol):
@@ -29,9 +33,7 @@ class Detokenizer(Protocol):
 class NoDrafter(Drafter):
     """A drafter that drafts nothing: the verifier writes alone."""
 
-    @property
-    def needs_verdict(self) -> bool:
-        return True
+    needs_verdict = True
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:  # noqa: ARG002
         """Return an empty chunk."""
@@ -39,16 +41,9 @@ class NoDrafter(Drafter):
 
 
 def generate(
-    state: GenerationState,
-    *,
-    vocabulary: Detokenizer,
-    drafter: Drafter | None,
-    gate: Gate,
-    verifier: Verifier | None,
-    stats: Summary,
-    announce: bool = False,
-    channels: ChannelSplitter | None = None,
-) -> Iterator[Event]:
+    state: GenerationState, *, vocabulary: Detokenizer, drafter: Drafter | None, gate: Gate, verifier: Verifier | None,
+    stats: Summary, announce: bool = False, channels: ChannelSplitter | None = None,
+) -> Generator[Event, None, None]:  # fmt: skip
     """Write the reply to the prompt of `state`, token by token, without the token that ends the turn.
 
     Without a drafter the verifier writes alone, without a verifier the draft model. `announce`: the verifier starts to
@@ -68,9 +63,7 @@ def generate(
             if not isinstance(event, Token):
                 yield event
                 continue
-            for token in channels.feed(event):
-                stats.show(token)
-                yield token
+            yield from _shown(channels.feed(event), stats)
             if channels.channel is not state.channel:
                 state.enter(channels.channel)
             if state.should_stop():
@@ -78,15 +71,15 @@ def generate(
     except Stopped:
         raise
     except EdgeError:  # A lost verifier must not lose tokens.
-        yield from _held_back(channels, stats)
+        yield from _shown(channels.end(), stats)
         raise
     finally:
         events.close()
-    yield from _held_back(channels, stats)
+    yield from _shown(channels.end(), stats)
 
 
-def _held_back(channels: ChannelSplitter, stats: Summary) -> Iterator[Token]:
-    for token in channels.end():
+def _shown(tokens: Iterator[Token], stats: Summary) -> Iterator[Token]:
+    for token in tokens:
         stats.show(token)
         yield token
 
@@ -96,8 +89,8 @@ def _rounds(
     stats: Summary, *, announce: bool,
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Write the reply as `generate` does, in one channel."""
-    limits = state.limits
     verification = open_verification(verifier, state, alone=drafter.needs_verdict, announce=announce)
+    ahead = partial(drafter.look_ahead, state, gamma=state.limits.gamma)
     try:
         drafter.begin(state)
         for number in count(stats.rounds):
@@ -106,15 +99,11 @@ def _rounds(
             if not state.tokens_left:
                 yield from _finish_full(state, stats)
                 return
-            gamma = min(limits.gamma, state.tokens_left)
-            began = perf_counter()
-            chunk = drafter.propose(state, gamma)
-            if state.grammar is not None:  # Copies and translated drafts do not follow the grammar.
-                n = state.grammar.follows(state.ids, chunk.ids)
-                chunk = chunk.part(0, n) if n else _NOTHING
+            gamma, began = min(state.limits.gamma, state.tokens_left), perf_counter()
+            chunk = _drafted(state, drafter, gamma)
             decision = verification.unavailable() or _decide(state, chunk, drafter, gate)
             asked = perf_counter()
-            verdict = verification.verify(chunk, drafter) if decision.offload else None
+            verdict = verification.verify(chunk, ahead) if decision.offload else None
             if verdict is None:
                 chunk = drafter.unverified(state, chunk, gamma)
             new_tokens = merge(chunk, verdict)
@@ -155,6 +144,15 @@ def open_verification(
     from edgellm.spec.lost_verifier import LossyVerification
 
     return LossyVerification(state, session, alone=alone, announce=announce)
+
+
+def _drafted(state: GenerationState, drafter: Drafter, gamma: int) -> Chunk:
+    """Return a draft, as far as it follows the grammar: copies and translated drafts may not."""
+    chunk = drafter.propose(state, gamma)
+    if state.grammar is None:
+        return chunk
+    n = state.grammar.follows(state.ids, chunk.ids)
+    return chunk.part(0, n) if n else _NOTHING
 
 
 def _decide(state: GenerationState, chunk: Chunk, drafter: Drafter, gate: Gate) -> Decision:
@@ -221,8 +219,3 @@ def _explanation(turn: Round) -> str:
         f"{drafted}, sent to the verifier ({decision.reason}): it accepted {verdict.accepted}, wrote"
         f" {len(verdict.tokens)}, and took {verdict.seconds * 1e3:.1f} ms"
     )
-
-
-_NOTHING = Chunk()
-_UNDRAFTED = Decision(True, "nothing was drafted")
-_COPIED = Decision(True, "copied tokens are always verified")

@@ -4,18 +4,16 @@ the back-off before a retry."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import CancelledError, Future
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from time import monotonic, sleep
 
-from edgellm.errors import EdgeError, MeshBroken, VerifierBusy, VerifierLost, VerifierSlow, VerifierUnavailable
-from edgellm.spec.protocols import Drafter, Verdicts
+from edgellm.errors import MeshBroken, VerifierBusy, VerifierLost, VerifierSlow, VerifierUnavailable
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Notice, Verdict
-from edgellm.spec.verifier import POLL_SECONDS, Verification
+from edgellm.spec.verifier import POLL_SECONDS, Ahead, Session, Verification
 
 LOST = Notice("The verifier is gone. The draft model continues alone, and its tokens are not verified.")
 SLOW = Notice("The verifier takes too long. The draft model continues alone, and its tokens are not verified.")
@@ -31,39 +29,10 @@ _GIVE_UP_SECONDS = 60.0  # seconds without a verdict before giving up without a 
 _BUSY_MARGIN = 1.5  # A busy verifier is lost after this factor times its announced seconds, plus one.
 
 
-def after(first: Future[Verdict], submit: Callable[[], Future[Verdict]]) -> Future[Verdict]:
-    """Return the verdict of `submit`, called once the `first` verdict is there; the bytes of both count."""
-    both: Future[Verdict] = Future()
-    both.set_running_or_notify_cancel()
-
-    def answer(second: Future[Verdict]) -> None:
-        try:
-            verdict, before = second.result(), first.result()
-        except (EdgeError, CancelledError) as error:
-            both.set_exception(error)
-            return
-        bytes_up, bytes_down = verdict.bytes_up + before.bytes_up, verdict.bytes_down + before.bytes_down
-        both.set_result(replace(verdict, bytes_up=bytes_up, bytes_down=bytes_down))
-
-    def ask(prefilled: Future[Verdict]) -> None:
-        if prefilled.cancelled() or prefilled.exception() is not None:
-            answer(prefilled)
-            return
-        try:
-            pending = submit()
-        except EdgeError as error:
-            both.set_exception(error)
-        else:
-            pending.add_done_callback(answer)
-
-    first.add_done_callback(ask)
-    return both
-
-
 class LossyVerification(Verification):
     """The verdicts of one reply, with the losses and returns of the verifier turned into notices."""
 
-    def __init__(self, state: GenerationState, session: Verdicts, *, alone: bool, announce: bool) -> None:
+    def __init__(self, state: GenerationState, session: Session, *, alone: bool, announce: bool) -> None:
         """Use `session`. `alone`: there is no drafter, so no reply without the verifier. `announce`: the verifier
         starts to read the prompt at once, in parallel with the device."""
         super().__init__(state, session)
@@ -95,11 +64,18 @@ class LossyVerification(Verification):
             return None
         return _BUSY if self._busy_seconds is not None else _AWAY
 
-    def verify(self, chunk: Chunk, drafter: Drafter) -> Verdict | None:
+    def verify(self, chunk: Chunk, ahead: Ahead) -> Verdict | None:
         try:
             tail = self._state.tail
             writes_on = not len(chunk) if tail is None else tail.second()
-            verdict = self._verdict(self._link, chunk, drafter, writes_on=writes_on)
+            read, self._prefill = self._prefill, None
+            if read is not None and len(chunk):
+                ahead(chunk, until=read.done)
+            before = None if read is None else self._link.wait(read)
+            verdict = self._verdict(self._link, chunk, ahead, writes_on=writes_on)
+            if before is not None:
+                up, down = verdict.bytes_up + before.bytes_up, verdict.bytes_down + before.bytes_down
+                verdict = replace(verdict, bytes_up=up, bytes_down=down)
             began, self._last_verdict = self._last_verdict, monotonic()
             if tail is not None and self._verified:
                 tail.record(writes_on, verdict.accepted + len(verdict.tokens), self._last_verdict - began)
@@ -114,11 +90,6 @@ class LossyVerification(Verification):
             self._reason = error if isinstance(error, MeshBroken) else None
             self._notify(LOST)
         return None
-
-    def _submit(self, session: Verdicts, chunk: Chunk, extra: int) -> Future[Verdict]:
-        prefill, self._prefill = self._prefill, None
-        submit = partial(super()._submit, session, chunk, extra)
-        return submit() if prefill is None else after(prefill, submit)
 
     def _busy_at_first(self) -> bool:
         """Return whether the verifier was too busy to read the prompt."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from edgellm.spec.sampling import WHOLE_ROWS, Choice
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Decision, Ids, Round, Sampling, Verdict
+from edgellm.spec.types import Chunk, Decision, Round, Sampling
+from edgellm.spec.verifier import Session
 
 if TYPE_CHECKING:
     from edgellm.engine.speculators.speculator import Speculator
@@ -111,67 +111,6 @@ class Capabilities:
         return self.choice.refusal(sampling)
 
 
-class Verdicts(Protocol):
-    """A session of a verifier: the verdicts of one reply."""
-
-    def ready(self) -> bool:
-        """Return, at no cost, whether a verdict can be asked for now."""
-        ...
-
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Future[Verdict]:
-        """Ask for a verdict on `chunk` after `prefix` (all tokens so far, prompt included, shape (n,)).
-
-        An empty chunk asks for the verifier's own next token; `extra` asks for up to that many further tokens written
-        by the verifier alone. An earlier verdict that is not there yet is given up. The future fails with VerifierLost
-        if the verifier is gone or makes no progress; `ready` says when to ask again.
-        """
-        ...
-
-    def wait(self, pending: Future[Verdict]) -> Verdict:
-        """Wait for a verdict.
-
-        Raises:
-            VerifierUnavailable, EngineFailed: what the verifier failed with.
-            Stopped: the reply was stopped meanwhile.
-        """
-        ...
-
-    def close(self) -> None:
-        """End the reply, and give up pending requests."""
-        ...
-
-
-def settled(verdict: Verdict) -> Future[Verdict]:
-    """Return the future of a verdict that is there already."""
-    future: Future[Verdict] = Future()
-    future.set_result(verdict)
-    return future
-
-
-class BlockingSession(ABC):
-    """A reply at a verifier of your own, which computes a verdict in the thread that asks for it."""
-
-    @abstractmethod
-    def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:
-        """Return the verdict that `Verdicts.submit` asks for."""
-
-    def ready(self) -> bool:
-        """Return True: there is nothing to wait for."""
-        return True
-
-    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Future[Verdict]:
-        """Return the verdict, which is there already."""
-        return settled(self.verify(prefix, chunk, extra))
-
-    def wait(self, pending: Future[Verdict]) -> Verdict:
-        """Return the verdict."""
-        return pending.result()
-
-    def close(self) -> None:
-        """End the reply."""
-        return
-
-
 class Verifier(ABC):
     """A judge of chunks: in this process, over a link, or a mesh of layer workers.
 
@@ -196,7 +135,7 @@ class Verifier(ABC):
         return None
 
     @abstractmethod
-    def open(self, state: GenerationState) -> Verdicts:
+    def open(self, state: GenerationState) -> Session:
         """Return a session for the reply.
 
         Raises:

@@ -9,7 +9,6 @@ from typing import TypeAlias, TypeVar
 
 from edgellm.errors import SAME_VERSION, ProtocolError, Stopped, VerifierLost
 from edgellm.spec.constraint import GrammarState, ReplyGrammar
-from edgellm.spec.protocols import Drafter, Verdicts
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Ids, Notice, Sampling, Verdict
 
@@ -57,6 +56,15 @@ class VerifyRequest:
 
 
 Send: TypeAlias = Callable[[VerifyRequest], Future[Verdict]]
+Ahead: TypeAlias = Callable[..., None]
+"""A function that drafts behind a chunk, until the function `until` returns True."""
+
+
+def settled(verdict: Verdict) -> Future[Verdict]:
+    """Return the future of a verdict that is there already."""
+    future: Future[Verdict] = Future()
+    future.set_result(verdict)
+    return future
 
 
 class Session:
@@ -134,30 +142,25 @@ def wait_for_result(future: Future[T], should_stop: Callable[[], bool]) -> T:
 class Verification:
     """The verdicts of one reply, by a verifier that is never away or busy, or by none."""
 
-    def __init__(self, state: GenerationState, session: Verdicts | None) -> None:
+    def __init__(self, state: GenerationState, session: Session | None) -> None:
         self._state, self._session = state, session
 
     def unavailable(self) -> Decision | None:
         """Return why no verdict can be asked for now, or None where one can."""
         return _NO_VERIFIER if self._session is None else None
 
-    def verify(self, chunk: Chunk, drafter: Drafter) -> Verdict | None:
-        """Return the verdict on `chunk`, or None if the verifier is unavailable. `drafter` drafts ahead meanwhile."""
-        if self._session is None:
-            return None
-        return self._verdict(self._session, chunk, drafter, writes_on=not len(chunk))
+    def verify(self, chunk: Chunk, ahead: Ahead) -> Verdict | None:
+        """Return the verdict on `chunk`, or None if the verifier is unavailable; `ahead` drafts meanwhile."""
+        return None if self._session is None else self._verdict(self._session, chunk, ahead, writes_on=not len(chunk))
 
-    def _verdict(self, session: Verdicts, chunk: Chunk, drafter: Drafter, *, writes_on: bool) -> Verdict:
+    def _verdict(self, session: Session, chunk: Chunk, ahead: Ahead, *, writes_on: bool) -> Verdict:
         """Return the verdict on `chunk`. With `writes_on`, extra tokens are asked for, as many as there is room for."""
-        state = self._state
-        room = state.tokens_left - len(chunk) - 1
-        pending = self._submit(session, chunk, max(0, min(state.limits.extra, room)) if writes_on else 0)
+        room = self._state.tokens_left - len(chunk) - 1
+        extra = max(0, min(self._state.limits.extra, room)) if writes_on else 0
+        pending = session.submit(self._state.ids, chunk, extra)
         if len(chunk):
-            drafter.look_ahead(state, chunk, state.limits.gamma, pending.done)
+            ahead(chunk, until=pending.done)
         return session.wait(pending)
-
-    def _submit(self, session: Verdicts, chunk: Chunk, extra: int) -> Future[Verdict]:
-        return session.submit(self._state.ids, chunk, extra)
 
     def notices(self) -> Iterator[Notice]:
         """Yield the notices since the last call."""

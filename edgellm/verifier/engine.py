@@ -1,8 +1,7 @@
 """The verifier engine: computes the requests of all sessions over one context, a batch at a time, and judges their
 drafts.
 
-An engine belongs to one thread: `VerifierWorker` runs it in its own thread for many devices; `LocalVerifier` runs an
-engine for each reply, with one slot, in the thread of the reply (`edgellm.verifier.in_process`).
+An engine belongs to one thread, which `edgellm.verifier.worker` runs.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ _MIN_PASSES = 32  # passes after which a request may lose its slot to a device w
 class ModelRunner(Protocol):
     """The part of `edgellm.engine.Context` that the engine uses; it has one sequence for each slot."""
 
-    @property
-    def lazy_head(self) -> object | None: ...
     def decode_rows(self, rows: list[SeqRows]) -> list[Floats]: ...
     def decode_lazy(self, ids: Ids, *, seq: int = 0, outputs: int = 1, reached: Sequence[float] = ()) -> Rows: ...
     def cached(self, seq: int = 0) -> Ids: ...
@@ -106,14 +103,6 @@ class VerifierEngine:
             self._compute(batch)
         return bool(batch)
 
-    def answer(self, request: VerifyRequest) -> Answer:
-        """Add a request, and compute until it is answered."""
-        answers: list[Answer] = []
-        self.add(request, answers.append)
-        while not answers:
-            self.step()
-        return answers[0]
-
     def _compute(self, batch: Sequence[Slice]) -> None:
         work = sorted(batch, key=lambda piece: piece.request.slot)  # llama.cpp computes adjacent streams together.
         rows = []
@@ -147,7 +136,7 @@ class VerifierEngine:
 
     def _decode(self, draft: Chunk, rows: list[SeqRows]) -> list[Rows]:
         """Return the logits of the batch; for a single session lazily, so that only rows that are read are computed."""
-        if len(rows) > 1 or rows[0].outputs <= 1 or self._runner.lazy_head is None:
+        if len(rows) > 1 or rows[0].outputs <= 1:
             return list(self._runner.decode_rows(rows))
         single = rows[0]
         reached = survives(draft.part(0, single.outputs - 1))

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import NamedTuple
+from time import monotonic
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from edgellm.verifier.fairness import DeviceTurns
 from edgellm.verifier.judgement import Job
 
-DELAY = 0.05
-"""Seconds that a chunk of a prefill may delay the verdict of another session."""
-SOLO_DELAY = 0.5
-"""Seconds of a chunk of a single session: the longest wait of a new session."""
-_FASTEST = 1e-9  # least seconds of a row, if measurements do not tell rows apart
+RECENT = 30.0
+"""Seconds that a device counts as active after its last request."""
+DELAY, SOLO_DELAY = 0.05, 0.5
+"""Seconds that a chunk of a prefill may delay the verdict of another session, and those of a single session's chunk:
+the longest wait of a new session."""
 _PER_SEQUENCE = 2  # rows that cost as much as a further sequence in a batch
 _TYPICAL = 8  # weight of a typical request: a chunk of four or five tokens and the token before it
 _SLOWDOWN = 1.25  # longest time of a pass relative to a typical request, if several devices are active
-_MAX_ROWS_TURN = 32  # most rows of a request in a batch, if devices take turns
-_MAX_ROWS_SHARED = 16  # most rows of a request in a batch, if a device has several requests beside other devices
+_TURN_ROWS = 32  # most rows of a request in a batch, if devices take turns
 _DECAY = 0.98  # decay of measurements per pass: about the last fifty count
 _INITIAL_SECONDS = 0.1  # seconds per answer before a measurement
 
@@ -45,7 +44,7 @@ class SchedulerLimits:
         each number of `rows`; no chunk shrinks. The budget is large where reading the model's weights takes most of a
         pass."""
         slope, base = np.polyfit(rows, seconds, 1)
-        slope = max(slope, _FASTEST)
+        slope = max(slope, 1e-9)  # Measurements may not tell rows apart.
         chunk, solo = (int((delay - base) / slope) for delay in (DELAY, SOLO_DELAY))
         return replace(
             self,
@@ -64,7 +63,7 @@ class Slice(NamedTuple):
 
 
 def next_batch(
-    requests: Collection[Job], limits: SchedulerLimits, prefills: int, *, single_session: bool = False,
+    requests: Sequence[Job], limits: SchedulerLimits, prefills: int, *, single_session: bool = False,
     turns: bool = False,
 ) -> list[Slice]:  # fmt: skip
     """Return the next batch over `requests` (least recently served first) after `prefills` prefill batches.
@@ -75,16 +74,16 @@ def next_batch(
     decides between the two. Verifications share a batch only if they have the same number of rows, because llama.cpp
     splits a batch of several streams into equal parts.
     """
-    step = min(limits.solo_chunk, limits.rows) if single_session else limits.chunk
-    most = limits.rows  # rows of one request's draft
+    step = limits.chunk
+    most = max(limits.budget, min(step, _TURN_ROWS))  # rows of a request in turns
     if turns:
-        shared = any(request.turn for request in requests)
-        most = max(limits.budget, _MAX_ROWS_SHARED if shared else min(limits.chunk, _MAX_ROWS_TURN))
         step = min(step, most)
+    elif single_session:
+        step = min(limits.solo_chunk, limits.rows)
     prefill = [request for request in requests if request.unseen > step]
     verify = [request for request in requests if request.unseen <= step]
     if turns:
-        verify_first = any(request.unseen <= step for request in islice(requests, 1))
+        verify_first = bool(verify) and verify[0] is requests[0]
     else:
         verify.sort(key=lambda request: request.arrival)
         verify_first = bool(verify) and verify[0].arrival < prefills
@@ -93,7 +92,7 @@ def next_batch(
     batch: list[Slice] = []
     weight = 0
     for request in verify:
-        drafted = min(request.drafted, most) if turns else request.drafted  # the rest waits until these are accepted
+        drafted = min(request.drafted, most) if turns else request.drafted  # The rest waits until these are accepted.
         piece = Slice(request, request.unseen + drafted, drafted + 1)
         if batch and piece.tokens != batch[0].tokens:
             continue
@@ -105,12 +104,62 @@ def next_batch(
     return batch
 
 
+class TakesTurns(Protocol):
+    """A request of a device; `turn` is the number of earlier requests of the same device."""
+
+    turn: int
+
+    @property
+    def device(self) -> str: ...
+
+
+T = TypeVar("T", bound=TakesTurns)
+
+
+class DeviceTurns:
+    """The order of requests by device: the least recently served first, a device's own in order of arrival. Used by
+    the worker's thread alone."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, float] = {}  # time of each active device's last request
+        self._served: dict[str, int] = {}  # number of the last batch that served the device
+        self._batches = 0
+
+    def record_request(self, device: str) -> None:
+        """Record a request of `device`."""
+        self._asked[device] = monotonic()
+
+    def several_devices(self) -> bool:
+        """Return whether more than one device sent a request within the last `RECENT` seconds."""
+        if len(self._asked) > 1:
+            oldest = monotonic() - RECENT
+            self._asked = {device: time for device, time in self._asked.items() if time >= oldest}
+            self._served = {device: batch for device, batch in self._served.items() if device in self._asked}
+        return len(self._asked) > 1
+
+    def order(self, requests: Iterable[T]) -> list[T]:
+        """Set the `turn` of each of `requests` (least recently served first); return them sorted by turn.
+
+        The first turn has a request of each device, the second turn the second request, and so on.
+        """
+        counts: Counter[str] = Counter()
+        ordered = list(requests)
+        for request in ordered:
+            request.turn = counts[request.device]
+            counts[request.device] += 1
+        return sorted(ordered, key=lambda request: (request.turn, self._served.get(request.device, 0)))
+
+    def record_batch(self, devices: Iterable[str]) -> None:
+        """Record a batch that served `devices`."""
+        self._batches += 1
+        self._served |= dict.fromkeys(devices, self._batches)
+
+
 class Scheduler:
     """Algorithm 1 for a single active device, turns between several. The engine's thread calls its methods."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
-        self.limits = limits
-        self._turns = DeviceTurns()
+        self.limits, self._turns = limits, DeviceTurns()
         self._seconds = self._answers = 0.0  # decaying sums over the last passes
 
     def use_curve(self, rows: Sequence[int], seconds: Sequence[float]) -> str:
@@ -124,8 +173,8 @@ class Scheduler:
     def next(self, ready: Collection[Job], prefills: int, single_session: bool) -> list[Slice]:
         """Return the next batch over `ready`."""
         turns = self._turns.several_devices()
-        requests = self._turns.order(ready) if turns else ready
-        return next_batch(requests, self.limits, prefills, single_session=single_session and not turns, turns=turns)
+        requests = self._turns.order(ready) if turns else list(ready)
+        return next_batch(requests, self.limits, prefills, single_session=single_session, turns=turns)
 
     def on_request(self, job: Job) -> None:
         """Observe a new request."""

@@ -13,9 +13,9 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
+from edgellm.services.server.fairness import Queue
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Notice, Source, Token
-from edgellm.verifier.fairness import Queue
 from tests.spec.real import case, ids
 
 NUMBERS = (2, 5, 6)

@@ -11,7 +11,6 @@ from edgellm.errors import EngineFailed, ProtocolError, VerifierLost
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
 from edgellm.spec.lost_verifier import BACK, LOST
-from edgellm.spec.protocols import settled
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import (
@@ -21,7 +20,7 @@ from edgellm.spec.types import (
     Token,
     Verdict,
 )
-from edgellm.spec.verifier import Session
+from edgellm.spec.verifier import Session, settled
 from tests.spec.fakes import FakeDrafter, FakeReply, FakeVerifier, Letters, chain
 from tests.spec.running import BIG, PROMPT, SMALL, CoinGate, alone, check_provenance, ids, notices, run, tokens
 
@@ -131,7 +130,7 @@ def test_closing_after_any_token(after: int) -> None:
         stats=stats,
     )
     written = [next(reply) for _ in range(after)]
-    reply.close()  # type: ignore[attr-defined]
+    reply.close()
     assert ids(written) == alone(BIG, after)
     assert (stats.tokens, stats.finish_reason) == (after, "cancelled")
     assert all(session.closed for session in verifier.sessions)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 
 import pytest
@@ -160,7 +161,7 @@ def first_verdict(lost: list[int]) -> tuple[Verification, Ahead, Callable[[], Ve
     assert isinstance(reply, ReadingReply)
     drafter = Ahead(SMALL, asked=lambda: reply.asked, look=lambda: reply.last.look())
     chunk = drafter.propose(state, 4)
-    return verification, drafter, lambda: verification.verify(chunk, drafter)
+    return verification, drafter, lambda: verification.verify(chunk, partial(drafter.look_ahead, state, gamma=4))
 
 
 def test_the_device_drafts_ahead_from_the_prompt_on_and_the_draft_is_sent_once_that_is_read() -> None:

@@ -20,9 +20,8 @@ from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Penalties, Sampling, Verdi
 from edgellm.spec.verifier import VerifyRequest
 from edgellm.verifier.engine import VerifierEngine
 from edgellm.verifier.extra_drafts import ExtraDrafts
-from edgellm.verifier.in_process import ONE_PASS
-from edgellm.verifier.judgement import Job
-from edgellm.verifier.scheduler import Scheduler
+from edgellm.verifier.judgement import Answer, Job
+from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
 from tests.conftest import Architectures, Heads
 
 EXTRA = 7
@@ -60,7 +59,7 @@ class Session:
         layer, self._is_eog = self._context.speculator, model.is_eog
         self.ids, self.passes, self._sampling = prompt, 0, sampling
         extra_drafts = ExtraDrafts(layer, self.is_eog) if layer is not None else None
-        self._engine = VerifierEngine(self._context, 1, self.is_eog, Scheduler(ONE_PASS), extra_drafts)
+        self._engine = VerifierEngine(self._context, 1, self.is_eog, Scheduler(SchedulerLimits()), extra_drafts)
         self.end = -1
 
     def is_eog(self, token: int) -> bool:
@@ -68,7 +67,11 @@ class Session:
 
     def ask(self, draft: Ids = NO_IDS, extra: int = EXTRA) -> Verdict:
         request = VerifyRequest(0, self._sampling, 0, self.ids, Chunk(draft), extra)
-        verdict = self._engine.answer(request)
+        answers: list[Answer] = []
+        self._engine.add(request, answers.append)
+        while not answers:
+            self._engine.step()
+        (verdict,) = answers
         assert isinstance(verdict, Verdict)
         self.passes += verdict.passes
         self.ids = np.concatenate((self.ids, draft[: verdict.accepted], verdict.tokens))

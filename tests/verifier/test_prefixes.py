@@ -10,8 +10,8 @@ import pytest
 from edgellm.engine import Model
 from edgellm.errors import EngineFailed
 from edgellm.spec.types import Ids
-from edgellm.verifier.in_process import VerifierWorker
 from edgellm.verifier.scheduler import SchedulerLimits
+from edgellm.verifier.worker import VerifierWorker
 from tests.services.conftest import Alone
 from tests.verifier.test_worker import SLOTS, Asker, Gate
 

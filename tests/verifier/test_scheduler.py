@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.spec.types import GREEDY, Chunk
 from edgellm.spec.verifier import VerifyRequest
-from edgellm.verifier.in_process import VerifierWorker
 from edgellm.verifier.judgement import Answer, Job
 from edgellm.verifier.scheduler import DELAY, SOLO_DELAY, SchedulerLimits, Slice, next_batch
+from edgellm.verifier.worker import VerifierWorker
 from tests.verifier.wants import want
 
 LIMITS = SchedulerLimits(rows=128, chunk=32)
@@ -92,7 +92,7 @@ def test_over_time_nobody_waits_longer_than_promised(
         waiting |= {
             i: want(i, unseen, drafted, prefills) for i, (when, unseen, drafted) in enumerate(times) if when == step
         }
-        batch = next_batch(waiting.values(), limits, prefills)
+        batch = next_batch([*waiting.values()], limits, prefills)
         step += 1
         if not batch:
             continue

@@ -15,8 +15,8 @@ from edgellm.engine import Context, ContextSpec, Model, SeqRows
 from edgellm.errors import EngineFailed
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
 from edgellm.spec.verifier import HERE, Tenant, VerifyRequest
-from edgellm.verifier.in_process import VerifierWorker
 from edgellm.verifier.judgement import Answer, MissingPrefix
+from edgellm.verifier.worker import VerifierWorker
 from tests.services.conftest import Alone
 
 SLOTS = 3

@@ -34,9 +34,9 @@ from edgellm.spec.model_sampling import sampling_of
 from edgellm.spec.protocols import Capabilities
 from edgellm.storage import name_of
 from edgellm.storage.fingerprint import fingerprint
-from edgellm.verifier.in_process import ColocatedVerifier, VerifierWorker
 from edgellm.verifier.judgement import Counters
 from edgellm.verifier.scheduler import SchedulerLimits
+from edgellm.verifier.worker import ColocatedVerifier, VerifierWorker
 
 SESSIONS = 8
 """Replies for which a verifier has memory, by default."""

@@ -37,15 +37,15 @@ from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, caller_id
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, check_version, parse_message
 from edgellm.services.handshake import PREPARING, VerifierInfo, first_different_block
+from edgellm.services.server.fairness import Pacing, Queue
 from edgellm.services.server.listener import EventKind, Handler, Notify, Service, Statuses, next_message, write_in_time
 from edgellm.services.server.session_grammar import GrammarOwner, SessionGrammar
 from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, write_verdict, write_wanted
 from edgellm.spec.constraint import GrammarState
 from edgellm.spec.types import Sampling
 from edgellm.spec.verifier import Tenant, VerifyRequest
-from edgellm.verifier.fairness import Pacing, Queue
-from edgellm.verifier.in_process import ColocatedVerifier, VerifierBackend
 from edgellm.verifier.judgement import Answer, MissingPrefix
+from edgellm.verifier.worker import ColocatedVerifier, VerifierBackend
 
 _log = logging.getLogger(__name__)
 _TOKENIZER_PART = 2**16  # bytes that a device must read in time

@@ -21,9 +21,10 @@ import numpy.typing as npt
 from edgellm.errors import StateDamaged, VerifierBusy
 from edgellm.spec.gates.offload_policy import NAMES, signals, surprise
 from edgellm.spec.ngram.sources import MIN_MATCH, ContextLookup, Disagreement, disagreements
-from edgellm.spec.protocols import Drafter, Gate, Verdicts
+from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.types import Chunk, Decision, Floats, Ids, Round, Verdict
+from edgellm.spec.verifier import Session
 from edgellm.storage.state import fields_from_json, read_json_lines, write_state
 
 ENOUGH = 64
@@ -141,7 +142,7 @@ class PairProfiler:
     def __init__(
         self,
         drafter: Drafter,
-        session: Verdicts,
+        session: Session,
         is_eog: Callable[[int], bool],
         limits: GenerationLimits,
         by_layer: Callable[[int], Floats | None] | None = None,

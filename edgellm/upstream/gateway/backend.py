@@ -25,9 +25,9 @@ from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.rows import RowReply
 from edgellm.upstream.verifier import UpstreamText
-from edgellm.verifier.fairness import DeviceTurns
-from edgellm.verifier.in_process import VerifierBackend
 from edgellm.verifier.judgement import Deliver, MissingPrefix
+from edgellm.verifier.scheduler import DeviceTurns
+from edgellm.verifier.worker import VerifierBackend
 
 _BEATS = 4.0  # heartbeats per second: time counts as progress, as servers report none before they answer
 _DECAY = 0.95  # weight of the mean time of an answer, per answer
