@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgellm.engine import check_gguf
 from edgellm.engine.gguf import writer
+from edgellm.engine.gguf.reader import raw_entries
 
 
 def with_entries(source: Path, target: Path, entries: Mapping[str, bytes]) -> Path:
@@ -14,7 +15,7 @@ def with_entries(source: Path, target: Path, entries: Mapping[str, bytes]) -> Pa
     header = check_gguf(source)
     with source.open("rb") as opened:
         tensors = [writer.NewTensor.copy(opened, t) for t in header.tensors]
-        values = (writer.raw_entries([opened], header) | dict(entries)).values()
+        values = (raw_entries([opened], header) | dict(entries)).values()
         writer.write(target, writer.portions(header, values, tensors))
     return target
 

@@ -7,7 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from edgellm.engine import check_gguf
-from edgellm.engine.gguf.writer import NewTensor, portions, raw_entries, write
+from edgellm.engine.gguf.reader import raw_entries
+from edgellm.engine.gguf.writer import NewTensor, portions, write
 
 _UINT16, _INT32 = 2, 5  # GGUF value types of the keys that llama.cpp reads
 

@@ -23,7 +23,7 @@ from edgellm.engine.gguf.cuttable import (
     largest_part,
     part_metadata,
 )
-from edgellm.engine.gguf.reader import TENSOR_TYPES
+from edgellm.engine.gguf.reader import TENSOR_TYPES, raw_entries
 from edgellm.errors import InvalidOption, ModelUnsupported
 from testkit import ROOT
 from testkit.gguf.architectures import ARCHITECTURES, SHAPES_TO_CUT, WINDOW
@@ -86,7 +86,7 @@ def quantised(source: Path, path: Path) -> Path:
                 raw = gguf.quantize(data[t.name], kind).tobytes()
                 new = writer.NewTensor(t.name, t.shape, int(kind), len(raw), partial(iter, [raw]))
             tensors.append(new)
-        writer.write(path, writer.portions(header, writer.raw_entries([file], header).values(), tensors))
+        writer.write(path, writer.portions(header, raw_entries([file], header).values(), tensors))
     return path
 
 

@@ -13,6 +13,7 @@ import pytest
 from edgellm.engine import Capture, Context, ContextSpec, Model, ModelFile, check_gguf, cut, cut_bytes, to_f32
 from edgellm.engine.gguf import writer
 from edgellm.engine.gguf.cuttable import check_cuttable
+from edgellm.engine.gguf.reader import raw_entries
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from testkit.gguf.random_model import Shape, write
 from testkit.gguf.reader import read_gguf
@@ -157,7 +158,7 @@ def with_arrays(plain: Path, path: Path, values: dict[str, tuple[int, ...]]) -> 
     """Copies a model, with one value per layer in place of single ones."""
     header = check_gguf(plain)
     with plain.open("rb") as source:
-        entries = writer.raw_entries([source], header)
+        entries = raw_entries([source], header)
         for name, numbers in values.items():
             array = struct.pack(f"<IQ{len(numbers)}I", 4, len(numbers), *numbers)
             entries[name] = headers.text(name.encode()) + struct.pack("<I", 9) + array

@@ -13,7 +13,7 @@ import pytest
 from edgellm.engine import Capture, Context, ContextSpec, Model, ModelFile, check_gguf, cut
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf import writer
-from edgellm.engine.gguf.reader import TENSOR_TYPES
+from edgellm.engine.gguf.reader import TENSOR_TYPES, raw_entries
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, time_passes, write_random
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelUnsupported
@@ -44,7 +44,7 @@ def quantised(wide: Path, kind: int, path: Path) -> Path:
         data = partial(repeat, bytes(nbytes), 1)
         tensors.append(writer.NewTensor(t.name, t.shape, kind if bare else t.kind, nbytes, data))
     with wide.open("rb") as source:
-        entries = writer.raw_entries([source], header)
+        entries = raw_entries([source], header)
         writer.write(path, writer.portions(header, entries.values(), tensors))
     return path
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 from types import MappingProxyType
 
@@ -40,6 +40,7 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 _UINT32, _STRING, _ARRAY = 4, 8, 9
 _32_BITS = (4, 5, 6)  # GGUF value types: UINT32, INT32, FLOAT32
 _F32 = 0
+_FIRST_ENTRY = 24  # bytes of magic, version and the two counts
 SPLIT_KEYS = "split."  # prefix of the keys of a split model's parts
 _PART_NAME = re.compile(r"-\d{5}-of-\d{5}$")
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
@@ -488,3 +489,14 @@ def tensor_flaw(tensor: TensorInfo) -> str:
     if tensor.kind != _F32 and _ELEMENTWISE.fullmatch(tensor.name):
         return f"holds {tensor.name} in {kind}; llama.cpp computes with it in F32 alone"
     return f"holds {tensor.name} in {kind}, with which llama.cpp cannot multiply" if kind in _NO_PRODUCT else ""
+
+
+def raw_entries(sources: Sequence[BufferedReader], header: GgufHeader) -> dict[str, bytes]:
+    """Return every metadata entry as it stands in the first of a model's files (key, type and value), in its order;
+    where there are more files, without those that tell of the parts."""
+    lengths = {key: len(key.encode()) for key in header.value_offsets}
+    starts = [at - 12 - lengths[key] for key, at in header.value_offsets.items()]
+    sources[0].seek(_FIRST_ENTRY)
+    ends = [*starts, header.infos_offset][1:]
+    found = {key: sources[0].read(end - start) for key, start, end in zip(lengths, starts, ends, strict=True)}
+    return {key: raw for key, raw in found.items() if len(sources) == 1 or not key.startswith(SPLIT_KEYS)}

@@ -28,8 +28,8 @@ from edgellm.engine.gguf.cuttable import (
     wants_head,
     window_pattern,
 )
-from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader, ModelFile, TensorInfo
-from edgellm.engine.gguf.writer import NewTensor, copied, entry, multiplied, picked, portions, raw_entries, write, zeros
+from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader, ModelFile, TensorInfo, raw_entries
+from edgellm.engine.gguf.writer import NewTensor, copied, entry, multiplied, picked, portions, write, zeros
 from edgellm.errors import InvalidOption, ModelCorrupt
 
 EMBEDDING, HEAD, _HEAD_BIAS = "token_embd.weight", "output.weight", "output.bias"

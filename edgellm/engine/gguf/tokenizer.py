@@ -7,8 +7,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile
-from edgellm.engine.gguf.writer import entry, portions, raw_entries
+from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile, raw_entries
+from edgellm.engine.gguf.writer import entry, portions
 from edgellm.errors import ModelUnsupported
 
 TOKENS = "tokenizer.ggml.tokens"

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from edgellm.engine.gguf.reader import SCALARS, SPLIT_KEYS, TENSOR_TYPES, GgufHeader, ModelFile, TensorInfo
+from edgellm.engine.gguf.reader import SCALARS, TENSOR_TYPES, GgufHeader, ModelFile, TensorInfo, raw_entries
 from edgellm.errors import ModelCorrupt, ModelUnsupported
 
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
-_FIRST_ENTRY = 24  # bytes of magic, version and the two counts
 _STEP = 2**20
 _F32 = 0
 
@@ -35,17 +34,6 @@ class NewTensor:
     def copy(cls, source: BufferedReader, tensor: TensorInfo) -> NewTensor:
         """Return a tensor of an open file as it is."""
         return cls(tensor.name, tensor.shape, tensor.kind, tensor.nbytes, partial(copied, source, tensor))
-
-
-def raw_entries(sources: Sequence[BufferedReader], header: GgufHeader) -> dict[str, bytes]:
-    """Return every metadata entry as it stands in the first of a model's files (key, type and value), in its order;
-    where there are more files, without those that tell of the parts."""
-    lengths = {key: len(key.encode()) for key in header.value_offsets}
-    starts = [at - 12 - lengths[key] for key, at in header.value_offsets.items()]
-    sources[0].seek(_FIRST_ENTRY)
-    ends = [*starts, header.infos_offset][1:]
-    found = {key: sources[0].read(end - start) for key, start, end in zip(lengths, starts, ends, strict=True)}
-    return {key: raw for key, raw in found.items() if len(sources) == 1 or not key.startswith(SPLIT_KEYS)}
 
 
 def entry(key: str, value: str | float | Sequence[int]) -> bytes:
