@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeAlias
 
+from edgellm import storage
 from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions
 from edgellm.cli.views.console import announce, counted, say, size
 from edgellm.cli.views.progress import Loading, download
 from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption, PromptTooLong
+from edgellm.storage.chat_log import Conversation, Conversations
+from edgellm.storage.default_pair import HOME, SMOLLM2, resolve_pair
 
 if TYPE_CHECKING:
     from edgellm.cli.views.mesh_view import Reports
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
     from edgellm.spec.params import ReplyOptions
     from edgellm.spec.stats import Summary
     from edgellm.spec.stream import Reply
-    from edgellm.storage.chat_log import Conversation, Conversations
     from edgellm.upstream.opening import UpstreamOptions
 
 
@@ -43,14 +45,11 @@ class StoredConversation:
     def open(cls, again: bool, which: str | None, on: bool) -> Self:
         """Open the last conversation (`again`), the one named `which`, or a new one. Nothing is stored unless `on`, or
         while the history is off. Raise InvalidOption where there is no such conversation, or both are given."""
-        from edgellm.storage import History
-        from edgellm.storage.chat_log import Conversation, Conversations
-
         if again and which is not None:
             raise InvalidOption("--continue and --conversation exclude each other.", "Leave one of them out.")
         store = Conversations()
         past = store.find(which) if which is not None else store.latest() if again else Conversation.new()
-        return cls(store, past, on and History().on)
+        return cls(store, past, on and storage.History().on)
 
     def begin(self) -> None:
         """Begin a new conversation; the stored one stays."""
@@ -270,9 +269,6 @@ _PAUSE = 600  # seconds after a download that failed, in which the next command 
 def with_default_pair(draft: str, verifier: str) -> tuple[str, str]:
     """Return the names of a pair. The default verifier is downloaded if wanted and missing. After a failed download,
     the names of the bundled home pair stand for the defaults, and a line says why."""
-    from edgellm import storage
-    from edgellm.storage.default_pair import SMOLLM2, resolve_pair
-
     home = resolve_pair(draft, verifier)
     if home.missing != SMOLLM2.verifier or not {draft, verifier} <= {DEFAULT, "none", *SMOLLM2}:
         return draft, verifier
@@ -312,7 +308,6 @@ class ChatPairOpener:
     def open(self, draft: str, verifier: str, peers: Sequence[str] = (), profile: Path | None = None) -> LLM:
         """Open a pair; one of the `peers` verifies if there are any."""
         from edgellm.llm import AUTO, LLM
-        from edgellm.storage.default_pair import HOME, SMOLLM2, resolve_pair
 
         with Loading() as loading:
             pair = LLM.open(
@@ -344,9 +339,7 @@ class ChatPairOpener:
     def recall(self, pair: LLM) -> Remember | None:
         """Give `pair` the past conversations to draft from, and return a function that adds a question and its reply to
         the history; None where the history is off, or unusable, which is printed."""
-        from edgellm.storage import History
-
-        history = History()
+        history = storage.History()
         try:
             if not (self.history and self.options.sources() and history.on):
                 return None

@@ -23,9 +23,11 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.defaults import create_output
 
+from edgellm import storage
 from edgellm.cli.views.console import coloured, err, fail, grid, one_line, read_text, say, size
 from edgellm.cli.views.reply_printer import Display, Heard, print_again, print_legend, print_reply, print_stats
 from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption
+from edgellm.storage.chat_log import typed_lines
 
 if TYPE_CHECKING:
     from edgellm.cli.chat_session import Chat, ChatPairOpener
@@ -220,11 +222,9 @@ class Conversing:
         self.models = (draft, verifier)
 
     def _list_models(self) -> None:
-        from edgellm.storage import list_models
-
         draft, verifier = self.models or (None, None)
         made = grid({}, {}, {}, {})
-        for model in list_models():
+        for model in storage.list_models():
             role = "verifies" if model.name == verifier else "drafts" if model.name == draft else ""
             made.add_row("*" if role else " ", one_line(model.name), size(model.size), role)
         err().print(made)
@@ -362,8 +362,6 @@ class _TypedLines(History):
     """The lines typed in this process and in earlier ones."""
 
     def __init__(self) -> None:
-        from edgellm.storage.chat_log import typed_lines
-
         super().__init__()
         self._lines, self._usable = typed_lines(), True
 

@@ -24,6 +24,7 @@ from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.errors import InvalidOption
 from edgellm.flags import flag
 from edgellm.spec.params import ReplyOptions
+from edgellm.storage.default_pair import resolve_pair
 
 _CONVERSATION = "Conversation"
 
@@ -64,7 +65,6 @@ def chat(
     ),
 ) -> int:
     from edgellm.llm.pair_stats import tidy
-    from edgellm.storage.default_pair import resolve_pair
 
     options = replace(reply, **think.fields())
     texts = [(name, read_text(Path(name))) for name in talk.context]

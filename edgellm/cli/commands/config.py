@@ -20,6 +20,7 @@ import typer
 from edgellm.cli.options import AsJson, options_of
 from edgellm.cli.views.console import emit, emit_json, say
 from edgellm.errors import InvalidOption, StateDamaged
+from edgellm.storage.state import read_state, read_toml, write_state
 from edgellm.system import cache_dir, config_file, data_dir, state_dir
 
 _FILE, _DEFAULT = "file", "default"
@@ -115,8 +116,6 @@ def read_settings(root: typer.Context) -> dict[str, Any]:
     Raises:
         InvalidOption: the file is not TOML, names an unknown command or option, or has a value of a wrong type.
     """
-    from edgellm.storage.state import read_toml
-
     path = config_file()
     try:
         return _default_map(root, read_toml(path, _MAX_BYTES) or {}, "")
@@ -154,8 +153,6 @@ def write_settings(root: typer.Context, tables: Mapping[str, Mapping[str, str]])
     Raises:
         InvalidOption: the file has an error, or the options are written in it in a form that only its user can change.
     """
-    from edgellm.storage.state import read_state, write_state
-
     read_settings(root)
     path = config_file()
     before = (read_state(path, _MAX_BYTES, links=True) or b"").decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import typer
 
@@ -26,9 +26,8 @@ from edgellm.cli.views.console import (
     tell,
 )
 from edgellm.errors import HistoryUnusable, InvalidOption
-
-if TYPE_CHECKING:
-    from edgellm.storage import History
+from edgellm.storage import History
+from edgellm.storage.chat_log import VARIABLE, Conversations, describe_age, max_age, parse_age, set_max_age
 
 Action: TypeAlias = Literal["show", "path", "clear", "off", "on", "keep"]
 
@@ -46,7 +45,6 @@ def history(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     from edgellm.llm.pair_stats import tidy
-    from edgellm.storage import History
 
     store = History()
     for given, owner, what in (("--yes" * yes, "clear", "it"), (repr(age[:40]) if age else "", "keep", "an age")):
@@ -69,7 +67,6 @@ def history(
 
 def _keep(age: str | None, as_json: bool) -> None:
     from edgellm.llm.pair_stats import expire
-    from edgellm.storage.chat_log import VARIABLE, describe_age, max_age, parse_age, set_max_age
 
     if age is not None:
         wanted = parse_age(age)
@@ -111,7 +108,6 @@ def _turn(store: History, action: Action, as_json: bool) -> None:
 
 def _show(store: History, as_json: bool) -> None:
     from edgellm.llm.pair_stats import kept
-    from edgellm.storage.chat_log import describe_age, max_age
 
     found, there, age = store.facts(), kept(), describe_age(max_age())
     if as_json:
@@ -136,8 +132,6 @@ def conversations(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    from edgellm.storage.chat_log import Conversations
-
     store = Conversations()
     if action == "list":
         if which:

@@ -44,6 +44,8 @@ from edgellm.errors import InvalidOption, PlanImpossible
 from edgellm.flags import flag
 from edgellm.layer_range import HERE
 from edgellm.spec.params import ReplyOptions
+from edgellm.storage import resolve
+from edgellm.storage.default_pair import ResolvedPair
 
 if TYPE_CHECKING:
     from edgellm.cli.views.mesh_view import Reports
@@ -55,7 +57,6 @@ if TYPE_CHECKING:
     from edgellm.mesh.placement import Placement
     from edgellm.rpc_engine.opening import OpenedRpc
     from edgellm.rpc_engine.plan import RpcPlacement
-    from edgellm.storage.default_pair import ResolvedPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,6 @@ def plan(
     from edgellm.engine import ModelFile
     from edgellm.llm.home import Workload, planned_positions
     from edgellm.mesh import part_of
-    from edgellm.storage import resolve
 
     described = asked.devices is not None or asked.preset is not None
     _check_hardware(ctx, home.engine, described=described, has_file=model is not None)
@@ -294,7 +294,6 @@ class Spread:
     def of(cls, model: str, home: HomeOptions, draft: str, hardware: HardwareOptions, *, explain: bool) -> Spread:
         """Find the model and choose the engine."""
         from edgellm.engine import ModelFile
-        from edgellm.storage import resolve
 
         file = ModelFile.open(resolve(model))
         return cls(model, file, engine_for(file, home.engine), home, draft, hardware, explain)

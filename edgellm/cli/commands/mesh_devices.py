@@ -29,6 +29,7 @@ from edgellm.cli.views.progress import Loading, activity, uploads
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.flags import flag
 from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
+from edgellm.storage import fingerprint, resolve
 
 if TYPE_CHECKING:
     from edgellm.engine import ModelFile
@@ -69,7 +70,6 @@ def peers(
 ) -> None:  # fmt: skip
     from edgellm.engine import ModelFile
     from edgellm.engine.hardware import ON_PROCESSOR
-    from edgellm.storage import resolve
 
     if measure is not None:
         survey_workers(ModelFile.open(resolve(measure)), find_home_workers(interface), True, ON_PROCESSOR)
@@ -270,7 +270,6 @@ def deploy(
     from edgellm.mesh.deploy import deploy as send_layers
     from edgellm.mesh.deploy import deploy_parts
     from edgellm.rpc.trust.trust import Trust
-    from edgellm.storage import resolve
     from edgellm.storage.layers.manifest import manifest_of
 
     if asked.split is not None:
@@ -420,8 +419,6 @@ def _clean(worker: Worker | None, rows: list[dict[str, Any]], fingerprint: str, 
 
 
 def _fingerprint(model: str) -> str:
-    from edgellm.storage import fingerprint, resolve
-
     with activity(f"reading {model}"):
         try:
             return fingerprint(resolve(model))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from edgellm import storage
 from edgellm.cli.options import AsJson, Yes, catalog_names, known_models, model_names
 from edgellm.cli.views.console import (
     Columns,
@@ -44,11 +45,9 @@ def catalog(
     family: str | None = typer.Argument(None, metavar="[FAMILY]", help="List this family only, such as qwen3."),
     as_json: AsJson = False,
 ) -> None:
-    from edgellm.storage import catalog as read_catalog
-    from edgellm.storage import list_models
     from edgellm.storage.pair_choice import ModelRoom
 
-    known, here, room = read_catalog(), {model.name for model in list_models()}, ModelRoom.look()
+    known, here, room = storage.catalog(), {model.name for model in storage.list_models()}, ModelRoom.look()
     names = list(known.models) if family is None else known.sizes(family)
     if not names:
         families = dict.fromkeys(name.partition(":")[0] for name in known.models)
@@ -81,8 +80,6 @@ def pull(
     ),
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    from edgellm import storage
-
     plan = storage.plan(name)
     if plan.renamed:
         say(f"{storage.hub_name(name).repo_id} is called {plan.renamed} now.")
@@ -102,9 +99,7 @@ def pull(
 
 
 def ls(as_json: AsJson = False) -> None:
-    from edgellm.storage import list_models
-
-    models = list_models()
+    models = storage.list_models()
     rows = [
         {"name": m.name, "path": str(m.path), "size": m.size, "origin": m.origin, "repository": m.repo_id or None}
         for m in models
@@ -120,9 +115,7 @@ def ls(as_json: AsJson = False) -> None:
 
 
 def show(name: Name, as_json: AsJson = False) -> None:
-    from edgellm.storage import resolve
-
-    found = model_facts(resolve(name))
+    found = model_facts(storage.resolve(name))
     if as_json:
         emit_json(found)
     else:
@@ -158,8 +151,6 @@ def _described(key: str, value: Any) -> Iterator[tuple[str, RenderableType]]:
 
 
 def rm(name: Name, yes: Yes = False, as_json: AsJson = False) -> None:
-    from edgellm import storage
-
     listed = ", ".join(f"{model.name} ({size(model.size)})" for model in storage.removable(name))
     make_sure("remove", listed, yes=yes)
     removed = storage.remove(name)
@@ -205,10 +196,9 @@ def model_facts(path: Path) -> dict[str, Any]:
 def other_models(path: Path) -> dict[str, ModelFile]:
     """Return the models of `edgellm ls` that can be read, except that at `path`, by name."""
     from edgellm.engine import ModelFile
-    from edgellm.storage import list_models
 
     found = {}
-    for model in list_models():
+    for model in storage.list_models():
         with suppress(EdgeError):
             if model.path.resolve() != path.resolve():
                 found[model.name] = ModelFile.open(model.path)
@@ -250,8 +240,6 @@ def here_or_pulled(name: str, *, yes: bool) -> Path:
         ModelNotFound: there is no such model, or it is not here and nobody has said that it may be downloaded.
         What `plan` and `fetch` raise.
     """
-    from edgellm import storage
-
     try:
         return storage.resolve(name)
     except ModelNotFound as error:
@@ -283,7 +271,6 @@ def fitting_draft(name: str, path: Path) -> tuple[str, str]:
     """Return the draft model, or EAGLE-3 head, for a verifier among those here, or "none", and the reason."""
     from edgellm.engine import ModelFile
     from edgellm.llm.abilities import draft_for, heads_for
-    from edgellm.storage import catalog
     from edgellm.storage.pair_choice import ModelRoom
 
     file, others = ModelFile.open(path), other_models(path)
@@ -291,7 +278,7 @@ def fitting_draft(name: str, path: Path) -> tuple[str, str]:
         return heads[0], f"{heads[0]} drafts for {name}: it is an EAGLE-3 head for it. Alone: --draft none"
     found = draft_for(file, others)
     if found is None:
-        known = catalog().find(name)
+        known = storage.catalog().find(name)
         wanted = None if known is None else known[0].draft
         more = f" {wanted} would draft for it: edgellm pull {wanted}" if wanted else ""
         return "none", f"{name} writes alone: no smaller model with its tokenizer is here.{more}"

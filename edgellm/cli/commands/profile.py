@@ -28,6 +28,7 @@ from edgellm.cli.views.progress import Loading
 from edgellm.errors import InvalidOption, ProfileStopped
 from edgellm.flags import flag
 from edgellm.spec.params import BUDGET_CHUNK
+from edgellm.storage import History
 
 if TYPE_CHECKING:
     from edgellm.engine import Message
@@ -79,7 +80,6 @@ def profile(
 
     from edgellm.llm import LLM
     from edgellm.llm.pair_stats import keep_profile, tidy
-    from edgellm.storage import History
 
     tidy()
     read = read_prompts(prompts)

@@ -22,6 +22,7 @@ import typer
 from edgellm.cli.options import AsJson
 from edgellm.cli.views.console import emit, emit_json, say, tell
 from edgellm.errors import InvalidOption, ServiceFailed
+from edgellm.storage.state import write_state
 from edgellm.system import state_dir, user
 
 UNIT, LABEL = "edgellm.service", "local.edgellm.serve"
@@ -59,8 +60,6 @@ class SystemdManager:
 
     def install(self, command: Sequence[str]) -> None:
         """Write the unit, then enable and start it. Raise ServiceFailed where there is no manager of this user."""
-        from edgellm.storage.state import write_state
-
         self._ask("show-environment")  # fails without a manager, before a file is written
         write_state(self.file, unit_text(command, _environment()))
         self._ask("daemon-reload")
@@ -102,8 +101,6 @@ class LaunchdManager:
 
     def install(self, command: Sequence[str]) -> None:
         """Write the agent and load it, in place of an earlier one."""
-        from edgellm.storage.state import write_state
-
         with suppress(ServiceFailed):  # there is no earlier agent
             self._ask("bootout", f"{self._domain}/{LABEL}")
         self.log.parent.mkdir(parents=True, exist_ok=True)

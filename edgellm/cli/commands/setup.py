@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from edgellm import storage
 from edgellm.cli.commands.config import write_settings
 from edgellm.cli.options import catalog_names, interface_flag, with_records
 from edgellm.cli.views.console import emit_json, is_terminal, one_line, out, say, size, table
@@ -19,7 +20,6 @@ from edgellm.system import config_file
 
 if TYPE_CHECKING:
     from edgellm.rpc.discovery.peer_probe import ProbeResult
-    from edgellm.storage import Catalog, DownloadPlan
     from edgellm.storage.pair_choice import ModelRoom, PairProposal
 
 AUTO, NONE = "auto", "none"
@@ -34,7 +34,7 @@ class ModelChoice:
     name: str
     size: int = 0
     runs_on: str = ""
-    plan: DownloadPlan | None = None
+    plan: storage.DownloadPlan | None = None
 
     @property
     def here(self) -> bool:
@@ -147,10 +147,9 @@ def setup(context: typer.Context, asked: SetupOptions) -> None:
 
 def _choose(wanted: str | None, peers: Sequence[ProbeResult], *, must_ask_hub: bool) -> SetupChoice:
     """Return the pair for this machine and its paired devices. Raise what `propose` and `plan` raise."""
-    from edgellm.storage import catalog
     from edgellm.storage.pair_choice import ModelRoom, propose
 
-    known, room = catalog(), ModelRoom.look(measure=True)
+    known, room = storage.catalog(), ModelRoom.look(measure=True)
     offered, short, local = _best_offer(known, room, peers), "", None
     try:
         local = None if wanted == AUTO else propose(known, room, wanted)
@@ -186,7 +185,7 @@ def _local(machine: str, local: PairProposal, must_ask_hub: bool) -> SetupChoice
 
 
 def _best_offer(
-    known: Catalog, room: ModelRoom, peers: Sequence[ProbeResult]
+    known: storage.Catalog, room: ModelRoom, peers: Sequence[ProbeResult]
 ) -> tuple[ModelChoice, ModelChoice, str] | None:
     """Return the largest verifier of the paired devices that this one may use and has room for a draft model of, that
     draft model, and the name of the verifier's file."""
@@ -206,8 +205,6 @@ def _best_offer(
 def _planned(model: ModelChoice, must_ask_hub: bool) -> ModelChoice:
     """Return a model with its size on the hub; as it is where the hub cannot and need not be asked. Raise what `plan`
     raises."""
-    from edgellm import storage
-
     try:
         plan = storage.plan(model.name)
     except PullFailed as error:
@@ -248,10 +245,13 @@ def _checked(choice: SetupChoice) -> str:
     """Return the name of the draft model; NONE if its file has another tokenizer than the verifier's, with a notice."""
     from edgellm.engine import ModelFile
     from edgellm.llm.abilities import same_tokenizer
-    from edgellm.storage import resolve
 
     draft, verifier = choice.draft.name, choice.verifier.name
-    if draft == NONE or verifier == AUTO or same_tokenizer(*(ModelFile.open(resolve(n)) for n in (draft, verifier))):
+    if (
+        draft == NONE
+        or verifier == AUTO
+        or same_tokenizer(*(ModelFile.open(storage.resolve(n)) for n in (draft, verifier)))
+    ):
         return draft
     say(f"{draft} has another tokenizer than {verifier}, which writes alone.", style="yellow")
     return NONE
