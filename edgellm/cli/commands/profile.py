@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +22,7 @@ from edgellm.cli.options import (
     only,
     with_records,
 )
-from edgellm.cli.views.console import emit_json, err, facts, is_terminal, out, read_text, say, table
+from edgellm.cli.views.console import emit_json, facts, out, read_text, say, table
 from edgellm.cli.views.progress import Loading
 from edgellm.errors import InvalidOption, ProfileStopped
 from edgellm.flags import flag
@@ -76,8 +75,6 @@ def profile(
         ..., metavar="FILE", help="Prompts, one per line; or JSON Lines of texts or of messages with role and content."
     ),
 ) -> None:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from edgellm.llm import LLM
     from edgellm.llm.pair_stats import keep_profile, tidy
 
@@ -89,31 +86,28 @@ def profile(
             draft, verifier, progress=loading, hardware=hardware.of(VERIFIER), draft_hardware=hardware.of(DRAFT),
             upstream=models.upstream(),
         )  # fmt: skip
-    with Loading("hashing") as hashing:
-        pair.hash_models(hashing)
-    columns = (TextColumn("profiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
     with pair:
-        with Progress(*columns, console=err(), disable=not is_terminal(sys.stderr), transient=True) as bar:
-            task = bar.add_task("profiling", total=len(read))
-            try:
+        with Loading("hashing") as hashing:
+            pair.hash_models(hashing)
+        try:
+            with Loading("profiling", "prompts") as profiling:
                 found = pair.profile(
                     read, gamma=measure.gamma, max_tokens=measure.max_tokens, layers=measure.layer or None,
                     context_lookup=measure.context_lookup, early_exit=measure.early_exit,
-                    progress=lambda done, total: bar.update(task, completed=done, total=total),
+                    progress=lambda done, total: profiling(pair.name, done, total),
                 )  # fmt: skip
-            except ProfileStopped as stopped:
-                if measure.as_json:
-                    emit_json({"stopped": True, "done": stopped.done, "prompts": stopped.total})
-                raise
+        except ProfileStopped as stopped:
+            if measure.as_json:
+                emit_json({"stopped": True, "done": stopped.done, "prompts": stopped.total})
+            raise
         try:
             if (path := measure.output) is not None:
                 keep_profile(found, path)
             else:
                 path = pair.keep_profile(found)
         except OSError as error:
-            raise InvalidOption(
-                f"The profile cannot be written: {error}.", "Choose another file with --output."
-            ) from error
+            what = f"The profile cannot be written: {error}."
+            raise InvalidOption(what, "Choose another file with --output.") from error
     if measure.as_json:
         emit_json({"path": str(path), **figures(found)})
         return

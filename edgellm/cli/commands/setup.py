@@ -20,7 +20,7 @@ from edgellm.system import config_file
 
 if TYPE_CHECKING:
     from edgellm.rpc.discovery.peer_probe import ProbeResult
-    from edgellm.storage.pair_choice import ModelRoom, PairProposal
+    from edgellm.storage.pair_choice import ModelRoom
 
 AUTO, NONE = "auto", "none"
 _COMMANDS = ("chat", "serve", "profile")  # commands that use the pair
@@ -150,29 +150,24 @@ def _choose(wanted: str | None, peers: Sequence[ProbeResult], *, must_ask_hub: b
     from edgellm.storage.pair_choice import ModelRoom, propose
 
     known, room = storage.catalog(), ModelRoom.look(measure=True)
-    offered, short, local = _best_offer(known, room, peers), "", None
+    machine, offered, short = _machine(room, peers), _best_offer(known, room, peers), ""
     try:
         local = None if wanted == AUTO else propose(known, room, wanted)
     except EdgeError as error:
         if wanted is not None or offered is None:
             raise
-        short = error.what
-    if local is not None and (offered is None or wanted is not None or offered[0].size <= local.verifier.size):
-        return _local(_machine(room, peers), local, must_ask_hub)
-    if offered is None:
-        raise InvalidOption(
-            "No paired device serves a verifier of the catalogue.",
-            "There: edgellm serve --role verifier -m NAME --host ADDRESS",
-        )
-    verifier, draft, file = offered
-    device = verifier.runs_on
-    reason = short or f"{file} on {device} is larger than what suits this machine"
-    expect = f"{device} reads your prompts; while it is away, the draft model writes alone."
-    return SetupChoice(_machine(room, peers), verifier, _planned(draft, must_ask_hub), (reason,), expect)
-
-
-def _local(machine: str, local: PairProposal, must_ask_hub: bool) -> SetupChoice:
-    """Return the choice of a pair on this machine. Raise what `_planned` raises."""
+        local, short = None, error.what
+    if local is None or (wanted is None and offered is not None and offered[0].size > local.verifier.size):
+        if offered is None:
+            raise InvalidOption(
+                "No paired device serves a verifier of the catalogue.",
+                "There: edgellm serve --role verifier -m NAME --host ADDRESS",
+            )
+        verifier, draft, file = offered
+        device = verifier.runs_on
+        reason = short or f"{file} on {device} is larger than what suits this machine"
+        expect = f"{device} reads your prompts; while it is away, the draft model writes alone."
+        return SetupChoice(machine, verifier, _planned(draft, must_ask_hub), (reason,), expect)
     draft = ModelChoice(NONE)
     if local.draft is not None:
         draft = _planned(ModelChoice(local.draft.name, local.draft.size, local.draft_on), must_ask_hub)
@@ -180,8 +175,8 @@ def _local(machine: str, local: PairProposal, must_ask_hub: bool) -> SetupChoice
     if local.tokens_per_second is not None:
         expect = f"The verifier alone writes at most {local.tokens_per_second:.0f} tokens a second here"
         expect += "; a draft model makes it faster where it is right." if local.draft is not None else "."
-    chosen = _planned(ModelChoice(local.verifier.name, local.verifier.size, local.verifier_on), must_ask_hub)
-    return SetupChoice(machine, chosen, draft, local.reasons, expect)
+    verifier = _planned(ModelChoice(local.verifier.name, local.verifier.size, local.verifier_on), must_ask_hub)
+    return SetupChoice(machine, verifier, draft, local.reasons, expect)
 
 
 def _best_offer(

@@ -56,6 +56,7 @@ class _Work:
     skipped: float
     done: float
     total: float
+    unit: str
     now: float
     told: bool = False
 
@@ -66,20 +67,21 @@ class _Work:
 
     def figures(self) -> str:
         """Return what is done, of tokens with their speed, and the time that is left."""
-        text = f"{self.done:.0%}" if self.total == 1.0 else f"{self.done:,} of {self.total:,} tokens"
+        text = f"{self.done:,} of {self.total:,} {self.unit}" if self.unit else f"{self.done:.0%}"
         if not (left := self.left()):
             return text
-        speed = "" if self.total == 1.0 else f", {(self.total - self.done) / left:,.0f}/s"
+        speed = f", {(self.total - self.done) / left:,.0f}/s" if self.unit == "tokens" else ""
         return f"{text}{speed}, about {left:.0f} s left"
 
 
 class Loading:
-    """A progress callback, for a model's name and the share of it that is done. After `QUIET_SECONDS` a terminal shows
-    a bar for each model, until the `with` ends; elsewhere a line is printed for each that will take as long again."""
+    """A progress callback, for a model's name and the share or units of it that are done. After `QUIET_SECONDS` a
+    terminal shows a bar for each model, until the `with` ends; elsewhere a line is printed for each that will take as
+    long again."""
 
-    def __init__(self, verb: str = "loading") -> None:
+    def __init__(self, verb: str = "loading", unit: str = "") -> None:
         """`verb` says what is done with the model."""
-        self._verb, self._quiet_until = verb, time.monotonic() + QUIET_SECONDS
+        self._verb, self._unit, self._quiet_until = verb, unit, time.monotonic() + QUIET_SECONDS
         self._lock, self._stopped = threading.Lock(), False
         self._works: dict[str, _Work] = {}
         self._bars: Progress | None = None
@@ -91,7 +93,7 @@ class Loading:
     def __call__(self, name: str, done: float, total: float = 1.0) -> None:
         now, name = time.monotonic(), one_line(name)
         with self._lock:
-            work = self._works.setdefault(name, _Work(now, done, done, total, now))
+            work = self._works.setdefault(name, _Work(now, done, done, total, self._unit, now))
             if done != work.done:
                 work.done, work.now = done, now
             if self._stopped or now < self._quiet_until:
@@ -133,7 +135,7 @@ class PromptBar(Loading):
     terminal even if none does."""
 
     def __init__(self) -> None:
-        super().__init__("reading the prompt with")
+        super().__init__("reading the prompt with", "tokens")
         self._timer = threading.Timer(QUIET_SECONDS, self._show)
         self._timer.daemon = True
         if is_terminal(sys.stderr):
