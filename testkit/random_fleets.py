@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, permutations
 
 import numpy as np
 
-from edgellm.coldstart.problem import Cut, Overlap, Task, fits, makespan, uniform
+from edgellm.coldstart.problem import Cut, Overlap, Task, fits, makespan
 
 SAME = 3e-8  # share of T: the planner's margin, and rounding
 
@@ -104,6 +104,21 @@ def drawn(family: str, rng: Rng, k: int, layers: int, overlap: Overlap = "paper"
     while cap.sum() < layers:
         cap = cap + 1
     return uniform(load.tolist(), compute.tolist(), cap.tolist(), send, layers, overlap)
+
+
+def uniform(
+    load: Sequence[float], compute: Sequence[float], cap: Sequence[int], send: np.ndarray, layers: int,
+    overlap: Overlap = "paper",
+) -> Task:  # fmt: skip
+    """Return a task of equal layers, from the seconds for a layer on each device, and the layers that each can hold.
+    Further tokens take no time."""
+    k, anywhere = len(load), np.ones((len(load), layers), dtype=bool)
+    loads = np.outer(load, np.ones(layers))
+    return Task(
+        loads, np.outer(compute, np.ones(layers)), send, np.ones(layers), np.array(cap, dtype=float), overlap,
+        np.zeros((k, layers)), np.zeros((k, k)), loads.sum(1), float(layers), anywhere, anywhere, anywhere[0],
+        np.zeros(k),
+    )  # fmt: skip
 
 
 def brute_force(task: Task) -> tuple[float, Cut] | None:

@@ -16,10 +16,10 @@ import numpy as np
 
 from bench.harness.progress import track
 from bench.harness.results import Figures
-from edgellm.coldstart.algorithm1 import algorithm1
 from edgellm.coldstart.exact_search import fastest_first_token
 from edgellm.coldstart.home import best_single, even, heuristic
 from edgellm.coldstart.problem import OVERLAPS, Task, makespan
+from testkit.algorithm1 import algorithm1
 from testkit.random_fleets import FAMILIES, SAME, brute_force, drawn
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from bench.harness.results import Figures
 from edgellm.coldstart import hardware
-from edgellm.coldstart.algorithm1 import algorithm1
 from edgellm.coldstart.home import Home
 from edgellm.coldstart.plan import Plan, plan
 from edgellm.coldstart.problem import OVERLAPS
+from testkit.algorithm1 import algorithm1
 
 CLAIMS = {"mean_over_best_baseline": 17.43, "least": 8.0, "most": 50.0}
 """Claims of the paper's section 5.2, in percent."""

@@ -17,9 +17,9 @@ import numpy as np
 
 from bench.harness.progress import track
 from bench.harness.results import Figures
-from edgellm.coldstart.algorithm1 import algorithm1
 from edgellm.coldstart.exact_search import fastest_first_token
 from edgellm.coldstart.problem import Task
+from testkit.algorithm1 import algorithm1
 from testkit.random_fleets import FAMILIES, drawn
 
 SIZES = ((4, 40), (8, 40), (8, 100), (12, 100), (16, 100), (20, 40), (20, 100))

@@ -4,108 +4,67 @@ small linear program."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 
 import numpy as np
 
-from edgellm.coldstart.problem import Floats, Ints, Task, last_of_file
+from edgellm.coldstart.problem import Floats, Ints, Task
 
 MOMENTS = 40
 """Moments that may get a price at first; the grid is refined around priced moments, `REFINED` times."""
 REFINED = 2
+BINS = 16
+"""Ranges of time with a share of each device."""
 PIVOTS = 600
 """Most steps of the simplex method; it hardly ever needs more, and nothing depends on its end."""
-BINS = 16
-"""Ranges of time with a table of what a device adds."""
-CELLS = 32
-"""Linear pieces of the worth of time in a range."""
 SLACK = 1e-12  # share: rounding of sums must not make a stage too big for memory that it just fits
 
 
-@dataclass(frozen=True, eq=False)
 class Tables:
-    """Stages by (device e, layer `end` after the last one, number of layers n), for the backward search.
+    """Stages by device, `end` after the last layer, and number of layers n, (K, L + 1, L + 1) each; infinite where
+    there is none.
 
-    A row is a pair (e, end); if all layers are equal, `end` is irrelevant and there is one row per device.
+    `load`: seconds until a stage has loaded its layers. `compute`: seconds of its work. `head`: the earliest effective
+    start of its work: its load, or less where work overlaps it. A stage that starts at s is done at `max(s, head) +
+    compute`, in all timing models (in `paper` s is when it may receive, and the sending comes in between). `own`:
+    seconds that it takes alone, infinite where it does not fit or may not begin or end; otherwise it rises with n.
     """
 
-    task: Task
+    def __init__(self, task: Task) -> None:
+        k, n = task.load.shape
+        self.task = task
+        end = np.arange(n + 1)[:, None]
+        first = end - np.arange(n + 1)
 
-    @cached_property
-    def ends(self) -> int:
-        """Rows per device: 1, or L + 1."""
-        return 1 if self.task.uniform else self.task.layers + 1
+        def spans(sums: Floats) -> Floats:
+            return np.where(first >= 0, sums[:, end] - sums[:, first], np.inf)
 
-    def row(self, device: Ints, end: Ints) -> Ints:
-        return device if self.ends == 1 else device * self.ends + end
-
-    @cached_property
-    def _windows(self) -> tuple[Floats, Floats, Floats]:
-        """`load`, `compute` and `need` of every row and length, (K, ends, L + 1); infinite where there is no stage."""
-        task = self.task
-        n, ends = task.layers, [task.layers] if self.ends == 1 else list(range(task.layers + 1))
-        made = []
-        for cost in (task.load, task.compute, np.broadcast_to(task.need, task.load.shape)):
-            sums = np.concatenate([np.zeros((task.devices, 1)), np.cumsum(cost, 1)], 1)
-            table = np.full((task.devices, len(ends), n + 1), np.inf)
-            for at, end in enumerate(ends):
-                table[:, at, : end + 1] = sums[:, end : end + 1] - sums[:, end::-1]
-            made.append(table)
-        return made[0], made[1], made[2]
-
-    @cached_property
-    def load(self) -> Floats:
-        """Seconds until a stage has loaded its layers, (K, ends, L + 1)."""
-        load = self._windows[0] + self.task.opening[:, None, None]
-        load[:, :, 0] = 0.0
-        return load
-
-    @cached_property
-    def compute(self) -> Floats:
-        return self._windows[1]
-
-    @cached_property
-    def head(self) -> Floats:
-        """The earliest effective start of a stage's work: its load, or less where work overlaps it.
-
-        A stage that starts at s is done at `max(s, head) + compute`, in all timing models (in `paper` s is when it may
-        receive, and the sending comes in between).
-        """
-        task = self.task
-        if task.overlap != "streamed":
-            return self.load
-        n = task.layers
-        table = np.full(self.load.shape, np.inf)
-        for at in range(self.ends):
-            end = n if self.ends == 1 else at
-            # own(m) = max(load of all m + last compute ..., own within): from first to last, streamed
-            table[:, at, 0] = 0.0
-            for first in range(end):
-                loads = np.cumsum(task.load[:, first:end], 1)[:, last_of_file(task.files[first:end])]
-                loads += task.opening[:, None]
-                works = np.cumsum(task.compute[:, first:end][:, ::-1], 1)[:, ::-1]
-                table[:, at, end - first] = (loads + works).max(1) - self.compute[:, at, end - first]
-        return np.where(np.isfinite(table), np.maximum(table, 0.0), np.inf)
-
-    @cached_property
-    def own(self) -> Floats:
-        """Seconds that a stage takes alone, (K, ends, L + 1), infinite where it does not fit or may not begin or end;
-        otherwise it rises with n."""
-        fits = self._windows[2] <= self.task.capacity[:, None, None] * (1.0 + SLACK)
+        loads, works, needs = (_sums(cost) for cost in (task.load, task.compute, np.tile(task.need, (k, 1))))
+        self.compute = spans(works)
+        self.load = spans(loads) + task.opening[:, None, None]
+        self.load[:, :, 0] = 0.0
+        self.head = self.load
+        if task.overlap == "streamed":
+            self.head = np.full_like(self.load, np.inf)
+            self.head[:, :, 0] = 0.0
+            file_ends = np.append(np.flatnonzero(task.files[1:]) + 1, n)[np.cumsum(np.append(False, task.files[1:]))]
+            for at in range(1, n + 1):  # The latest of: a layer's file is loaded, and all from it on are computed.
+                done = loads[:, np.minimum(file_ends[:at], at)] + works[:, at : at + 1] - works[:, :at]
+                latest = np.maximum.accumulate(done[:, ::-1], 1) - loads[:, at - 1 :: -1] + task.opening[:, None]
+                self.head[:, at, 1 : at + 1] = np.maximum(latest - self.compute[:, at, 1 : at + 1], 0.0)
+        fits = spans(needs) <= task.capacity[:, None, None] * (1.0 + SLACK)
+        begins, ends = (
+            np.append(task.begins, np.zeros((k, 1), bool), 1),
+            np.append(np.zeros((k, 1), bool), task.ends, 1),
+        )
+        fits &= begins[:, first] & ends[:, end]
         with np.errstate(invalid="ignore"):
-            own = np.where(fits & np.isfinite(self.load), self.head + self.compute, np.inf)
-        if self.task.bounded:
-            for end in range(1, self.task.layers + 1):
-                begins = self.task.begins[:, :end][:, ::-1] & self.task.ends[:, end - 1 : end]
-                own[:, end, 1 : end + 1][~begins] = np.inf
-        own[:, :, 0] = 0.0
-        return own
+            self.own = np.where(fits & np.isfinite(self.load), self.head + self.compute, np.inf)
+        self.own[:, :, 0] = 0.0
 
-    @cached_property
-    def most(self) -> Ints:
-        """The most layers of a stage, per row."""
-        many: Ints = np.where(np.isfinite(self.own), np.arange(self.task.layers + 1), 0).max(2).reshape(-1)
-        return many
+
+def _sums(cost: Floats) -> Floats:
+    """Return the sums of each device's first n layers, (K, L + 1)."""
+    return np.concatenate([np.zeros((len(cost), 1)), np.cumsum(cost, 1)], 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,11 +91,6 @@ class Columns:
             head = head - before[:, None]  # it may receive before it has loaded
         return Columns(head, work + (before + behind)[:, None], before, float(behind.max()))
 
-    @property
-    def spared(self) -> float:
-        """The most seconds of sending that a whole plan is charged but does not spend."""
-        return self.behind + float(self.before.max())
-
 
 def potentials(send: Floats) -> tuple[Floats, Floats]:
     """Return a split of the sending times, (K,) each, `before` a stage and `behind` it, with before[b] + behind[a] <=
@@ -160,24 +114,22 @@ def prices(columns: Columns, limit: float) -> tuple[Floats, Floats]:
     device, and for every moment h: sum worked(h) x <= limit - h. The prices are the duals of the latter. Any prices of
     0 or more give a bound, so it is sound even if the program is not solved to its end.
     """
+    moments, apart = np.linspace(0.0, limit, MOMENTS, endpoint=False), limit / MOMENTS
     usable = columns.head + columns.work <= limit
     device, n = np.nonzero(usable)
     if not device.size:
-        return np.zeros(1), np.zeros(1)
+        return moments, np.zeros(MOMENTS)
     head, work = columns.head[usable], columns.work[usable]
     once = device[None, :] == np.unique(device)[:, None]
-    moments = np.linspace(0.0, limit, MOMENTS, endpoint=False)
-    apart = limit / MOMENTS
     for again in range(REFINED + 1):
         worked = np.clip((head + work)[None, :] - moments[:, None], 0.0, work[None, :])
         capacity = np.concatenate([np.ones(once.shape[0]), limit - moments])
         price = packing(np.vstack([once, worked]), capacity, (n + 1).astype(np.float64))[1][-moments.size :]
         priced = moments[price > 1e-9]
-        if again < REFINED and priced.size:  # finer, around the moments that have a price
-            apart /= 3.0
-            moments = np.unique(
-                np.clip(np.concatenate([priced, priced - apart, priced + apart]), 0.0, limit * (1 - 1e-9))
-            )
+        if again == REFINED or not priced.size:
+            break
+        apart /= 3.0
+        moments = np.unique(np.clip(priced[:, None] + (-apart, 0.0, apart), 0.0, limit * (1.0 - 1e-9)))
     return moments, price
 
 
@@ -209,73 +161,36 @@ def packing(rows: Floats, capacity: Floats, value: Floats) -> tuple[Floats, Floa
     return np.maximum(x[:n], 0.0), np.maximum(table[m, n : n + m], 0.0)
 
 
-def shares(columns: Columns, moments: Floats, price: Floats, limit: float) -> Floats:
-    """Return s_m: the most that each device adds, (K,), at these prices, if it must be done by `limit`."""
-    usable = columns.head + columns.work <= limit
-    head, end = np.where(usable, columns.head, 0.0), np.where(usable, columns.head + columns.work, 0.0)
-    grid = np.append(moments, limit)
-    paid = np.maximum(grid[:, None] - moments, 0.0) @ price  # F
-    gain = np.arange(1, head.shape[1] + 1) - (np.interp(end, grid, paid) - np.interp(head, grid, paid))
-    most: Floats = np.where(usable, gain, 0.0).max(1)
-    return np.maximum(most, 0.0)
-
-
 class Bound:
     """An upper bound on the layers that the devices not yet placed can take, if the stage after them may start at rho.
 
-    The bound is F(rho) + sum of s_m over the devices m not placed, F(rho) = sum of price x (rho - moment)^+, the worth
-    of all time until rho. F is convex, so chords between the points of a table lie above it. s_m counts only sizes that
-    are done by rho: there is a table for each of `BINS` ranges of rho; its sums are kept for two halves of the devices.
-    Sound for all limits up to `until`.
+    The bound is F(rho) + sum of s_m over the devices m not placed. F(rho) = sum of price x (rho - moment)^+ is the
+    worth of all time until rho, and s_m the most that m adds by a size that is done by the end of the range of time, of
+    `BINS`, that rho is in. Sound for all limits up to `until`.
     """
 
     def __init__(self, columns: Columns, until: float) -> None:
-        k, bins = columns.head.shape[0], BINS
         first = float(columns.before.max())  # the first stage is charged for receiving, and does not receive
-        self._shift = np.append(first - columns.before, first)
-        self.until, self._limit, self._half = until, until + first, k // 2
-        limit = self._limit
-        line = np.empty((bins, CELLS + 1))
-        low, high = np.empty((bins, 1 << self._half)), np.empty((bins, 1 << (k - self._half)))
-        moments, price = prices(columns, limit)
-        for at in range(bins):
-            begin, end = limit * at / bins, limit * (at + 1) / bins
-            rho = np.linspace(begin, end, CELLS + 1)
-            line[at] = np.maximum(rho[:, None] - moments, 0.0) @ price
-            left = shares(columns, moments, price, end)
-            low[at], high[at] = _sums(left[: self._half]), _sums(left[self._half :])
-        self._low, self._high, self._line = low.reshape(-1), high.reshape(-1), line.reshape(-1)
+        self._shift = np.append(first - columns.before, first + columns.behind)  # the last one does not send
+        self._limit = until + float(self._shift[-1])
+        moments, price = prices(columns, self._limit)
+        self._moments = np.append(moments, self._limit)
+        self._worth = np.maximum(self._moments[:, None] - moments, 0.0) @ price
+        done = columns.head + columns.work
+        begin, end = (np.where(done <= self._limit, at, 0.0) for at in (columns.head, done))
+        gain = np.arange(1, begin.shape[1] + 1) - (self._worth_until(end) - self._worth_until(begin))
+        ends = self._limit * np.arange(1, BINS + 1) / BINS
+        self._shares = np.maximum(np.where(done <= ends[:, None, None], gain, 0.0).max(2), 0.0)
 
-    def __call__(self, placed: Ints, head: Ints, rho: Floats) -> Floats:
-        """Return the most layers; `placed` are masks of devices, and `head` is the device that the rest sends to."""
-        found, part = self.paid(head, rho)
-        found += self.others(placed, part)
+    def worth(self, head: Ints, rho: Floats) -> Floats:
+        """Return F for the stages before the device `head`, K: before none, if it may start at rho."""
+        return self._worth_until(rho + self._shift[head])
+
+    def shares(self, head: Ints, rho: Floats) -> Floats:
+        """Return s_m of each device for the stages before the device `head`, (n, K)."""
+        part = (rho + self._shift[head]) * (BINS / self._limit)
+        found: Floats = self._shares[np.minimum(part, BINS - 1).astype(np.int64)]
         return found
 
-    def paid(self, head: Ints, rho: Floats) -> tuple[Floats, Ints]:
-        """Return F, the worth of the time until rho, convex in rho; and the range of time that rho is in."""
-        where = np.minimum((rho + self._shift[head]) * (BINS * CELLS / self._limit), BINS * CELLS - 1e-6)
-        cell = where.astype(np.int64)
-        part = cell // CELLS
-        at = cell + part
-        found: Floats = self._line[at]
-        found += (where - cell) * (self._line[at + 1] - found)
-        return found, part
-
-    def others(self, placed: Ints, part: Ints) -> Floats:
-        """Return the sum of s_m over the devices not placed; larger for a later range."""
-        found: Floats = self._low[(part << self._half) + (placed & ((1 << self._half) - 1))]
-        found += self._high[part * (self._high.size // BINS) + (placed >> self._half)]
-        return found
-
-
-@lru_cache(maxsize=8)
-def _bits(count: int) -> Floats:
-    """Return which of `count` devices are not in each mask, (2^count, count)."""
-    placed = np.arange(1 << count)[:, None] >> np.arange(count) & 1
-    return (1 - placed).astype(np.float64)
-
-
-def _sums(left: Floats) -> Floats:
-    """Return the sum over the devices that are not placed, for each mask of placed ones."""
-    return _bits(left.size) @ left
+    def _worth_until(self, moment: Floats) -> Floats:
+        return np.interp(moment, self._moments, self._worth)

@@ -140,9 +140,7 @@ def restrict_to_stored(task: Task, devices: Sequence[Device], further: int) -> t
     Every plan that uses only stored layers takes less than the penalty. `further`: tokens after the first that count,
     too.
     """
-    once = (task.opening, task.load, task.compute, task.send, task.alone_load)
-    penalty = 2.0 * float(sum(seconds.sum() for seconds in once)) + 1.0
-    penalty += 2.0 * further * float(task.step.sum() + task.hop.sum())
+    penalty = 2.0 * task.longest(further)
     load, alone = task.load.copy(), task.alone_load.copy()
     begins, ends = task.begins.copy(), task.ends.copy()
     for at, device in enumerate(devices):

@@ -115,7 +115,7 @@ def fit_together(problem: PhaseProblem, one: Cut, other: Cut) -> bool:
     before, after = _owners(one), _owners(other)
     for device in {device for device, _ in other} & {device for device, _ in one}:
         either, both = (before == device) | (after == device), (before == device) & (after == device)
-        needed = float(task.alone_need or 0.0) if either.all() else float(task.need[either].sum())
+        needed = task.alone_need if either.all() else float(task.need[either].sum())
         needed += float(problem.kept[both].sum()) + problem.home.overhead.stage
         if needed > task.capacity[device] * (1.0 + 1e-12):
             return False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -28,12 +28,11 @@ class Task:
     the column's. `need`, (L,): bytes of a layer in memory; `capacity`, (K,): bytes that a device has for layers.
     Embedding and head belong to the first and the last layer.
 
-    `step`, (K, L), and `hop`, (K, K): `compute` and `send` for one decoded token; zeros if not needed. `alone_load`,
-    (K,), and `alone_need`: seconds and bytes for all layers on one device, if less than their sum (a head tied to the
-    embedding is stored once). `begins` and `ends`, (K, L): whether a stage of the device may begin or end with the
-    layer; by default it may. `files`, (L,): whether a file begins with the layer, as a device computes no layer before
-    it has loaded all of the file that are its own; by default each layer has a file. `opening`, (K,):
-    seconds before the device begins to load, by default none.
+    `step`, (K, L), and `hop`, (K, K): `compute` and `send` for one decoded token. `alone_load`, (K,), and `alone_need`:
+    seconds and bytes for all layers on one device, at most their sum (a head tied to the embedding is stored once).
+    `begins` and `ends`, (K, L): whether a stage of the device may begin or end with the layer. `files`, (L,): whether a
+    file begins with the layer, as a device computes no layer before it has loaded all of the file that are its own.
+    `opening`, (K,): seconds before the device begins to load.
     """
 
     load: Floats
@@ -41,26 +40,15 @@ class Task:
     send: Floats
     need: Floats
     capacity: Floats
-    overlap: Overlap = "paper"
-    step: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    hop: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    alone_load: Floats = field(default_factory=lambda: np.zeros(0))
-    alone_need: float | None = None
-    begins: Bools = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
-    ends: Bools = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
-    files: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    opening: Floats = field(default_factory=lambda: np.zeros(0))
-
-    def __post_init__(self) -> None:
-        k, n = self.load.shape
-        defaults = {"step": np.zeros((k, n)), "hop": np.zeros((k, k)), "alone_load": self.load.sum(1),
-                    "begins": np.ones((k, n), bool), "ends": np.ones((k, n), bool), "files": np.ones(n, bool),
-                    "opening": np.zeros(k)}  # fmt: skip
-        for name, default in defaults.items():
-            if not getattr(self, name).size:
-                object.__setattr__(self, name, default)
-        if self.alone_need is None:
-            object.__setattr__(self, "alone_need", float(self.need.sum()))
+    overlap: Overlap
+    step: Floats
+    hop: Floats
+    alone_load: Floats
+    alone_need: float
+    begins: Bools
+    ends: Bools
+    files: Bools
+    opening: Floats
 
     @property
     def devices(self) -> int:
@@ -75,28 +63,10 @@ class Task:
         """Return whether `begins` or `ends` restrict any stage."""
         return not (self.begins.all() and self.ends.all())
 
-    @property
-    def uniform(self) -> bool:
-        """Return whether all layers are equal."""
-        costs = (self.load, self.compute, self.step, self.need)
-        alike = (np.allclose(cost, cost[..., :1], rtol=1e-12, atol=0.0) for cost in costs)
-        return not self.bounded and bool(self.files.all()) and all(alike)
-
-
-def uniform(
-    load: Sequence[float], compute: Sequence[float], cap: Sequence[int], send: npt.ArrayLike, layers: int,
-    overlap: Overlap = "paper",
-) -> Task:  # fmt: skip
-    """Return a task of equal layers, from the seconds for a layer on each device, and the layers that each can hold."""
-    ones = np.ones(layers)
-    return Task(
-        np.outer(load, ones),
-        np.outer(compute, ones),
-        np.array(send, dtype=float),
-        ones,
-        np.array(cap, dtype=float),
-        overlap,
-    )
+    def longest(self, further: int = 0) -> float:
+        """Return seconds by which every plan is done with the first token and `further` ones."""
+        once = (self.opening, self.load, self.alone_load, self.compute, self.send)
+        return 1.0 + float(sum(cost.sum() for cost in once) + further * (self.step.sum() + self.hop.sum()))
 
 
 Cut = tuple[tuple[int, int], ...]
@@ -141,18 +111,8 @@ def timeline(task: Task, cut: Cut) -> tuple[StageTimes, ...]:
             files = task.files[first : first + count]
             own = load + compute if task.overlap == "receiving" else streamed(loads, work, load, files, opening)
             finish = max(received + compute, own)
-        spans.append(
-            StageTimes(
-                device,
-                LayerRange(first, first + count),
-                load,
-                max(0.0, before - load),
-                network,
-                received,
-                compute,
-                finish,
-            )
-        )
+        layers, wait = LayerRange(first, first + count), max(0.0, before - load)
+        spans.append(StageTimes(device, layers, load, wait, network, received, compute, finish))
         first, before, sender = first + count, finish, device
     return tuple(spans)
 

@@ -6,20 +6,20 @@ the plan for the reply.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from edgellm.coldstart.bounds import Tables
-from edgellm.coldstart.exact_search import CHUNK, MOST, fastest_first_token
-from edgellm.coldstart.problem import MARGIN, Cut, Floats, Ints, Solution, Stop, Task, fits, makespan, never, per_token
+from edgellm.coldstart.exact_search import Arrays, fastest_first_token, improved, single_devices
+from edgellm.coldstart.problem import Cut, Floats, Ints, Solution, Stop, Task, makespan, never, per_token
 
-WIDTHS = (200, 5000, MOST)
-"""Labels that a pass follows, as in the search for the first token."""
+_CHUNK = 2**18  # most new labels that are made at once
 
 
-def seconds(task: Task, cut: Cut, further: int) -> float:
+def seconds(task: Task, further: int, cut: Cut) -> float:
     """Return the seconds until the last of `further` tokens after the first."""
     return makespan(task, cut) + further * per_token(task, cut)
 
@@ -31,63 +31,27 @@ def fastest_reply(task: Task, further: int, stop: Stop = never) -> Solution | No
     done), the time t at which it is done, and the time D that it adds per further token. Of two labels that agree in
     the first four, (t, D) dominates (t', D') if D <= D' and t + n D <= t' + n D'.
     """
-    search = _Forward(task, further)
-    start = min(((seconds(task, cut, further), cut) for cut in _candidates(task, stop)), default=None)
-    if start is None and (start := _find_any(search, stop)) is None:
-        return None
-    (high, best), low = start, search.floor()
-    for width in WIDTHS:
-        while True:
-            cut, whole = search.within(high * (1.0 - MARGIN), width, stop)
-            if cut is None:
-                break
-            high, best = min((high, best), (seconds(task, cut, further), cut))
-        if whole:
-            return Solution(best, high, high)
-        if stop():
-            break
-    return Solution(best, high, min(low, high))
-
-
-def _find_any(search: _Forward, stop: Stop) -> tuple[float, Cut] | None:
-    """Return any plan with its seconds; None if there is none, or it is not found in time. The first pass is short."""
-    task, further = search.task, search.further
-    late = 1.0 + float(
-        task.opening.sum() + task.load.sum() + task.compute.sum() + task.send.sum() + task.alone_load.sum()
-    )
-    late += further * float(task.step.sum() + task.hop.sum())
-    for width in WIDTHS:
-        cut, whole = search.within(late, width, never if width == WIDTHS[0] else stop)
-        if cut is not None:
-            return seconds(task, cut, further), cut
-        if whole or stop():
-            break
-    return None
-
-
-def _candidates(task: Task, stop: Stop) -> Iterator[Cut]:
-    """Yield the single devices that fit, and the plan with the fastest first token."""
-    yield from (cut for device in range(task.devices) if fits(task, cut := ((device, task.layers),)))
+    starts = list(single_devices(task))
     if not task.bounded and (found := fastest_first_token(task, stop)) is not None:
-        yield found.cut
+        starts.append(found.cut)
+    return improved(
+        starts, partial(seconds, task, further), task.longest(further), _Forward(task, further).within, stop
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Labels:
-    first: Ints
+class _Labels(Arrays):
+    """Partial plans, as above; `least` are the seconds of the whole reply, at least."""
+
     placed: Ints
+    first: Ints
     last: Ints
     done: Ints
     t: Floats
     d: Floats
+    least: Floats
     parent: Ints
     count: Ints
-
-    def __len__(self) -> int:
-        return self.placed.size
-
-    def take(self, which: Ints) -> _Labels:
-        return _Labels(*(getattr(self, name)[which] for name in self.__slots__))
 
 
 class _Forward:
@@ -96,106 +60,83 @@ class _Forward:
     def __init__(self, task: Task, further: int) -> None:
         self.task, self.further, self.k, self.n = task, further, task.devices, task.layers
         self.tables = Tables(task)
-        self.own, self.compute = self.tables.own.reshape(-1), self.tables.compute.reshape(-1)
         self.steps = np.concatenate([np.zeros((self.k, 1)), np.cumsum(task.step, 1)], 1)
         self.send, self.hops = (np.vstack([cost, np.zeros(self.k)]) for cost in (task.send, task.hop))
         others = ~np.eye(self.k, dtype=bool)
         self.hop = float(task.hop[others].min()) if self.k > 1 else 0.0
-        self._known = np.full(1 << self.k, -1)  # index of the bounds for each mask; -1: none
-        self._bounds = np.zeros((0, self.n + 1))
+        self.cheapest = (task.compute + further * task.step).min(1)  # seconds of a layer, at least
+        self.holds = np.where(np.isfinite(self.tables.own), np.arange(self.n + 1), 0).max((1, 2))
+        self._remaining: dict[int, Floats] = {}
 
-    def remaining(self, placed: Ints, done: Ints) -> Floats:
-        """Bound the time to compute the layers after the first `done`, and to decode n times with them, on devices that
-        are not `placed`, from below."""
-        masks = np.unique(placed)
-        masks = masks[self._known[masks] < 0]
-        if masks.size:
-            self._known[masks] = len(self._bounds) + np.arange(masks.size)
-            self._bounds = np.concatenate([self._bounds, self._bounded(masks)])
-        found: Floats = self._bounds[self._known[placed], done]
-        return found
-
-    def _bounded(self, masks: Ints) -> Floats:
-        """Return `remaining` for masks of placed devices and each number of layers that are done, (m, L + 1).
+    def remaining(self, placed: int) -> Floats:
+        """Bound the time to compute the layers after the first n, and to decode with them, on devices that are not
+        `placed`, from below, (L + 1,).
 
         Each other device takes as many layers as it can hold, the cheapest device first, each layer at its least cost
         there; and every further device that is needed adds a hop.
         """
-        cost = (self.task.compute + self.further * self.task.step).min(1)
-        holds = self.tables.most.reshape(self.k, -1).max(1)
-        layers = self.n - np.arange(self.n + 1)
-        free = np.where(masks[:, None] >> np.arange(self.k) & 1, 0, holds)
-        found = np.zeros((masks.size, self.n + 1))
-        for order, price in ((np.argsort(cost, kind="stable"), cost), (np.argsort(-holds, kind="stable"), None)):
-            before = np.zeros(masks.size, dtype=np.int64)
-            for device in order:
-                left = layers - before[:, None]
-                if price is None:
-                    found += self.further * self.hop * ((left > 0) & (free[:, device, None] > 0))
-                else:
-                    found += price[device] * np.clip(left, 0, free[:, device, None])
-                before += free[:, device]
-        return np.where(layers <= free.sum(1)[:, None], found, np.inf)
+        if placed not in self._remaining:
+            free = [device for device in range(self.k) if not placed >> device & 1]
+            layers = self.n - np.arange(self.n + 1)
+            left, found = layers.copy(), np.zeros(self.n + 1)
+            for device in sorted(free, key=self.cheapest.__getitem__):
+                found += self.cheapest[device] * np.minimum(left, self.holds[device])
+                left = np.maximum(left - self.holds[device], 0)
+            rooms = np.cumsum(np.sort(self.holds[free])[::-1])
+            found += self.further * self.hop * np.where(layers > 0, 1 + np.searchsorted(rooms, layers), 0)
+            self._remaining[placed] = np.where(left > 0, np.inf, found)
+        return self._remaining[placed]
 
-    def floor(self) -> float:
-        """Return a lower bound on the seconds of the whole reply."""
-        none = np.zeros(1, dtype=np.int64)
-        return float(self.remaining(none, none)[0]) - self.further * self.hop
-
-    def within(self, limit: float, width: int, stop: Stop) -> tuple[Cut | None, bool]:
-        """Return a plan whose reply takes no longer than `limit`, if found, and whether the search was exhaustive."""
+    def within(self, limit: float, width: int, stop: Stop) -> tuple[list[Cut], bool]:
+        """Return some plans whose replies take no longer than `limit`, if there are any, and whether the search was
+        exhaustive. Only the `width` most promising labels of each level are followed. Return early once `stop` is
+        true."""
         none, zero = np.zeros(1, dtype=np.int64), np.zeros(1)
-        level, whole = _Labels(none, none, none + self.k, none, zero, zero, none, none), True
+        level, whole = _Labels(none, none, none + self.k, none, zero, zero, zero, none, none), True
         levels: list[_Labels] = []
-        for _ in range(self.k):
+        while len(level):
             levels.append(level)
-            free = (level.placed[:, None] >> np.arange(self.k) & 1) == 0
-            made: list[_Labels] = []
-            for device in range(self.k):
-                some = np.flatnonzero(free[:, device])
-                for part in np.array_split(some, 1 + some.size // CHUNK):
-                    if stop():
-                        return None, False
-                    made.append(self._sized(level, part, device, limit))
-            level = _Labels(*(np.concatenate([getattr(one, name) for one in made]) for name in _Labels.__slots__))
+            parts = []
+            for some in np.array_split(np.arange(len(level)), 1 + len(level) * self.k * self.n // _CHUNK):
+                if stop():
+                    return [], False
+                parts.append(self._extended(level, some, limit))
+            level = _Labels.joined(parts)
             ends = np.flatnonzero(level.done == self.n)
             if ends.size:
-                total = level.t[ends] + self.further * (level.d[ends] + self._back(level)[ends])
-                if total.min() <= limit:
-                    return self._plan(levels, level, int(ends[total.argmin()])), False
-            level = self._undominated(level.take(np.flatnonzero(level.done < self.n)))
+                return [self._plan(levels, level, int(end)) for end in ends[np.argsort(level.least[ends])[:4]]], False
+            level = self._undominated(level)
             if len(level) > width:
-                value = level.t + self.further * level.d + self.remaining(level.placed, level.done)
-                level, whole = level.take(np.argpartition(value, width)[:width]), False
-            if not len(level):
-                return None, whole
-        return None, whole
+                level, whole = level.take(np.argpartition(level.least, width)[:width]), False
+        return [], whole
 
-    def _sized(self, labels: _Labels, some: Ints, device: int, limit: float) -> _Labels:
-        """Return the labels with a stage of `device`, of every size, after some of the given ones."""
-        label, count = (grid.reshape(-1) for grid in np.meshgrid(some, np.arange(1, self.n + 1), indexing="ij"))
-        fit = labels.done[label] + count <= self.n
-        label, count = label[fit], count[fit]
-        end = labels.done[label] + count
-        at = self.tables.row(np.full(label.size, device), end) * (self.n + 1) + count
-        sender, before = labels.last[label], labels.t[label]
-        send, own, compute = self.send[sender, device], self.own[at], self.compute[at]
-        with np.errstate(invalid="ignore"):
-            if self.task.overlap == "paper":
-                t = np.maximum(own, before + compute) + send
-            else:
-                t = np.maximum(own, before + send + compute)
+    def _extended(self, labels: _Labels, some: Ints, limit: float) -> _Labels:
+        """Return the labels with one more stage after `some`, of each device and every size."""
+        task, further = self.task, self.further
+        free = (labels.placed[some, None] >> np.arange(self.k) & 1) == 0
+        at, device = np.nonzero(free)
+        at = some[at]
+        left = self.n - labels.done[at]
+        which = np.repeat(np.arange(at.size), left)
+        count = np.arange(1, which.size + 1) - np.repeat(np.cumsum(left) - left, left)
+        label, device = at[which], device[which]
+        end, sender, before = labels.done[label] + count, labels.last[label], labels.t[label]
+        send, own, compute = (
+            self.send[sender, device], self.tables.own[device, end, count], self.tables.compute[device, end, count]
+        )  # fmt: skip
+        if task.overlap == "paper":
+            t = np.maximum(own, before + compute) + send
+        else:
+            t = np.maximum(own, before + send + compute)
         d = labels.d[label] + self.hops[sender, device] + self.steps[device, end] - self.steps[device, end - count]
-        placed = labels.placed[label] | 1 << device
-        back = np.where(sender == self.k, 0.0, self.further * self.hop)
-        keep = np.flatnonzero(t + self.further * d + self.remaining(placed, end) + back <= limit)
-        placed, label, sender = placed[keep], label[keep], sender[keep]
         first = np.where(sender == self.k, device, labels.first[label])
-        return _Labels(first, placed, np.full(keep.size, device), end[keep], t[keep], d[keep], label, count[keep])
-
-    def _back(self, labels: _Labels) -> Floats:
-        """Return the seconds of the chosen token's hop from the last device to the first."""
-        return np.where(labels.first == labels.last, 0.0, self.task.hop[labels.last, labels.first])
+        placed = labels.placed[label] | 1 << device
+        masks, mask = np.unique(placed, return_inverse=True)
+        rest = np.array([self.remaining(int(one)) for one in masks])[mask, end]
+        back = np.where(end == self.n, np.where(first == device, 0.0, task.hop[device, first]), self.hop)
+        least = t + further * (d + back) + rest
+        kept = np.flatnonzero(least <= limit)
+        return _Labels(placed, first, device, end, t, d, least, label, count).take(kept)
 
     def _undominated(self, labels: _Labels) -> _Labels:
         if len(labels) < 2:
@@ -204,13 +145,12 @@ class _Forward:
         group = ((labels.placed * self.k + labels.first) * self.k + labels.last) * (self.n + 1) + labels.done
         order = np.lexsort((value, labels.d, group))
         group, value = group[order], value[order]
-        fresh = np.concatenate([[0], group[1:] != group[:-1]])
+        fresh = np.diff(group, prepend=-1) != 0
         base = np.cumsum(fresh) * (-2.0 * float(value.max() + 1.0))
         best = np.minimum.accumulate(base + value)  # least among labels that take no more per token
-        beaten = best[:-1] <= (base + value)[1:]
-        return labels.take(order[np.concatenate([[True], ~beaten])])
+        return labels.take(order[np.append(True, best[:-1] > (base + value)[1:])])
 
-    def _plan(self, levels: list[_Labels], labels: _Labels, at: int) -> Cut:
+    def _plan(self, levels: Sequence[_Labels], labels: _Labels, at: int) -> Cut:
         stages = []
         for level in (labels, *reversed(levels[1:])):
             stages.append((int(level.last[at]), int(level.count[at])))

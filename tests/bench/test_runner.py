@@ -135,7 +135,7 @@ def test_staleness_is_said_of_what_has_changed_and_of_nothing_else(monkeypatch: 
 
 def test_what_a_benchmark_measures_is_what_it_and_its_helpers_import() -> None:
     names = {str(path.relative_to(ROOT)) for path in measured_files("bench.csgo.exact")}
-    assert "edgellm/coldstart/algorithm1.py" in names  # by itself
+    assert "edgellm/coldstart/exact_search.py" in names  # by itself
     assert not any(name.startswith("edgellm/spec") for name in names)
     helped = {str(path.relative_to(ROOT)) for path in measured_files("bench.papers.two_filters")}
     assert "edgellm/spec/gates/rules.py" in helped  # by bench.synera.quality

@@ -11,8 +11,9 @@ from edgellm.coldstart import hardware
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, Link, sending
 from edgellm.coldstart.home import Home
-from edgellm.coldstart.problem import Task, fits, makespan, per_token, streamed, timeline
+from edgellm.coldstart.problem import Overlap, Task, fits, makespan, per_token, streamed, timeline
 from edgellm.errors import InvalidOption
+from testkit.random_fleets import uniform
 
 
 def test_a_layer_of_qwen3_weighs_what_the_equations_say() -> None:
@@ -56,30 +57,25 @@ def test_a_measured_link_takes_the_place_of_the_rates() -> None:
     assert found[1, 0] == pytest.approx(8e6 / min(other.uplink, one.downlink))
 
 
-def two(overlap: str) -> Task:
+def two(overlap: Overlap) -> Task:
     """Two layers for each of two devices: 1 s to load, 2 s to compute, 0.5 s to send."""
-    return Task(
-        np.ones((2, 4)), np.full((2, 4), 2.0), np.array([[0.0, 0.5], [0.5, 0.0]]), np.ones(4), np.full(2, 3.0),
-        overlap,  # type: ignore[arg-type]
-        step=np.full((2, 4), 0.1), hop=np.full((2, 2), 0.25),
-    )  # fmt: skip
+    task = uniform([1.0, 1.0], [2.0, 2.0], [3, 3], np.array([[0.0, 0.5], [0.5, 0.0]]), 4, overlap)
+    return replace(task, step=np.full((2, 4), 0.1), hop=np.full((2, 2), 0.25))
 
 
 @pytest.mark.parametrize(
     ("overlap", "first", "second"), [("paper", 6.0, 10.5), ("receiving", 6.0, 10.5), ("streamed", 5.0, 9.5)]
 )
-def test_the_three_ways_to_overlap(overlap: str, first: float, second: float) -> None:
+def test_the_three_ways_to_overlap(overlap: Overlap, first: float, second: float) -> None:
     spans = timeline(two(overlap), ((0, 2), (1, 2)))
     assert [span.finish for span in spans] == [first, second]
     assert spans[1].wait == first - spans[1].load  # eq. 24
 
 
 def test_receiving_while_loading_saves_the_sending() -> None:
-    slow = np.array([[1.0] * 4, [4.0] * 4])
-    ends = {}
-    for overlap in ("paper", "receiving"):
-        task = Task(slow, np.full((2, 4), 1.0), np.full((2, 2), 0.5), np.ones(4), np.full(2, 3.0), overlap)
-        ends[overlap] = makespan(task, ((0, 2), (1, 2)))
+    slow = uniform([1.0, 4.0], [1.0, 1.0], [3, 3], np.full((2, 2), 0.5), 4)
+    overlaps: tuple[Overlap, ...] = ("paper", "receiving")
+    ends = {overlap: makespan(replace(slow, overlap=overlap), ((0, 2), (1, 2))) for overlap in overlaps}
     assert ends == {"paper": 8 + 0.5 + 2, "receiving": 8 + 2}
 
 

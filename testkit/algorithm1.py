@@ -9,10 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from edgellm.coldstart.problem import Cut, Task, fits, makespan, streamed
-from edgellm.errors import InvalidOption
-
-MOST = 2**33
-"""States times choices that `algorithm1` takes on: some minutes."""
 
 
 def algorithm1(task: Task) -> tuple[float, Cut] | None:
@@ -20,15 +16,8 @@ def algorithm1(task: Task) -> tuple[float, Cut] | None:
 
     DP(S, j, d): the least time until the first j layers are done on the devices S, the last of them on d (4.1). In
     O(K^2 L^2 2^K), so for some ten devices; i and d' are looped over by numpy.
-
-    Raises `InvalidOption` if that would take minutes.
     """
     k, n = task.devices, task.layers
-    if (k * n) ** 2 << k > MOST:
-        raise InvalidOption(
-            f"Algorithm 1 would take too long for {k} devices and {n} layers.",
-            "Use edgellm.coldstart.plan.plan instead.",
-        )
     own, comp = _stages(task)  # (K, L + 1, L + 1): eq. 25, 26, and infinite where eq. 28 exceeds the memory
     dp = np.full((1 << k, n + 1, k), np.inf)
     path = np.zeros((1 << k, n + 1, k, 2), dtype=np.int64)
