@@ -71,7 +71,7 @@ def indexing(ids: list[int], repeats: int) -> dict[str, Any]:
         "tokens": len(ids),
         "seconds": spread(seconds),
         "megabytes": memory / 1e6,
-        "states": automaton.states,
+        "states": len(automaton.length),
         "microseconds_a_token": 1e6 * token,
     }
 

@@ -191,16 +191,10 @@ def _largest(logits: Floats, k: int) -> npt.NDArray[np.intp]:
     return near[order]
 
 
-def likeliest(rows: Floats, k: int, start: int) -> Expected:
-    """Return the `k` likeliest next tokens of each of `rows` (n, n_vocab), logits behind the positions from `start`
-    on."""
-    ids = np.argpartition(rows, rows.shape[1] - k, axis=1)[:, -k:]
-    best = np.take_along_axis(rows, ids, axis=1)
-    order = np.argsort(-best, axis=1)
-    ids, best = np.take_along_axis(ids, order, axis=1), np.take_along_axis(best, order, axis=1)
-    top = best[:, :1]
-    total = np.exp(rows - top).sum(axis=1, keepdims=True)
-    return Expected(start, ids.astype(np.int32), (np.exp(best - top) / total).astype(np.float32))
+def likeliest(rows: Floats, start: int) -> Expected:
+    """Return the likeliest next token of each of `rows` (n, n_vocab), logits behind the positions from `start` on."""
+    ids, best = rows.argmax(axis=1), rows.max(axis=1)
+    return Expected(start, ids.astype(np.int32), 1.0 / np.exp(rows - best[:, None]).sum(axis=1, dtype=np.float32))
 
 
 def logprobs(rows: Floats, tokens: Ids, k: int) -> Iterator[Logprobs]:

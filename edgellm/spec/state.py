@@ -11,7 +11,7 @@ import numpy as np
 from edgellm.engine import ShouldStop, never
 from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.drafting.bandit import Bandit
-from edgellm.spec.ngram.sources import NO_CURSOR, ContextLookup, Cursor
+from edgellm.spec.ngram.sources import ContextLookup, Cursor
 from edgellm.spec.types import GREEDY, NO_IDS, Channel, Expected, Ids, PromptProgress, Sampling
 
 Filling: TypeAlias = tuple[Sequence[int], Sequence[float]]
@@ -180,6 +180,6 @@ class GenerationState:
         other._ids[: len(ids)] = ids
         return other
 
-    def lookup(self, prefix: Ids, committed: bool = True) -> Cursor:
+    def lookup(self, prefix: Ids, committed: bool = True) -> Cursor | None:
         """Return a cursor into the context after `prefix`, if there is a context."""
-        return NO_CURSOR if self.context is None else self.context.cursor(prefix, committed)
+        return None if self.context is None else self.context.cursor(prefix, committed)

@@ -222,8 +222,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The likeliest next tokens behind each position from `start` on: `ids` and `probs`, shapes (n, k), the likeliest
-    first."""
+    """The likeliest next token behind each position from `start` on: `ids` and `probs`, shapes (n,)."""
 
     start: int
     ids: Ids

@@ -22,9 +22,6 @@ from edgellm.verifier.judgement import Judgement, survives
 if TYPE_CHECKING:
     from edgellm.engine.speculators.speculator import Speculator
 
-TOP_K = 4
-"""Predictions kept for each position."""
-
 
 class ContextPool:
     """Contexts over one model, one per running reply. A returned context keeps its cache for the next reply."""
@@ -150,4 +147,4 @@ def report_expected(
         if progress is not None and end - known > context.n_batch:
             progress(start - known, end - known)
         ids = prefix[start : min(start + PREDICTED_ROWS, end)]
-        report(likeliest(context.decode(ids, outputs=len(ids)), TOP_K, start))
+        report(likeliest(context.decode(ids, outputs=len(ids)), start))

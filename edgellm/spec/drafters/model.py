@@ -10,7 +10,7 @@ import numpy as np
 from edgellm.engine import Context, Model, Top2, top2
 from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.mechanisms import mechanism
-from edgellm.spec.ngram.sources import MIN_MATCH, NO_CURSOR, Cursor
+from edgellm.spec.ngram.sources import MIN_MATCH, Cursor
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.sampling import distribution, draw, penalised
 from edgellm.spec.state import NOT_FILLED, GenerationState
@@ -25,7 +25,7 @@ class ChunkBuilder:
 
     def __init__(
         self, state: GenerationState, gamma: int, *, text: Ids | None = None, sampling: Sampling | None = None,
-        grammar: ReplyGrammar | None = None, cursor: Cursor = NO_CURSOR, floors: Sequence[float] = (),
+        grammar: ReplyGrammar | None = None, cursor: Cursor | None = None, floors: Sequence[float] = (),
     ) -> None:  # fmt: skip
         """Begin a chunk of up to `gamma` tokens after `text` (by default the reply so far), by `sampling` (the reply's)
         and `grammar`.
@@ -60,8 +60,8 @@ class ChunkBuilder:
             if grammar is not None:
                 found = grammar.limited(found, logits, self._so_far())
             token = draw(found, sampling.seed, len(self._text) + len(self.ids))
-        if self._cursor is not NO_CURSOR:
-            token = self._look_up(token, facts.p1)
+        if self._cursor is not None:
+            token = self._look_up(self._cursor, token, facts.p1)
         self.ids.append(token)
         self._facts.append(facts)
         self._survival *= facts.p1
@@ -73,15 +73,15 @@ class ChunkBuilder:
     def _so_far(self) -> Ids:
         return np.concatenate((self._text, np.array(self.ids, dtype=np.int32)))
 
-    def _look_up(self, token: int, confidence: float) -> int:
+    def _look_up(self, cursor: Cursor, token: int, confidence: float) -> int:
         """Return `token`, or the context's token if the model is not confident."""
-        offered, matched, _ = self._cursor.offer()
+        offered, matched, _ = cursor.offer()
         differs = offered >= 0 and offered != token and matched >= MIN_MATCH
         copied = differs and confidence < self._lookup_below and self._grammar is None
         if copied:
             token = offered
         self._matches.append((offered, matched, copied))
-        self._cursor.advance(token)
+        cursor.advance(token)
         return token
 
     def full(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from edgellm.spec.drafting.acceptance import EvidenceAcceptance, agrees, evidence
-from edgellm.spec.ngram.sources import NO_CURSOR, Cursor, DraftSource
+from edgellm.spec.ngram.sources import Cursor, DraftSource
 from edgellm.spec.types import Chunk, Expected, Ids, Verdict
 
 HOPELESS = 0.02
@@ -98,7 +98,7 @@ class Retriever:
         are all accepted with probability `alive`; fewer where the chance falls below `floor`."""
         if drafted and self._is_eog(drafted[-1]):
             return NO_OFFER
-        cursors = [(bit, cursor) for bit, source in self._sources if (cursor := source.cursor()) is not NO_CURSOR]
+        cursors = [(bit, cursor) for bit, source in self._sources if (cursor := source.cursor()) is not None]
         for token in drafted:
             for _, cursor in cursors:
                 cursor.advance(token)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edgellm.spec.ngram.sources import NO_CURSOR, NOTHING, Cursor, DraftSource, Offer
+from edgellm.spec.ngram.sources import NOTHING, Cursor, DraftSource, Offer
 from edgellm.spec.types import Chunk, Verdict
 
 LIFETIME = 3
@@ -45,13 +45,10 @@ class Reuse(DraftSource):
         self._rest = []
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Drop the segment's tokens that were committed."""
-        rest = self._rest
-        for token in (
-            tokens[-1:] if self._fresh else tokens
-        ):  # Tokens before the correction do not belong to the segment.
-            if rest and rest[0] == token:
-                del rest[0]
+        """Drop the segment's tokens that were committed; those before the correction do not belong to it."""
+        for token in tokens[-1:] if self._fresh else tokens:
+            if self._rest and self._rest[0] == token:
+                del self._rest[0]
                 self._rounds = 0
         self._fresh = False
 
@@ -67,24 +64,19 @@ class Reuse(DraftSource):
     def rejected(self, draft: Sequence[int], accepted: int, plausible: Sequence[bool] | None) -> None:
         """Record that the first `accepted` tokens of `draft` were accepted; `plausible` tells which tokens the model
         finds likely."""
-        if accepted >= len(draft):
-            self._rounds += 1
-            if self._rounds >= LIFETIME:
-                self._rest = []
-            return
         begin, end = (accepted, len(draft)) if plausible is None else plausible_segment(plausible, accepted)
         begin = max(begin, accepted + 1)  # The place `accepted` belongs to the correction.
         while begin < end and self._inside(draft[begin]):
             begin += 1  # The rejected word's rest goes, too.
         if begin < end:
             self._rest, self._rounds, self._fresh = list(draft[begin:end]), 0, True
-        else:
-            self._rounds += 1
-            if self._rounds >= LIFETIME:
-                self._rest = []
+            return
+        self._rounds += 1
+        if self._rounds >= LIFETIME:
+            self._rest = []
 
-    def cursor(self) -> Cursor:
-        return ReuseCursor(self._rest) if self._rest else NO_CURSOR
+    def cursor(self) -> Cursor | None:
+        return ReuseCursor(self._rest) if self._rest else None
 
 
 class ReuseCursor:

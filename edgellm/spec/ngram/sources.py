@@ -35,20 +35,6 @@ class Cursor(Protocol):
         ...
 
 
-class EmptyCursor:
-    """A cursor that offers nothing."""
-
-    __slots__ = ()
-
-    def offer(self) -> Offer:
-        return NOTHING
-
-    def advance(self, token: int) -> None: ...
-
-
-NO_CURSOR = EmptyCursor()
-
-
 class DraftSource:
     """A source of drafts, for one reply at a time; this base class offers nothing."""
 
@@ -68,9 +54,9 @@ class DraftSource:
         """Extend the source by committed `tokens`."""
         return
 
-    def cursor(self) -> Cursor:
-        """Return a cursor at the end of the reply."""
-        return NO_CURSOR
+    def cursor(self) -> Cursor | None:
+        """Return a cursor at the end of the reply; None where nothing is offered."""
+        return None
 
     def observe(self, chunk: Chunk, verdict: Verdict) -> None:
         """Observe the verdict on a chunk, whose tokens are about to be committed."""
@@ -167,8 +153,8 @@ class HistoryIndex(DraftSource):
         """Return the state and the length of the longest end of the reply that occurs in the past."""
         return self._state, self._matched
 
-    def cursor(self) -> Cursor:
-        return AutomatonCursor(self.automaton, self._state, self._matched) if len(self.automaton) else NO_CURSOR
+    def cursor(self) -> Cursor | None:
+        return AutomatonCursor(self.automaton, self._state, self._matched) if len(self.automaton) else None
 
 
 MIN_MATCH = 2

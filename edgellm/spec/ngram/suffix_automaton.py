@@ -45,10 +45,6 @@ class SuffixAutomaton:
         """Return the number of tokens indexed."""
         return self.length[self._last]
 
-    @property
-    def states(self) -> int:
-        return len(self.length)
-
     def extend(self, tokens: Iterable[int]) -> None:
         """Index `tokens` behind those already indexed. Ids are not negative."""
         length, link, count, ends = self.length, self.link, self.count, self.end
@@ -146,11 +142,6 @@ class SuffixAutomaton:
             if count[target] > most:
                 token, to, most = other, target, count[target]
         return token, to, most
-
-    def others(self, state: int) -> dict[int, int]:
-        """Return all tokens that have followed: token to state."""
-        token = self._first[state]
-        return {} if token == _NONE else {token: self._to[state], **self._more.get(state, _EMPTY)}
 
 
 _EMPTY: dict[int, int] = {}

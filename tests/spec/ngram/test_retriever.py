@@ -174,12 +174,8 @@ def test_what_the_verifier_expects_while_it_reads_is_drafted() -> None:
     assert copies is not None
     assert copies.expect is not None
     copies.begin(prompt)
-    ids = np.array([[3], [9], [8], [9]], dtype=np.int32)
-    copies.expect(Expected(0, ids, np.full((4, 1), 0.9, dtype=np.float32)))
-    assert list(copies.offers(lambda _rows: 0.0, 3).ids)[:2] == [
-        3,
-        8,
-    ]  # behind 1 it expects 3, and behind 3 8
+    copies.expect(Expected(0, np.array([3, 9, 8, 9], dtype=np.int32), np.full(4, 0.9, dtype=np.float32)))
+    assert list(copies.offers(lambda _rows: 0.0, 3).ids)[:2] == [3, 8]  # behind 1 it expects 3, and behind 3 an 8
 
 
 def test_a_rejected_draft_is_used_again_behind_its_correction() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import Context, ContextSpec, LazyLogits, Model
 from edgellm.spec.ngram.reuse import LIFETIME, Reuse, plausible_segment
-from edgellm.spec.ngram.sources import NOTHING
 from edgellm.spec.types import Chunk
 from edgellm.spec.verification import LIKELY, plausible
 
@@ -28,30 +28,34 @@ def test_the_longest_plausible_run_is_found(marks: list[bool], rejected: int) ->
     assert (begin, end) == min(run for run in runs if run[1] - run[0] == longest)
 
 
-def test_what_is_plausible_is_spliced_behind_the_correction() -> None:
-    reuse = Reuse(inside)
-    reuse.rejected([1, 2, 3, 4, 5], 1, (True, False, True, True, False))
-    reuse.extend([1, 9])
+def offered(reuse: Reuse) -> list[int]:
+    """What is offered, one token after the other."""
+    found: list[int] = []
     cursor = reuse.cursor()
-    assert cursor.offer() == (3, 1, 1.0)
-    cursor.advance(3)
-    assert cursor.offer() == (4, 2, 1.0)
-    cursor.advance(4)
-    assert cursor.offer() == NOTHING
+    while cursor is not None and (token := cursor.offer()[0]) >= 0:
+        assert cursor.offer() == (token, len(found) + 1, 1.0)
+        found.append(token)
+        cursor.advance(token)
+    return found
 
 
-def test_the_rest_of_a_rejected_word_is_not_reused() -> None:
+@pytest.mark.parametrize(
+    ("draft", "accepted", "plausible", "written", "wanted"),
+    [
+        ([1, 2, 3, 4, 5], 1, (True, False, True, True, False), [1, 9], [3, 4]),  # spliced behind the correction
+        ([1, 50, 51, 4, 5], 0, None, [8], [4, 5]),  # without the rest of a rejected word
+        ([4, 2, 4, 5], 1, None, [4, 9], [4, 5]),  # the accepted 4 is another one than the 4 that is kept
+    ],
+)
+def test_what_is_kept_of_a_rejected_draft(
+    draft: list[int], accepted: int, plausible: tuple[bool, ...] | None, written: list[int], wanted: list[int]
+) -> None:
     reuse = Reuse(inside)
-    reuse.rejected([1, 50, 51, 4, 5], 0, None)
-    reuse.extend([8])
-    assert reuse.cursor().offer()[0] == 4
-
-
-def test_what_was_accepted_before_the_correction_is_not_taken_for_the_segment() -> None:
-    reuse = Reuse(inside)
-    reuse.rejected([4, 2, 4, 5], 1, None)
-    reuse.extend([4, 9])  # the accepted 4 is another one than the 4 that is kept
-    assert reuse.cursor().offer()[0] == 4
+    reuse.rejected(draft, accepted, plausible)
+    reuse.extend(written)
+    assert offered(reuse) == wanted
+    reuse.begin([])
+    assert offered(reuse) == []  # the next reply begins without it
 
 
 def test_a_segment_is_used_up_as_it_is_written_and_replaced_by_the_next() -> None:
@@ -60,28 +64,20 @@ def test_a_segment_is_used_up_as_it_is_written_and_replaced_by_the_next() -> Non
     reuse.extend([9])
     reuse.rejected([2, 3], 2, None)
     reuse.extend([2, 3])
-    assert reuse.cursor().offer()[0] == 4
+    assert offered(reuse) == [4]
     reuse.rejected([7, 6, 5], 0, None)
     reuse.extend([8])
-    assert reuse.cursor().offer()[0] == 6
+    assert offered(reuse) == [6, 5]
 
 
 def test_a_segment_of_which_nothing_comes_is_given_up() -> None:
     reuse = Reuse(inside)
     reuse.rejected([1, 2, 3], 0, None)
-    reuse.extend([9])
     for _ in range(LIFETIME):
-        assert reuse.cursor().offer()[0] == 2
-        reuse.rejected([], 0, None)
         reuse.extend([9])
-    assert reuse.cursor().offer() == NOTHING
-
-
-def test_the_next_reply_begins_without_it() -> None:
-    reuse = Reuse(inside)
-    reuse.rejected([1, 2, 3], 0, None)
-    reuse.begin([])
-    assert reuse.cursor().offer() == NOTHING
+        assert offered(reuse) == [2, 3]
+        reuse.rejected([], 0, None)
+    assert offered(reuse) == []
 
 
 @given(st.integers(0, 4), st.integers(0, 2**32 - 1))
