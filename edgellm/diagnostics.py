@@ -123,7 +123,6 @@ def _library() -> Iterator[Finding]:
 
 
 def _graphics_cards(offloads: bool) -> Iterator[Finding]:
-    """Yield the usable graphics cards, and the cards that llama.cpp is not compiled for."""
     from edgellm.engine.hardware import compute_devices
     from edgellm.engine.library import how_to_compile
 
@@ -386,7 +385,6 @@ def _answering(welcomed: PeerInfo, announced_itself: bool) -> Finding:
 
 
 def _not_answering(answer: ProbeResult, announcements: Sequence[Hint]) -> Finding:
-    """Find out by TCP why a device does not answer."""
     name, trouble = answer.peer.name, answer.error
     if trouble is not None and not isinstance(trouble, VerifierUnreachable):
         topic = "versions" if isinstance(trouble, ProtocolError) else "peers"

@@ -100,8 +100,6 @@ class _Command(TyperCommand):
 
 
 class _Group(TyperGroup):
-    """A group of commands, which are made when they are asked for."""
-
     def list_commands(self, ctx: Any) -> list[str]:
         places = [name.rpartition(" ") for name in pages() if name]
         return [name for group, _, name in places if group == path_of(ctx)]

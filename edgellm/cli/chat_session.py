@@ -79,10 +79,8 @@ class ChatTurn:
 
 
 class Chat:
-    """The turns so far. `context` texts, by name, are sent with the first question, and with the first one after
-    `clear`.
-
-    A conversation that is longer than the model's context loses its oldest turns: they stay in the stored copy, and are
+    """The turns so far. `context` texts, by name, are sent with the first question, and with the first after `clear`. A
+    conversation that is longer than the model's context loses its oldest turns: they stay in the stored copy, and are
     no longer sent. The system prompt and the context texts always are.
     """
 
@@ -90,13 +88,8 @@ class Chat:
         self, pair: LLM, options: ReplyOptions, *, context: Sequence[tuple[str, str]] = (), system: str | None = None,
         remember: Remember | None = None, stored: StoredConversation | None = None, reports: Reports | None = None,
     ) -> None:  # fmt: skip
-        """Args:
-        context: names and texts.
-        system: the system prompt, in place of that of `stored`.
-        remember: called with each question, without the context, and its complete reply.
-        stored: a conversation to continue; gets all messages after each change.
-        reports: prints a report after each reply, if several devices hold the model.
-        """
+        """`stored`, a conversation to continue, gets all messages after each change; `system` takes the place of its
+        own. `reports` are printed after each reply, if several devices hold the model."""
         from edgellm.engine import Message
 
         self.pair, self.system, self.context = pair, system, dict(context)

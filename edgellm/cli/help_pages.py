@@ -65,7 +65,6 @@ def group_page(group: TyperGroup, ctx: typer.Context, page: Page, listed: Mappin
 
 
 def _head(command: TyperCommand | TyperGroup, ctx: typer.Context, page: Page, everything: bool) -> list[RenderableType]:
-    """Return the usage, the summary, the examples and the details."""
     parts: list[RenderableType] = [Text(command.get_usage(ctx), "bold"), Text(f"\n{page.summary}")]
     if page.examples:
         parts.append(Text("\nExamples:", "bold"))
@@ -77,7 +76,6 @@ def _head(command: TyperCommand | TyperGroup, ctx: typer.Context, page: Page, ev
 
 
 def _section(title: str, rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
-    """Yield a heading and, for each name, a line with the name and its meaning."""
     if not rows:
         return
     yield Text(f"\n{title}:", "bold")

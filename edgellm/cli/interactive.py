@@ -73,10 +73,8 @@ def converse(conversing: Conversing, *, history: bool = True) -> int:
 
 
 class Conversing:
-    """A conversation at a terminal, as commands see and change it.
-
-    `models` are the names of the draft model and the verifier, None if the verifier is on other devices.
-    """
+    """A conversation at a terminal, as commands see and change it. `models` are the names of the draft model and the
+    verifier, None if the verifier is on other devices."""
 
     def __init__(self, session: Chat, display: Display, opener: ChatPairOpener, models: tuple[str, str] | None) -> None:
         self.session, self.display, self.models = session, display, models
@@ -252,7 +250,6 @@ class Conversing:
 
 
 def _transcript(session: Chat) -> str:
-    """Return a conversation as Markdown."""
     parts = [f"# {one_line(session.turns[0][1])}"]
     if session.system:
         parts += ["## System", session.system]

@@ -93,7 +93,6 @@ def serve_pair(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
 
 
 def _over_devices(asked: Asked, draft: str, verifier: str) -> ServedModel:
-    """Return a pair whose verifier is on several devices."""
     from edgellm.cli.commands.mesh import over_devices
     from edgellm.http.status import MeshRecorder
     from edgellm.llm.mesh_llm import OpenedMesh
@@ -138,7 +137,6 @@ def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) ->
 
 
 def _served(asked: Asked, pair: LLM) -> ServedModel:
-    """Return a pair, whose replies are written beside those of devices, for HTTP clients."""
     pair.prompts.check(asked.replies)
     return ServedModel(pair, pair.name, in_turns=False, options=asked.replies)
 
@@ -253,7 +251,6 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
 
 
 def _check_gateway(ctx: typer.Context, asked: Asked) -> None:
-    """Refuse a gateway without a tokenizer, and options for a model that it does not load."""
     refused = dict.fromkeys(asked.hardware.given, "no model is computed here")
     if on_command_line(ctx, "draft"):
         refused["draft"] = "no model is computed here"
@@ -318,7 +315,6 @@ def _announcing(server: Listener, link: LinkOptions) -> Iterator[None]:
 
 
 def _say_how_to_use(server: Listener, link: LinkOptions, models: Sequence[str] = ()) -> None:
-    """Print how devices have drafts verified here, by one of several `models` if there are."""
     from edgellm.rpc.address import ModelAddress
 
     hosts, lead, style = [server.address.host], "Use it with: edgellm chat --verifier", "bold"
@@ -341,7 +337,6 @@ def print_event(text: str, style: str = "yellow") -> None:
 
 
 def _serve_until_stopped(server: Listener, http: HttpServer | None, link: LinkOptions) -> None:
-    """Serve devices, and HTTP if it is given, until the user stops them; close `server`."""
     with _announcing(server, link), closing(server):
         _until_stopped([http, server])
 

@@ -101,7 +101,6 @@ def variable_of(option: Any) -> str:
 
 
 def _names(parent: typer.Context) -> list[str]:
-    """Return the names of the commands below a group; none of another command."""
     return parent.command.list_commands(parent) if hasattr(parent.command, "list_commands") else []
 
 
@@ -111,11 +110,8 @@ def _child(parent: typer.Context, name: str) -> typer.Context:
 
 
 def read_settings(root: typer.Context) -> dict[str, Any]:
-    """Return the values in the settings file as a default map: by command, then by parameter.
-
-    Raises:
-        InvalidOption: the file is not TOML, names an unknown command or option, or has a value of a wrong type.
-    """
+    """Return the values in the settings file as a default map: by command, then by parameter. Raise InvalidOption for a
+    file that is not TOML, an unknown command or option, and a value of a wrong type."""
     path = config_file()
     try:
         return _default_map(root, read_toml(path, _MAX_BYTES) or {}, "")
@@ -148,11 +144,8 @@ def _default_map(context: typer.Context, table: Mapping[str, Any], prefix: str) 
 
 
 def write_settings(root: typer.Context, tables: Mapping[str, Mapping[str, str]]) -> None:
-    """Set options in the settings file, by command; comments and everything else in it stay as they are.
-
-    Raises:
-        InvalidOption: the file has an error, or the options are written in it in a form that only its user can change.
-    """
+    """Set options in the settings file, by command; everything else in it stays as it is. Raise InvalidOption where the
+    file has an error, or the options are written in it in a form that only its user can change."""
     read_settings(root)
     path = config_file()
     before = (read_state(path, _MAX_BYTES, links=True) or b"").decode()

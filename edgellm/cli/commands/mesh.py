@@ -176,7 +176,6 @@ def _show_stages(
 
 
 def _check_hardware(ctx: typer.Context, engine: Engine, *, described: bool, has_file: bool) -> None:
-    """Refuse options for hardware on the command line on which this plan does not depend."""
     of_file = ("ctx_size", "cache_type")
     if described:
         others = [name for name in PLANNING if name not in of_file]

@@ -168,7 +168,6 @@ def held(worker: Worker | None) -> list[dict[str, Any]]:
 
 
 def _row(worker: Worker | None) -> dict[str, Any]:
-    """Return the facts of a worker, or of this device."""
     from edgellm.mesh.fleet_profiler import stored_link, stored_speed
 
     peer = address = trouble = there = line = None

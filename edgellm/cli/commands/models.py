@@ -123,7 +123,6 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
 
 def _described(key: str, value: Any) -> Iterator[tuple[str, RenderableType]]:
-    """Yield the rows of a fact: its name, and what a person reads."""
     name = key.replace("_", " ")
     if key == "abilities":
         for ability in value:
@@ -159,10 +158,8 @@ def rm(name: Name, yes: Yes = False, as_json: AsJson = False) -> None:
 
 
 def model_facts(path: Path) -> dict[str, Any]:
-    """Return the facts of a model in the order of printing; its files are hashed. Raises what `ModelFile.open` raises.
-
-    Of a split model, `sha256` is the hash over its parts that `fingerprint_of` describes, and `parts` are its files.
-    """
+    """Return the facts of a model in the order of printing; its files are hashed. Of a split model, `sha256` is the
+    hash over its `parts` that `fingerprint_of` describes."""
     from edgellm.engine import ModelFile
     from edgellm.engine.gguf.reader import GgufArray
     from edgellm.llm.abilities import abilities, context_memory
@@ -234,12 +231,8 @@ def run(
 
 
 def here_or_pulled(name: str, *, yes: bool) -> Path:
-    """Return the file of a model; one that is not here is downloaded if the user says so.
-
-    Raises:
-        ModelNotFound: there is no such model, or it is not here and nobody has said that it may be downloaded.
-        What `plan` and `fetch` raise.
-    """
+    """Return the file of a model; one that is not here is downloaded if the user says so. Raise ModelNotFound where
+    there is none, or nobody has said so, and what `plan` and `fetch` raise."""
     try:
         return storage.resolve(name)
     except ModelNotFound as error:

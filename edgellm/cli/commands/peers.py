@@ -104,7 +104,6 @@ def pair(
 
 
 def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as_json: bool) -> Peer:
-    """Show a code, and wait until a device has tried it or it has expired."""
     from edgellm.rpc.discovery.mdns import ServiceKind, announce, code_number, new_instance
     from edgellm.rpc.trust.pairing import WINDOW_SECONDS, Code, PairingWindow
 
@@ -132,7 +131,6 @@ def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as
 
 
 def _find(code: Code, hosts: Sequence[str]) -> Address:
-    """Return the address of the device that announces a code with this number."""
     from edgellm.rpc.channel import run_in_network_loop
     from edgellm.rpc.discovery.interfaces import first_listening
     from edgellm.rpc.discovery.mdns import ServiceKind, browse

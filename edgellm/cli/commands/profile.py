@@ -118,12 +118,7 @@ def profile(
 
 
 def read_prompts(path: Path) -> list[str | list[Message]]:
-    """Read the prompts in a file.
-
-    Raises:
-        InvalidOption: it cannot be read, or a line that looks like JSON holds no prompt; says which.
-        InputNotText: it is not UTF-8.
-    """
+    """Return the prompts in a file. Raise InvalidOption for a line that looks like JSON and holds no prompt."""
     from edgellm.engine import Message
 
     found: list[str | list[Message]] = []

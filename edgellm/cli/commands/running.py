@@ -106,7 +106,6 @@ def _stays(model: dict[str, Any]) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Format a time: 42 s, 5 min, 3 h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.0f} h"

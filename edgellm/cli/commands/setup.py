@@ -253,7 +253,6 @@ def _checked(choice: SetupChoice) -> str:
 
 
 def _call(context: typer.Context, *words: str) -> None:
-    """Run another command of edgellm; report an error of it, and go on."""
     parent: Any = context.find_root()
     for word in words:
         command = parent.command.get_command(parent, word)

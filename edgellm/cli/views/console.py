@@ -183,10 +183,8 @@ def tell(value: object, as_json: bool, text: str, style: str = "") -> None:
 
 
 class TokenWriter:
-    """Writes tokens to stdout as they are. Thoughts, whose source is THOUGHT, are dim, and only for a terminal.
-
-    `by_source`: on a terminal each token has the colour of its source.
-    """
+    """Writes tokens to stdout as they are, on a terminal with the colours of their sources if `by_source`. Thoughts,
+    whose source is THOUGHT, are dim, and only for a terminal."""
 
     def __init__(self, *, by_source: bool = False) -> None:
         self._stream = sys.stdout
@@ -285,12 +283,8 @@ def _cell(row: dict[str, Any], cell: str | Callable[[dict[str, Any]], str]) -> s
 
 
 def make_sure(verb: str, what: str, *, yes: bool) -> None:
-    """Ask before an action that cannot be undone, unless the user has said `yes` already.
-
-    Raises:
-        InvalidOption: nobody can be asked.
-        typer.Exit: the user does not want it.
-    """
+    """Ask before an action that cannot be undone, unless the user has said `yes` already. Raise typer.Exit where the
+    user does not want it, and InvalidOption where nobody can be asked."""
     if yes:
         return
     if not is_terminal(sys.stdin):

@@ -47,10 +47,8 @@ _THEME = Theme(
 
 
 class MarkdownWriter:
-    """Writes a reply to a terminal on stdout as `TokenWriter` does, with its Markdown rendered.
-
-    A thread of `Live` draws the open block, so that no token waits for a drawing.
-    """
+    """Writes a reply to a terminal on stdout as `TokenWriter` does, with its Markdown rendered. A thread of `Live`
+    draws the open block, so that no token waits for a drawing."""
 
     def __init__(self) -> None:
         self._thoughts = TokenWriter()
@@ -151,7 +149,6 @@ class _Live(Live):
 
 
 def _joined(lines: list[list[Segment]]) -> Segments:
-    """Return lines with line ends between them."""
     first, *others = lines
     return Segments([*first, *(part for line in others for part in (Segment.line(), *line))])
 
@@ -166,7 +163,6 @@ def _letters(text: str) -> Counter[str]:
 
 
 def _stripped(line: Sequence[Segment]) -> list[Segment]:
-    """Return a line without the blanks at its end."""
     kept = list(line)
     while kept and not kept[-1].text.strip():
         kept.pop()
@@ -174,8 +170,6 @@ def _stripped(line: Sequence[Segment]) -> list[Segment]:
 
 
 class _Heading(Heading):
-    """A heading that is not centred."""
-
     LEVEL_ALIGN: ClassVar[dict[str, JustifyMethod]] = {}
 
 

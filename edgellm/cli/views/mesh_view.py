@@ -148,7 +148,6 @@ def _measured_activity(did: DeviceTimeline, stage: PlannedStage, until: float) -
 
 
 def _ways(*rows: tuple[str, PlanOption | RpcOption | None, str]) -> Table:
-    """Return a table of a plan and its alternatives, each with name, times and remark."""
     times = ("FIRST TOKEN", "PER TOKEN", "REPLY")
     made = table("PLAN", *times, "", right=times)
     for name, way, remark in rows:
@@ -270,7 +269,6 @@ def print_timeline(console: Console, found: Measured, plan: PlanOption | None) -
 
 
 def _taken_over(found: Measured, plan: PlanOption | None) -> Table:
-    """Return a table of the token and the time at which each placement took over."""
     right = ("FROM TOKEN", "LOADED", "HAD READ THE TEXT", "TOOK OVER")
     made = table(right[0], "ON", *right[1:], right=right, fold="ON")
     for move in found.moves:
@@ -285,7 +283,6 @@ def _taken_over(found: Measured, plan: PlanOption | None) -> Table:
 
 
 def _measured_stages(way: PlanOption, plan: PlanOption | None) -> Table:
-    """Return a table of the stages with measured and planned figures."""
     times = ("LOADED", "RECEIVED", "COMPUTED FOR", "DONE")
     made = table("DEVICE", "LAYERS", *times, right=times)
     for stage in way.stages:

@@ -57,12 +57,8 @@ class Display:
 
 
 def print_reply(reply: Reply, display: Display, heard: Heard | None = None) -> Summary:
-    """Print a reply on stdout as it is generated, then its figures on stderr, and return its summary. `heard` gets the
-    printed text.
-
-    A terminal gets rendered Markdown; anything else gets the text as the model wrote it. Ctrl-C stops the reply; the
-    summary's `finish_reason` then is `cancelled`.
-    """
+    """Print a reply on stdout as it is generated, on a terminal with rendered Markdown, then its figures on stderr;
+    return its summary. `heard` gets the printed text. Ctrl-C stops the reply: its `finish_reason` is `cancelled`."""
     reasons: list[Explanation] = []
     if display.explain:
         reply.listen(on_explain=reasons.append)
@@ -223,7 +219,6 @@ _ENDS = {"length": "stopped at the length limit, see --max-tokens", "cancelled":
 
 
 def _headline(summary: Summary) -> Iterator[str]:
-    """Yield the figures that say the most."""
     yield counted(summary.tokens, "token")
     if summary.thinking_tokens:
         yield f"{summary.thinking_tokens} of them thought"
@@ -250,7 +245,6 @@ def print_stats(summary: Summary) -> None:
 
 
 def _rows(summary: Summary) -> Iterator[tuple[float | str | None, str, str, str]]:
-    """Yield each figure, its format, its name and its meaning."""
     chunks = f"{summary.chunks_verified_thinking} of its {summary.chunks_thinking} chunks"
     whole = f"{summary.chunks_accepted_whole} of {summary.chunks_verified}"
     sources = ", ".join(f"{name} {count}" for name, count in summary.retrieved_from)
