@@ -91,8 +91,8 @@ def imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: relative import"
             yield node.module or ""
-            if node.module == "edgellm":
-                yield from (f"edgellm.{alias.name}" for alias in node.names)
+            if (node.module or "").split(".")[0] == "edgellm":
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def faults(paths: Iterable[Path], faults_of: Callable[[Path], Iterable[object]]) -> dict[str, list[object]]:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from edgellm.cli.chat_session import with_default_pair
-from edgellm.cli.commands.serve import HTTP_PORT, HTTPOptions, LinkOptions, RoleOptions, ServedPair, WorkerOptions
 from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions, dashed, on_command_line, upstream_options
+from edgellm.cli.server_options import HTTP_PORT, HTTPOptions, LinkOptions, RoleOptions, ServedPair, WorkerOptions
 from edgellm.cli.views.console import announce, say, size
 from edgellm.cli.views.progress import Loading
 from edgellm.engine import Model, ModelFile

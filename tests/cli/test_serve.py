@@ -24,8 +24,9 @@ from hypothesis import strategies as st
 
 from edgellm.cli import serving
 from edgellm.cli.commands import service
-from edgellm.cli.commands.serve import HTTPOptions, log_to_stderr
+from edgellm.cli.commands.serve import log_to_stderr
 from edgellm.cli.commands.service import LABEL, UNIT, LaunchdManager, ServiceStatus, SystemdManager, serve_command
+from edgellm.cli.server_options import HTTPOptions
 from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import ServiceFailed
