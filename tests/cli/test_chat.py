@@ -226,18 +226,6 @@ def test_clear_wants_yes_where_it_cannot_ask(edge: Edge, kept: History) -> None:
     assert not [path for path in kept.folder.iterdir() if b"mug" in path.read_bytes()]
 
 
-def test_clear_asks_for_damaged_remains_too(edge: Edge, kept: History) -> None:
-    kept.path.write_text("half a conversa")
-    told = edge("history", "clear")
-    assert (told.code, told.err.count("\n")) == (1, 1)
-    assert "is damaged, and was renamed to chats.sqlite3.aside" in told.err
-    assert edge("history", "clear").code == 2
-    aside = kept.path.with_name("chats.sqlite3.aside")
-    assert aside.read_text() == "half a conversa"
-    assert edge("history", "clear", "--yes").code == 0
-    assert not aside.exists()
-
-
 def test_off_and_on_say_what_they_did(edge: Edge, kept: History) -> None:
     off = edge("history", "off")
     assert (off.code, off.out) == (0, "")
@@ -251,19 +239,6 @@ def test_off_and_on_say_what_they_did(edge: Edge, kept: History) -> None:
     assert len(kept.recent()) == 2
     for action in ("off", "on"):
         assert edge("history", action, "--json").answer == {"on": action == "on"}
-
-
-@pytest.mark.parametrize("words", [("show",), ("clear", "--yes"), ("clear",)])
-def test_a_history_that_is_a_link_is_one_clear_line(
-    edge: Edge, kept: History, tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    kept.path.rename(tmp_path / "mine")
-    kept.path.symlink_to(tmp_path / "mine")
-    done = edge("history", *words)
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith(f"error: {kept.path} is not a plain file")
-    assert done.err.count("\n") == 1
-    assert b"mug" in (tmp_path / "mine").read_bytes()
 
 
 def test_keep_sets_the_greatest_age_of_everything(edge: Edge, kept: History, monkeypatch: pytest.MonkeyPatch) -> None:
