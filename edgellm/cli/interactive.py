@@ -221,7 +221,7 @@ class Conversing:
 
     def _list_models(self) -> None:
         draft, verifier = self.models or (None, None)
-        made = grid({}, {}, {}, {})
+        made = grid({}, {"overflow": "fold"}, {}, {})
         for model in storage.list_models():
             role = "verifies" if model.name == verifier else "drafts" if model.name == draft else ""
             made.add_row("*" if role else " ", one_line(model.name), size(model.size), role)
