@@ -28,8 +28,8 @@ from edgellm.upstream.rows import RowsUnusable
 
 KEY_VARIABLE = "EDGELLM_VERIFIER_KEY"
 MAX_ANSWER = 64 * 2**20  # bytes: rows of a whole prompt, which some servers add
-MAX_FACTS = 2**20  # bytes about a server and its models, which are still unknown
 _ANSWER, _ANSWER_A_BYTE = 2**21, 2**10  # most bytes of an answer: a base, and more for each byte of the request
+MAX_FACTS = 2**20  # bytes about a server and its models, which are still unknown
 CONNECT_SECONDS = 2.0
 CONNECTIONS = 32
 LONGEST_BUSY = 60.0  # most seconds before a busy server is asked again
@@ -63,7 +63,11 @@ class ServerURL:
                 "The server's address contains a password or a query.",
                 f"Leave it out, and put the key into a file (--verifier-key-file) or into {KEY_VARIABLE}.",
             )
-        if url.scheme not in _SCHEMES or not _HOST.fullmatch(url.hostname or "") or not _PATH.fullmatch(url.path):
+        if (
+            url.scheme not in ("http", "https")
+            or not _HOST.fullmatch(url.hostname or "")
+            or not _PATH.fullmatch(url.path)
+        ):
             raise InvalidOption(f"{text[:80]!r} is no address of a server.", _FORM)
         host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
         where = f"{host}:{port}" if port else f"{host}"
@@ -91,7 +95,6 @@ class ServerURL:
         return self.base
 
 
-_SCHEMES = ("http", "https")
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 _PATH = re.compile(r"[!-~]*")
 _FORM = "Give http://HOST:PORT or https://HOST:PORT, and #MODEL behind it where the server has several."
@@ -103,23 +106,18 @@ def read_key(path: Path | None = None) -> str:
     Raises:
         InvalidOption: the file cannot be read, or its content is no key.
     """
-    if path is None:
-        key, where = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
-    else:
-        where = str(path)
+    key, where = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
+    if path is not None:
+        advice = "Give a file that contains nothing but the key."
         try:
-            found = read_state(path, _MAX_KEY, links=True)
+            key, where = (read_state(path, _MAX_KEY, links=True) or b"").decode("latin-1"), str(path)
         except StateDamaged as error:
-            raise InvalidOption(error.what, "Give a file that contains nothing but the key.") from None
-        if found is None:
-            raise InvalidOption(f"There is no key file {path}.", "Give a file that contains nothing but the key.")
-        key = found.decode("latin-1")
+            raise InvalidOption(error.what, advice) from None
         if not key.strip():
-            raise InvalidOption(f"The key file {path} is empty.", "Write the server's key into it.")
-    key = key.strip()
-    if not re.fullmatch(r"[!-~]*", key):
+            raise InvalidOption(f"There is no key file {path}, or it is empty.", advice)
+    if not re.fullmatch(r"[!-~]*", key.strip()):
         raise InvalidOption(f"What is in {where} is no key: it has blanks or other signs.", "Write only the key there.")
-    return key
+    return key.strip()
 
 
 class KeyRefused(VerifierLost):
@@ -151,13 +149,10 @@ class HttpAnswer:
 class HttpClient:
     """The way to one server. Its coroutines run in its own loop; `run` and `wait` are for other threads."""
 
-    def __init__(
-        self, url: ServerURL, key: str = "", *, max_answer: int = MAX_ANSWER, connections: int = CONNECTIONS
-    ) -> None:
-        """Send `key` as a bearer token. Answers to the longest requests have at most `max_answer` bytes. Up to
-        `connections` are kept."""
+    def __init__(self, url: ServerURL, key: str = "", *, connections: int = CONNECTIONS) -> None:
+        """Send `key` as a bearer token. Up to `connections` are kept."""
         self.url = url
-        self._key, self._max_answer, self._connections = key, max_answer, connections
+        self._key, self._connections = key, connections
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="edgellm-upstream", daemon=True)
         self._thread.start()
@@ -239,7 +234,7 @@ class HttpClient:
 
     async def _exchange(self, method: str, path: str, body: bytes) -> bytes:
         headers = {"Content-Type": "application/json"} if body else {}
-        most = min(self._max_answer, _ANSWER + _ANSWER_A_BYTE * len(body)) if body else MAX_FACTS
+        most = min(MAX_ANSWER, _ANSWER + _ANSWER_A_BYTE * len(body)) if body else MAX_FACTS
         async with self._session.request(
             method, self.url.base + path, data=body or None, headers=headers, allow_redirects=False
         ) as response:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +18,7 @@ from edgellm.upstream.dialects import DIALECTS
 from edgellm.upstream.dialects.served import UnknownServer, Upstream, models_of, served_model
 from edgellm.upstream.http_client import CONNECTIONS, HttpClient, ServerURL, read_key
 from edgellm.upstream.rows import MEANING, Tier
-from edgellm.upstream.verifier import ServedTokens, UpstreamTiming, UpstreamVerifier
+from edgellm.upstream.verifier import UpstreamTiming, UpstreamVerifier
 from edgellm.upstream.vocabulary_proof import PROBES, RECHECKS, VocabularyProof, prove
 
 _MAX_PROVED = 256  # servers
@@ -54,13 +56,8 @@ def models_at(url: ServerURL, options: UpstreamOptions | None) -> list[str]:
         InvalidOption: the key file is unusable.
         VerifierUnreachable: nothing answers, or it does not name its models.
     """
-    client = HttpClient(url, read_key((options or UpstreamOptions()).key_file))
-    try:
+    with _reaching(url), closing(HttpClient(url, read_key((options or UpstreamOptions()).key_file))) as client:
         return list(client.wait(models_of(client)))
-    except (VerifierLost, VerifierBusy, TimeoutError) as error:
-        raise _unreachable(url, error) from None
-    finally:
-        client.close()
 
 
 def open_upstream(address: str, text: Model, options: UpstreamOptions | None = None) -> OpenedUpstream:
@@ -75,21 +72,16 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
     options = options or UpstreamOptions()
     url = ServerURL.parse(address)
     key = read_key(options.key_file)
-    client = HttpClient(url, key, connections=options.connections)
-    try:
+    with _reaching(url), ExitStack() as failing:
+        client = HttpClient(url, key, connections=options.connections)
+        failing.callback(client.close)
         upstream = client.wait(detect(client, text, options.tier))
         server = [str(url), upstream.name, text.vocabulary.fingerprint]
         proved: list[object] = read_cached(_proved_servers(), list) or []
         known = server in proved
         proof = client.wait(prove(upstream, text, RECHECKS if known else PROBES))
-        verifier = UpstreamVerifier(
-            client, upstream, ServedTokens(text.n_vocab, text.is_eog), text.n_ctx_train, options.timing, text.grammar
-        )
-    except BaseException as error:
-        client.close()
-        if isinstance(error, (TimeoutError, VerifierLost, VerifierBusy)):
-            raise _unreachable(url, error) from None
-        raise
+        verifier = UpstreamVerifier(upstream, text, options.timing)
+        failing.pop_all()
     if upstream.chat_template:
         text.use_chat_template(upstream.chat_template, upstream.name)
     if not known:
@@ -105,13 +97,16 @@ def _proved_servers() -> Path:
     return cache_dir() / "servers.json"
 
 
-def _unreachable(url: ServerURL, error: TimeoutError | VerifierLost | VerifierBusy) -> VerifierUnreachable:
-    if isinstance(error, TimeoutError):
-        return VerifierUnreachable(f"The server at {url} takes too long for a first answer.", _LATER)
-    return VerifierUnreachable(error.what, _LATER if isinstance(error, VerifierBusy) else error.next_step)
-
-
-_LATER = "Try again later."
+@contextmanager
+def _reaching(url: ServerURL) -> Iterator[None]:
+    """Raise VerifierUnreachable where the server at `url` is not there, or not in time."""
+    later = "Try again later."
+    try:
+        yield
+    except TimeoutError:
+        raise VerifierUnreachable(f"The server at {url} takes too long for a first answer.", later) from None
+    except (VerifierLost, VerifierBusy) as error:
+        raise VerifierUnreachable(error.what, later if isinstance(error, VerifierBusy) else error.next_step) from None
 
 
 def _notices(upstream: Upstream, url: ServerURL, proof: VocabularyProof, *, known: bool, key: bool) -> list[str]:

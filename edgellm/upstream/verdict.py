@@ -16,7 +16,7 @@ import numpy as np
 
 from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.sampling import distribution, draw
-from edgellm.spec.types import Chunk, Distribution, Ids, Logprobs, Penalties, Sampling, Verdict
+from edgellm.spec.types import Distribution, Ids, Logprobs, Penalties, Sampling, Verdict
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Steering, Tier, Top
 
 MOST_BIAS = 100.0
@@ -102,62 +102,62 @@ _ROUNDING = 1e-2  # tolerated excess over 1 of probabilities from half-precision
 
 
 def verdict(
-    chunk: Chunk, request: RowRequest, reply: RowReply, n_vocab: int, logprobs: int | None = None,
+    request: RowRequest, reply: RowReply, n_vocab: int, logprobs: int | None = None,
     is_eog: Callable[[int], bool] = lambda _token: False, grammar: ReplyGrammar | None = None,
 ) -> Verdict:  # fmt: skip
-    """Return the verdict on `chunk` by the rows of `reply` to `request`; with `logprobs`, those of its tokens and of
-    that many others. `is_eog` as in `continued`; `grammar` is the reply's, if any.
+    """Return the verdict on the draft of `request` by the rows of `reply`; with `logprobs`, those of its tokens and of
+    that many others. `is_eog` as in `matching`; `grammar` is the reply's, if any.
 
     Raises:
         RowsUnusable: the rows are too few, or not of a vocabulary of `n_vocab` tokens and its probabilities.
         Undecided: their likeliest tokens do not decide the first token.
     """
-    continues = reply.tier is Tier.CONTINUE
-    if request.ruled:
-        rows = checked(reply.rows, 1 if continues else len(chunk) + 1, n_vocab)
-        accepted, own = chosen(chunk.ids, rows, request, reply.tier, n_vocab, grammar)
+    draft, continues = request.draft, reply.tier is Tier.CONTINUE
+    rows = checked(reply.rows, 1 if continues else len(draft) + 1, n_vocab)
+    if request.ruled or (reply.tier is Tier.SCORE and not request.sampling.greedy):
+        accepted, own = chosen(rows, request, reply.tier, n_vocab, grammar)
         tokens = [own]
-    elif continues:
-        accepted, tokens = continued(chunk.ids, reply.rows, n_vocab, is_eog)
     else:
-        rows = checked(reply.rows, len(chunk) + 1, n_vocab)
-        if reply.tier is Tier.SCORE and not request.sampling.greedy:
-            accepted, own = chosen(chunk.ids, rows, request, reply.tier, n_vocab, None)
-        else:
-            accepted, own = matching(chunk.ids, rows)
-        tokens = [own]
-    written = [*chunk.ids[:accepted].tolist(), *tokens]
+        accepted, tokens = matching(draft.tolist(), [row.token for row in rows], is_eog)
+        tokens = tokens if continues else tokens[:1]
+    written = [*draft[:accepted].tolist(), *tokens]
     return Verdict(
         accepted,
         np.array(tokens, dtype=np.int32),
         seconds=reply.seconds or 0.0,
         bytes_up=reply.bytes_up,
         bytes_down=reply.bytes_down,
-        passes=len(reply.rows) if reply.tier is Tier.CONTINUE else 1,
-        logprobs=() if logprobs is None else tuple(_logprobs(reply.rows, written, logprobs)),
+        passes=len(rows) if continues else 1,
+        logprobs=() if logprobs is None else tuple(_logprobs(rows, written, logprobs)),
     )
 
 
-def matching(draft: Ids, rows: Sequence[Row]) -> tuple[int, int]:
-    """Accept the draft (n,) while each token is the server's own in its place, greedy or drawn; return the number of
-    accepted tokens, and the server's token after them."""
-    own = [row.token for row in rows]
-    accepted = next((at for at, token in enumerate(draft.tolist()) if token != own[at]), len(draft))
-    return accepted, own[accepted]
+def matching(draft: list[int], own: list[int], is_eog: Callable[[int], bool]) -> tuple[int, list[int]]:
+    """Accept the draft while each token is the server's own in its place, greedy or drawn; return the number of
+    accepted tokens, and the server's tokens behind them.
+
+    A server writes nothing behind a token that ends the turn, for which `is_eog` returns True. A draft with the same
+    end is accepted as a whole, and the end stands for the token behind it, which no reply shows.
+    """
+    if own == draft and is_eog(own[-1]):
+        return len(draft), own[-1:]
+    differing = (at for at, (mine, theirs) in enumerate(zip(draft, own, strict=False)) if mine != theirs)
+    accepted = next(differing, min(len(draft), len(own) - 1))
+    return accepted, own[accepted:]
 
 
 def chosen(
-    draft: Ids, rows: Sequence[Row], request: RowRequest, tier: Tier, n_vocab: int, grammar: ReplyGrammar | None
+    rows: Sequence[Row], request: RowRequest, tier: Tier, n_vocab: int, grammar: ReplyGrammar | None
 ) -> tuple[int, int]:
-    """Judge the draft (n,) by the choices of `request`'s sampling rule among the likeliest tokens of each row; return
-    how many tokens are accepted, and the chosen token behind them. The text ends where the rows follow another text,
-    or do not decide.
+    """Judge a draft by the choices of `request`'s sampling rule among the likeliest tokens of each row; return how many
+    tokens are accepted, and the chosen token behind them. The text ends where the rows follow another text, or do not
+    decide.
 
     Raises:
         Undecided: the first row does not decide.
     """
-    sampling, text, place = request.sampling, np.concatenate((request.prefix, draft)), len(request.prefix)
-    own = 0
+    sampling, draft, place = request.sampling, request.draft, len(request.prefix)
+    text, own = np.concatenate((request.prefix, draft)), 0
     for at, row in enumerate(rows[: len(draft) + 1]):
         try:
             target = distribution_of_top(_top(row), sampling, n_vocab, text[: place + at], grammar)
@@ -170,22 +170,6 @@ def chosen(
         if not follows or (tier is Tier.CONTINUE and own != row.token):
             return at, own
     return min(len(rows), len(draft) + 1) - 1, own
-
-
-def continued(draft: Ids, rows: Sequence[Row], n_vocab: int, is_eog: Callable[[int], bool]) -> tuple[int, list[int]]:
-    """Return how many tokens of the draft (n,) the server has written itself, and its tokens behind them.
-
-    A server writes nothing behind a token that ends the turn, for which `is_eog` returns True. A draft with the same
-    end is accepted as a whole, and the end stands for the token behind it, which no reply shows.
-    """
-    own = [row.token for row in checked(rows, 1, n_vocab)]
-    if is_eog(own[-1]) and own == draft.tolist():
-        return len(draft), own[-1:]
-    accepted = next(
-        (at for at, (mine, theirs) in enumerate(zip(draft.tolist(), own, strict=False)) if mine != theirs),
-        min(len(draft), len(own) - 1),
-    )
-    return accepted, own[accepted:]
 
 
 def checked(rows: Sequence[Row], at_least: int, n_vocab: int) -> Sequence[Row]:

@@ -91,7 +91,7 @@ def written(tier: Tier, sampling: Sampling, number: int, server: np.random.Gener
             for _ in prefixes:
                 now.append(drawn_by(server, shares(now, seeded)))
                 rows.append(Row(now[-1]))
-        found = verdict(chunk, request(text, draft, seeded), reply(tier, rows), SIZE)
+        found = verdict(request(text, draft, seeded), reply(tier, rows), SIZE)
         text += [*draft[: found.accepted], *found.tokens.tolist()]
     return tuple(text[:LENGTH])
 
@@ -130,30 +130,29 @@ def test_a_wrong_distribution_would_be_noticed() -> None:
 def test_greedy_rows_are_compared_with_the_draft() -> None:
     rows = [Row(1), Row(2), Row(3)]
     for draft, accepted, token in (([1, 2], 2, 3), ([1, 0], 1, 2), ([0, 2], 0, 1)):
-        found = verdict(Chunk(ids=ids(*draft)), request([0], draft, GREEDY), reply(Tier.SCORE, rows), SIZE)
+        found = verdict(request([0], draft, GREEDY), reply(Tier.SCORE, rows), SIZE)
         assert (found.accepted, found.tokens.tolist(), found.passes) == (accepted, [token], 1)
 
 
 def test_all_that_the_server_wrote_is_used() -> None:
     rows = [Row(1), Row(2), Row(3)]
     for draft, accepted, tokens in (([1, 2], 2, [3]), ([1, 0], 1, [2, 3]), ([0, 0], 0, [1, 2, 3])):
-        found = verdict(Chunk(ids=ids(*draft)), request([0], draft, GREEDY), reply(Tier.CONTINUE, rows), SIZE)
+        found = verdict(request([0], draft, GREEDY), reply(Tier.CONTINUE, rows), SIZE)
         assert (found.accepted, found.tokens.tolist(), found.passes) == (accepted, tokens, 3)
 
 
 def test_a_text_that_ends_early() -> None:
     """The draft goes on behind the end of the server's text: its last token is the server's own."""
-    chunk = Chunk(ids=ids(1, 2, 3))
-    found = verdict(chunk, request([0], [1, 2, 3], GREEDY), reply(Tier.CONTINUE, [Row(1), Row(2)]), SIZE)
+    found = verdict(request([0], [1, 2, 3], GREEDY), reply(Tier.CONTINUE, [Row(1), Row(2)]), SIZE)
     assert (found.accepted, found.tokens.tolist()) == (1, [2])
 
 
 def test_a_draft_that_ends_the_turn_where_the_server_does_is_accepted_as_a_whole() -> None:
     """As by every other verifier: a gate would learn otherwise that the ends of replies are rejected."""
-    chunk, rows = Chunk(ids=ids(1, 2)), reply(Tier.CONTINUE, [Row(1), Row(2)])
-    found = verdict(chunk, request([0], [1, 2], GREEDY), rows, SIZE, is_eog=lambda token: token == 2)
+    rows = reply(Tier.CONTINUE, [Row(1), Row(2)])
+    found = verdict(request([0], [1, 2], GREEDY), rows, SIZE, is_eog=lambda token: token == 2)
     assert (found.accepted, found.tokens.tolist()) == (2, [2])
-    cut_off = verdict(chunk, request([0], [1, 2], GREEDY), rows, SIZE, is_eog=lambda token: token == 3)
+    cut_off = verdict(request([0], [1, 2], GREEDY), rows, SIZE, is_eog=lambda token: token == 3)
     assert (cut_off.accepted, cut_off.tokens.tolist()) == (1, [2])
 
 
@@ -175,15 +174,14 @@ def test_a_draft_that_ends_the_turn_where_the_server_does_is_accepted_as_a_whole
 )
 def test_rows_that_cannot_be_are_refused(rows: list[Row]) -> None:
     with pytest.raises(RowsUnusable):
-        verdict(Chunk(ids=ids(1, 1)), request([0], [1, 1], GREEDY), reply(Tier.SCORE, rows), SIZE)
+        verdict(request([0], [1, 1], GREEDY), reply(Tier.SCORE, rows), SIZE)
 
 
 def test_too_few_likeliest_tokens_are_not_drawn_from() -> None:
     sampling = Sampling(temperature=1.0, top_k=3)
-    chunk = Chunk(ids=NO_IDS)
     for rows in ([Row(1, top([0])[:2])], [Row(1)]):
         with pytest.raises(RowsUnusable):
-            verdict(chunk, request([0], [], sampling), reply(Tier.SCORE, rows), SIZE)
+            verdict(request([0], [], sampling), reply(Tier.SCORE, rows), SIZE)
 
 
 def test_scored_drafts_are_compared_with_the_draw() -> None:
@@ -192,7 +190,7 @@ def test_scored_drafts_are_compared_with_the_draw() -> None:
     p = shares([0], sampling)
     wanted = draw(p, 5, 1)
     for token in range(SIZE):
-        found = verdict(Chunk(ids=ids(token)), request([0], [token], sampling), reply(Tier.SCORE, rows), SIZE)
+        found = verdict(request([0], [token], sampling), reply(Tier.SCORE, rows), SIZE)
         assert found.accepted == (token == wanted)
         assert token == wanted or found.tokens.tolist() == [wanted]
 

@@ -15,7 +15,6 @@ from edgellm.services.server.listener import EventKind, Listening, OnEvent, Serv
 from edgellm.services.server.servers import SessionServer, positive
 from edgellm.services.server.verification_service import VerifyingModel, tokenizer_to_send
 from edgellm.spec.model_sampling import sampling_elsewhere
-from edgellm.spec.protocols import Capabilities
 from edgellm.upstream.gateway.backend import GatewayBackend
 from edgellm.upstream.gateway.opening import GatewayModel, PoolOpening
 from edgellm.upstream.http_client import ServerURL
@@ -82,7 +81,7 @@ class GatewayServer(SessionServer):
                 model.close()
                 return
             backend, waiting = GatewayBackend(model.pool), self._max_waiting + model.pool.places
-            grammar = model.text.grammar if model.pool.applies_rules else None
+            grammar = model.text.grammar if model.pool.capabilities.grammars else None
             tokenizer = tokenizer_to_send(model.text.file, model.pool.name)
             verifying = VerifyingModel(
                 _info(model), model.text.vocabulary, backend, waiting, grammar, tokenizer=tokenizer
@@ -112,13 +111,11 @@ class GatewayServer(SessionServer):
 
 def _info(model: GatewayModel) -> VerifierInfo:
     vocabulary, pool = model.text.vocabulary, model.pool
-    capabilities = Capabilities(
-        pool.name, pool.context_length, pool.reports_logprobs, pool.applies_rules, pool.applies_rules, pool.choice
-    )
+    able = pool.capabilities
+    sampling = sampling_elsewhere(able.name, model.text.file).told_by(able.choice)
     return VerifierInfo(
-        capabilities, vocabulary.fingerprint, vocabulary.size,
-        sampling_elsewhere(pool.name, model.text.file).told_by(pool.choice), pool.identity,
-        model.text.chat_template_source, pool.behind,
+        able, vocabulary.fingerprint, vocabulary.size, sampling, pool.identity, model.text.chat_template_source,
+        pool.behind,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from edgellm.engine import Model
 from edgellm.errors import InvalidOption, VerifierLost
+from edgellm.spec.sampling import Choice
 from edgellm.spec.types import Sampling
 from edgellm.upstream.http_client import HttpAnswer, HttpClient, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Steering, Tier, Top
@@ -165,6 +166,19 @@ class Upstream(ABC):
         """Verify by `tier`, for the `reason`, a clause."""
         self.client, self.tier, self.reason = server.client, tier, reason
         self.name, self.context_length = server.model.name, server.model.context_length
+
+    @property
+    def choice(self) -> Choice:
+        """Return the set that the server's tokens are chosen from."""
+        return Choice(self.most_top, draws_itself=self.tier is Tier.CONTINUE)
+
+    def top(self, sampling: Sampling, logprobs: int | None) -> int:
+        """Return how many likeliest tokens rows must include, for reported log-probabilities and for draws here, if the
+        server answers with enough."""
+        if sampling.ruled:
+            return self.most_top
+        wanted = sampling.top_k if not sampling.greedy and self.choice.draws_alike(sampling) else 0
+        return max(wanted, 0 if logprobs is None else min(max(1, logprobs), self.most_top))
 
     async def rows(self, request: RowRequest) -> RowReply:
         """Return the rows for `request`.

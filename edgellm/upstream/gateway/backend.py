@@ -23,7 +23,6 @@ from edgellm.spec.types import NO_IDS, Ids, Verdict
 from edgellm.spec.verifier import VerifyRequest
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.http_client import ServerRefused
-from edgellm.upstream.rows import RowReply
 from edgellm.upstream.verifier import UpstreamText
 from edgellm.verifier.judgement import Deliver, MissingPrefix
 from edgellm.verifier.scheduler import DeviceTurns
@@ -123,7 +122,7 @@ class GatewayBackend(VerifierBackend):
     def end_session(self, session: int) -> None:
         with self._lock:
             if (found := self._sessions.pop(session, None)) is not None:
-                found.home.part()
+                found.home.join(-1)
                 self._drop(found)
 
     def close(self) -> None:
@@ -140,8 +139,10 @@ class GatewayBackend(VerifierBackend):
         if found is None:
             home = self.pool.home(self._last.get(request.tenant.device))
             self._remember(request.tenant.device, home)
-            home.join()
-            found = self._sessions[request.session] = _Reply(self._salt(request.tenant.cache_salt), home)
+            home.join(1)
+            salt = request.tenant.cache_salt  # Servers' caches get an unguessable one.
+            salted = blake2b(salt.encode(), key=self._secret, digest_size=16).hexdigest() if salt else ""
+            found = self._sessions[request.session] = _Reply(salted, home)
         return found
 
     def _remember(self, device: str, server: PooledServer) -> None:
@@ -149,10 +150,6 @@ class GatewayBackend(VerifierBackend):
         self._last[device] = server
         if len(self._last) > _REMEMBERED:
             del self._last[next(iter(self._last))]
-
-    def _salt(self, wanted: str) -> str:
-        """Return an unguessable salt for servers' caches."""
-        return blake2b(wanted.encode(), key=self._secret, digest_size=16).hexdigest() if wanted else ""
 
     def _drop(self, session: _Reply) -> None:
         asked, session.asked = session.asked, None
@@ -176,8 +173,8 @@ class GatewayBackend(VerifierBackend):
     def _send(self, asked: _Asked, server: PooledServer) -> None:
         session, request = asked.session, asked.request
         if server is not session.home:
-            session.home.part()
-            server.join()
+            session.home.join(-1)
+            server.join(1)
             session.home = server
             self._remember(request.tenant.device, server)
         text = session.texts.get(server)
@@ -186,26 +183,28 @@ class GatewayBackend(VerifierBackend):
         began = perf_counter()
         self.figures["waited_seconds"] += began - asked.arrived
         server.enter()
-
-        def report(reply: RowReply) -> None:
-            server.count(len(asked.prefix), reply, perf_counter() - began)
-
-        asked.verdict = text.ask(asked.prefix, request.draft, request.extra, request.logprobs, report)
+        asked.verdict = text.ask(asked.prefix, request.draft, request.extra, request.logprobs)
         asked.verdict.add_done_callback(partial(self._done, asked, server, began))
 
     def _done(self, asked: _Asked, server: PooledServer, began: float, verdict: Future[Verdict]) -> None:
         """Handle a verdict, or the failure of a server; called from the loop of its client."""
         with self._lock:
+            seconds, cached = perf_counter() - began, asked.session.texts[server].cached
             error = None if verdict.cancelled() else verdict.exception()
-            refused = isinstance(error, ServerRefused) and error.of_request
-            server.leave(failed=error is not None and not refused, refused=refused)
+            refusal = error if isinstance(error, ServerRefused) and error.of_request else None
+            if error is not None:
+                server.leave(failures=refusal is None, refusals=refusal is not None)
+            elif verdict.cancelled():
+                server.leave()
+            else:
+                server.leave(answers=1, prefix_tokens=len(asked.prefix), cached_tokens=cached, seconds=seconds)
             if asked.session.asked is asked:
                 if verdict.cancelled():
                     self._answer(asked, _ended())
                 elif error is None:
-                    self._settle(asked, verdict.result(), perf_counter() - began)
+                    self._settle(asked, verdict.result(), seconds)
                 elif isinstance(error, VerifierUnavailable):
-                    self._move(asked, server, error if isinstance(error, ServerRefused) and refused else None)
+                    self._move(asked, server, refusal)
                 else:
                     self._answer(asked, error if isinstance(error, EdgeError) else _failed(error))
             self._fill()

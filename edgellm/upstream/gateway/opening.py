@@ -18,7 +18,6 @@ from edgellm.upstream.opening import UpstreamOptions, models_at, open_upstream
 
 AT_ONCE = 128
 """Requests in flight at a server that does not report how many it computes at once; further ones wait here."""
-_Away = list[tuple[ServerURL, VerifierUnreachable]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +37,6 @@ class GatewayModel:
         self.text.close()
 
 
-@dataclass(slots=True, eq=False)
-class _Found:
-    """A model at the servers that answer at the start."""
-
-    text: Model
-    servers: list[PooledServer]
-
-
 class PoolOpening:
     """The opening of a gateway's servers: some at once, and servers that are away once they are back."""
 
@@ -60,7 +51,7 @@ class PoolOpening:
         self._on_news = on_news or (lambda _text: None)
         self._closing = threading.Event()
         self._models: dict[str, GatewayModel] = {}
-        self._away: _Away = []
+        self._away: list[tuple[ServerURL, VerifierUnreachable]] = []
 
     @property
     def away(self) -> tuple[ServerURL, ...]:
@@ -77,25 +68,25 @@ class PoolOpening:
             VocabularyMismatch: no tokenizer is a server's own.
             ModelNotFound, ModelCorrupt, ModelUnsupported: a file has no tokenizer.
         """
-        found: dict[str, _Found] = {}
-        away: _Away = []
+        found: dict[str, tuple[Model, list[PooledServer]]] = {}
         with ExitStack() as closing:
             for url in _urls(addresses):
                 try:
                     name = self._model(url, found)
-                    if (model := found.get(name)) is None:
-                        model = found[name] = self._first(url, name)
-                        closing.callback(model.text.close)
+                    if name in found:
+                        server = self._open(url, name, found[name][0])
                     else:
-                        model.servers.append(self._open(url, name, model.text))
-                    closing.callback(model.servers[-1].verifier.close)
+                        text, server = self._first(url, name)
+                        closing.callback(text.close)
+                        found[name] = text, []
+                    closing.callback(server.verifier.close)
+                    found[name][1].append(server)
                 except VerifierUnreachable as error:
-                    away.append((url, error))
-            if not found:
-                self._check_tokenizers()
+                    self._away.append((url, error))
+            for path in () if found else self._tokenizers:  # They are checked at the start in any case.
+                Model.load(path, TEXT_ONLY).close()
             closing.pop_all()
-        self._away = away
-        self._models = {name: GatewayModel(one.text, ServerPool(one.servers)) for name, one in found.items()}
+        self._models = {name: GatewayModel(text, ServerPool(servers)) for name, (text, servers) in found.items()}
         return tuple(self._models.values())
 
     def look(self, on_model: Callable[[GatewayModel], None]) -> None:
@@ -108,10 +99,6 @@ class PoolOpening:
         """Stop looking for servers."""
         self._closing.set()
 
-    def _check_tokenizers(self) -> None:
-        for path in self._tokenizers:
-            Model.load(path, TEXT_ONLY).close()
-
     def _model(self, url: ServerURL, known: Iterable[str]) -> str:
         """Return the name of the model to use a server for."""
         if url.model:
@@ -119,29 +106,27 @@ class PoolOpening:
         names = models_at(url, self._options)
         return next((name for name in known if name in names), names[0] if names else "")
 
-    def _first(self, url: ServerURL, name: str) -> _Found:
-        """Return a model at its first server, with the tokenizer proved to be that server's."""
+    def _first(self, url: ServerURL, name: str) -> tuple[Model, PooledServer]:
+        """Return the first server of a model, and the tokenizer proved to be that server's."""
         mismatch: VocabularyMismatch | None = None
         for path in self._tokenizers:
-            text = Model.load(path, TEXT_ONLY)
-            try:
-                server = self._open(url, name, text)
-            except VocabularyMismatch as error:
-                text.close()
-                mismatch = mismatch or error
-                continue
-            except BaseException:
-                text.close()
-                raise
-            if server.opened.proved or len(self._tokenizers) == 1:
-                return _Found(text, [server])
-            server.verifier.close()
-            text.close()
-            raise InvalidOption(
-                f"The server of {name} at {url} does not show its tokens: which of the {len(self._tokenizers)}"
-                " tokenizers it has cannot be told.",
-                "Serve that model by a gateway of its own, with another --port and one -m.",
-            )
+            with ExitStack() as closing:
+                text = Model.load(path, TEXT_ONLY)
+                closing.callback(text.close)
+                try:
+                    server = self._open(url, name, text)
+                except VocabularyMismatch as error:
+                    mismatch = mismatch or error
+                    continue
+                closing.callback(server.verifier.close)
+                if not server.opened.proved and len(self._tokenizers) > 1:
+                    raise InvalidOption(
+                        f"The server of {name} at {url} does not show its tokens: which of the {len(self._tokenizers)}"
+                        " tokenizers it has cannot be told.",
+                        "Serve that model by a gateway of its own, with another --port and one -m.",
+                    )
+                closing.pop_all()
+                return text, server
         what = "" if mismatch is None else mismatch.what
         several = f"None of the {len(self._tokenizers)} tokenizers is that of {name}. " * (len(self._tokenizers) > 1)
         raise VocabularyMismatch(f"{several}{what}", "Name a model with the server's tokenizer with -m.")
@@ -173,8 +158,8 @@ class PoolOpening:
         """Use a server that is back for its model; return the news."""
         name = self._model(url, self._models)
         if (model := self._models.get(name)) is None:
-            found = self._first(url, name)
-            model = self._models[name] = GatewayModel(found.text, ServerPool(found.servers))
+            text, server = self._first(url, name)
+            model = self._models[name] = GatewayModel(text, ServerPool([server]))
             on_model(model)
             return f"{url} is used now: {model.name} is served from now on."
         server = self._open(url, name, model.text)

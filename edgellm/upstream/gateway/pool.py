@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from edgellm.spec.params import MAX_LOGPROBS
+from edgellm.spec.protocols import Capabilities
 from edgellm.spec.sampling import Choice
 from edgellm.upstream.opening import OpenedUpstream
-from edgellm.upstream.rows import RowReply
-from edgellm.upstream.verifier import choice_of
 
 _UNEVEN = 2  # sessions more than the least busy server that a device's last server, whose cache is warm, may have
 
 
 class PooledServer:
     """A server of a pool, with the requests `running` there and the `sessions` that it answers. Its owner lets only one
-    thread at a time use it; `count` is for the client's loop."""
+    thread at a time use it."""
 
     def __init__(self, opened: OpenedUpstream, places: int) -> None:
         """Allow at most `places` requests in flight."""
@@ -36,26 +36,15 @@ class PooledServer:
         """Note that a request is sent."""
         self.running += 1
 
-    def leave(self, *, failed: bool, refused: bool) -> None:
-        """Note that a request has ended."""
+    def leave(self, **figures: float) -> None:
+        """Note that a request has ended, and add to the figures."""
         self.running -= 1
-        self.figures["failures"] += failed
-        self.figures["refusals"] += refused
+        for name, amount in figures.items():
+            self.figures[name] += amount
 
-    def join(self) -> None:
-        """Note that a session begins here."""
-        self.sessions += 1
-
-    def part(self) -> None:
-        """Note that a session moves away, or ends."""
-        self.sessions -= 1
-
-    def count(self, prefix: int, reply: RowReply, seconds: float) -> None:
-        """Count an answer about a text of `prefix` tokens."""
-        self.figures["answers"] += 1
-        self.figures["prefix_tokens"] += prefix
-        self.figures["cached_tokens"] += reply.cached or 0
-        self.figures["seconds"] += seconds
+    def join(self, sessions: int) -> None:
+        """Note that a session begins here (1), or moves away or ends (-1)."""
+        self.sessions += sessions
 
 
 class ServerPool:
@@ -70,14 +59,17 @@ class ServerPool:
         """Take over another server; return False if it lacks an announced ability, or the pool is closed. May be called
         from any thread."""
         with self._lock:
-            context = server.verifier.capabilities.context_length > self.context_length
-            logprobs = server.upstream.most_top >= MAX_LOGPROBS or not self.reports_logprobs
-            rules = server.verifier.capabilities.penalties or not self.applies_rules
-            likely = server.upstream.most_top >= (self.choice.likely or 0)
-            if self._closed or not (context and logprobs and rules and likely):
+            now, then = self.capabilities, _common((*self.servers, server))
+            as_able = now.choice.likely == then.choice.likely and now == replace(then, choice=now.choice)
+            if self._closed or not as_able:
                 return False
             self.servers = (*self.servers, server)
             return True
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Return the abilities of every server; of a context, one position is for the token behind a text."""
+        return _common(self.servers)
 
     @property
     def name(self) -> str:
@@ -88,27 +80,6 @@ class ServerPool:
     def identity(self) -> str:
         """Return a hash that stands for the model."""
         return self.servers[0].opened.identity
-
-    @property
-    def context_length(self) -> int:
-        """Return the positions of a text at every server, less one for the token behind a text."""
-        return min(server.verifier.capabilities.context_length for server in self.servers) - 1
-
-    @property
-    def reports_logprobs(self) -> bool:
-        """Return whether verdicts can have as many log-probabilities as devices may ask for."""
-        return all(server.upstream.most_top >= MAX_LOGPROBS for server in self.servers)
-
-    @property
-    def applies_rules(self) -> bool:
-        """Return whether replies can have penalties and follow grammars at every server."""
-        return all(server.verifier.capabilities.penalties for server in self.servers)
-
-    @property
-    def choice(self) -> Choice:
-        """Return the set that tokens are chosen from at every server."""
-        found = [choice_of(server.upstream) for server in self.servers]
-        return Choice(min(one.likely or 0 for one in found), any(one.draws_itself for one in found))
 
     @property
     def behind(self) -> str:
@@ -132,26 +103,19 @@ class ServerPool:
     def home(self, last: PooledServer | None) -> PooledServer:
         """Return the server for a new session of a device: its `last` server, whose cache is warm, unless that is down
         or clearly busier than the least busy server; else the least busy server."""
+        up = [server for server in self.servers if server.verifier.up()]
         least = min(
-            self._up(),
+            up or self.servers,
             key=lambda server: ((server.sessions + server.running) / server.places, server.figures["answers"]),
         )
-        if last is None or not last.verifier.up() or last.sessions > least.sessions + _UNEVEN:
-            return least
-        return last
+        return least if last not in up or last.sessions > least.sessions + _UNEVEN else last
 
     def choose(self, home: PooledServer, without: Collection[PooledServer]) -> PooledServer | None:
         """Return the server for a request of a session at `home`: `home` if up and free, else the least loaded free
         server, else one that is up; None if all are down or in `without`."""
-        able = [server for server in self._up(without) if server.verifier.up()]
-        free = [server for server in able if server.is_free]
-        if home in (free or able):
-            return home
-        return min(free or able, key=lambda server: server.running / server.places, default=None)
-
-    def _up(self, without: Collection[PooledServer] = ()) -> Iterable[PooledServer]:
-        left = [server for server in self.servers if server not in without]
-        return [server for server in left if server.verifier.up()] or left
+        able = [server for server in self.servers if server not in without and server.verifier.up()]
+        able = [server for server in able if server.is_free] or able
+        return home if home in able else min(able, key=lambda server: server.running / server.places, default=None)
 
     def close(self) -> None:
         """Abandon all requests in flight."""
@@ -159,3 +123,13 @@ class ServerPool:
             was_closed, self._closed = self._closed, True
         for server in () if was_closed else self.servers:
             server.verifier.close()
+
+
+def _common(servers: Sequence[PooledServer]) -> Capabilities:
+    every = [server.verifier.capabilities for server in servers]
+    logprobs = all(server.upstream.most_top >= MAX_LOGPROBS for server in servers)
+    rules = all(one.penalties for one in every)
+    likely = min(one.choice.likely or 0 for one in every)
+    choice = Choice(likely, any(one.choice.draws_itself for one in every))
+    positions = min(one.context_length for one in every) - 1
+    return Capabilities(every[0].name, positions, logprobs, rules, rules, choice)
