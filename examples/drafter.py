@@ -20,10 +20,7 @@ PROMPT = "Repeat after me: the red bicycle is behind the green shed, and the key
 class LastTime(Drafter):
     """Copies from the text itself."""
 
-    @property
-    def needs_verdict(self) -> bool:
-        """Return True: no model wrote the copied tokens, so none may stand unverified."""
-        return True
+    needs_verdict = True  # No model wrote the copied tokens, so none may stand unverified.
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """Return up to `gamma` tokens; none if the last two tokens are new."""

@@ -83,13 +83,10 @@ class Timed(Drafter):
 
     def __init__(self, drafter: Drafter | None, copies: Retriever | None, expected: Sequence[Expected]) -> None:
         self._drafter, self._expect = drafter or NoDrafter(), None if copies is None else copies.expect
+        self.needs_verdict = self._drafter.needs_verdict
         self._expected = expected
         self.beginning = 0.0
         self.drafting: list[float] = []
-
-    @property
-    def needs_verdict(self) -> bool:
-        return self._drafter.needs_verdict
 
     def begin(self, state: GenerationState) -> None:
         began = perf_counter()

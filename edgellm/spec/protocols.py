@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 class Drafter(ABC):
     """A proposer of next tokens: a small model, retrieval, or both. It serves one reply at a time."""
 
-    @property
-    def needs_verdict(self) -> bool:
-        """Return whether drafts must be verified, so that nothing is written without a verifier."""
-        return False
+    needs_verdict: bool = False
+    """Drafts must be verified, so that nothing is written without a verifier."""
 
     def begin(self, state: GenerationState) -> None:
         """Prepare for a reply that begins."""
@@ -37,10 +35,7 @@ class Drafter(ABC):
         """Return up to `gamma` tokens to follow `state.ids`; an empty chunk if there are none.
 
         The drafter syncs its own cache with the text: it rolls back rejected drafts and takes over corrections. A chunk
-        ends at an end-of-generation token.
-
-        Raises:
-            Stopped: `state.should_stop` returned True meanwhile.
+        ends at an end-of-generation token. Raise Stopped where `state.should_stop` returned True meanwhile.
         """
 
     def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:

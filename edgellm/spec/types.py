@@ -41,53 +41,37 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The natural logarithms of a token's probability, and of the likeliest tokens' in its place.
+    """The natural logarithms of probabilities at a place, of the distribution before temperature and truncation."""
 
-    All are of the distribution before temperature, top-k and top-p. `ids` and `logprobs`, shapes (k,), the likeliest
-    first.
-    """
-
-    own: float
-    ids: Ids
-    logprobs: npt.NDArray[np.float64]
+    own: float  # the written token
+    ids: Ids  # the likeliest tokens, likeliest first, (k,)
+    logprobs: npt.NDArray[np.float64]  # theirs, (k,)
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of a reply, with its source.
-
-    `piece` are its bytes, which need not be whole UTF-8 characters; markup around a thought has none. `confidence` is
-    the top-1 probability under the draft model; for a copied token the probability that it and all before it are
-    accepted; None if it was not drafted. `importance` and `exit_layer` are as in `Chunk`, None if not measured. `round`
-    counts draft-gate-verify rounds from 0. `logprobs` are the verifier's, if requested. A token that ends a thought and
-    begins the answer comes twice, once for each `channel`.
-    """
+    """One token of a reply. One that ends a thought and begins the answer comes twice, once for each `channel`."""
 
     id: int
-    piece: bytes
+    piece: bytes  # need not be whole UTF-8 characters; empty for markup around a thought
     source: Source
-    confidence: float | None = None
-    importance: float | None = None
-    exit_layer: int | None = None
-    round: int = 0
-    logprobs: Logprobs | None = None
+    confidence: float | None = None  # as in `Chunk`; None if it was not drafted
+    importance: float | None = None  # as in `Chunk`; None if it was not measured
+    exit_layer: int | None = None  # as in `Chunk`
+    round: int = 0  # number of the draft-gate-verify round
+    logprobs: Logprobs | None = None  # the verifier's, if requested
     channel: Channel = Channel.ANSWER
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Changes of the logits by the text before them.
+    """Changes of the logits by the text before them."""
 
-    `repeat` divides the positive logits of tokens among the last `REPEAT_WINDOW` of the text, and multiplies negative
-    logits; 1 is off. `frequency` is subtracted once for each time that the reply has the token, `presence` once if the
-    reply has the token. `bias` are ascending ids with additions to their logits. The reply begins at `start`.
-    """
-
-    repeat: float = 1.0
-    frequency: float = 0.0
-    presence: float = 0.0
-    bias: tuple[tuple[int, float], ...] = ()
-    start: int = 0
+    repeat: float = 1.0  # divides positive logits of the last `REPEAT_WINDOW` tokens, and multiplies negative ones
+    frequency: float = 0.0  # subtracted once for each time that the reply has the token
+    presence: float = 0.0  # subtracted if the reply has the token
+    bias: tuple[tuple[int, float], ...] = ()  # ascending ids, with additions to their logits
+    start: int = 0  # first token of the reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +87,7 @@ class Constraint:
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """The rule for choosing the next token. Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch
-    truncation off. `penalties` None: the logits stay as they are. `constraint` None: any text may be written."""
+    truncation off."""
 
     temperature: float = 0.0
     top_k: int = 40
@@ -128,9 +112,9 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A truncated, renormalised next-token distribution: `probs[i]` is the probability of token `ids[i]`.
+    """A truncated, renormalised next-token distribution: `probs[i]` > 0 is the probability of token `ids[i]`.
 
-    Shapes (k,), ids distinct and ascending, probs positive with sum 1. Aligned by token id, never by index.
+    Shapes (k,), ids ascending. Aligned by token id, never by index.
     """
 
     ids: Ids
@@ -138,12 +122,11 @@ class Distribution:
 
 
 class ContextMatch(NamedTuple):
-    """Matches in the context for each place of a chunk, shapes (n,): `tokens` are those that followed the longest match
-    (-1: none), `matched` its length, `copied` whether the token replaced the model's own draft."""
+    """The matches in the context for each place of a chunk, shapes (n,)."""
 
-    tokens: Ids
-    matched: Ids
-    copied: Flags
+    tokens: Ids  # the token that followed the longest match; -1 without a match
+    matched: Ids  # length of the match
+    copied: Flags  # whether the token replaced the model's own draft
 
     def part(self, at: slice) -> ContextMatch:
         """Return the matches of some places."""
@@ -157,28 +140,22 @@ class ContextMatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Up to gamma drafted tokens that are verified together.
-
-    Shapes (n,). `confidence` is the draft model's top-1 probability per token, `margin` top-1 minus top-2.
-    `importance` is the mean attention to a token from itself and later drafted tokens, 0 without any; empty if not
-    measured. `exit_layers` are the layers after which the draft model exited, counted from 0, None for tokens of full
-    depth; None as a whole without early exit. `logits` are the draft model's (n_vocab,) for each place, if requested;
-    empty for a copied token. The first `ahead` tokens were drafted while waiting for a verdict; the last `tail` tokens
-    were copied after a model's draft (all tokens of a `retrieved` chunk were). `reason` explains the chunk's length, if
-    explanations are requested. `context_match` is set by a drafter that looks tokens up in the context.
-    """
+    """Up to gamma drafted tokens that are verified together. Shapes (n,)."""
 
     ids: Ids = field(default_factory=lambda: NO_IDS)
     confidence: Floats = field(default_factory=lambda: NO_FLOATS)
-    margin: Floats = field(default_factory=lambda: NO_FLOATS)
-    retrieved: bool = False
+    """The draft model's top-1 probability; for a copied token the chance that it and all before it are accepted."""
+    margin: Floats = field(default_factory=lambda: NO_FLOATS)  # top-1 minus top-2
+    retrieved: bool = False  # all tokens are copied
     importance: Floats = field(default_factory=lambda: NO_FLOATS)
+    """Mean attention to a token from itself and later drafted tokens, 0 without any; empty if not measured."""
     exit_layers: tuple[int | None, ...] | None = None
-    logits: tuple[Floats, ...] | None = None
-    ahead: int = 0
-    tail: int = 0
-    reason: str = ""
-    context_match: ContextMatch | None = None
+    """Layers after which the draft model exited, from 0, None at full depth; None as a whole without early exit."""
+    logits: tuple[Floats, ...] | None = None  # the draft model's (n_vocab,), if requested; empty for a copied token
+    ahead: int = 0  # first tokens, which were drafted while waiting for a verdict
+    tail: int = 0  # last tokens, which were copied after a model's draft
+    reason: str = ""  # of its length, if explanations are requested
+    context_match: ContextMatch | None = None  # set by a drafter that looks tokens up in the context
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -234,20 +211,18 @@ class Verdict:
     """The verifier's verdict on a chunk: the first `accepted` tokens are kept and followed by its own `tokens`.
 
     `tokens[0]` is the correction if `accepted < len(chunk)`, else the bonus token; further ones only if the verifier
-    was asked to continue alone. `seconds` is the verifier's computing time without queueing; `bytes_up` and
-    `bytes_down` crossed a link (0 in one process). `plausible` tells for each drafted token whether the verifier gave
-    it at least the threshold of CoordGen's equation 3; None if not requested. `logprobs` are those of the accepted
-    tokens and then of `tokens`, if requested.
+    was asked to continue alone.
     """
 
     accepted: int
     tokens: Ids
-    seconds: float = 0.0
-    bytes_up: int = 0
+    seconds: float = 0.0  # the verifier's computing time, without queueing
+    bytes_up: int = 0  # across a link
     bytes_down: int = 0
     passes: int = 1
     plausible: tuple[bool, ...] | None = None
-    logprobs: tuple[Logprobs, ...] = ()
+    """For each drafted token, whether the verifier gave it the threshold of CoordGen's equation 3, if requested."""
+    logprobs: tuple[Logprobs, ...] = ()  # those of the accepted tokens and of `tokens`, if requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,16 +235,15 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of draft, gate and verdict: its `number`, counted from 0, and `perf_counter` times of its beginning
-    (`began`), the verification request (`asked`) and the verdict (`answered`). `verdict` is None without one."""
+    """One round of draft, gate and verdict, with `perf_counter` times."""
 
-    number: int
+    number: int  # from 0
     chunk: Chunk
     decision: Decision
     verdict: Verdict | None
     began: float
-    asked: float
-    answered: float
+    asked: float  # verification request
+    answered: float  # verdict
 
     @property
     def drafting(self) -> float:
@@ -283,7 +257,6 @@ class Round:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds in all."""
         return self.answered - self.began
 
 
@@ -307,8 +280,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The reason for an automatic choice: in this round, or for the whole reply if `round` is None (shown by
-    `--explain`)."""
+    """The reason for an automatic choice: in this round, or for the whole reply if `round` is None."""
 
     round: int | None
     text: str
@@ -321,11 +293,9 @@ class TryingCost:
 
     lookups: float = 0.0
     copies: float = 0.0
-    model: float = 0.0
-    """Cost of rounds with a draft model that were slower than plain decoding."""
+    model: float = 0.0  # rounds with a draft model that were slower than plain decoding
     saved: float = 0.0
-    reason: str = ""
-    """The choice of drafts at the end of the reply, and why."""
+    reason: str = ""  # the choice of drafts at the end of the reply, and why
 
     @property
     def total(self) -> float:

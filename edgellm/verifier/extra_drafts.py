@@ -38,7 +38,7 @@ class ExtraDrafts:
         began = perf_counter()
         chunk = draft(
             self._speculator, job.ids, min(left, self._longest), job.request.sampling, self._is_eog,
-            lambda _drafted: floor, job.slot,
+            [floor] * (left + 1), job.slot,
         )  # fmt: skip
         self._drafting = perf_counter() - began
         return chunk

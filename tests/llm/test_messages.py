@@ -52,10 +52,6 @@ class Dictated(Drafter):
     def __init__(self, model: Model, text: str) -> None:
         self._ids = [*model.tokenize(text), next(filter(model.is_eog, range(model.n_vocab)))]
 
-    @property
-    def needs_verdict(self) -> bool:
-        return False
-
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         done = len(state.ids) - state.prompt_tokens
         return Chunk(np.array(self._ids[done : done + gamma], dtype=np.int32))

@@ -29,15 +29,12 @@ class HybridDrafter(Drafter):
         on another device, which reads the prompt while the model does."""
         self._policy, self._copies, self._model, self._gamma = policy, copies, model, gamma
         self._name, self._linked = name if model is not None else "", linked
+        self.needs_verdict = model is None or model.needs_verdict
         self._looking = 0.0  # seconds of this round's lookup
         self._refused: list[int] = []  # tokens of a copy that the allowance did not cover
         self._right = 0  # refused tokens that were written
         self._unknown = 0  # rounds in a row without a lookup
         self._rest = 0  # next rounds to skip
-
-    @property
-    def needs_verdict(self) -> bool:
-        return self._model is None or self._model.needs_verdict
 
     def begin(self, state: GenerationState) -> None:
         self._policy.begin(state.prompt_tokens, self._name, linked=self._linked)
@@ -64,10 +61,10 @@ class HybridDrafter(Drafter):
             self._refused, self._right = list(offer.ids[: bid.refused]), 0
         self._looking = perf_counter() - began if looks else 0.0
         reason = policy.explain(offer.survives, bid, looked=looks or known < 0) if state.explain else ""
-        if bid.asks and self._model is not None:
-            self._unknown = 0
+        asks = bid.asks and self._model is not None
+        self._unknown = 0 if asks or (looks and known > 0) else self._unknown + 1
+        if asks and self._model is not None:
             return self._drafted(self._model, state, min(self._gamma, bid.asks), gamma, reason)
-        self._unknown = 0 if looks and known > 0 else self._unknown + 1
         self._rest = 0 if looks else min(self._unknown // _REST_STEP, _MOST_REST)
         return offer.chunk(bid.copies, reason) if bid.copies or reason else _NOTHING
 
@@ -84,7 +81,8 @@ class HybridDrafter(Drafter):
         if n < len(survives) or not n or not self._copies:
             return chunk
         more = self._copies.offers(policy.floor, gamma - n, chunk.ids.tolist(), survives[-1])
-        return chunk.then(more.chunk(policy.useful(more.survives, n)))
+        useful = policy.useful(more.survives, n)
+        return chunk.then(more.chunk(useful)) if useful else chunk
 
     def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
         """Draft ahead behind the draft model's tokens. Behind a copy, let the draft model only read the prompt while

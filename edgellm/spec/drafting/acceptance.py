@@ -3,9 +3,10 @@ the evidence for a copy."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from math import log2
 from operator import mul
 
 import numpy as np
@@ -15,10 +16,25 @@ from edgellm.spec.types import Chunk
 
 Probabilities = npt.NDArray[np.float64]
 
-_EDGES = (0.0, 0.3, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995, 1.0)
-"""Bounds of the ranges of confidence."""
-_PRIOR_TOKENS = 4.0  # tokens that the confidence itself counts for
-_KEPT = 0.995  # weight of a token after each later one of its range
+_MEMORY = 0.995  # weight of a token after each later one of its kind
+
+
+class Share:
+    """The share of accepted tokens of one kind; older tokens count less."""
+
+    __slots__ = ("_accepted", "_tries")
+
+    def __init__(self) -> None:
+        self._accepted = self._tries = 0.0
+
+    def learn(self, accepted: bool) -> None:
+        """Learn whether a token was accepted."""
+        self._accepted = _MEMORY * self._accepted + accepted
+        self._tries = _MEMORY * self._tries + 1.0
+
+    def chance(self, prior: float, weight: float) -> float:
+        """Return the share; the `prior` chance counts as `weight` tokens."""
+        return (self._accepted + weight * prior) / (self._tries + weight)
 
 
 class ConfidenceAcceptance:
@@ -26,13 +42,11 @@ class ConfidenceAcceptance:
     itself is taken for the chance."""
 
     def __init__(self) -> None:
-        self._accepted = [_PRIOR_TOKENS * (low + high) / 2 for low, high in pairwise(_EDGES)]
-        self._tries = [_PRIOR_TOKENS] * len(self._accepted)
+        self._shares: dict[int, Share] = defaultdict(Share)
 
     def survives(self, confidence: Sequence[float]) -> list[float]:
         """Return for each token the chance that it and all before it are accepted, by their `confidence`."""
-        ranges = map(_range, confidence)
-        return list(accumulate((self._accepted[at] / self._tries[at] for at in ranges), mul))
+        return list(accumulate((self._shares[_range(each)].chance(each, 4.0) for each in confidence), mul))
 
     def rejection(self, confidence: Sequence[float]) -> Probabilities:
         """Return the chances that a chunk's tokens 0..t-1 are accepted and token t is not, for t in 0..gamma, shape
@@ -54,22 +68,18 @@ class ConfidenceAcceptance:
     def learn(self, confidence: Sequence[float], accepted: int) -> None:
         """Learn that the first `accepted` of the drafted tokens with this `confidence` were accepted."""
         for number, each in enumerate(confidence[: accepted + 1]):
-            at = _range(each)
-            self._accepted[at] = _KEPT * self._accepted[at] + (number < accepted)
-            self._tries[at] = _KEPT * self._tries[at] + 1.0
+            self._shares[_range(each)].learn(number < accepted)
 
 
 def _range(confidence: float) -> int:
-    return min(bisect_right(_EDGES, confidence), len(_EDGES) - 1) - 1
+    """Return the number of a range of confidence: each has about two thirds of the doubt of the one before."""
+    return int(-1.5 * log2(max(1.0 - confidence, 0.005)))
 
 
 MAX_MATCH = 8
 """Matches of this many tokens and more are one kind."""
 PRIORS = (0.35, 0.5, 0.5, 0.3, 0.4)
 """The prior chance of a token that only the source at this place of `params.SOURCES` offers."""
-_COARSER_TRIES = 2.0  # tries that the chance of a coarser kind counts for
-HALVED_AT = 400.0
-"""Tries of a kind at which old tries are halved."""
 _EXPECTED_TOKENS = 16.0  # tokens as expected that the trust in new chances starts with
 _DECAY = 0.98  # weight of a draft after each later one in the trust in chances
 _SHARE_BIT, _MATCH_BIT, _AGREE_BIT, _DIFFER_BIT = 1, 3, 7, 15  # first bit of each field; bit 0: within a word
@@ -97,8 +107,7 @@ class EvidenceAcceptance:
     def __init__(self, priors: Sequence[float] = PRIORS) -> None:
         """Start from `priors[i]`, the chance of a token that only source i offers."""
         self._priors = priors
-        # Hits and tries of coarse, middle and fine kinds.
-        self._levels: tuple[tuple[int, dict[int, list[float]]], ...] = ((_COARSE, {}), (_MIDDLE, {}), (-1, {}))
+        self._levels: tuple[tuple[int, dict[int, Share]], ...] = ((_COARSE, {}), (_MIDDLE, {}), (-1, {}))
         self._cache: dict[int, float] = {}  # chances since the last verdict
         self._expected = self._accepted = _EXPECTED_TOKENS  # drafted tokens, decaying
 
@@ -109,7 +118,7 @@ class EvidenceAcceptance:
             chance = self._prior(kind & _MIDDLE)
             for mask, level in self._levels:
                 if (known := level.get(kind & mask)) is not None:
-                    chance = (known[0] + _COARSER_TRIES * chance) / (known[1] + _COARSER_TRIES)
+                    chance = known.chance(chance, 2.0)
             self._cache[kind] = chance
         return chance
 
@@ -131,12 +140,7 @@ class EvidenceAcceptance:
         """Learn whether a token of this kind was accepted."""
         self._cache.clear()
         for mask, level in self._levels:
-            known = level.setdefault(kind & mask, [0.0, 0.0])
-            known[0] += accepted
-            known[1] += 1.0
-            if known[1] > HALVED_AT:
-                known[0] *= 0.5
-                known[1] *= 0.5
+            level.setdefault(kind & mask, Share()).learn(accepted)
 
     def _prior(self, middle: int) -> float:
         agree, match, level = middle >> _AGREE_BIT, middle >> _MATCH_BIT & 15, middle >> _SHARE_BIT & 3

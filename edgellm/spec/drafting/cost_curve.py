@@ -14,50 +14,38 @@ import numpy as np
 
 from edgellm.engine import HEADS
 
-KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
-"""Rows of a decode that are measured."""
+KNOTS = tuple(sorted([2**power for power in range(7)] + [3 * 2**power for power in range(5)]))
+"""Rows of a decode that are measured: 1, 2, 3, 4, 6, 8, 12 ... 64."""
 MAX_DRAFT = KNOTS[-1] - 1
 """Most drafted tokens in a chunk: with the token before them they are one decode."""
 ROW_TILE = 4
 """Rows that llama.cpp computes together; it computes the rest one by one."""
-MIN_SAVING = 0.1
-"""Share of the time that padding a decode beyond the next tile, or measured number of rows, has to save."""
 DEPTH_STEP = 256
 """Positions of a context by which curves are told apart."""
-DRIFT = 0.25
-"""A curve with a larger mean error, as a share, is replaced by measured decodes."""
-OUTLIER = 2.0
-"""A curve whose times are this many times too long or too short anywhere is replaced at once."""
+DRIFT, OUTLIER = 0.25, 2.0
+"""A curve with a larger mean error, as a share, is replaced by measured decodes; one whose times are this many times
+too long or too short anywhere is replaced at once."""
 WITNESSES = 3
 """Decodes of one number of rows that have to agree before the curve is corrected there."""
-MIN_MOVE = 0.05
-"""Smaller changes of a time's logarithm do not recompute the table."""
+_MIN_SAVING = 0.1  # share of the time that padding a decode beyond the next tile or knot has to save
+_MIN_MOVE = 0.05  # smaller changes of a time's logarithm do not recompute the table
 _RECENT = 15  # latest decodes of one number of rows in the median
 _MIN_ROUNDS = 50  # decodes before a curve is judged by its mean error
-_CURVES = 16  # cached widths, least recently used out
 
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Seconds of a decode by its number of rows: `seconds[i]` for `rows[i]`, both ascending; `rows` begins with 1.
+    """Seconds of a decode by its number of rows, if the previous decode had as many, at the beginning of a context."""
 
-    The times hold if the previous decode had the same number of rows; otherwise `change` is added, because llama.cpp
-    then rebuilds its graph. With `heads`, the times are of decodes without the LM head, and `heads[i]` are the seconds
-    of `HEADS[i]` head rows, which are computed lazily. With `filled`, decodes are padded to a multiple of four, or a
-    measured number of rows: a number in between can be slower than both (a quantised 0.5B model takes 34 ms for 4 rows,
-    66 ms for 7 and 44 ms for 8). `doubtful`: the machine was busy during the measurement, or nothing was measured.
-
-    The times hold at the beginning of a context. Each position before the decode adds `attention[0]`, and
-    `attention[1]` for each of its rows.
-    """
-
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]
-    change: float = 0.0
+    rows: tuple[int, ...]  # ascending, from 1
+    seconds: tuple[float, ...]  # of decodes with `rows`; without the LM head, if there are `heads`
+    change: float = 0.0  # more after a decode with other rows: llama.cpp rebuilds its graph
     filled: bool = False
-    heads: tuple[float, ...] = ()
-    doubtful: bool = False
-    attention: tuple[float, float] = (0.0, 0.0)
+    """Decodes are padded to a multiple of four, or a measured number of rows: a number in between can be slower than
+    both (a quantised 0.5B model takes 34 ms for 4 rows, 66 ms for 7 and 44 ms for 8)."""
+    heads: tuple[float, ...] = ()  # seconds of `HEADS` head rows, which are computed lazily
+    doubtful: bool = False  # the machine was busy during the measurement, or nothing was measured
+    attention: tuple[float, float] = (0.0, 0.0)  # seconds of each position before a decode: once, and for each row
 
     def behind(self, positions: int) -> CostCurve:
         """Return the curve of decodes behind `positions` positions, in steps of `DEPTH_STEP`."""
@@ -71,9 +59,8 @@ class CostCurve:
     def head_seconds(self) -> list[float]:
         """Return the seconds of 0, 1, 2 … `MAX_DRAFT + 1` head rows together; 0 where the decode's time includes
         heads."""
-        if not self.heads:
-            return [0.0] * (MAX_DRAFT + 2)
-        found: list[float] = np.interp(np.arange(MAX_DRAFT + 2), (0, *HEADS), (0.0, *self.heads)).tolist()
+        heads = self.heads or (0.0,) * len(HEADS)
+        found: list[float] = np.interp(np.arange(MAX_DRAFT + 2), (0, *HEADS), (0.0, *heads)).tolist()
         return found
 
     def filling(self) -> tuple[Sequence[int], Sequence[float]]:
@@ -90,7 +77,7 @@ class CostCurve:
             near = min(self.rows[at], ROW_TILE * ceil(rows / ROW_TILE))
             least = min(range(at, len(self.rows)), key=self.seconds.__getitem__)
             taken = np.interp(near, self.rows, self.seconds)
-            wanted[rows] = self.rows[least] if self.seconds[least] < (1.0 - MIN_SAVING) * taken else near
+            wanted[rows] = self.rows[least] if self.seconds[least] < (1.0 - _MIN_SAVING) * taken else near
         return wanted
 
     def table(self, widths: Sequence[int] = ()) -> list[float]:
@@ -105,7 +92,7 @@ class CostCurve:
         return [0.0, *found.tolist()]
 
 
-@lru_cache(maxsize=_CURVES)
+@lru_cache(maxsize=16)
 def _kept_widths(curve: CostCurve) -> tuple[int, ...]:
     return tuple(curve.widths())
 
@@ -119,8 +106,7 @@ class DecodeCost:
 
     def __init__(self, curve: CostCurve) -> None:
         self.given = curve
-        self.decodes = 0
-        """Decodes that were learned from."""
+        self.decodes = 0  # decodes that were learned from
         self._log_rows = np.log(curve.rows)
         # Logarithms of measured over expected seconds; the curve itself counts as two decodes.
         self._ratios = [deque([0.0, 0.0], _RECENT) for _ in curve.rows]
@@ -141,16 +127,14 @@ class DecodeCost:
         self._widths = self._curve.widths()
         nearest = np.abs(np.log(self._widths[1:])[:, None] - self._log_rows).argmin(axis=1)
         self._nearest: list[int] = nearest.tolist()  # measured number of rows nearest to 1, 2, 3 ... rows
-        self._plain = self._curve.table(self._widths)
-        self._plain_heads = self._curve.head_seconds()
+        self._plain, self._plain_heads = self._curve.table(self._widths), self._curve.head_seconds()
         self._correct([median(ratios) for ratios in self._ratios])
 
     def _correct(self, errors: Sequence[float]) -> None:
         """Compute the tables anew, with these logarithms of errors."""
         self._errors = list(errors)
         curve = self._corrected(self._curve)
-        self.table = curve.table(self._widths)
-        """Seconds of a decode of 0, 1, 2 ... rows, without its heads."""
+        self.table = curve.table(self._widths)  # seconds of a decode of 0, 1, 2 ... rows, without its heads
         self._heads = curve.head_seconds()
         self.slopes = _least_slopes(self.table)
         """Seconds of a further row behind i drafted tokens, at least: the mean of rows up to the cheapest length."""
@@ -207,7 +191,7 @@ class DecodeCost:
         if self._tries[at] < WITNESSES:
             return
         error = median(self._ratios[at])
-        if abs(error - self._errors[at]) > MIN_MOVE or self._tries[at] == WITNESSES:
+        if abs(error - self._errors[at]) > _MIN_MOVE or self._tries[at] == WITNESSES:
             self._correct([*self._errors[:at], error, *self._errors[at + 1 :]])
 
     @property

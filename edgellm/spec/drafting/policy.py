@@ -15,9 +15,37 @@ from dataclasses import dataclass
 from math import ceil
 
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, EvidenceAcceptance
-from edgellm.spec.drafting.bandit import COPYING, TUNING, Arm, Bandit
+from edgellm.spec.drafting.bandit import EXPLORATION, LEAST_WEIGHT, Arm, Bandit
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT, CostCurve, DecodeCost
 from edgellm.spec.types import Round, TryingCost
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The constants of choosing. "Decodes" are decodes of one row."""
+
+    memory: float = 0.98  # weight of each round in the price of a token after the next one: about fifty rounds
+    least_gain: float = 0.02  # tokens to gain: no curve is measured more exactly than that
+
+    model_trials: int = 4  # rounds with a draft model before it is judged: fewer are too few for its mean
+    first_draft: int = 4  # tokens of a draft model's first draft: trying a useless model is to cost little
+    stretch: int = 64  # tokens with or without the draft model before that is decided again, at the latest
+    stretch_trials: int = 2  # stretches of either kind before the faster kind is chosen: single ones differ by luck
+    reply_tokens: float = 40.0  # expected tokens of a reply before the first reply has ended
+
+    first_credit: float = 0.8  # decodes that copies may cost before any was right, about four short drafts; saved again
+    doubt_credit: float = 8.0  # the same under a doubtful curve, where longer decodes have to be tried first
+    least_credit: float = 8.0  # least decodes for copies after a right one: right copies come in clusters
+    most_credit: float = 16.0  # most decodes saved by right copies that others may cost: about one long wrong draft
+    debt: float = 0.3  # overdraft for a lookup where the latest tokens have stood in the text before
+    free_draft: float = 0.5  # decodes that a copy may always cost if they are left: two or three tokens
+    most_loss: float = 2.0  # most decodes that count of a loss: its estimate may be wrong
+    known_tokens: int = 3  # repeated tokens in a row from which on a lookup is likely to find the next token
+    lookup: float = 5e-5  # seconds that a lookup takes, until some were timed
+    interrupted: float = 2.0  # lookups longer than this times the usual were interrupted, and count as this
+
+
+TUNING = Tuning()
 
 
 class Allowance:
@@ -30,15 +58,15 @@ class Allowance:
     def earn(self, decodes: float) -> None:
         """Add the share of this time."""
         if self.left < self._full:
-            self.left = min(self._full, self.left + TUNING.exploration * decodes)
+            self.left = min(self._full, self.left + EXPLORATION * decodes)
 
     def spend(self, decodes: float, debt: float = 0.0) -> None:
         """Spend `decodes`, but never below `-debt`: a disturbance must not end exploration."""
-        self.left = max(-debt, self.left - min(decodes, COPYING.most_loss))
+        self.left = max(-debt, self.left - min(decodes, TUNING.most_loss))
 
     def credit(self, decodes: float) -> None:
         """Add the decodes that a draft has saved, or would have."""
-        self.left = max(COPYING.least_credit, min(COPYING.most_credit, self.left + decodes))
+        self.left = max(TUNING.least_credit, min(TUNING.most_credit, self.left + decodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +85,7 @@ class ModelArm:
     def __init__(self) -> None:
         self.rounds, self.drafts, self.reading = Arm(), Arm(), Arm()
         self.acceptance = ConfidenceAcceptance()
-        self.stretches = Bandit(TUNING.stretch_trials)
-        """Stretches of replies without the draft model, and with it."""
+        self.stretches = Bandit(TUNING.stretch_trials)  # stretches of replies without the draft model, and with it
         self._first = 0, 0, 0.0  # tokens of a prompt and of its first draft, and seconds of both together
 
     @property
@@ -86,7 +113,7 @@ class DraftPolicy:
         self.copies = copies or EvidenceAcceptance()
         self._models: dict[str, ModelArm] = {}
         self._others = Arm()  # rounds without a draft model
-        self._lookup = COPYING.lookup  # mean seconds
+        self._lookup = TUNING.lookup  # mean seconds
         self._reply_tokens = TUNING.reply_tokens  # mean tokens of a reply
         self.use_curve(curve)
         self.begin(0)
@@ -94,8 +121,8 @@ class DraftPolicy:
     def use_curve(self, curve: CostCurve) -> None:
         """Decide by another curve from now on."""
         self.cost = DecodeCost(curve)
-        first = COPYING.doubt_credit if curve.doubtful else COPYING.first_credit
-        self._allowance = Allowance(COPYING.first_credit, first)  # budget of copies
+        first = TUNING.doubt_credit if curve.doubtful else TUNING.first_credit
+        self._allowance = Allowance(TUNING.first_credit, first)  # budget of copies
         self._tokens, self._seconds = 1.0, self.cost.single  # sums over recent rounds, decaying
 
     def begin(self, prompt: int, model: str = "", *, linked: bool = False) -> None:
@@ -127,7 +154,7 @@ class DraftPolicy:
     def end(self) -> None:
         """End the reply."""
         self._end_stretch()
-        self._reply_tokens += TUNING.least_weight * (self._written - self._reply_tokens)
+        self._reply_tokens += LEAST_WEIGHT * (self._written - self._reply_tokens)
 
     @property
     def price(self) -> float:
@@ -136,7 +163,7 @@ class DraftPolicy:
 
     def looks(self, known: int) -> bool:
         """Return whether to look for copies, where the latest `known` tokens have occurred in this order before."""
-        debt = COPYING.debt if known >= COPYING.known_tokens else 0.0
+        debt = TUNING.debt if known >= TUNING.known_tokens else 0.0
         return self._lookup / self.cost.single <= self._allowance.left + debt
 
     def bid(self, survives: Sequence[float], room: int) -> Bid:
@@ -159,14 +186,13 @@ class DraftPolicy:
     def _copies(self, survives: Sequence[float], other: Arm | None) -> tuple[int, int]:
         """Return how many offered tokens to copy, and how many if the allowance covered them. A copy has to gain more
         than a plain round, and than `other`."""
-        cost, price, allowance = self.cost, self.price, self._allowance
-        plain = 1.0 - price * (cost.single + cost.change(0))
-        best, gain, wanted, expected = 0, plain, 0, 1.0
+        cost, price, left = self.cost, self.price, self._allowance.left
+        best, wanted, expected = 0, 0, 1.0
+        gain = 1.0 - price * (cost.single + cost.change(0))
         if other is not None:
             gain = max(gain, other.tokens - price * other.seconds)
-        gain += TUNING.least_gain
-        most = cost.single * (1.0 + max(0.5 * allowance.left, min(COPYING.free_draft, allowance.left)))
-        highest = gain
+        highest = gain = gain + TUNING.least_gain
+        most = cost.single * (1.0 + max(0.5 * left, min(TUNING.free_draft, left)))
         for n, chance in enumerate(survives[:MAX_DRAFT], 1):
             expected += chance
             seconds, change = cost.seconds(n, expected), cost.change(n)
@@ -178,7 +204,7 @@ class DraftPolicy:
         longest = min(len(survives), MAX_DRAFT)
         if best < longest and cost.is_untried(longest):
             taken = (cost.seconds(longest, expected) - cost.seconds(best, 1.0)) / cost.single
-            if min(taken, COPYING.most_loss) <= allowance.left:
+            if min(taken, TUNING.most_loss) <= left:
                 return longest, longest
         return best, wanted
 
@@ -199,10 +225,8 @@ class DraftPolicy:
 
     def _repays(self, model: ModelArm) -> bool:
         """Return whether the draft model will save more time in this reply than it takes to read the text."""
-        if self._knows_prompt:
-            return True
         left = max(0.0, self._reply_tokens - self._written)
-        return left * (self._others.pace - model.rounds.pace) > self._unread(model)
+        return self._knows_prompt or left * (self._others.pace - model.rounds.pace) > self._unread(model)
 
     def _delays(self, model: ModelArm) -> bool:
         """Return whether reading the prompt first would delay the first token by more than a round with the draft
@@ -220,12 +244,10 @@ class DraftPolicy:
 
     def useful(self, survives: Sequence[float], rows: int = 0) -> int:
         """Return how many further tokens pay behind `rows` verified ones; `survives` are their chances."""
-        cost, price = self.cost, self.price
-        best, gain, expected = 0, 0.0, 0.0
-        before = cost.seconds(rows, 0.0)
+        best, gain, expected, before = 0, 0.0, 0.0, self.cost.seconds(rows, 0.0)
         for n, chance in enumerate(survives[: MAX_DRAFT - rows], 1):
             expected += chance
-            value = expected - price * (cost.seconds(rows + n, expected) - before)
+            value = expected - self.price * (self.cost.seconds(rows + n, expected) - before)
             if value > gain:
                 best, gain = n, value
         return best
@@ -236,10 +258,10 @@ class DraftPolicy:
 
     def looked(self, seconds: float) -> None:
         """Account for a lookup, and for learning from it."""
-        seconds = min(seconds, COPYING.interrupted * self._lookup)
-        self._lookup += TUNING.least_weight * (seconds - self._lookup)
+        seconds = min(seconds, TUNING.interrupted * self._lookup)
+        self._lookup += LEAST_WEIGHT * (seconds - self._lookup)
         decodes = seconds / self.cost.single
-        self._allowance.spend(decodes, COPYING.debt)
+        self._allowance.spend(decodes, TUNING.debt)
         self._spent["lookups"] += decodes
 
     def drafted(self, tokens: int, seconds: float) -> None:
@@ -276,8 +298,7 @@ class DraftPolicy:
             self.copies.record_draft(expected, verdict.accepted)
         if copied:
             self.settle(loss := self.cost.loss(copied, verdict.accepted))
-            self._spent["copies"] += max(0.0, loss)
-            self._spent["saved"] += max(0.0, -loss)
+            self._spend("copies", loss)
         self._allowance.earn(tokens)
         if asked and self._model is not None:
             self._model.acceptance.observe(chunk, verdict.accepted)
@@ -294,6 +315,10 @@ class DraftPolicy:
         else:
             self._allowance.credit(-loss)
 
+    def _spend(self, name: str, loss: float) -> None:
+        """Note a loss in decodes, negative for a saving."""
+        self._spent[name if loss > 0.0 else "saved"] += abs(loss)
+
     def _observe_times(self, turn: Round, tokens: int, asked: bool) -> None:
         seconds, model = turn.seconds, self._model
         self._tokens = TUNING.memory * self._tokens + tokens
@@ -304,9 +329,7 @@ class DraftPolicy:
         if not asked or model is None:
             self._others.add(tokens, seconds)
             return
-        decodes = seconds / self.cost.single
-        self._spent["model"] += max(0.0, decodes - tokens)
-        self._spent["saved"] += max(0.0, tokens - decodes)
+        self._spend("model", seconds / self.cost.single - tokens)
         if not self._reads_prompt:
             model.rounds.add(tokens, seconds)
         self._reads_prompt = False
@@ -326,18 +349,22 @@ class DraftPolicy:
             return f"no draft is retrieved{paused}"
         if bid.refused:
             return f"{bid.refused} tokens might be copied, but wrong copies have used up what may be spent{paused}"
-        extra = (self.cost.seconds(1, 1.0) - self.cost.single) / self.cost.single
-        return f"a draft has a {survives[0]:.0%} chance, and a second row costs {extra:.0%} of the first{paused}"
+        return f"a draft has a {survives[0]:.0%} chance, and {self._second}{paused}"
 
     def account(self) -> TryingCost:
         """Return the cost and savings of exploration in this reply, and the present choice."""
         return TryingCost(**self._spent, reason=self.reason)
 
     @property
+    def _second(self) -> str:
+        return (
+            f"a second row costs {(self.cost.seconds(1, 1.0) - self.cost.single) / self.cost.single:.0%} of the first"
+        )
+
+    @property
     def reason(self) -> str:
         """Return the present choice and its reason, in one sentence."""
-        second = (self.cost.seconds(1, 1.0) - self.cost.single) / self.cost.single
-        found = f"a second row costs {second:.0%} of a first; {self.copies.trust:.0%} of the expected copies were right"
+        found = f"{self._second}; {self.copies.trust:.0%} of the expected copies were right"
         if self._model is None:
             return found
         without, with_model = (arm.pace / self.cost.single for arm in self._model.stretches.arms)

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.spec.drafting.acceptance import (
-    HALVED_AT,
     MAX_MATCH,
     ConfidenceAcceptance,
     EvidenceAcceptance,
@@ -89,9 +88,9 @@ def test_what_is_seen_counts_for_its_kind_most_and_for_similar_ones_a_little() -
 def test_it_follows_when_things_change() -> None:
     chances = EvidenceAcceptance([0.5])
     kind = evidence(1, 0, 3, 1.0, False)
-    for _ in range(int(HALVED_AT) * 3):
+    for _ in range(1000):
         chances.learn(kind, True)
-    for _ in range(int(HALVED_AT)):
+    for _ in range(400):
         chances.learn(kind, False)
     assert chances.chance(kind) < 0.45  # and not the 0.75 of all that was ever seen
 

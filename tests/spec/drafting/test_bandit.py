@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgellm.spec.drafting.bandit import TUNING, Bandit
+from edgellm.spec.drafting.bandit import EXPLORATION, Bandit
 
 ROUNDS = 4000
 
@@ -24,7 +24,7 @@ def test_the_slower_way_costs_little(seconds: tuple[float, float]) -> None:
     best, faster = min(seconds), seconds[1] < seconds[0]
     others = chosen[8:].count(not faster)
     assert others > 0
-    assert others * (max(seconds) - best) <= 1.1 * TUNING.exploration * ROUNDS * best + max(seconds)
+    assert others * (max(seconds) - best) <= 1.1 * EXPLORATION * ROUNDS * best + max(seconds)
 
 
 def test_a_way_that_has_become_faster_is_found() -> None:

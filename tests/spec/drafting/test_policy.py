@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.spec.drafting.bandit import COPYING, TUNING
 from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve
-from edgellm.spec.drafting.policy import Allowance, DraftPolicy
+from edgellm.spec.drafting.policy import TUNING, Allowance, DraftPolicy
 from edgellm.spec.types import Chunk, Decision, Round, Verdict
 from tests.spec.drafting.curves import LINEAR, curves
 
@@ -117,11 +116,11 @@ def test_a_doubtful_curve_that_makes_copies_look_dear_is_tried_within_200_tokens
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.0, 1.0)), max_size=300))
 def test_any_stretch_in_which_nothing_is_right_costs_a_hundredth_at_most(rounds: list[tuple[int, float]]) -> None:
-    allowance, window = Allowance(COPYING.first_credit, COPYING.first_credit), 256
+    allowance, window = Allowance(TUNING.first_credit, TUNING.first_credit), 256
     spent: list[float] = []  # by token
     for tokens, share in rounds:
-        cost = share * max(0.0, allowance.left + COPYING.debt)
-        allowance.spend(cost, COPYING.debt)
+        cost = share * max(0.0, allowance.left + TUNING.debt)
+        allowance.spend(cost, TUNING.debt)
         allowance.earn(tokens)
         spent += [cost] + [0.0] * (tokens - 1)
     for first in range(len(spent)):
@@ -129,12 +128,12 @@ def test_any_stretch_in_which_nothing_is_right_costs_a_hundredth_at_most(rounds:
 
 
 def test_a_loss_that_is_beyond_belief_is_not_believed() -> None:
-    allowance = Allowance(COPYING.first_credit)
+    allowance = Allowance(TUNING.first_credit)
     allowance.credit(0.1)
     allowance.spend(1e9)
-    assert allowance.left > 0.5 * COPYING.least_credit
+    assert allowance.left > 0.5 * TUNING.least_credit
     allowance.credit(1e9)
-    assert allowance.left == COPYING.most_credit
+    assert allowance.left == TUNING.most_credit
 
 
 def copies_where_all_are_wrong(known: DraftPolicy, rounds: int, survives: Sequence[float]) -> float:
@@ -169,7 +168,7 @@ def test_lookups_that_find_nothing_become_rare_except_where_the_text_is_known() 
             known.looked(0.05)
         told(known, 0, 1, 1.0)
     assert looked * 0.05 <= 0.01 * 2000
-    assert known.looks(COPYING.known_tokens)
+    assert known.looks(TUNING.known_tokens)
     assert known.account().lookups == pytest.approx(looked * 0.05, rel=0.5)
 
 
