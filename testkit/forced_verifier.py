@@ -36,7 +36,7 @@ class ForcedVerifier(Verifier):
         return Capabilities(self._model.name, self._context.n_ctx, can_be_lost=False)
 
     def open(self, state: GenerationState) -> Session:
-        self._context.fill(*state.filling)
+        self._context.fill(*state.terms.filling)
         return Session(state, self._verdict)
 
     def _verdict(self, request: VerifyRequest) -> Future[Verdict]:

@@ -25,7 +25,7 @@ from bench.harness.results import Figures
 from edgellm.engine import Context, ContextSpec, Model, to_f32
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import DraftSource
-from edgellm.spec.state import GenerationState
+from edgellm.spec.state import GenerationState, VerdictTerms
 from edgellm.spec.types import Chunk, Decision, Round
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from testkit.questions import PairName
@@ -54,7 +54,7 @@ def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Re
     tokens = rounds = 0
     for case in cases:
         method.begin(case)
-        state = GenerationState(case.prompt, expect=method.copies.expect)
+        state = GenerationState(case.prompt, terms=VerdictTerms(expect=method.copies.expect))
         method.drafter.begin(state)
         session = verifier.open(state)
         try:

@@ -28,7 +28,7 @@ from edgellm.engine import Context, ContextSpec, Model
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.suffix_automaton import SuffixAutomaton
-from edgellm.spec.state import GenerationState
+from edgellm.spec.state import GenerationState, VerdictTerms
 from edgellm.spec.types import NO_IDS, Chunk, Ids
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
@@ -87,7 +87,7 @@ def calibration(model: Model, length: int, repeats: int, threads: int | None) ->
 
     def prefill(calibrating: bool) -> float:
         context.clear()
-        session = verifier.open(GenerationState(expect=kept.expect if calibrating else None))
+        session = verifier.open(GenerationState(terms=VerdictTerms(expect=kept.expect if calibrating else None)))
         began = perf_counter()
         session.submit(prompt, Chunk(NO_IDS)).result()
         taken = perf_counter() - began

@@ -23,7 +23,7 @@ from edgellm.spec.loop import NoDrafter, generate
 from edgellm.spec.ngram.retriever import Retriever
 from edgellm.spec.params import DEFAULT_SOURCES
 from edgellm.spec.protocols import Drafter
-from edgellm.spec.state import NOT_FILLED, GenerationLimits, GenerationState
+from edgellm.spec.state import NOT_FILLED, GenerationLimits, GenerationState, VerdictTerms
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Chunk, Expected, Round
 from testkit.forced_verifier import ForcedVerifier
@@ -145,7 +145,9 @@ class Run:
         self.method.begin(case)
         drafter = Timed(self.method.drafter, self.method.copies, expected if self.method.calibrates else ())
         state = GenerationState(
-            case.prompt, limits=GenerationLimits(len(case.reply), N_CTX, MAX_DRAFT), filling=self._filling
+            case.prompt,
+            limits=GenerationLimits(len(case.reply), N_CTX, MAX_DRAFT),
+            terms=VerdictTerms(filling=self._filling),
         )
         for _ in generate(
             state, vocabulary=alphabet, drafter=drafter, gate=AlwaysGate(), verifier=verifier, stats=Summary()

@@ -50,10 +50,9 @@ def _written(
 ) -> tuple[str, int, int]:
     """Return the reply with at most `corrections` corrections, their number, and that of the drafted chunks."""
     ids, pieces, corrected, chunks = prompt, [], 0, 0
-    rules = DraftRules(lookup_below=lookup_below)
-    context = ContextLookup(prompt) if lookup_below else None
+    rules = DraftRules(lookup_below=lookup_below, context=ContextLookup(prompt) if lookup_below else None)
     while len(ids) < len(prompt) + most:
-        chunk = drafter.propose(GenerationState(ids, rules=rules, context=context), gamma)
+        chunk = drafter.propose(GenerationState(ids, rules=rules), gamma)
         new, chunks = chunk.ids, chunks + 1
         if corrected < corrections:
             verdict = session.submit(ids, chunk).result()

@@ -149,9 +149,9 @@ def open_verification(
 def _drafted(state: GenerationState, drafter: Drafter, gamma: int) -> Chunk:
     """Return a draft, as far as it follows the grammar: copies and translated drafts may not."""
     chunk = drafter.propose(state, gamma)
-    if state.grammar is None:
+    if state.rules.grammar is None:
         return chunk
-    n = state.grammar.follows(state.ids, chunk.ids)
+    n = state.rules.grammar.follows(state.ids, chunk.ids)
     return chunk.part(0, n) if n else _NOTHING
 
 

@@ -66,7 +66,7 @@ class LossyVerification(Verification):
 
     def verify(self, chunk: Chunk, ahead: Ahead) -> Verdict | None:
         try:
-            tail = self._state.tail
+            tail = self._state.terms.tail
             writes_on = not len(chunk) if tail is None else tail.second()
             read, self._prefill = self._prefill, None
             if read is not None and len(chunk):

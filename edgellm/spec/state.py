@@ -21,39 +21,41 @@ NOT_FILLED: Filling = (), ()
 
 @dataclass(frozen=True, slots=True)
 class GenerationLimits:
-    """`max_tokens` of an answer; `context` positions for prompt and reply together; `gamma` drafted tokens a chunk.
+    """The limits of a reply, in tokens; None: no limit."""
 
-    A thought before the answer has `max_thinking` tokens at most, and with the answer `max_total`; None: no limit.
-    Without a draft, up to `extra` tokens beyond the next one are asked for at once, for fewer round trips on a link;
-    with `GenerationState.tail` whenever that bandit chooses so.
-    """
-
-    max_tokens: int = 512
-    context: int = 4096
-    gamma: int = 4
+    max_tokens: int = 512  # of an answer
+    context: int = 4096  # positions for prompt and reply together
+    gamma: int = 4  # drafted tokens a chunk
     extra: int = 0
-    max_thinking: int | None = None
-    max_total: int | None = None
-
-
-def _all_pay() -> Sequence[float]:
-    return ()
+    """Tokens beyond the next one that are asked for at once, for fewer round trips on a link: without a draft, or
+    whenever `VerdictTerms.tail` chooses so."""
+    max_thinking: int | None = None  # of a thought before the answer
+    max_total: int | None = None  # of both
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRules:
-    """The draft model's rules for a reply.
+    """The draft model's rules for a reply."""
 
-    A chunk ends after a token whose confidence is below `stop_below`. Drafts with less confidence than `lookup_below`
-    are replaced by the context's token. `greedy`: the most probable tokens are drafted in sampled replies, too, for a
-    verifier that draws by numbers of its own: two independent draws agree less often. `floors` returns the break-even
-    chance for each place of a chunk; later places have none.
-    """
-
-    stop_below: float = 0.0
-    lookup_below: float = 0.0
+    stop_below: float = 0.0  # a chunk ends after a token of less confidence
+    lookup_below: float = 0.0  # drafts of less confidence are replaced by the context's token
     greedy: bool = False
-    floors: Callable[[], Sequence[float]] = _all_pay
+    """Draft the most probable tokens in sampled replies, too, for a verifier that draws by numbers of its own: two
+    independent draws agree less often."""
+    floors: Callable[[], Sequence[float]] = tuple  # break-even chance for each place of a chunk; later places have none
+    context: ContextLookup | None = None  # looked up where the draft model is not confident
+    grammar: ReplyGrammar | None = None  # drafts follow it
+    prompt: Ids | None = None  # for a draft model with another tokenizer, in its own tokens, (m,)
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictTerms:
+    """The settings of a reply for its verifier."""
+
+    logprobs: int | None = None  # verdicts have log-probabilities of their tokens, and of as many others
+    expect: Callable[[Expected], None] | None = None  # called with next-token predictions at positions of the prompt
+    filling: Filling = NOT_FILLED  # padding of decodes in this process
+    tail: Bandit | None = None  # whether `extra` tokens are asked for, also behind drafts; None: not there
 
 
 class GenerationState:
@@ -63,40 +65,18 @@ class GenerationState:
     """
 
     def __init__(
-        self,
-        prompt: Ids = NO_IDS,
-        sampling: Sampling = GREEDY,
-        limits: GenerationLimits | None = None,
-        *,
-        rules: DraftRules | None = None,
-        should_stop: ShouldStop = never,
-        logprobs: int | None = None,
-        explain: bool = False,
-        context: ContextLookup | None = None,
-        expect: Callable[[Expected], None] | None = None,
-        filling: Filling = NOT_FILLED,
-        channel: Channel = Channel.ANSWER,
-        draft_prompt: Ids | None = None,
-        grammar: ReplyGrammar | None = None,
+        self, prompt: Ids = NO_IDS, sampling: Sampling = GREEDY, limits: GenerationLimits = GenerationLimits(), *,
+        rules: DraftRules = DraftRules(), terms: VerdictTerms = VerdictTerms(), should_stop: ShouldStop = never,
+        explain: bool = False, channel: Channel = Channel.ANSWER,
         on_progress: Callable[[PromptProgress], None] | None = None,
-        tail: Bandit | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Begin a reply to `prompt` (n,), which continues in `channel`.
 
-        `should_stop` is polled between tokens and during long computations. With `logprobs`, verdicts include the
-        log-probabilities of their tokens and of as many other tokens. `explain`: reasons are requested.
-        `context` is looked up where the draft model is not confident. `expect` is called with the verifier's
-        next-token predictions at positions of the prompt, if they are wanted. Verifiers in this process pad their
-        decodes as `filling` says. `draft_prompt` (m,) is the prompt for a draft model with another tokenizer, in its
-        own tokens, if any. Drafts follow the `grammar`. `on_progress` is called while a model reads a long prompt.
-        `tail` chooses whether `limits.extra` tokens are asked for, also behind drafts; None: not behind drafts.
+        `should_stop` is polled between tokens and during long computations. `explain`: reasons are requested.
+        `on_progress` is called while a model reads a long prompt.
         """
-        self.sampling, self.limits = sampling, limits or GenerationLimits()
-        self.rules = rules or DraftRules()
-        self.should_stop, self.logprobs, self.explain = should_stop, logprobs, explain
-        self.context, self.expect, self.filling = context, expect, filling
-        self.draft_prompt, self.tail, self.grammar = draft_prompt, tail, grammar
-        self._on_progress = on_progress
+        self.sampling, self.limits, self.rules, self.terms = sampling, limits, rules, terms
+        self.should_stop, self.explain, self._on_progress = should_stop, explain, on_progress
         self.prompt_tokens = self._length = self._committed = len(prompt)
         self._most = max(self._length, self._limited(self.limits.context, self.limits.max_total))
         self._ids = np.empty(self._most, dtype=np.int32)
@@ -169,17 +149,10 @@ class GenerationState:
 
     def with_draft(self, ids: Ids) -> Self:
         """Return the reply as it will be if the drafted `ids` are accepted."""
-        return self._with(np.concatenate((self.ids, ids)), self._committed)
-
-    def _with(self, ids: Ids, committed: int) -> Self:
-        other = object.__new__(type(self))
-        vars(other).update(vars(self))
-        other._length, other._committed = len(ids), committed
-        other._end = max(self._end, len(ids))
-        other._ids = np.empty(other._end, dtype=np.int32)
-        other._ids[: len(ids)] = ids
+        other, text = object.__new__(type(self)), np.concatenate((self.ids, ids))
+        vars(other).update(vars(self), _length=len(text), _end=max(self._end, len(text)), _ids=text)
         return other
 
     def lookup(self, prefix: Ids, committed: bool = True) -> Cursor | None:
         """Return a cursor into the context after `prefix`, if there is a context."""
-        return None if self.context is None else self.context.cursor(prefix, committed)
+        return None if self.rules.context is None else self.rules.context.cursor(prefix, committed)

@@ -100,7 +100,15 @@ class Session:
         state, self._round = self.state, self._round + 1
         self._read = 0 if self._asked is None else len(self._asked.prefix)
         self._asked = VerifyRequest(
-            self._number, state.sampling, 0, prefix, chunk, extra, state.logprobs, self._round, grammar=self._grammar
+            self._number,
+            state.sampling,
+            0,
+            prefix,
+            chunk,
+            extra,
+            state.terms.logprobs,
+            self._round,
+            grammar=self._grammar,
         )
         self._pending = self._send(self._asked)
         return self._pending

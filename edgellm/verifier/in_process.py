@@ -98,11 +98,11 @@ class _OwnContext:
     """A context whose cache follows one reply."""
 
     def __init__(self, model: Model, contexts: ContextPool, state: GenerationState) -> None:
-        self._contexts, self._expect, self._is_eog = contexts, state.expect, model.is_eog
+        self._contexts, self._expect, self._is_eog = contexts, state.terms.expect, model.is_eog
         self._progress = state.prompt_progress(model.name)
         context = contexts.take()
         context.set_cancel(state.should_stop, self._progress)
-        context.fill(*state.filling)
+        context.fill(*state.terms.filling)
         self.context: Context | None = context
 
     def send(self, request: VerifyRequest) -> Future[Verdict]:

@@ -18,7 +18,7 @@ from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.drafters.model import ChunkBuilder
 from edgellm.spec.protocols import Capabilities
-from edgellm.spec.state import GenerationState
+from edgellm.spec.state import DraftRules, GenerationState
 from edgellm.spec.types import Constraint, Distribution
 from edgellm.spec.verifier import Session
 from testkit.thinking_templates import CHANNELS, with_template
@@ -87,7 +87,8 @@ def test_a_verifier_that_follows_none_is_not_asked(served: LLM, monkeypatch: pyt
 
 def test_context_lookup_does_not_break_the_grammar(pair: LLM) -> None:
     """With a budget, tokens of the context replace doubtful drafts, which the grammar may forbid."""
-    drafts = ChunkBuilder(GenerationState(), 4, grammar=ReplyGrammar(Listed(1), Constraint("", 0)), cursor=Offering())
+    state = GenerationState(rules=DraftRules(grammar=ReplyGrammar(Listed(1), Constraint("", 0))))
+    drafts = ChunkBuilder(state, 4, cursor=Offering())
     drafts._lookup_below = 1.0
     assert drafts.add(np.array([0.0, 1.0, 2.0], np.float32), Top2(2, 0.6, 0.2)) == 1
 

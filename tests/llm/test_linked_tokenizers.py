@@ -27,7 +27,7 @@ from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.drafters.translation import TokenTranslation, TranslatedDrafter
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
-from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Constraint, Penalties, Sampling, Source, Token
 from testkit.processes.verifier import VerifierProcess
@@ -230,10 +230,11 @@ class Translated:
             sampling = replace(sampling, penalties=replace(sampling.penalties, start=len(prompt)))
         if sampling.constraint is not None:
             sampling = replace(sampling, constraint=replace(sampling.constraint, start=len(prompt)))
-        state = GenerationState(
-            prompt, sampling, GenerationLimits(48, 512), draft_prompt=draft_ids(self._draft, "", case(number), 512),
+        rules = DraftRules(
+            prompt=draft_ids(self._draft, "", case(number), 512),
             grammar=ReplyGrammar.of(sampling.constraint, self.text.grammar),
-        )  # fmt: skip
+        )
+        state = GenerationState(prompt, sampling, GenerationLimits(48, 512), rules=rules)
         events = generate(
             state, vocabulary=self.text, drafter=self._drafter, gate=AlwaysGate(), verifier=None, stats=stats
         )

@@ -16,7 +16,7 @@ from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.handshake import VerifierInfo, greet
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.state import GenerationState
+from edgellm.spec.state import GenerationState, VerdictTerms
 from edgellm.spec.types import Chunk, Token
 from tests.spec.real import case
 
@@ -88,7 +88,7 @@ def test_a_verdict_on_a_chunk_brings_those_of_what_stands(server: VerifierServer
     told = list(pair.reply(case(2), max_tokens=6, logprobs=2))
     right = np.array([token.id for token in told], dtype=np.int32)
     remote = RemoteVerifier(server.address, server.model.vocabulary)
-    session = remote.open(GenerationState(logprobs=2))
+    session = remote.open(GenerationState(terms=VerdictTerms(2)))
     wrong = np.append(right[:3], right[:1]).astype(np.int32)
     verdict = session.submit(prompt, Chunk(wrong), extra=2).result()
     session.close()

@@ -12,7 +12,7 @@ from edgellm.engine import Context, ContextSpec
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.protocols import Verifier
-from edgellm.spec.state import GenerationState
+from edgellm.spec.state import GenerationState, VerdictTerms
 from edgellm.spec.types import Chunk, Constraint, Ids, Penalties, Sampling, Verdict
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from tests.engine.logits import some_ids
@@ -77,7 +77,7 @@ def test_verdicts_are_those_of_the_whole_model(mesh: MeshVerifier, local: LocalV
 
 def test_log_probabilities_are_those_of_the_whole_model(mesh: MeshVerifier, local: LocalVerifier) -> None:
     assert mesh.capabilities.logprobs
-    state = GenerationState(PROMPT, logprobs=3)
+    state = GenerationState(PROMPT, terms=VerdictTerms(3))
     pairs = zip(verdicts(mesh, state, 12, extra=2), verdicts(local, state, 12, extra=2), strict=True)
     for here, there in pairs:
         assert len(here.logprobs) == len(there.logprobs) == here.accepted + len(here.tokens)
@@ -94,7 +94,7 @@ def test_no_more_of_a_draft_is_sent_than_there_is_room_for_logits(
     plain = mesh.open(GenerationState(PROMPT))
     assert plain.submit(PROMPT, Chunk(own[:5])).result().accepted == 5
     plain.close()
-    session = mesh.open(GenerationState(PROMPT, logprobs=0))
+    session = mesh.open(GenerationState(PROMPT, terms=VerdictTerms(0)))
     verdict = session.submit(PROMPT, Chunk(own[:5])).result()
     assert (verdict.accepted, verdict.tokens.tolist()) == (2, own[2:3].tolist())
     session.close()

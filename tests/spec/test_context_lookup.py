@@ -175,7 +175,7 @@ def test_what_is_drafted_ahead_is_looked_up_in_the_context_too(draft_model: Mode
     prompt = draft_model.chat_prompt(case(5))
     with Context(draft_model, ContextSpec(n_ctx=512, n_seq=3, threads=1)) as context:
         drafter = BranchingDrafter(draft_model, context)
-        state = GenerationState(prompt, rules=DraftRules(lookup_below=1.0), context=ContextLookup(prompt))
+        state = GenerationState(prompt, rules=DraftRules(lookup_below=1.0, context=ContextLookup(prompt)))
         plain = drafter.propose(state, 8)
         assert plain.context_match is not None
         ahead = drafter.draft_many(state, [prompt], 8, lambda: False, whole=prompt, tail=0)

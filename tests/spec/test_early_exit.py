@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -61,8 +62,8 @@ def test_it_asks_the_context_as_the_uncut_model_does(parts: Parts, prompts: list
     cut_in_two, whole, copied = parts.drafter(1.0), parts.plain(), 0
     for prompt in prompts:
         rules = DraftRules(lookup_below=0.95)
-        state = GenerationState(prompt, rules=rules, context=ContextLookup(prompt))
-        other = GenerationState(prompt, rules=rules, context=ContextLookup(prompt))
+        state = GenerationState(prompt, rules=replace(rules, context=ContextLookup(prompt)))
+        other = GenerationState(prompt, rules=replace(rules, context=ContextLookup(prompt)))
         ours, theirs = cut_in_two.propose(state, 24), whole.propose(other, 24)
         assert ours.ids.tolist() == theirs.ids.tolist()
         assert ours.context_match is not None

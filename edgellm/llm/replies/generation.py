@@ -20,7 +20,7 @@ from edgellm.spec.ngram.retriever import Retriever
 from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Drafter, Verifier
-from edgellm.spec.state import NOT_FILLED, DraftRules, GenerationLimits, GenerationState
+from edgellm.spec.state import NOT_FILLED, DraftRules, GenerationLimits, GenerationState, VerdictTerms
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import cut_at_stops
 from edgellm.spec.types import Explanation, Ids, PromptProgress, Sampling
@@ -121,20 +121,21 @@ class ReplyWriter:
             extra=engine.elsewhere.extra if asks_extra and engine.elsewhere is not None else 0,
             max_thinking=options.max_thinking, max_total=options.max_total,
         )  # fmt: skip
-        constraint = request.sampling.constraint
-        rules = DraftRules(choice.stop_below, choice.lookup_below, greedy=not alike and plan.checked)
+        rules = DraftRules(
+            choice.stop_below, choice.lookup_below, greedy=not alike and plan.checked,
+            context=ContextLookup(request.prompt) if choice.lookup_below else None, prompt=request.draft_prompt,
+            grammar=ReplyGrammar.of(request.sampling.constraint, engine.text.grammar),
+        )  # fmt: skip
         if policy is not None and not engine.linked:
             rules = replace(rules, floors=policy.floors)
-        return GenerationState(
-            request.prompt, request.sampling, limits,
-            rules=rules,
-            should_stop=should_stop, logprobs=options.logprobs, explain=explain,
-            context=ContextLookup(request.prompt) if choice.lookup_below else None,
-            expect=None if copies is None else copies.expect,
+        terms = VerdictTerms(
+            options.logprobs, expect=None if copies is None else copies.expect,
             filling=NOT_FILLED if policy is None else policy.cost.given.behind(len(request.prompt)).filling(),
-            channel=request.channels.channel, draft_prompt=request.draft_prompt, on_progress=on_progress,
-            grammar=None if constraint is None else ReplyGrammar.of(constraint, engine.text.grammar),
             tail=engine.bandits.tail if self._drafts and asks_tail else None,
+        )  # fmt: skip
+        return GenerationState(
+            request.prompt, request.sampling, limits, rules=rules, terms=terms, should_stop=should_stop,
+            explain=explain, channel=request.channels.channel, on_progress=on_progress,
         )  # fmt: skip
 
     def _drafter(self, own: Drafter | None, stats: Summary) -> Drafter | None:

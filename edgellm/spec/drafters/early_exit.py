@@ -109,7 +109,7 @@ class EarlyExitDrafter(Drafter):
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """Draft a chunk. Its last token is decoded in no layer before a later text holds it."""
         prefix, meter = within(state.ids, self._shared), self._meter
-        chunk = ChunkBuilder(state, gamma, grammar=state.grammar, cursor=state.lookup(prefix))
+        chunk = ChunkBuilder(state, gamma, cursor=state.lookup(prefix))
         try:
             common = self._lower.sync(prefix)
             self._upper.rollback(min(common, self._upper.length()))

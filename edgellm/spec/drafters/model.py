@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgellm.engine import Context, Model, Top2, top2
-from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.mechanisms import mechanism
 from edgellm.spec.ngram.sources import MIN_MATCH, Cursor
 from edgellm.spec.protocols import Drafter
@@ -25,10 +24,10 @@ class ChunkBuilder:
 
     def __init__(
         self, state: GenerationState, gamma: int, *, text: Ids | None = None, sampling: Sampling | None = None,
-        grammar: ReplyGrammar | None = None, cursor: Cursor | None = None, floors: Sequence[float] = (),
+        cursor: Cursor | None = None, floors: Sequence[float] = (),
     ) -> None:  # fmt: skip
-        """Begin a chunk of up to `gamma` tokens after `text` (by default the reply so far), by `sampling` (the reply's)
-        and `grammar`.
+        """Begin a chunk of up to `gamma` tokens after `text` (by default the reply so far), by `sampling` (by default
+        the reply's, and its grammar).
 
         The chunk ends after a token of low confidence, as `state.rules` say, and where the product of the confidences
         falls below the entry of `floors` for that place. `cursor` offers the context's tokens.
@@ -38,7 +37,8 @@ class ChunkBuilder:
         self._sampling = state.sampling if sampling is None else sampling
         self._draws = not (self._sampling.greedy or rules.greedy)
         self._text = state.ids if text is None else text
-        self._grammar, self._cursor, self._lookup_below = grammar, cursor, rules.lookup_below
+        self._grammar = rules.grammar if sampling is None else None
+        self._cursor, self._lookup_below = cursor, rules.lookup_below
         self.ids: list[int] = []
         self._survival = 1.0
         self._facts: list[Top2] = []
@@ -148,9 +148,7 @@ class ModelDrafter(Drafter):
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """Draft a chunk. Its last token is decoded only with a later text that contains it."""
         prefix, meter = within(state.ids, self._shared), self._meter
-        chunk = ChunkBuilder(
-            state, gamma, grammar=state.grammar, cursor=state.lookup(prefix), floors=state.rules.floors()
-        )
+        chunk = ChunkBuilder(state, gamma, cursor=state.lookup(prefix), floors=state.rules.floors())
         try:
             if meter is not None:
                 meter.pause()

@@ -194,7 +194,7 @@ class BranchingDrafter(ModelDrafter):
 
         def begin(prefix: Ids) -> None:
             cursor = state.lookup(prefix, committed=False)
-            branches.append((prefix, ChunkBuilder(state, gamma, text=prefix, grammar=state.grammar, cursor=cursor)))
+            branches.append((prefix, ChunkBuilder(state, gamma, text=prefix, cursor=cursor)))
             self._branches = max(self._branches, len(branches))
             if length(prefix) > 0:
                 context.branch(0, len(branches))

@@ -171,22 +171,22 @@ class TranslatedDrafter(Drafter):
             return chunk
         prefix = self._prefix(state)
         gamma = self._room(prefix, gamma)
-        if prefix is None or state.draft_prompt is None or gamma < 1:
+        if prefix is None or state.rules.prompt is None or gamma < 1:
             return Chunk()
-        if state.grammar is not None:
-            return self._by_token(ChunkBuilder(state, gamma, grammar=state.grammar), prefix)
+        if state.rules.grammar is not None:
+            return self._by_token(ChunkBuilder(state, gamma), prefix)
         sampling = replace(
-            state.sampling, penalties=self._translation.own_penalties(state.sampling.penalties, len(state.draft_prompt))
+            state.sampling, penalties=self._translation.own_penalties(state.sampling.penalties, len(state.rules.prompt))
         )
         # A cut to `gamma` within a word would change what the draft model writes next.
         return self._by_text(ChunkBuilder(state, gamma, text=prefix, sampling=sampling), prefix)
 
     def _prefix(self, state: GenerationState) -> Ids | None:
         """Return prompt and reply in own tokens (n,); None where nothing can be drafted."""
-        if state.draft_prompt is None or not len(self._translation.source):
+        if state.rules.prompt is None or not len(self._translation.source):
             return None
         self._follow(state)
-        return np.concatenate((state.draft_prompt, np.array([own.id for own in self._own], dtype=np.int32)))
+        return np.concatenate((state.rules.prompt, np.array([own.id for own in self._own], dtype=np.int32)))
 
     def _room(self, prefix: Ids | None, gamma: int) -> int:
         """Return how many of `gamma` tokens the context has room for behind `prefix`."""

@@ -192,8 +192,8 @@ class PairProfiler:
         return self.record(prompt, context_lookup=False).run(None)
 
     def _lookup_state(self, prompt: Ids, below: float) -> GenerationState:
-        rules = DraftRules(lookup_below=below)
-        return GenerationState(prompt, limits=self._limits, rules=rules, context=ContextLookup(prompt))
+        rules = DraftRules(lookup_below=below, context=ContextLookup(prompt))
+        return GenerationState(prompt, limits=self._limits, rules=rules)
 
     def _verified(self, state: GenerationState) -> list[_Verified]:
         """Return the chunks of the verifier's own reply."""
