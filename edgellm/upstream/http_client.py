@@ -53,25 +53,18 @@ class ServerURL:
         Raises:
             InvalidOption: it is something else, or contains a password.
         """
-        try:
-            url = urlsplit(text)
-            port = url.port
-        except ValueError:
-            raise InvalidOption(f"{text[:80]!r} is no address of a server.", _FORM) from None
-        if "@" in url.netloc or url.query:
+        base, _, model = text.partition("#")
+        if re.match(r"[^/]*//[^/]*@", base) or "?" in base:
             raise InvalidOption(
                 "The server's address contains a password or a query.",
                 f"Leave it out, and put the key into a file (--verifier-key-file) or into {KEY_VARIABLE}.",
             )
-        if (
-            url.scheme not in ("http", "https")
-            or not _HOST.fullmatch(url.hostname or "")
-            or not _PATH.fullmatch(url.path)
-        ):
-            raise InvalidOption(f"{text[:80]!r} is no address of a server.", _FORM)
-        host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
-        where = f"{host}:{port}" if port else f"{host}"
-        return cls(f"{url.scheme}://{where}{url.path.rstrip('/').removesuffix('/v1')}".rstrip("/"), url.fragment)
+        found = _URL.fullmatch(base)
+        if found is None or int(found["port"] or 0) >= 2**16:
+            form = "Give http://HOST:PORT or https://HOST:PORT, and #MODEL behind it where the server has several."
+            raise InvalidOption(f"{text[:80]!r} is no address of a server.", form)
+        path = found["path"].rstrip("/").removesuffix("/v1").rstrip("/")
+        return cls(found["origin"].lower() + path, model)
 
     @property
     def host(self) -> str:
@@ -95,9 +88,10 @@ class ServerURL:
         return self.base
 
 
-_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
-_PATH = re.compile(r"[!-~]*")
-_FORM = "Give http://HOST:PORT or https://HOST:PORT, and #MODEL behind it where the server has several."
+_URL = re.compile(
+    r"(?P<origin>https?://([a-z0-9._-]+|\[[0-9a-f:.]+(%[a-z0-9._-]+)?\])(:(?P<port>\d{1,5}))?)(?P<path>(/[!-~]*)?)",
+    re.IGNORECASE,
+)
 
 
 def read_key(path: Path | None = None) -> str:
@@ -118,10 +112,6 @@ def read_key(path: Path | None = None) -> str:
     if not re.fullmatch(r"[!-~]*", key.strip()):
         raise InvalidOption(f"What is in {where} is no key: it has blanks or other signs.", "Write only the key there.")
     return key.strip()
-
-
-class KeyRefused(VerifierLost):
-    """A server wants a key, or another one."""
 
 
 class ServerRefused(VerifierLost):
@@ -207,8 +197,8 @@ class HttpClient:
 
         Raises:
             VerifierBusy: the server takes no request now, and for how long.
-            KeyRefused, ServerRefused: it answers with another status than success.
-            VerifierLost: it cannot be reached, breaks off, or its answer is too long or no JSON.
+            ServerRefused: it answers with another status than success.
+            VerifierLost: it cannot be reached, wants a key, breaks off, or its answer is too long or no JSON.
             TimeoutError: there is no answer within `seconds`.
         """
         return await self._ask("POST", path, json.dumps(body, separators=(",", ":")).encode(), seconds)
@@ -271,7 +261,7 @@ class HttpClient:
             return VerifierBusy(f"The server at {self.url} is busy.", again, wait)
         if status in (401, 403):
             sent = "the key" if self._key else "requests without a key"
-            return KeyRefused(
+            return VerifierLost(
                 f"The server at {self.url} refuses {sent}.",
                 f"Put the right key into a file (--verifier-key-file) or into {KEY_VARIABLE}.",
             )
