@@ -62,44 +62,27 @@ Plan = tuple[Switch, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
-    """A block computes a chunk from `start` to `end`, with its decode graph where `switched`."""
-
-    block: int
-    chunk: int
-    switched: bool
-    start: float
-    end: float
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The decode graph of a block is loaded from `start` to `end`."""
+class Span:
+    """A block computes a chunk from `start` to `end`, with its decode graph where `switched`; or loads that graph."""
 
     block: int
     start: float
     end: float
+    chunk: int = -1
+    switched: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """A simulated plan: all computations and loads, each in order of time."""
 
-    computes: tuple[Compute, ...]
-    loads: tuple[Load, ...]
-
-    @property
-    def prefill_end(self) -> float:
-        return self.computes[-1].end
-
-    @property
-    def switch_end(self) -> float:
-        return self.loads[-1].end
+    computes: tuple[Span, ...]
+    loads: tuple[Span, ...]
 
     @property
     def latency(self) -> float:
         """The objective to minimise: the end of both the prefill and the last switch."""
-        return max(self.prefill_end, self.switch_end)
+        return max(self.computes[-1].end, self.loads[-1].end)
 
 
 def simulate(instance: Instance, plan: Plan) -> Timeline:
@@ -120,20 +103,20 @@ def simulate(instance: Instance, plan: Plan) -> Timeline:
         )
     computed, loaded = 0.0, 0.0  # end of the last computation and of the last load
     ready: dict[int, float] = {}
-    computes: list[Compute] = []
-    loads: list[Load] = []
+    computes: list[Span] = []
+    loads: list[Span] = []
     waiting = list(reversed(plan))
     for step in range(instance.steps + 1):
         while waiting and waiting[-1].step == step:
             block = waiting.pop().block
             start = max(computed, loaded)
             loaded = ready[block] = start + instance.load[block]
-            loads.append(Load(block, start, loaded))
+            loads.append(Span(block, start, loaded))
         if step < instance.steps:
             chunk, block = divmod(step, instance.blocks)
             start = max(computed, ready.get(block, 0.0))
             computed = start + instance.time(block, block in ready)
-            computes.append(Compute(block, chunk, block in ready, start, computed))
+            computes.append(Span(block, start, computed, chunk, block in ready))
     return Timeline(tuple(computes), tuple(loads))
 
 

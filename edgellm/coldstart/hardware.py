@@ -14,8 +14,7 @@ from edgellm.coldstart.problem import Floats
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import LayerRange
 
-_GRID = 400
-_LEAST, _MOST = 1e-4, 5.0  # range of b: a device's best speed needs from some 10,000 tokens down to 1
+_CURVES = np.geomspace(1e-4, 5.0, 20_000)  # b: a device's best speed needs from some 10,000 tokens down to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,8 @@ class Utilisation:
 
 
 def fit_utilisation(tokens: Sequence[int], speeds: Sequence[float]) -> Utilisation:
-    """Return the curve with the least sum of squared relative errors. For each b of a fine grid, with g = 1 - e^(-bt),
-    the best peak is sum(g/c) / sum(g²/c²).
+    """Return the curve with the least sum of squared relative errors. For each b of a grid, with g = 1 - e^(-bt), the
+    best peak is sum(g/c) / sum(g²/c²).
 
     Raises:
         InvalidOption: there are no speeds, or some are not positive numbers.
@@ -42,23 +41,11 @@ def fit_utilisation(tokens: Sequence[int], speeds: Sequence[float]) -> Utilisati
     t, c = np.asarray(tokens, dtype=float), np.asarray(speeds, dtype=float)
     if not len(t) or t.shape != c.shape or not (np.isfinite(c).all() and (c > 0.0).all() and (t > 0.0).all()):
         raise InvalidOption(f"The speeds {list(speeds)} were measured at {list(tokens)} tokens.", "Measure again.")
-    low, high = np.log(_LEAST), np.log(_MOST)
-    for _ in range(3):  # each time around the best of the last
-        grid = np.exp(np.linspace(low, high, _GRID))
-        best = int(np.argmin(_errors(grid, t, c)))
-        step = (high - low) / (_GRID - 1)
-        low, high = np.log(grid[best]) - step, np.log(grid[best]) + step
-    b = float(grid[best])
-    g = -np.expm1(-b * t)
-    peak = float((g / c).sum() / ((g / c) ** 2).sum())
-    return Utilisation(peak, b, float(np.abs(peak * g / c - 1.0).max()))
-
-
-def _errors(grid: Floats, t: Floats, c: Floats) -> Floats:
-    """Return the least sum of squared relative errors for each b of the grid, (n,)."""
-    share = -np.expm1(-np.outer(grid, t)) / c
-    peak = share.sum(1) / (share**2).sum(1)
-    return np.asarray(((peak[:, None] * share - 1.0) ** 2).sum(1))
+    shares = -np.expm1(-np.outer(_CURVES, t)) / c
+    peaks = shares.sum(1) / (shares**2).sum(1)
+    errors = np.abs(peaks[:, None] * shares - 1.0)
+    best = int((errors**2).sum(1).argmin())
+    return Utilisation(float(peaks[best]), float(_CURVES[best]), float(errors[best].max()))
 
 
 @dataclass(frozen=True, slots=True)

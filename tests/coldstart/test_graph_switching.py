@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations, combinations_with_replacement, pairwise, permutations
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
@@ -11,10 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgellm.coldstart.graph_switching import (
-    Compute,
     Instance,
-    Load,
     Plan,
+    Span,
     Switch,
     beam,
     latency,
@@ -51,14 +50,11 @@ def planned(draw: st.DrawFn) -> tuple[Instance, Plan]:
     return instance, switches(*zip(draw(st.permutations(range(instance.blocks))), sorted(steps), strict=True))
 
 
-# --- the simulation -------------------------------------------------------------------------------------------------
-
-
 @given(planned())
 def test_whatever_the_plan_nothing_overlaps_and_everything_is_done(case: tuple[Instance, Plan]) -> None:
     instance, plan = case
     line = simulate(instance, plan)
-    lanes: tuple[Sequence[Compute | Load], ...] = (line.computes, line.loads)
+    lanes: tuple[Sequence[Span], ...] = (line.computes, line.loads)
     assert [(done.chunk, done.block) for done in line.computes] == [
         (chunk, block) for chunk in range(instance.chunks) for block in range(instance.blocks)
     ]
@@ -86,14 +82,6 @@ def test_loads_keep_to_their_step_and_nothing_waits_without_a_cause(case: tuple[
         assert mine == list(
             range(switch.step + (load.block - switch.step) % instance.blocks, instance.steps, instance.blocks)
         )
-
-
-def test_a_computation_waits_for_its_graph_and_a_load_for_the_one_before() -> None:
-    instance = Instance((1.0, 1.0), (2.0, 3.0), (5.0, 7.0), chunks=1)
-    line = simulate(instance, switches((0, 0), (1, 1)))
-    assert [(done.start, done.end) for done in line.computes] == [(5.0, 7.0), (14.0, 17.0)]
-    assert [(load.start, load.end) for load in line.loads] == [(0.0, 5.0), (7.0, 14.0)]
-    assert (line.prefill_end, line.switch_end, line.latency) == (17.0, 14.0, 17.0)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +118,6 @@ def test_an_instance_that_cannot_be_is_refused(times: tuple[Any, ...]) -> None:
         Instance(*times)
 
 
-# --- the paper's ways -----------------------------------------------------------------------------------------------
-
-
 def test_figure_8() -> None:
     plan = progressive(FIG_8)
     assert plan == switches((3, 0), (1, 2), (2, 4), (0, 6))
@@ -141,52 +126,30 @@ def test_figure_8() -> None:
     assert [latency(FIG_8, way(FIG_8)) for way in (synchronous, naive, progressive, optimum)] == [32, 26, 18, 18]
 
 
-def test_a_round_is_of_the_fewest_computations_that_hide_its_load() -> None:
-    instance = Instance((2.0,) * 4, (2.5,) * 4, (4.0, 4.0, 4.0, 3.9), chunks=2)
-    assert progressive(instance)[:2] == switches((3, 0), (1, 2))
-    longer = Instance((2.0,) * 4, (2.5,) * 4, (4.0, 4.0, 4.0, 4.1), chunks=2)
-    assert progressive(longer)[:2] == switches((3, 0), (2, 3))
-
-
-def test_a_round_counts_the_graphs_that_the_blocks_have_by_then() -> None:
-    instance = Instance((2.0,) * 4, (2.5,) * 4, (4.0, 4.5, 4.0, 4.0), chunks=2)
-    assert progressive(instance)[:3] == switches((3, 0), (1, 2), (2, 4))  # block 2 takes 2, and block 3 then 2.5
-
-
-def test_a_round_wraps_around_to_the_next_chunk() -> None:
-    instance = Instance((1.0,) * 3, (1.0,) * 3, (1.0, 2.0, 1.0), chunks=2)
-    assert progressive(instance) == switches((2, 0), (0, 1), (1, 2))
-
-
-def test_where_a_load_cannot_be_hidden_yet_the_greedy_computes_on() -> None:
-    # at step 3 block 1 is left and nearly next: only behind its own computation is there time for its load
-    instance = Instance((1.0, 1.0, 1.0), (1.0, 1.0, 1.0), (2.0, 2.0, 1.0), chunks=3)
-    assert progressive(instance) == switches((2, 0), (0, 1), (1, 5))
-
-
-def test_what_no_round_is_left_for_comes_after_the_prefill() -> None:
-    instance = Instance((1.0, 1.0, 1.0), (1.0, 1.0, 1.0), (9.0, 9.0, 9.0), chunks=1)
-    assert progressive(instance) == switches((2, 0), (1, 2), (0, 3))
-
-
-@given(instances())
-def test_the_greedy_loads_the_last_block_not_switched(instance: Instance) -> None:
-    left = set(range(instance.blocks))
-    for switch in progressive(instance):
-        if switch.step < instance.steps:
-            assert (switch.block - switch.step) % instance.blocks == max(
-                (b - switch.step) % instance.blocks for b in left
-            )
-        left.remove(switch.block)
+@pytest.mark.parametrize(
+    ("instance", "begins"),
+    [
+        # A round is of the fewest computations that hide its load.
+        (Instance((2.0,) * 4, (2.5,) * 4, (4.0, 4.0, 4.0, 3.9), chunks=2), ((3, 0), (1, 2))),
+        (Instance((2.0,) * 4, (2.5,) * 4, (4.0, 4.0, 4.0, 4.1), chunks=2), ((3, 0), (2, 3))),
+        # It counts the graphs that the blocks have by then: block 2 takes 2, and block 3 then 2.5.
+        (Instance((2.0,) * 4, (2.5,) * 4, (4.0, 4.5, 4.0, 4.0), chunks=2), ((3, 0), (1, 2), (2, 4))),
+        # It wraps around to the next chunk.
+        (Instance((1.0,) * 3, (1.0,) * 3, (1.0, 2.0, 1.0), chunks=2), ((2, 0), (0, 1), (1, 2))),
+        # At step 3 block 1 is left and nearly next: only behind its own computation is there time for its load.
+        (Instance((1.0,) * 3, (1.0,) * 3, (2.0, 2.0, 1.0), chunks=3), ((2, 0), (0, 1), (1, 5))),
+        # What no round is left for comes after the prefill.
+        (Instance((1.0,) * 3, (1.0,) * 3, (9.0, 9.0, 9.0), chunks=1), ((2, 0), (1, 2), (0, 3))),
+    ],
+)
+def test_the_greedys_rounds(instance: Instance, begins: tuple[tuple[int, int], ...]) -> None:
+    assert progressive(instance)[: len(begins)] == switches(*begins)
 
 
 def test_the_comparators_load_after_all_and_behind_each_last_computation() -> None:
     instance = Instance((1.0, 2.0), (1.0, 2.0), (5.0, 6.0), chunks=3)
     assert [load.start for load in simulate(instance, synchronous(instance)).loads] == [9.0, 14.0]
     assert [load.start for load in simulate(instance, naive(instance)).loads] == [7.0, 12.0]
-
-
-# --- better ways ----------------------------------------------------------------------------------------------------
 
 
 @given(instances(), st.integers(1, 3))
@@ -200,36 +163,14 @@ def test_nothing_undercuts_the_optimum_and_no_beam_is_worse_than_the_papers_ways
     assert max(taken["beam"], narrow) <= min(taken[name] for name in ("synchronous", "naive", "progressive"))
 
 
-def tried(instance: Instance) -> float:
-    """The best of all plans, each simulated."""
-    steps = list(combinations_with_replacement(range(instance.steps + 1), instance.blocks))
-    orders = list(permutations(range(instance.blocks)))
-    return min(latency(instance, switches(*zip(order, at, strict=True))) for order in orders for at in steps)
-
-
-@given(instances(blocks=3, chunks=2, most=5))
+@given(instances(blocks=3, chunks=3, most=3))
 @settings(max_examples=60)
 @example(Instance((2.0, 1.0, 0.0), (5.0, 3.0, 2.0), (5.0, 2.0, 3.0), chunks=2))
 @example(Instance((3.0, 2.0, 1.0), (6.0, 3.0, 1.0), (1.0, 4.0, 4.0), chunks=1))
-def test_the_optimum_is_the_best_of_all_plans(instance: Instance) -> None:
-    assert latency(instance, optimum(instance)) == pytest.approx(tried(instance))
-
-
-@given(instances(blocks=3, chunks=3, most=3))
-@settings(max_examples=60)
+@example(Instance((0.0, 2.0, 1.0, 2.0), (1.0, 3.0, 1.0, 3.0), (4.0, 1.0, 4.0, 4.0), chunks=2))  # one waits for another
+@example(Instance((4.0, 4.0, 2.0, 4.0), (8.0, 8.0, 4.0, 4.0), (3.0, 3.0, 8.0, 2.0), chunks=1))
 def test_the_optimum_is_the_best_there_is_even_without_plans(instance: Instance) -> None:
     assert latency(instance, optimum(instance)) == pytest.approx(least_ticks(instance))
-
-
-@pytest.mark.parametrize(
-    "instance",
-    [
-        Instance((0.0, 2.0, 1.0, 2.0), (1.0, 3.0, 1.0, 3.0), (4.0, 1.0, 4.0, 4.0), chunks=2),
-        Instance((4.0, 4.0, 2.0, 4.0), (8.0, 8.0, 4.0, 4.0), (3.0, 3.0, 8.0, 2.0), chunks=1),
-    ],
-)
-def test_a_beginning_that_waits_for_another_block_is_not_beaten(instance: Instance) -> None:
-    assert latency(instance, optimum(instance)) == least_ticks(instance)
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=5))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgellm.coldstart import exact_search, hardware, reply_search
@@ -19,18 +19,6 @@ from edgellm.coldstart.problem import OVERLAPS, Overlap, Task, fits, makespan, w
 from edgellm.errors import PlanImpossible
 from testkit.algorithm1 import algorithm1
 from testkit.random_fleets import FAMILIES, SAME, brute_force, drawn, every_plan
-
-
-@pytest.mark.parametrize("number", [45, 63])
-def test_a_device_that_has_no_time_for_a_single_layer_is_passed_over(number: int) -> None:
-    rng = np.random.default_rng([77, number])
-    k = int(rng.integers(2, 7))
-    task = drawn("wide", rng, k, int(rng.integers(k, 25)), "paper")
-    found, reference = fastest_first_token(task), algorithm1(task)
-    assert found is not None
-    assert reference is not None
-    assert found.optimal
-    assert found.seconds == pytest.approx(reference[0], rel=3e-8)
 
 
 def uneven(task: Task, rng: np.random.Generator) -> Task:
@@ -121,13 +109,19 @@ def test_layers_are_planned_exactly_where_they_lie(seed: int, overlap: Overlap) 
 
 @given(st.integers(0, 10_000), st.sampled_from(sorted(FAMILIES)), st.sampled_from(OVERLAPS))
 @settings(max_examples=25)
-def test_no_bound_is_ever_below_what_a_plan_shows_to_be_possible(seed: int, family: str, overlap: Overlap) -> None:
+@example(45, "wide", "paper")
+def test_it_finds_what_algorithm_1_finds_and_no_bound_is_below_what_a_plan_shows(
+    seed: int, family: str, overlap: Overlap
+) -> None:
     """Of a real plan cut anywhere, the bound must allow the layers that the plan has before the cut."""
     rng = np.random.default_rng(seed)
     task = drawn(family, rng, 5, 15, overlap)
-    found = algorithm1(task)
+    reference, found = algorithm1(task), fastest_first_token(task)
+    assert reference is not None
     assert found is not None
-    seconds, cut = found
+    seconds, cut = reference
+    assert found.optimal
+    assert found.seconds == pytest.approx(seconds, rel=SAME)
     bound = Bound(Columns.of(Tables(task)), seconds * rng.uniform(1.0, 1.3))
     rho, head, left, free = seconds, task.devices, task.layers, set(range(task.devices))
     for device, count in reversed(cut):
@@ -213,11 +207,3 @@ def test_a_gain_too_small_to_be_worth_it_is_called_so() -> None:
     assert (
         "split only for a cold start" in replace(found, best_single=much, warm_single=replace(one, ttft_s=0.1)).advice
     )
-
-
-def test_one_device_is_a_plan_too() -> None:
-    roomy = replace(hardware.devices()[0], memory=64e9)
-    found = fastest_first_token(Home([roomy], hardware.model(), 256, overlap="paper").task())
-    assert found is not None
-    assert found.cut == ((0, 40),)
-    assert found.optimal
