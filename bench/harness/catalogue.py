@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -53,10 +52,9 @@ class Benchmark:
         """Return the module: `measure(...)`, `table(found)`, and perhaps `plot(found, path)` and `failures(found)`."""
         return import_module(self.module_name)
 
-    def files(self) -> tuple[Path, ...]:
-        """Return the files of edgellm that the result depends on."""
-        ran = [path for name in self.runs for path in sorted((ROOT / name).rglob("*.py"))]
-        return tuple(sorted({*measured_files(self.module_name), *ran}))
+    def files(self, commit: str = "") -> tuple[str, ...]:
+        """Return the files of edgellm that the result depends on, now or at a commit."""
+        return tuple(sorted({*measured_files(self.module_name, commit), *self.runs}))
 
     def read_result(self) -> Figures:
         """Return the last result. Raise FileNotFoundError if there is none."""
@@ -72,7 +70,8 @@ class Benchmark:
 
     def staleness(self, found: Mapping[str, Any]) -> str:
         """Return in a sentence what has changed since a result was measured; an empty text if nothing has."""
-        changed = results.changed_since(found["commit"], self.files()) if found.get("commit") else []
+        commit = found.get("commit")
+        changed = results.changed_since(commit, {*self.files(), *self.files(commit)}) if commit else []
         if changed is None and results.date_of("HEAD"):
             return "stale: its commit is not known here"
         others = "has" if changed and len(changed) == 1 else "and other modules have"

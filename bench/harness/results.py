@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -47,23 +47,24 @@ def write(suite: str, name: str, settings: Mapping[str, Any], figures: Mapping[s
     """Write a result, and return its path."""
     path = place(suite, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    record = {"commit": _git("rev-parse", "HEAD"), "machine": machine(), "settings": dict(settings), **figures}
+    record = {"commit": git("rev-parse", "HEAD"), "machine": machine(), "settings": dict(settings), **figures}
     path.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
     return path
 
 
-def changed_since(commit: str, files: Sequence[Path]) -> list[str] | None:
-    """Return those of some files that differ from what they were at `commit`; None where git does not know it."""
-    said = _git("diff", "--name-only", commit, "--", *(str(path.relative_to(ROOT)) for path in files))
+def changed_since(commit: str, files: Collection[str]) -> list[str] | None:
+    """Return those of some files that differ from what they were at `commit`, or are gone; None where git does not
+    know it."""
+    said = git("diff", "--name-only", commit, "--", *files)
     return None if said is None else said.splitlines()
 
 
 def date_of(commit: str) -> str | None:
     """Return the day of a commit; None where git does not know it."""
-    return _git("show", "--no-patch", "--format=%cs", commit)
+    return git("show", "--no-patch", "--format=%cs", commit)
 
 
-def _git(*words: str) -> str | None:
+def git(*words: str) -> str | None:
     """Return what git says of this checkout, without the end of the line; None where it fails."""
     try:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
