@@ -282,26 +282,6 @@ def test_a_model_is_served_as_soon_as_its_first_server_comes(
     assert f"{OTHER} verifies at {gateway.address}." in told
 
 
-def test_a_late_model_is_offered_to_paired_devices(
-    engine: Engine, drafts: dict[str, Path], tmp_path: Path, closing: ExitStack
-) -> None:
-    host, guest = device(tmp_path / "host"), device(tmp_path / "guest")
-    befriend(host, guest, "verify")
-    (port,) = free_ports(1)
-    opening = PoolOpening([drafts[ONE]], OPTIONS)
-    gateway = GatewayServer(opening.open([f"http://127.0.0.1:{port}"]), ANYWHERE, trust=host, opening=opening)
-    closing.callback(gateway.close)
-    address = closing.enter_context(gateway).address
-    opening.look(gateway.add)
-    with Model.load(drafts[ONE], TEXT_ONLY) as text:
-        with pytest.raises(VerifierUnreachable):
-            choose_verifier(guest, text.vocabulary.fingerprint, [str(address)], hosts=[])
-        closing.enter_context(UpstreamServer(Vllm(engine), port=port))
-        while not gateway.models:
-            sleep(0.005)
-        assert choose_verifier(guest, text.vocabulary.fingerprint, [str(address)], hosts=[]).address.address == address
-
-
 def test_a_model_that_comes_after_the_end_is_closed(
     engine: Engine, drafts: dict[str, Path], closing: ExitStack
 ) -> None:
@@ -340,64 +320,44 @@ def test_tokenizers_are_read_although_no_server_answers(tmp_path: Path) -> None:
         PoolOpening([wrong], OPTIONS).open([f"http://127.0.0.1:{free_ports(1)[0]}"])
 
 
-def test_a_gateway_to_two_models_from_the_command_line(
-    engine: Engine, other_engine: Engine, drafts: dict[str, Path], closing: ExitStack
+def test_a_gateway_from_the_command_line_begins_without_any_server(
+    engine: Engine, other_engine: Engine, drafts: dict[str, Path], texts: dict[str, list[int]], closing: ExitStack
 ) -> None:
     """Over HTTP, too, requests name the model; its health is that of its servers."""
-    first = closing.enter_context(UpstreamServer(Vllm(engine)))
-    other = closing.enter_context(UpstreamServer(OtherLlamaServer(other_engine)))
+    ports = free_ports(2)
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
     tokenizers = [word for path in drafts.values() for word in ("-m", str(path))]
-    gateway = Served("--upstream", first.url, "--upstream", other.url, *tokenizers)
-    try:
-        gateway.wait_for(f"{OTHER}: llama-server at {other.url} verifies by continue")
-        gateway.wait_for(rf"edgellm chat --verifier {gateway.address}#{OTHER}")
-        web = gateway.wait_for(r"(http://127\.0\.0\.1:\d+)/v1")
+    gateway = Served("--upstream", f"{urls[0]}#{ONE}", "--upstream", f"{urls[1]}#{OTHER}", *tokenizers)
+    closing.callback(gateway.close)
+    web = gateway.wait_for(r"(http://127\.0\.0\.1:\d+)/v1")
 
-        def read(path: str, body: dict[str, Any] | None = None) -> Any:
-            data = None if body is None else json.dumps(body).encode()
-            with urlopen(Request(f"{web}{path}", data, {"Content-Type": "application/json"})) as answer:
-                return json.load(answer)
+    def read(path: str, body: dict[str, Any] | None = None) -> str:
+        data = None if body is None else json.dumps(body).encode()
+        with urlopen(Request(f"{web}{path}", data, {"Content-Type": "application/json"})) as answer:
+            return str(answer.read().decode())
 
-        assert [one["id"] for one in read("/v1/models")["data"]] == [ONE, OTHER]
-        question = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
-        for name in (ONE, OTHER):
-            assert read("/v1/chat/completions", {**question, "model": name})["model"] == name
-        assert read("/health") == {"status": "ok", "models": {ONE: "ok", OTHER: "ok"}}
-        with LLM.open(drafts[OTHER], f"{gateway.address}#{OTHER}", threads=1, history=False) as pair:
-            ids(pair.reply(case(2), max_tokens=2, budget=1.0))
-            other.key = "another one"  # it answers nobody from now on
-            ids(pair.reply(case(2), max_tokens=2, budget=1.0))
-        while read("/health")["models"] != {ONE: "ok", OTHER: "away"}:
-            sleep(0.02)
-    finally:
-        gateway.close()
-
-
-def test_a_gateway_from_the_command_line_begins_without_any_server(
-    engine: Engine, drafts: dict[str, Path], texts: dict[str, list[int]], closing: ExitStack
-) -> None:
-    (port,) = free_ports(1)
-    gateway = Served("--upstream", f"http://127.0.0.1:{port}#{ONE}", "-m", str(drafts[ONE]))
-    try:
-        web = gateway.wait_for(r"(http://127\.0\.0\.1:\d+)/v1")
-
-        def read(path: str) -> str:
-            with urlopen(f"{web}{path}") as answer:
-                return str(answer.read().decode())
-
-        assert json.loads(read("/health")) == {"status": "ok"}
-        assert json.loads(read("/v1/models"))["data"] == []
-        assert "edgellm_gateway_servers_awaited 1.0" in read("/metrics")
-        closing.enter_context(UpstreamServer(Vllm(engine), port=port))
-        gateway.wait_for(rf"http://127\.0\.0\.1:{port} is used now: {ONE} is served from now on\.")
-        while json.loads(read("/health")) != {"status": "ok", "models": {ONE: "ok"}}:
-            sleep(0.02)
-        assert json.loads(read("/v1/models"))["data"][0]["id"] == ONE
-        assert f'edgellm_upstream_up{{model="{ONE}",server="http://127.0.0.1:{port}"' in read("/metrics")
-        with LLM.open(drafts[ONE], str(gateway.address), threads=1, history=False) as pair:
+    assert json.loads(read("/health")) == {"status": "ok"}
+    assert json.loads(read("/v1/models"))["data"] == []
+    assert "edgellm_gateway_servers_awaited 2.0" in read("/metrics")
+    closing.enter_context(UpstreamServer(Vllm(engine), port=ports[0]))
+    gateway.wait_for(f"{urls[0]} is used now: {ONE} is served from now on.")
+    other = closing.enter_context(UpstreamServer(OtherLlamaServer(other_engine), port=ports[1]))
+    gateway.wait_for(f"{OTHER}: llama-server at {other.url} verifies by continue")
+    gateway.wait_for(rf"edgellm chat --verifier {gateway.address}#{OTHER}")
+    while json.loads(read("/health")) != {"status": "ok", "models": {ONE: "ok", OTHER: "ok"}}:
+        sleep(0.02)
+    assert [one["id"] for one in json.loads(read("/v1/models"))["data"]] == [ONE, OTHER]
+    assert f'edgellm_upstream_up{{model="{ONE}",server="{urls[0]}"' in read("/metrics")
+    question = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+    for name in (ONE, OTHER):
+        assert json.loads(read("/v1/chat/completions", {**question, "model": name}))["model"] == name
+    with LLM.open(drafts[ONE], f"{gateway.address}#{ONE}", threads=1, history=False) as pair:
+        tokens = written(pair)
+        while any(token.source in UNVERIFIED for token in tokens):  # a busy machine may be late once
             tokens = written(pair)
-            while any(token.source in UNVERIFIED for token in tokens):  # a busy machine may be late once
-                tokens = written(pair)
-            assert [token.id for token in tokens] == texts[ONE]
-    finally:
-        gateway.close()
+        assert [token.id for token in tokens] == texts[ONE]
+    other.key = "another one"  # it answers nobody from now on
+    with LLM.open(drafts[OTHER], f"{gateway.address}#{OTHER}", threads=1, history=False) as pair:
+        ids(pair.reply(case(2), max_tokens=2, budget=1.0))
+    while json.loads(read("/health"))["models"] != {ONE: "ok", OTHER: "away"}:
+        sleep(0.02)

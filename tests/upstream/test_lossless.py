@@ -9,7 +9,7 @@ import pytest
 
 from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
-from edgellm.spec.types import Explanation, Token
+from edgellm.spec.types import Explanation, Source, Token
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.rows import Tier
 from testkit.upstream.dialects import NOWHERE, LlamaServer, Sglang, Vllm
@@ -153,3 +153,19 @@ def test_a_model_that_the_server_has_not(engine: Engine, f32_pair: tuple[Path, P
         LLM.open(f32_pair[0], f"{server.url}#other")
     assert "served/verifier" in raised.value.next_step
     LLM.open(f32_pair[0], f"{server.url}/v1#served/verifier").close()
+
+
+def test_a_profile_is_that_of_the_pair_here_and_its_budget_is_kept(
+    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack
+) -> None:
+    prompts = [case(number) for number in range(20, 24)]
+    with LLM.open(*f32_pair, threads=1, history=False) as here:
+        wanted = here.profile(prompts, max_tokens=MOST)
+    pair, _ = open_pair(closing, LlamaServer(engine), f32_pair[0])
+    found = pair.profile(prompts, max_tokens=MOST)
+    assert (found.chunks, found.acceptance, found.alpha) == (wanted.chunks, wanted.acceptance, wanted.alpha)
+    assert found.c_th == pytest.approx(wanted.c_th)
+    assert found.verify_seconds > 0.0
+    reply = pair.reply(case(2), max_tokens=48, budget=0.3, gate="auto", retrieval="off")
+    assert Source.DRAFT in {token.source for token in reply}
+    assert 0.0 < (reply.summary.share_verified or 0.0) < 1.0
