@@ -20,13 +20,17 @@ SLOW = Notice("The verifier takes too long. The draft model continues alone, and
 BACK = Notice("The verifier is back. Drafts are verified again.")
 FREE = Notice("The verifier is no longer busy. Drafts are verified again.")
 
-_AWAY = Decision(False, "the verifier is away")
-_BUSY = Decision(False, "the verifier is busy")
+_AWAY, _BUSY = Decision(False, "the verifier is away"), Decision(False, "the verifier is busy")
 _BUSY_LIMIT = 300.0  # seconds that a reply without a draft model waits for a verdict
 _RETRY_SECONDS = 10.0  # seconds that a verifier which was too slow counts as busy
 _MAX_SLOW = 3  # late verdicts in a row before giving up without a draft model
-_GIVE_UP_SECONDS = 60.0  # seconds without a verdict before giving up without a draft model
-_BUSY_MARGIN = 1.5  # A busy verifier is lost after this factor times its announced seconds, plus one.
+
+
+def _gone() -> VerifierLost:
+    return VerifierLost(
+        "The verifier is gone, and there is no draft model to continue with.",
+        "Start the verifier again, or add a draft model.",
+    )
 
 
 class LossyVerification(Verification):
@@ -37,9 +41,7 @@ class LossyVerification(Verification):
         starts to read the prompt at once, in parallel with the device."""
         super().__init__(state, session)
         self._link, self._alone = session, alone
-        self._lost = False
-        self._reason: VerifierLost | None = None  # specific reason for the loss
-        self._busy_seconds: float | None = None  # seconds announced by a busy verifier, else None
+        self._error: VerifierUnavailable | None = None  # why the verifier is away or busy
         self._slow_verdicts = 0  # consecutive verdicts that were too late
         self._last_verdict = monotonic()  # time of the last verdict
         self._verified = False  # True after the first verdict, before which the prompt was read
@@ -51,99 +53,78 @@ class LossyVerification(Verification):
 
     def unavailable(self) -> Decision | None:
         """Return why no verdict can be asked for now: the verifier is away or busy."""
-        ready = self._link.ready()
-        if ready and self._lost:
-            self._notify(BACK)
-        elif ready and self._busy_seconds is not None:
-            self._notify(FREE)
-        elif not ready and not self._lost and self._busy_seconds is None and not self._busy_at_first():
-            self._notify(LOST)
-            self._lost = True
-        if ready:
-            self._lost, self._busy_seconds = False, None
+        if self._link.ready():
+            if self._error is not None:
+                self._notify(FREE if isinstance(self._error, VerifierBusy) else BACK)
+            self._error = None
             return None
-        return _BUSY if self._busy_seconds is not None else _AWAY
+        if self._error is None:
+            self._handle(self._busy_at_first() or _gone())
+        return _BUSY if isinstance(self._error, VerifierBusy) else _AWAY
 
     def verify(self, chunk: Chunk, ahead: Ahead) -> Verdict | None:
+        tail = self._state.terms.tail
+        writes_on = not len(chunk) if tail is None else tail.second()
         try:
-            tail = self._state.terms.tail
-            writes_on = not len(chunk) if tail is None else tail.second()
             read, self._prefill = self._prefill, None
             if read is not None and len(chunk):
                 ahead(chunk, until=read.done)
             before = None if read is None else self._link.wait(read)
             verdict = self._verdict(self._link, chunk, ahead, writes_on=writes_on)
-            if before is not None:
-                up, down = verdict.bytes_up + before.bytes_up, verdict.bytes_down + before.bytes_down
-                verdict = replace(verdict, bytes_up=up, bytes_down=down)
-            began, self._last_verdict = self._last_verdict, monotonic()
-            if tail is not None and self._verified:
-                tail.record(writes_on, verdict.accepted + len(verdict.tokens), self._last_verdict - began)
-            self._slow_verdicts, self._verified = 0, True
-            return verdict
-        except VerifierBusy as busy:
-            self._handle_busy(busy)
-        except VerifierSlow as error:
-            self._handle_slow(error)
-        except VerifierLost as error:
-            self._lost = True
-            self._reason = error if isinstance(error, MeshBroken) else None
+        except (VerifierBusy, VerifierLost) as error:
+            self._handle(error)
+            return None
+        if before is not None:
+            up, down = verdict.bytes_up + before.bytes_up, verdict.bytes_down + before.bytes_down
+            verdict = replace(verdict, bytes_up=up, bytes_down=down)
+        began, self._last_verdict = self._last_verdict, monotonic()
+        if tail is not None and self._verified:
+            tail.record(writes_on, verdict.accepted + len(verdict.tokens), self._last_verdict - began)
+        self._slow_verdicts, self._verified = 0, True
+        return verdict
+
+    def _busy_at_first(self) -> VerifierBusy | None:
+        """Return the error of a verifier that was too busy to read the prompt."""
+        read = self._prefill
+        if read is None or not read.done() or read.cancelled() or not isinstance(error := read.exception(), VerifierBusy):
+            return None
+        self._prefill = None
+        return error
+
+    def _handle(self, error: VerifierBusy | VerifierLost) -> None:
+        """Note that the verifier is unavailable. A slow one is asked again later if nothing else can write."""
+        self._error = error
+        if isinstance(error, VerifierBusy):
+            continuation = "The reply waits for it" if self._alone else "The draft model continues alone, unverified"
+            self._notices.append(Notice(f"The verifier is busy for about {error.seconds:.1f} seconds. {continuation}."))
+        elif isinstance(error, VerifierSlow):
+            self._slow_verdicts += 1
+            if self._alone and self._slow_verdicts < _MAX_SLOW:
+                self._error = VerifierBusy(error.what, error.next_step, _RETRY_SECONDS)
+            self._notify(SLOW)
+        else:
             self._notify(LOST)
-        return None
-
-    def _busy_at_first(self) -> bool:
-        """Return whether the verifier was too busy to read the prompt."""
-        if self._prefill is None or not self._prefill.done():
-            return False
-        try:
-            self._prefill.result()
-        except VerifierBusy as busy:
-            self._prefill = None
-            self._handle_busy(busy)
-            return True
-        except VerifierUnavailable:
-            pass
-        return False
-
-    def _handle_busy(self, busy: VerifierBusy) -> None:
-        self._busy_seconds = busy.seconds
-        continuation = "The reply waits for it" if self._alone else "The draft model continues alone, unverified"
-        self._notices.append(Notice(f"The verifier is busy for about {busy.seconds:.1f} seconds. {continuation}."))
-
-    def _handle_slow(self, error: VerifierSlow) -> None:
-        """Handle a late verdict: retry later if nothing else can write, otherwise give the verifier up."""
-        self._slow_verdicts += 1
-        if self._alone and self._slow_verdicts < _MAX_SLOW and monotonic() - self._last_verdict < _GIVE_UP_SECONDS:
-            self._busy_seconds = _RETRY_SECONDS
-            return
-        self._lost, self._reason = True, error
-        self._notify(SLOW)
 
     def notices(self) -> Iterator[Notice]:
         while self._notices:
             yield self._notices.pop(0)
 
     def wait_until_ready(self, verdict: Verdict | None) -> Generator[Notice, None, bool]:
-        if verdict is None and self._busy_seconds is not None:
+        if verdict is None and isinstance(self._error, VerifierBusy):
             yield from self.notices()
             if (waited := monotonic() - self._last_verdict) > _BUSY_LIMIT:
                 raise VerifierLost(
                     f"The verifier has been busy for {waited:.0f} seconds, and there is no draft model.",
                     "Try again later, use another verifier, or add a draft model.",
                 )
-            end = monotonic() + _BUSY_MARGIN * self._busy_seconds + 1.0
+            end = monotonic() + 1.5 * self._error.seconds + 1.0
             while monotonic() < end:
                 if self._state.should_stop() or self._link.ready():
                     return True
                 sleep(POLL_SECONDS)
-            self._lost = True
-        if verdict is None and self._lost:
-            if self._reason is not None:
-                raise self._reason
-            raise VerifierLost(
-                "The verifier is gone, and there is no draft model to continue with.",
-                "Start the verifier again, or add a draft model.",
-            )
+            self._error = _gone()
+        if verdict is None and self._error is not None:
+            raise self._error if isinstance(self._error, MeshBroken | VerifierSlow) else _gone()
         return (yield from super().wait_until_ready(verdict))
 
     def _notify(self, news: Notice) -> None:
@@ -152,10 +133,8 @@ class LossyVerification(Verification):
 
 
 SLACK_FACTOR = 5.0  # deadline over expected time of a verdict
-FIRST_SECONDS = 25.0
-MAX_SECONDS = 600.0
+FIRST_SECONDS, MAX_SECONDS = 25.0, 600.0  # added before a measurement; longest deadline
 UNKNOWN_PASS = 1.0  # seconds of a pass before a measurement
-SLOWEST_PASS = 6.0  # most seconds of a measured pass
 SLOWEST_TOKEN = 0.05  # most seconds of a prompt token, which is never slower than a pass
 FEW_TOKENS = 32  # tokens that hardly prolong a pass
 
@@ -183,10 +162,10 @@ class VerdictDeadline:
         self._missed = 0
 
     def record(self, work: VerdictWork, seconds: float) -> None:
-        """Record that a verdict took `seconds`."""
+        """Record that a verdict took `seconds`. A first one that took very long may have loaded the model."""
         self._missed = 0
         if work.unseen <= FEW_TOKENS:
-            known = SLOWEST_PASS if self._pass is None else self._pass
+            known = FIRST_SECONDS / SLACK_FACTOR if self._pass is None else self._pass
             self._pass = min(known, seconds / work.passes)
 
     def record_miss(self) -> None:
