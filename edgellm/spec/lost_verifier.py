@@ -86,7 +86,8 @@ class LossyVerification(Verification):
     def _busy_at_first(self) -> VerifierBusy | None:
         """Return the error of a verifier that was too busy to read the prompt."""
         read = self._prefill
-        if read is None or not read.done() or read.cancelled() or not isinstance(error := read.exception(), VerifierBusy):
+        error = read.exception() if read is not None and read.done() and not read.cancelled() else None
+        if not isinstance(error, VerifierBusy):
             return None
         self._prefill = None
         return error

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,6 +50,23 @@ CHUNK = 4
 """Drafted tokens in a chunk if everything is verified, or nothing."""
 BUDGET_CHUNK = 2
 """The same under a budget: with small chunks the budget goes to wrong tokens, not to their neighbours."""
+_SHARE = (0.0, 1.0, "a number from 0 to 1, such as 0.8")
+_PENALTY = (-MAX_PENALTY, MAX_PENALTY, f"a number from {-MAX_PENALTY:g} to {MAX_PENALTY:g}")
+_NUMBERS = {
+    "temperature": (0.0, sys.float_info.max, "0 (greedy) or a positive number"),
+    "top_p": (sys.float_info.min, 1.0, "a number above 0 and up to 1; 1 switches it off"),
+    "min_p": (0.0, 1.0, "a number from 0 to 1, such as 0.05"),
+    "repeat_penalty": (
+        MIN_REPEAT, MAX_PENALTY,
+        f"a number from {MIN_REPEAT} to {MAX_PENALTY:g}, such as 1.1; 1 switches it off",
+    ),
+    "frequency_penalty": _PENALTY, "presence_penalty": _PENALTY, "confidence_threshold": _SHARE,
+    "exit_threshold": _SHARE, "budget": (0.0, 1.0, "a share from 0 to 1, such as 0.2"),
+    "logprobs": (0, MAX_LOGPROBS, f"a whole number from 0 to {MAX_LOGPROBS}"),
+}  # fmt: skip
+"""The least and the largest value of numbers, and their ranges in words."""
+_LEAST = {"max_tokens": 1, "gamma": 1, "seed": 0, "max_total": 1, "think": 0, "top_k": 0}
+"""The least value of whole numbers."""
 
 
 def _sampled(text: str, metavar: str, default: float | None = None, shown: str = "") -> Any:
@@ -61,34 +78,14 @@ _drafts = partial(flag, panel="Drafts and verification")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyOptions:
-    """Options for one reply. By default everything is verified, and sampled as the model wants: `temperature`,
-    `top_k`, `top_p`, `min_p` and `repeat_penalty` None mean that. Temperature 0 is greedy.
+    """Options for one reply. By default everything is verified, and sampled as the model wants, in this process and in
+    the verifier. Penalties and `logit_bias` hold for greedy replies, too.
 
-    `budget` in [0, 1] is the share of chunks to verify, kept over all replies of a pair. `gate` is one of `GATES` or a
-    custom gate; `auto` is the gate with the best evidence in the pair's profile, and verifies everything without a
-    budget. `drafter` is a custom drafter in place of the draft model and of retrieval; it works with the gates `auto`
-    without a budget, `always`, `never`, or a custom one. `parallel`: continue drafting while waiting for a verdict
-    across a link. `early_exit`: skip the draft model's last layers for tokens whose margin (top-1 minus top-2
-    probability) is above `exit_threshold`; `auto` does so if it pays by the profile. `context_lookup`: with a budget
-    below 1 and the fitted gate, draft the context's token where the draft model is less confident than the profile's
-    threshold. `learn_profile`: where everything is verified, draft the profile's chunks with the draft model alone, and
-    let their verdicts make the pair's profile and go on improving it, until it has enough; the same text, but slower.
-    `min_p`: sample from the tokens that have at least this share of the likeliest one's probability. `repeat_penalty`
-    above 1 makes tokens of the last `sampling.REPEAT_WINDOW` less likely, as in llama.cpp; `frequency_penalty` and
-    `presence_penalty` those of the reply, as in OpenAI's API; `logit_bias` are amounts added to tokens' logits. They
-    hold for greedy replies, too, and in the verifier. `json_schema`: the reply is JSON that is valid by this schema,
-    itself JSON. `seed` None draws one, which the summary reports. `gamma` is the number of drafted tokens in a chunk;
-    None means the profile's under a budget, else what pays. With `retrieval` off, a given `gamma` and the gate `always`
-    draft in each round, whether that pays or not. `confidence_threshold` is c_th of the confidence gate without a
-    budget. `retrieval`: `auto`, `off`, or a comma-separated list of `SOURCES` that drafts are copied from; it is used
-    only if everything is verified, so it never changes the text. `stop`: texts that end the reply; they are not part of
-    it. `logprobs`: report each token's log-probability and those of this many others, by the verifier (by the draft
-    model, if that is alone); only if everything is verified, in this process. `tools` are functions that the model may
-    call, as OpenAI's API describes them, and `tool_choice` names one that it must call, or is ANY_TOOL.
-    `truncation`: `auto` leaves out a conversation's oldest turns where it is longer than the context, with a notice;
-    `disabled` refuses it. Raises: InvalidOption: a value out of range, named with the range."""
+    Raises: InvalidOption: a value out of range, named with the range.
+    """
 
     budget: float | None = flag(None, "Share of chunks to verify, 0 to 1.", "SHARE", shown="all")
+    """Kept over all replies of a pair."""
     max_tokens: int = flag(512, "Maximum number of tokens in the answer.", "N")
     temperature: float | None = flag(None, "Sampling temperature; 0 is greedy.", "T", shown=AS_MODEL)
     top_k: int | None = _sampled("Sample from the K likeliest tokens; 0: from all.", "K")
@@ -99,15 +96,18 @@ class ReplyOptions:
     repeat_penalty: float | None = _sampled("Above 1: repeat the last 64 tokens less.", "X")
     frequency_penalty: float = _sampled("Above 0: write a token less, the more often the reply has it.", "X", 0.0)
     presence_penalty: float = _sampled("Above 0: write tokens less that the reply has already.", "X", 0.0)
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    json_schema: str | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # amounts added to tokens' logits
+    json_schema: str | None = None  # the reply is JSON that is valid by this schema, itself JSON
     seed: int | None = _sampled("Seed; the same one repeats a sampled reply.", "N", shown="random")
     gate: str | Gate = _drafts(
         "auto",
         f"Rule that chooses the chunks to verify: {', '.join(GATES)}; auto: the one with the best evidence.",
         "GATE", choices=GATES,
     )  # fmt: skip
+    """One of `GATES`, or a custom gate. `auto` verifies everything without a budget."""
     drafter: Drafter | None = None
+    """A custom drafter in place of the draft model and of retrieval; it works with the gates `auto` without a budget,
+    `always`, `never`, or a custom one."""
     parallel: bool = _drafts(True, "Keep drafting while a served verifier checks.")
     early_exit: str = _drafts(
         "auto", "Skip the draft model's last layers for tokens it is sure of.", "auto|on|off", choices=SWITCHES
@@ -120,61 +120,40 @@ class ReplyOptions:
     learn_profile: bool = _drafts(
         False, "Let replies without a budget make and improve the pair's profile; they take longer."
     )
-    confidence_threshold: float = 0.8
+    confidence_threshold: float = 0.8  # c_th of the confidence gate without a budget
     gamma: int | None = None
+    """Drafted tokens in a chunk; None: the profile's under a budget, else what pays. With `retrieval` off, a given
+    number and the gate `always` draft in each round, whether that pays or not."""
     retrieval: str = _drafts(
         "auto", f"Sources to copy drafts from, separated by commas: {', '.join(SOURCES)}.", "auto|off|SOURCES",
         choices=_RETRIEVALS, several=SOURCES,
     )  # fmt: skip
-    stop: tuple[str, ...] = ()
+    """Used only if everything is verified, so it never changes the text."""
+    stop: tuple[str, ...] = ()  # texts that end the reply, and are not part of it
     logprobs: int | None = None
+    """Report each token's log-probability and those of so many others, by the verifier (by the draft model, if that is
+    alone); only if everything is verified, in this process."""
     think: bool | int | None = None
     max_total: int | None = None
     template_args: Mapping[str, object] = field(default_factory=dict)
-    tools: tuple[Mapping[str, Any], ...] = ()
-    tool_choice: str | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()  # functions that the model may call, as OpenAI's API describes them
+    tool_choice: str | None = None  # one that it must call, or ANY_TOOL
     truncation: str = "disabled"
+    """`auto` leaves out the oldest turns of a conversation that is longer than the context, with a notice; `disabled`
+    refuses it."""
 
     def __post_init__(self) -> None:
-        _at_least("max_tokens", self.max_tokens, 1)
-        if self.temperature is not None and not (math.isfinite(self.temperature) and self.temperature >= 0.0):
-            raise InvalidOption(f"temperature is {self.temperature}.", "Give 0 (greedy) or a positive number.")
-        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
-            raise InvalidOption(f"top_p is {self.top_p}.", "Give a number above 0 and up to 1; 1 switches it off.")
-        if self.min_p is not None and not 0.0 <= self.min_p <= 1.0:
-            raise InvalidOption(f"min_p is {self.min_p}.", "Give a number from 0 to 1, such as 0.05.")
-        self._check_penalties()
+        self._check_numbers()
+        for name, choices in (("early_exit", SWITCHES), ("truncation", TRUNCATIONS)):
+            if getattr(self, name) not in choices:
+                raise InvalidOption(f"{name} is {getattr(self, name)!r}.", f"Choose one of {', '.join(choices)}.")
         if isinstance(self.gate, str) and self.gate not in GATES:
             raise InvalidOption(f"There is no gate named {self.gate!r}.", f"Choose one of {', '.join(GATES)}.")
-        for name in ("confidence_threshold", "exit_threshold"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise InvalidOption(f"{name} is {getattr(self, name)}.", "Give a number from 0 to 1, such as 0.8.")
-        if self.early_exit not in SWITCHES:
-            raise InvalidOption(f"early_exit is {self.early_exit!r}.", f"Choose one of {', '.join(SWITCHES)}.")
-        if self.truncation not in TRUNCATIONS:
-            raise InvalidOption(f"truncation is {self.truncation!r}.", f"Choose one of {', '.join(TRUNCATIONS)}.")
         if len(self.stop) > MAX_STOPS or not all(0 < len(text) <= MAX_STOP_LENGTH for text in self.stop):
             raise InvalidOption(
                 f"stop has {len(self.stop)} texts, of {[len(text) for text in self.stop[:MAX_STOPS]]} characters.",
                 f"Give at most {MAX_STOPS}, each of 1 to {MAX_STOP_LENGTH} characters.",
             )
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise InvalidOption(f"logprobs is {self.logprobs}.", f"Give a whole number from 0 to {MAX_LOGPROBS}.")
-        self._check_optional_numbers()
-        self.sources()
-        self._check_budget()
-
-    def _check_penalties(self) -> None:
-        if self.repeat_penalty is not None and not MIN_REPEAT <= self.repeat_penalty <= MAX_PENALTY:
-            raise InvalidOption(
-                f"repeat_penalty is {self.repeat_penalty}.",
-                f"Give a number from {MIN_REPEAT} to {MAX_PENALTY:g}, such as 1.1; 1 switches it off.",
-            )
-        for name in ("frequency_penalty", "presence_penalty"):
-            if not -MAX_PENALTY <= getattr(self, name) <= MAX_PENALTY:
-                raise InvalidOption(
-                    f"{name} is {getattr(self, name)}.", f"Give a number from {-MAX_PENALTY:g} to {MAX_PENALTY:g}."
-                )
         if len(self.logit_bias) > MAX_BIASES:
             raise InvalidOption(f"logit_bias has {len(self.logit_bias)} tokens.", f"Give at most {MAX_BIASES}.")
         for token, amount in self.logit_bias.items():
@@ -183,12 +162,20 @@ class ReplyOptions:
                     f"logit_bias adds {amount} to token {token}.",
                     f"Give ids of tokens, and amounts from {-MAX_BIAS:g} to {MAX_BIAS:g}.",
                 )
+        self.sources()
+        self._check_budget()
 
-    def _check_optional_numbers(self) -> None:
-        for name, least in (("gamma", 1), ("seed", 0), ("max_total", 1), ("think", 0), ("top_k", 0)):
+    def _check_numbers(self) -> None:
+        for name, (least, most, range_) in _NUMBERS.items():
             value = getattr(self, name)
-            if value is not None and not (name == "think" and isinstance(value, bool)):
-                _at_least(name, value, least)
+            if value is not None and not least <= value <= most:  # NaN fails, too.
+                raise InvalidOption(f"{name} is {value}.", f"Give {range_}.")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if (value is None and name != "max_tokens") or (name == "think" and isinstance(value, bool)):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InvalidOption(f"{name} is {value!r}.", f"Give a whole number of at least {least}.")
 
     @property
     def max_thinking(self) -> int | None:
@@ -230,8 +217,6 @@ class ReplyOptions:
             if isinstance(self.gate, str) and self.gate not in _WITHOUT_BUDGET:
                 raise InvalidOption(f"The gate {self.gate} needs a budget.", "Give one, such as 0.2.")
             return
-        if not 0.0 <= self.budget <= 1.0:
-            raise InvalidOption(f"budget is {self.budget}.", "Give a share from 0 to 1, such as 0.2.")
         implied = {"always": 1.0, "never": 0.0}.get(self.gate, self.budget) if isinstance(self.gate, str) else None
         if implied != self.budget:
             name = f"The gate {self.gate}" if isinstance(self.gate, str) else "A custom gate"
@@ -257,8 +242,3 @@ class ReplyOptions:
             chosen(self.top_p, wanted.top_p), seed, chosen(self.min_p, wanted.min_p),
             None if penalties == Penalties(start=prompt_tokens) else penalties,
         )  # fmt: skip
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidOption(f"{name} is {value!r}.", f"Give a whole number of at least {least}.")
