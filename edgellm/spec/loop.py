@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from time import perf_counter
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from edgellm.errors import EdgeError, Stopped
 from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.protocols import Drafter, Gate, Verifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.stats import Summary
-from edgellm.spec.types import Channel, Chunk, Decision, Explanation, Logprobs, Notice, Round, Source, Token, Verdict
+from edgellm.spec.types import Channel, Chunk, Decision, Explanation, Notice, Round, Source, Token, Verdict
 from edgellm.spec.verifier import Verification
 
 Event: TypeAlias = Token | Notice | Explanation
+Piece: TypeAlias = Callable[[int], bytes]
 _NOTHING = Chunk()
 _UNDRAFTED = Decision(True, "nothing was drafted")
 _COPIED = Decision(True, "copied tokens are always verified")
@@ -106,7 +107,7 @@ def _rounds(
             verdict = verification.verify(chunk, ahead) if decision.offload else None
             if verdict is None:
                 chunk = drafter.unverified(state, chunk, gamma)
-            new_tokens = merge(chunk, verdict)
+            new_tokens = merge(chunk, verdict, number, vocabulary.piece)
             turn = Round(number, chunk, decision, verdict, began, asked, perf_counter())
             stats.observe(turn, state.channel)
             drafter.observe(state, turn)
@@ -126,9 +127,8 @@ def _rounds(
                     stats.stop(new.id, new.source)
                     return
                 state.append(new.id)
-                written = Token(new.id, vocabulary.piece(new.id), *new[1:5], number, new.logprobs)
-                stats.token(written)
-                yield written
+                stats.token(new)
+                yield new
     finally:
         drafter.end()
         verification.close()
@@ -161,37 +161,27 @@ def _decide(state: GenerationState, chunk: Chunk, drafter: Drafter, gate: Gate) 
     return _COPIED if drafter.needs_verdict else gate.decide(state, chunk)
 
 
-class NewToken(NamedTuple):
-    """A round's addition to the reply: the fields of a `Token` that are known before it is written."""
-
-    id: int
-    source: Source
-    confidence: float | None = None
-    importance: float | None = None
-    exit_layer: int | None = None
-    logprobs: Logprobs | None = None
-
-
-def merge(chunk: Chunk, verdict: Verdict | None) -> list[NewToken]:
+def merge(chunk: Chunk, verdict: Verdict | None, number: int = 0, piece: Piece = lambda _: b"") -> list[Token]:
     """Return the new tokens of a round. Without a verdict the drafts stay."""
     n, nothing = len(chunk), [None] * len(chunk)
     kept = n if verdict is None else verdict.accepted
-    source = Source.DRAFT if verdict is None else Source.RETRIEVED if chunk.retrieved else Source.ACCEPTED
-    confidence, importance = chunk.confidence.tolist() or nothing, chunk.importance.tolist() or nothing
-    known = zip(chunk.ids.tolist(), confidence, importance, chunk.exit_layers or nothing, strict=True)
-    new_tokens = [NewToken(token, source, c, i, layer) for token, c, i, layer in known][:kept]
-    for at in range(n - chunk.tail, kept):
-        new_tokens[at] = new_tokens[at]._replace(source=Source.RETRIEVED)
-    if verdict is None and chunk.ahead:
-        new_tokens[: chunk.ahead] = [new._replace(source=Source.PARALLEL) for new in new_tokens[: chunk.ahead]]
-    if verdict is not None:
-        own = Source.VERIFIER if not n else Source.CORRECTED if kept < n else Source.BONUS
-        for token in verdict.tokens.tolist():
-            new_tokens.append(NewToken(token, own))
-            own = Source.VERIFIER
-        for at, logprobs in enumerate(verdict.logprobs):
-            new_tokens[at] = new_tokens[at]._replace(logprobs=logprobs)
-    return new_tokens
+    facts = zip(
+        chunk.ids.tolist(), chunk.confidence.tolist() or nothing, chunk.importance.tolist() or nothing,
+        chunk.exit_layers or nothing, strict=True,
+    )  # fmt: skip
+    logprobs = iter(() if verdict is None else verdict.logprobs)
+    found = []
+    for at, (token, *known) in enumerate(islice(facts, kept)):
+        if verdict is None:
+            source = Source.PARALLEL if at < chunk.ahead else Source.DRAFT
+        else:
+            source = Source.RETRIEVED if chunk.retrieved or at >= n - chunk.tail else Source.ACCEPTED
+        found.append(Token(token, piece(token), source, *known, number, next(logprobs, None)))
+    own = Source.VERIFIER if not n else Source.CORRECTED if kept < n else Source.BONUS
+    for token in () if verdict is None else verdict.tokens.tolist():
+        found.append(Token(token, piece(token), own, round=number, logprobs=next(logprobs, None)))
+        own = Source.VERIFIER
+    return found
 
 
 def _finish_full(state: GenerationState, stats: Summary) -> Iterator[Notice]:

@@ -1,8 +1,5 @@
 """The verifier engine: computes the requests of all sessions over one context, a batch at a time, and judges their
-drafts.
-
-An engine belongs to one thread, which `edgellm.verifier.worker` runs.
-"""
+drafts. An engine belongs to one thread, which `edgellm.verifier.worker` runs."""
 
 from __future__ import annotations
 
@@ -19,8 +16,6 @@ from edgellm.spec.verifier import VerifyRequest
 from edgellm.verifier.judgement import Answer, Counters, Deliver, Job, MissingPrefix, survives
 from edgellm.verifier.kv_slots import SlotTable
 from edgellm.verifier.scheduler import Scheduler, Slice
-
-_MIN_PASSES = 32  # passes after which a request may lose its slot to a device without one
 
 
 class ModelRunner(Protocol):
@@ -53,9 +48,7 @@ class VerifierEngine:
     ) -> None:  # fmt: skip
         """Compute on `runner`, which has `slots` sequences and is owned by the caller. `extra_drafts` drafts the extra
         tokens of a session that is alone; without it they are written one by one."""
-        self._runner, self._extra_drafts = runner, extra_drafts
-        self._is_eog = is_eog
-        self._scheduler = scheduler
+        self._runner, self._extra_drafts, self._is_eog, self._scheduler = runner, extra_drafts, is_eog, scheduler
         self._slots = SlotTable(slots, runner.cached, runner.clear)
         self._queue: dict[int, Job] = {}  # requests without a slot, by session, oldest first
         self._running: dict[int, Job] = {}  # requests with a slot, least recently served first
@@ -93,12 +86,9 @@ class VerifierEngine:
 
     def step(self) -> bool:
         """Compute one batch; return False if there was none."""
-        for job in [job for job in self._running.values() if job.leader is not None]:
-            self._follow(job)
         if self._queue:
             self._claim_slots()
-        ready = [job for job in self._running.values() if job.leader is None]
-        batch = self._scheduler.next(ready, self.counters.prefills, self._slots.single_session)
+        batch = self._scheduler.next(self._running.values(), self.counters.prefills, self._slots.single_session)
         if batch:
             self._compute(batch)
         return bool(batch)
@@ -146,7 +136,6 @@ class VerifierEngine:
         """Judge the first `drafted` tokens, decoded in `seconds`; then answer, or continue with the rest."""
         began, written = perf_counter(), len(job.tokens)
         try:
-            job.passes_in_slot += 1
             needs_pass = job.judge(logits, drafted, self._is_eog)
         except EdgeError as error:
             self._fail(job, error)
@@ -195,75 +184,42 @@ class VerifierEngine:
             refused.add(job.device)  # The device's other requests get no slot either.
 
     def _claim(self, job: Job) -> bool:
-        """Give a slot to a job; return False if there is none."""
-        session = job.session
-        fresh = self._slots.slot(session) is None
-        slot = self._slots.claim(session, job.ids, job.request.tenant)
+        """Give a slot to a job, and sync its cache; return False if there is none."""
+        fresh = self._slots.slot(job.session) is None
+        slot = self._slots.claim(job.session, job.ids, job.request.tenant)
         if slot is None:
             return False
-        del self._queue[session]
-        job.slot, job.passes_in_slot = slot, 0
-        self._running.pop(session, None)
-        self._running[session] = job
-        self._start(job, fresh)
+        del self._queue[job.session]
+        job.slot = slot
+        self._running.pop(job.session, None)
+        self._running[job.session] = job
+        try:
+            if fresh:
+                self._share_prefix(job)
+            job.request.computed = self._runner.sync(job.ids, slot)
+        except EdgeError as error:
+            self._fail(job, error)
         return True
 
     def _preempt(self, device: str) -> bool:
-        """Take a slot for `device` from a running job of another device: from the device with the most slots, or,
-        if none has more than one, from a job that has run for long enough. That job continues when it gets a
-        slot again. Return False if no device has more than its share."""
-        slots, slots_of = self._slots.slots_of(device), self._slots.slots_of
-        running = self._running.values()
-        most = max((slots_of(job.device) for job in running), default=0)
-        if most >= slots + 2:
-            candidates = [job for job in running if slots_of(job.device) == most]
-        elif not slots:
-            candidates = [job for job in running if job.passes_in_slot >= max(_MIN_PASSES, len(job.ids) // 8)]
-        else:
+        """Take a slot for `device` from a running job of the device with the most slots, which continues when it gets
+        one again. Return False if no device has more than its share."""
+        most = max((self._slots.slots_of(job.device) for job in self._running.values()), default=0)
+        if most < self._slots.slots_of(device) + 2:
             return False
-        job = max(candidates, key=lambda job: job.passes_in_slot, default=None)
-        if job is None:
-            return False
+        job = next(job for job in reversed(self._running.values()) if self._slots.slots_of(job.device) == most)
         self.drop(job.session)
-        job.slot, job.request.computed, job.leader = -1, 0, None
+        job.slot, job.request.computed = -1, 0
         self._queue[job.session] = job
         self.counters.add(preemptions=1)
         return True
 
-    def _start(self, job: Job, fresh: bool) -> None:
-        """Sync the slot's cache with the job; a `fresh` slot may copy from other sessions."""
-        try:
-            if fresh:
-                self._share_prefix(job)
-            if job.leader is None:
-                job.request.computed = self._runner.sync(job.ids, job.slot)
-        except EdgeError as error:
-            self._fail(job, error)
-
     def _share_prefix(self, job: Job) -> None:
-        """Copy a shared prefix from another session's cache, or have the job follow a job that computes it.
-
-        A copy has to save a chunk of prefill, because a cache is copied whole.
-        """
-        chunk = self._scheduler.limits.chunk
+        """Copy a shared prefix from another session's cache to a fresh slot. A copy has to save a chunk of prefill,
+        because a cache is copied whole."""
         ids = job.ids[:-1]  # The last token is decoded in any case.
         own = common_prefix(self._runner.cached(job.slot), ids)
         held_by, held = self._slots.longest_prefix(ids, exclude=job.slot)
-        needed, salt = max(own, held) + chunk, job.request.tenant.cache_salt
-        for other in self._running.values():
-            # A waiting job leads no other job.
-            if other is not job and other.leader is None and other.request.tenant.cache_salt == salt:
-                common = common_prefix(other.ids, ids)
-                if common >= needed:
-                    job.leader, job.common, needed = other, common, common + 1
-        if job.leader is None and held >= own + chunk:
+        if held >= own + self._scheduler.limits.chunk:
             self._runner.copy_prefix(held_by, job.slot, held)
             self.counters.add(copied=held - own)
-
-    def _follow(self, job: Job) -> None:
-        """Start a job if its leader has computed the shared prefix, or has left."""
-        leader = job.leader
-        if leader and self._running.get(leader.session) is leader and leader.request.computed < job.common:
-            return
-        job.leader = None
-        self._start(job, fresh=True)

@@ -86,20 +86,12 @@ class Judgement:
 
 @dataclass(slots=True, eq=False)
 class Job(Judgement):
-    """A request on its way through queue, slot and batches of the engine, until the answer is delivered.
-
-    `arrival`: prefill batches computed before the request arrived, or was last served. `turn`: earlier requests of the
-    same device, if devices take turns. `slot` is -1 while it waits for one, in which it has had `passes_in_slot`.
-    `leader`: another job, waited for, that computes the first `common` tokens of `ids`.
-    """
+    """A request on its way through queue, slot and batches of the engine, until the answer is delivered."""
 
     deliver: Deliver = lambda _answer: None
-    arrival: int = 0
-    turn: int = 0
-    slot: int = -1
-    passes_in_slot: int = 0
-    leader: Job | None = None
-    common: int = 0
+    arrival: int = 0  # prefill batches computed before the request arrived, or was last served
+    turn: int = 0  # earlier requests of the same device, if devices take turns
+    slot: int = -1  # -1 while it waits for one
 
     @property
     def unseen(self) -> int:
@@ -135,8 +127,8 @@ Deliver: TypeAlias = Callable[[Answer], None]
 class Counters:
     """Counters of an engine, which grow. `shared` batches had several sessions, at most `widest` of them.
 
-    `rows` were computed; `copied` tokens came from another session's cache instead. `preemptions`: running requests
-    that lost their slot to another device's request, and continue once they get a slot.
+    `rows` were computed; `copied` tokens came from another session's cache instead. `preemptions` are running requests
+    that lost their slot to another device's request.
     """
 
     batches: int = 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
-from edgellm.spec.loop import NewToken, generate, merge
+from edgellm.spec.loop import generate, merge
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
@@ -63,35 +65,26 @@ def test_nobody_with_anything_to_say_ends_the_reply() -> None:
     assert (events, summary.finish_reason) == ([], "stop")
 
 
-def test_a_retrieved_token_says_so() -> None:
-    chunk = Chunk(np.array([5, 6], np.int32), retrieved=True)
-    assert merge(chunk, Verdict(1, np.array([9], np.int32))) == [
-        NewToken(5, Source.RETRIEVED),
-        NewToken(9, Source.CORRECTED),
-    ]
-
-
 def test_what_is_known_of_a_drafted_token_stays_with_it() -> None:
     known = Chunk(
-        np.array([5, 6, 7], np.int32),
-        confidence=np.array([0.5, 0.25, 1.0], np.float32),
-        importance=np.array([0.125, 0.75, 0.0], np.float32),
-        exit_layers=(5, None, 5),
-    )
+        np.array([5, 6, 7], np.int32), np.array([0.5, 0.25, 1.0], np.float32), exit_layers=(5, None, 5),
+        importance=np.array([0.125, 0.75, 0.0], np.float32), ahead=1,
+    )  # fmt: skip
     drafts = [
-        NewToken(5, Source.DRAFT, 0.5, 0.125, 5),
-        NewToken(6, Source.DRAFT, 0.25, 0.75),
-        NewToken(7, Source.DRAFT, 1.0, 0.0, 5),
+        Token(5, b"", Source.PARALLEL, 0.5, 0.125, 5, 3),
+        Token(6, b"", Source.DRAFT, 0.25, 0.75, None, 3),
+        Token(7, b"", Source.DRAFT, 1.0, 0.0, 5, 3),
     ]
-    assert merge(known, None) == drafts
-    accepted = [word._replace(source=Source.ACCEPTED) for word in drafts]
+    assert merge(known, None, 3) == drafts
     for n in range(4):
         own = Source.BONUS if n == 3 else Source.CORRECTED
-        assert merge(known, Verdict(n, np.array([8, 9], np.int32))) == [
-            *accepted[:n],
-            NewToken(8, own),
-            NewToken(9, Source.VERIFIER),
+        assert merge(known, Verdict(n, np.array([8, 9], np.int32)), 3) == [
+            *(replace(token, source=Source.ACCEPTED) for token in drafts[:n]),
+            Token(8, b"", own, round=3),
+            Token(9, b"", Source.VERIFIER, round=3),
         ]
+    copied = merge(Chunk(known.ids, retrieved=True), Verdict(1, np.array([9], np.int32)))
+    assert [token.source for token in copied] == [Source.RETRIEVED, Source.CORRECTED]
 
 
 # --- where a reply ends ---------------------------------------------------------------------------------------------

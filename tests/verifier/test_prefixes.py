@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Model
-from edgellm.errors import EngineFailed
 from edgellm.spec.types import Ids
 from edgellm.verifier.scheduler import SchedulerLimits
 from edgellm.verifier.worker import VerifierWorker
@@ -60,20 +59,6 @@ def test_a_live_sessions_beginning_is_copied(
     assert worker.counters.evictions == 0
 
 
-def test_of_those_who_come_together_one_computes_the_beginning(
-    gate: Gate, worker: VerifierWorker, system: Ids, questions: list[Ids], alone: Alone
-) -> None:
-    askers = [Asker(worker, i) for i in range(len(questions))]
-    gate.allowed.clear()
-    for asker, question in zip(askers, questions, strict=True):
-        asker.ask(question, extra=2)
-    gate.allowed.set()
-    assert [asker.tokens() for asker in askers] == [alone(question, 3) for question in questions]
-    counters = worker.counters
-    assert counters.copied >= 2 * len(system)
-    assert counters.rows == sum(map(len, questions)) - counters.copied + 2 * len(questions)
-
-
 def test_drafts_are_judged_the_same_with_a_copied_beginning(
     worker: VerifierWorker, questions: list[Ids], alone: Alone
 ) -> None:
@@ -84,46 +69,6 @@ def test_drafts_are_judged_the_same_with_a_copied_beginning(
     two.ask(questions[1], chunk=drafted)
     answer = two.answer()
     assert (answer.accepted, answer.tokens.tolist()) == (2, wanted[2:3])  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("trouble", ["leaves", "fails"])
-def test_who_waits_for_somebodys_beginning_is_not_lost_with_them(
-    gate: Gate, worker: VerifierWorker, questions: list[Ids], alone: Alone, trouble: str
-) -> None:
-    leader, follower, last = (Asker(worker, i) for i in range(3))
-    gate.allowed.clear()
-    for asker, question in zip((leader, follower, last), questions, strict=True):
-        asker.ask(question)
-    if trouble == "leaves":
-        worker.end_session(0)
-        gate.allowed.set()
-    else:
-        gate.fails = True
-        gate.allowed.set()
-        assert isinstance(leader.answer(), EngineFailed)
-        gate.fails = False
-        leader.ask(questions[0])
-    for asker, question in ((follower, questions[1]), (last, questions[2])):
-        answer = asker.answer()
-        if isinstance(answer, EngineFailed):  # it was computed while everything failed
-            asker.ask(question)
-            answer = asker.answer()
-        assert answer.tokens.tolist() == alone(question, 1)  # type: ignore[union-attr]
-
-
-def test_a_follower_that_leaves_is_forgotten(
-    gate: Gate, worker: VerifierWorker, questions: list[Ids], alone: Alone
-) -> None:
-    leader, follower = Asker(worker, 0), Asker(worker, 1)
-    gate.allowed.clear()
-    leader.ask(questions[0])
-    follower.ask(questions[1])
-    worker.end_session(1)
-    gate.allowed.set()
-    assert leader.tokens() == alone(questions[0], 1)
-    leader.get(questions[0])
-    assert follower.answers.empty()
-    assert worker.waiting == 0
 
 
 def test_a_beginning_shorter_than_a_chunk_is_not_worth_a_copy(worker: VerifierWorker, questions: list[Ids]) -> None:

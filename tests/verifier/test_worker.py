@@ -261,16 +261,13 @@ def test_closing_answers_everybody(gate: Gate, exact: Model, prompt: Ids) -> Non
     assert all(isinstance(asker.answer(), (EngineFailed, Verdict)) for asker in askers)
 
 
-@pytest.mark.parametrize("devices", ["flood", "012"], ids=["one device", "each its own"])
-def test_a_device_without_a_slot_takes_one_from_a_long_request(
-    gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone, devices: str
+def test_a_device_without_a_slot_takes_one_from_a_device_that_has_several(
+    gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone
 ) -> None:
-    """At once from a device that has several; from one that has one when its request has had its portion."""
     answers: SimpleQueue[Answer] = SimpleQueue()
     gate.allowed.clear()
     for session in range(SLOTS):
-        device = devices if devices == "flood" else devices[session]
-        Asker(worker, session, Tenant(device), answers).ask(prompt, extra=60)
+        Asker(worker, session, Tenant("flood"), answers).ask(prompt, extra=60)
     last = Asker(worker, 10, Tenant("last"), answers)
     last.ask(prompt)
     gate.allowed.set()
