@@ -171,12 +171,13 @@ def merge(chunk: Chunk, verdict: Verdict | None, number: int = 0, piece: Piece =
     )  # fmt: skip
     logprobs = iter(() if verdict is None else verdict.logprobs)
     found = []
-    for at, (token, *known) in enumerate(islice(facts, kept)):
+    for at, (token, confidence, importance, layer) in enumerate(islice(facts, kept)):
         if verdict is None:
             source = Source.PARALLEL if at < chunk.ahead else Source.DRAFT
         else:
             source = Source.RETRIEVED if chunk.retrieved or at >= n - chunk.tail else Source.ACCEPTED
-        found.append(Token(token, piece(token), source, *known, number, next(logprobs, None)))
+        probs = next(logprobs, None)
+        found.append(Token(token, piece(token), source, confidence, importance, layer, number, probs))
     own = Source.VERIFIER if not n else Source.CORRECTED if kept < n else Source.BONUS
     for token in () if verdict is None else verdict.tokens.tolist():
         found.append(Token(token, piece(token), own, round=number, logprobs=next(logprobs, None)))
