@@ -177,7 +177,6 @@ MARGIN = 1e-9
 """Least share by which a plan is better; rounding makes smaller differences."""
 
 Mask = int  # bit b is set where block b is switched
-Trail = tuple["Trail", Switch] | None  # the switches so far, the last one first
 
 
 class SwitchState(NamedTuple):
@@ -193,7 +192,7 @@ class SwitchState(NamedTuple):
     computed: float
     loaded: float
     pending: int
-    trail: Trail
+    plan: Plan
     start: float = 0.0
     inner: int = -1
     last: int = -1
@@ -204,116 +203,100 @@ def beam(instance: Instance, width: int = WIDTH) -> Plan:
     `width` partial plans, for m blocks and n chunks.
 
     Dynamic programming over (computations done, set of blocks switched). Partial plans differ only in when computing
-    and loading are free again and in a pending block, so most are dominated; others cannot beat the best known plan
-    (`LowerBounds`). Of the rest, the `width` most promising plans with the same number of computations and switches are
-    followed. With an unlimited width the plan is the optimum; the problem is NP-hard (Appendix A).
+    and loading are free again and in a pending block, so most are dominated; others cannot beat the best known plan. Of
+    the rest, the `width` most promising plans with the same number of computations and switches are followed. With an
+    unlimited width the plan is the optimum; the problem is NP-hard (Appendix A).
     """
     schedules = (synchronous(instance), naive(instance), progressive(instance))
     best = min(schedules, key=lambda plan: latency(instance, plan))
-    costs, target = LowerBounds(instance), latency(instance, best) * (1.0 - MARGIN)
-    layer = [SwitchState(0, 0.0, 0.0, -1, None)]
+    search = _Beam(instance, width, latency(instance, best) * (1.0 - MARGIN))
+    layer = [SwitchState(0, 0.0, 0.0, -1, ())]
     for step in range(instance.steps):
         following: dict[Mask, list[SwitchState]] = {}
-        opened = _promising(costs, step + 1, target, width, (_after_compute(costs, step, node) for node in layer))
+        opened = search.promising(step + 1, (search.after_compute(step, node) for node in layer))
         while opened:
             for node in opened:
-                _add_state(following.setdefault(node.mask, []), _after_step(costs, step + 1, node))
-            more = chain.from_iterable(_after_load(costs, step, node) for node in opened)
-            opened = _promising(costs, step + 1, target, width, more)
-        layer = _promising(costs, step + 1, target, width, chain.from_iterable(following.values()))
-    found = min(layer, key=lambda node: costs.bound(instance.steps, node)[1], default=None)
-    if found is None or costs.bound(instance.steps, found)[1] >= target:
-        return best
-    return _plan(costs, found)
+                _add_state(following.setdefault(node.mask, []), search.after_step(step + 1, node))
+            opened = search.promising(step + 1, chain.from_iterable(search.after_load(step, node) for node in opened))
+        layer = search.promising(step + 1, chain.from_iterable(following.values()))
+    plans = [search.finished(node) for node in layer]
+    return min((best, *plans), key=lambda plan: latency(instance, plan))
 
 
-def _promising(
-    costs: LowerBounds, step: int, target: float, width: int, nodes: Iterable[SwitchState]
-) -> list[SwitchState]:
-    """Return the best `width` of these partial plans for each number of switches, as different numbers do not compare,
-    without those that cannot beat the `target`."""
-    ranked = [(costs.bound(step, node), at, node) for at, node in enumerate(nodes)]
-    seen: Counter[int] = Counter()
-    kept = []
-    for (least, _), _, node in sorted(ranked, key=itemgetter(0, 1)):
-        if least >= target:
-            break
-        seen[node.mask.bit_count()] += 1
-        if seen[node.mask.bit_count()] <= width:
-            kept.append(node)
-    return kept
+class _Beam:
+    """The steps of `beam`. A partial plan that cannot be over before the `target` is left out."""
 
+    def __init__(self, instance: Instance, width: int, target: float) -> None:
+        self._instance, self._width, self._target = instance, width, target
+        self._bounds: dict[tuple[int, Mask], tuple[float, float]] = {}
 
-class LowerBounds:
-    """Lower bounds on the time that is left after a partial plan."""
+    def _time(self, block: int, mask: Mask) -> float:
+        return self._instance.time(block, bool(mask >> block & 1))
 
-    def __init__(self, instance: Instance) -> None:
-        self.instance = instance
-        self.m, self.steps = instance.blocks, instance.steps
-        self._computing: dict[tuple[int, Mask], float] = {}
-        self._loads: dict[Mask, float] = {}
+    def _computing(self, first: int, end: int, mask: Mask) -> float:
+        """Return the time of the computations from `first` to before `end`, if nothing more is switched."""
+        return sum(self._time(at % self._instance.blocks, mask) for at in range(first, end))
 
-    def time(self, block: int, mask: Mask) -> float:
-        """Return the time to compute a chunk with the graph that the block has."""
-        return self.instance.time(block, bool(mask >> block & 1))
+    def _left(self, mask: Mask) -> list[int]:
+        return [block for block in range(self._instance.blocks) if not mask >> block & 1]
 
-    def until(self, step: int, block: int, mask: Mask) -> float:
-        """Return the least time from `step` to the block's next computation; infinite if it has none."""
-        own_step = step + (block - step) % self.m
-        return sum(self.time(at % self.m, mask) for at in range(step, own_step)) if own_step < self.steps else math.inf
-
-    def unswitched(self, mask: Mask) -> list[int]:
-        return [block for block in range(self.m) if not mask >> block & 1]
-
-    def bound(self, step: int, node: SwitchState) -> tuple[float, float]:
+    def _bound(self, step: int, node: SwitchState) -> tuple[float, float]:
         """Return a partial plan's lower bound, as if its loads made no graph slower; and to break ties, the end of its
         loads if made one by one from now on."""
-        mask = node.mask
-        if mask not in self._loads:
-            self._loads[mask] = math.fsum(self.instance.load[block] for block in self.unswitched(mask))
-        if (step, mask) not in self._computing:
-            self._computing[step, mask] = sum(self.time(at % self.m, mask) for at in range(step, self.steps))
-        loads = self._loads[mask]
-        least = max(node.computed + self._computing[step, mask], node.loaded + loads)
-        return least, max(node.computed, node.loaded) + loads
+        key = step, node.mask
+        if key not in self._bounds:
+            loads = math.fsum(self._instance.load[block] for block in self._left(node.mask))
+            self._bounds[key] = self._computing(step, self._instance.steps, node.mask), loads
+        computing, loads = self._bounds[key]
+        return max(node.computed + computing, node.loaded + loads), max(node.computed, node.loaded) + loads
 
+    def promising(self, step: int, nodes: Iterable[SwitchState]) -> list[SwitchState]:
+        """Return the best `width` of these partial plans for each number of switches, as different numbers do not
+        compare, without those that cannot beat the target."""
+        ranked = [(self._bound(step, node), at, node) for at, node in enumerate(nodes)]
+        seen: Counter[int] = Counter()
+        kept = []
+        for (least, _), _, node in sorted(ranked, key=itemgetter(0, 1)):
+            seen[node.mask.bit_count()] += 1
+            if least < self._target and seen[node.mask.bit_count()] <= self._width:
+                kept.append(node)
+        return kept
 
-def _after_compute(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState:
-    """Return the partial plan with the step computed by the block's current graph.
+    def after_compute(self, step: int, node: SwitchState) -> SwitchState:
+        """Return the partial plan with the step computed by the block's current graph.
 
-    Plans in which the computation waits for a load of this block to begin need not be explored: the load can begin
-    earlier, swap places with the previous one, or follow the computation, which then uses the prefill graph; nothing
-    ends later.
-    """
-    block, start = step % costs.m, node.computed
-    begin = max(start, node.loaded) if node.pending == block else start
-    return node._replace(computed=begin + costs.time(block, node.mask), start=start)
+        Plans in which the computation waits for a load of this block to begin need not be explored: the load can begin
+        earlier, swap places with the previous one, or follow the computation, which then uses the prefill graph;
+        nothing ends later.
+        """
+        block, start = step % self._instance.blocks, node.computed
+        begin = max(start, node.loaded) if node.pending == block else start
+        return node._replace(computed=begin + self._time(block, node.mask), start=start)
 
+    def after_load(self, step: int, node: SwitchState) -> Iterator[SwitchState]:
+        """Yield the partial plans with one more load that begins before the step is over."""
+        begin = max(node.start, node.loaded)
+        if begin >= node.computed or node.last < node.inner:
+            return
+        for block in self._left(node.mask):
+            if block != step % self._instance.blocks:
+                loaded, plan = begin + self._instance.load[block], (*node.plan, Switch(block, step))
+                yield SwitchState(
+                    node.mask | 1 << block, node.computed, loaded, block, plan, node.start, node.last, block
+                )  # fmt: skip
 
-def _after_load(costs: LowerBounds, step: int, node: SwitchState) -> Iterator[SwitchState]:
-    """Yield the partial plans with one more load that begins before the step is over."""
-    begin = max(node.start, node.loaded)
-    if begin >= node.computed or node.last < node.inner:
-        return
-    for block in costs.unswitched(node.mask):
-        if block != step % costs.m:
-            yield node._replace(
-                mask=node.mask | 1 << block,
-                loaded=begin + costs.instance.load[block],
-                pending=block,
-                trail=(node.trail, Switch(block, step)),
-                inner=node.last,
-                last=block,
-            )
+    def after_step(self, step: int, node: SwitchState) -> SwitchState:
+        """Return the partial plan before the next step; a block surely loaded in time is no longer pending."""
+        wait, pending = node.loaded - node.computed, node.pending
+        if pending >= 0:
+            own_step = step + (pending - step) % self._instance.blocks
+            if own_step >= self._instance.steps or wait <= self._computing(step, own_step, node.mask):
+                pending = -1
+        return SwitchState(node.mask, node.computed, node.loaded, pending, node.plan)
 
-
-def _after_step(costs: LowerBounds, step: int, node: SwitchState) -> SwitchState:
-    """Return the partial plan before the next step; a block surely loaded in time is no longer pending."""
-    wait = node.loaded - node.computed
-    pending = node.pending
-    if wait <= 0.0 or (pending >= 0 and wait <= costs.until(step, pending, node.mask)):
-        pending = -1
-    return SwitchState(node.mask, node.computed, node.loaded, pending, node.trail)
+    def finished(self, node: SwitchState) -> Plan:
+        """Return a whole schedule; blocks not switched yet come after the prefill."""
+        return *node.plan, *(Switch(block, self._instance.steps) for block in self._left(node.mask))
 
 
 def _add_state(nodes: list[SwitchState], new: SwitchState) -> None:
@@ -328,13 +311,3 @@ def _dominates(one: SwitchState, other: SwitchState) -> bool:
     if one.computed > other.computed or one.loaded > other.loaded:
         return False
     return one.pending < 0 or one.pending == other.pending or one.loaded <= other.computed
-
-
-def _plan(costs: LowerBounds, node: SwitchState) -> Plan:
-    """Return the switches of a whole schedule; blocks not switched yet come after the prefill."""
-    switches = []
-    trail = node.trail
-    while trail is not None:
-        trail, switch = trail
-        switches.append(switch)
-    return *reversed(switches), *(Switch(block, costs.steps) for block in costs.unswitched(node.mask))

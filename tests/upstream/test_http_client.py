@@ -123,23 +123,6 @@ def test_a_connection_is_kept_and_replaced_when_the_server_has_ended_it(resets: 
 @pytest.mark.parametrize(
     "answer",
     [
-        b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{}",
-        b"HTTP/1.0 200 OK\r\n\r\n{}",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n",
-        b"HTTP/1.1 100 Continue\r\n\r\n" + OK,
-    ],
-)
-def test_answers_of_every_form(answer: bytes) -> None:
-    server = Scripted((answer,), (OK,))
-    for client in client_of(server.port):
-        assert client.wait(client.get("/props")).json == {}
-        assert client.wait(client.get("/props")).json == {}
-    server.close()
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
         b"",
         b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",
         b"SSH-2.0-OpenSSH\r\n\r\n",
