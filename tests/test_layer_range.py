@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.coldstart.plan import PlannedStage
 from edgellm.layer_range import LayerRange, chain
 
 
@@ -36,11 +35,3 @@ def test_a_chain_is_as_short_as_can_be(found: list[tuple[int, int]], start: int,
 def test_people_count_from_1() -> None:
     assert str(LayerRange(0, 12)) == "1-12"
     assert str(LayerRange(3, 4)) == "4"
-
-
-@given(st.integers(0, 200), st.integers(1, 200))
-def test_a_planned_stage_comes_back(start: int, count: int) -> None:
-    stage = PlannedStage("desk", LayerRange(start, start + count), 1.0, 0.0, 0.1, 1.1, 0.5, 1.6, 1e6, "first")
-    told = stage.to_json()
-    assert (told["first_layer"], told["last_layer"]) == (start + 1, start + count)
-    assert PlannedStage.from_json(told) == stage

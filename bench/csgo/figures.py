@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgellm.coldstart.plan import PlannedStage, PlanOption
+from edgellm.layer_range import LayerRange
 from edgellm.llm.mesh_timeline import key, lanes
 
 Figures = dict[str, Any]
@@ -62,9 +63,9 @@ def plot(found: Figures, path: Path) -> Path | None:
 
 
 def _way(found: Figures) -> PlanOption:
-    return PlanOption(
-        tuple(PlannedStage.from_json(stage) for stage in found["stages"]),
-        found["ttft_s"],
-        found["token_s"],
-        found["reply_s"],
-    )
+    """Return the option that `PlanOption.to_json` returned as `found`."""
+    stages = []
+    for row in found["stages"]:
+        times = {name: value for name, value in row.items() if name not in ("first_layer", "last_layer")}
+        stages.append(PlannedStage(layers=LayerRange(row["first_layer"] - 1, row["last_layer"]), **times))
+    return PlanOption(tuple(stages), found["ttft_s"], found["token_s"], found["reply_s"])

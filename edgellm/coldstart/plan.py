@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from edgellm.coldstart.exact_search import fastest_first_token
 from edgellm.coldstart.home import Home, best_single, even, heuristic, ideal_single, restrict_to_stored
@@ -53,12 +52,6 @@ class PlannedStage:
         fields = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         del fields["layers"]
         return {"first_layer": self.layers.start + 1, "last_layer": self.layers.stop, **fields}
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """Return the stage that `to_json` returned as `row`."""
-        fields = dict(row)
-        return cls(layers=LayerRange(fields.pop("first_layer") - 1, fields.pop("last_layer")), **fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,8 +112,16 @@ def test_it_is_drawn(edge: Edge, tmp_path: Path, name: str, magic: bytes) -> Non
     assert (tmp_path / name).read_bytes().startswith(magic)
 
 
-def test_a_plan_that_ran_out_of_time_says_so(edge: Edge) -> None:
-    asked = ("mesh", "plan", "--preset", "csgo", "--objective", "reply", "--time-limit", "0")  # a first token is quick
+def test_a_plan_that_ran_out_of_time_says_so(edge: Edge, home: Path) -> None:
+    large = DESCRIBED.replace("layers = 4", "layers = 48").replace("d_ff = 128", "d_ff = 4000000")
+    devices = (
+        LAPTOP.replace("laptop", f"device {at}")
+        .replace("= 2000", f"= {300 * at}")
+        .replace("tflops = 20", f"tflops = {40 - at}")
+        for at in range(1, 17)
+    )
+    home.write_text(large + "".join(devices).replace("memory_gb = 16", "memory_gb = 1.7"), encoding="utf-8")
+    asked = ("mesh", "plan", "--devices", str(home), "--objective", "reply", "--time-limit", "0")
     done = edge(*asked)
     assert done.code == 0
     assert "within " in done.out
