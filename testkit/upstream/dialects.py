@@ -79,7 +79,6 @@ class Vllm(Dialect):
         super().__init__(engine)
         self.scores, self.counts, self.most, self.refuses = scores, counts, most, refuses
         self.cached: list[int] = []
-        self.paths: list[str] = []
 
     def get(self, path: str) -> Any:
         if path == "/v1/models":
@@ -89,7 +88,6 @@ class Vllm(Dialect):
         raise Missing
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        self.paths.append(path)
         if (asked := body.get("model", self.model_name)) != self.model_name:
             message = f"The model `{asked}` does not exist."
             raise UnknownModel({"error": {"message": message, "type": "NotFoundError", "param": None, "code": 404}})
@@ -97,9 +95,6 @@ class Vllm(Dialect):
             return self.completions(body)
         if path == "/inference/v1/generate" and self.scores:
             return self.generate(body)
-        if path == "/tokenize":
-            ids = self.engine.model.tokenize(body["prompt"], special=True).tolist()
-            return {"count": len(ids), "max_model_len": self.engine.positions, "tokens": ids}
         if path == "/detokenize":
             return {"prompt": self.text(body["tokens"])}
         raise Missing
@@ -107,7 +102,7 @@ class Vllm(Dialect):
     def completions(self, body: dict[str, Any]) -> Any:
         prompt = body["prompt"]
         prompts = prompt if prompt and isinstance(prompt[0], list) else [prompt]
-        self.check(body.get("logprobs"), body.get("prompt_logprobs"))
+        self.check(body.get("logprobs"))
         sampling = sampling_of(body)
         choices, cached = [], 0
         for index, ids in enumerate(prompts):
@@ -128,10 +123,7 @@ class Vllm(Dialect):
                         {names.format(token): logprob for token, logprob in top(row, k)} for row in rows
                     ],
                 }  # fmt: skip
-            if (k := body.get("prompt_logprobs")) is not None:
-                choice["prompt_logprobs"] = self.prompt_rows(ids, k, 0)
-            else:
-                cached += self.engine.cached(ids, body.get("cache_salt") or "")
+            cached += self.engine.cached(ids, body.get("cache_salt") or "")
             choices.append(choice)
         return {"id": "cmpl-1", "object": "text_completion", "choices": choices, "usage": self.usage(cached)}
 
@@ -209,8 +201,6 @@ class LlamaServer(Dialect):
         raise Missing
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        if path == "/tokenize":
-            return {"tokens": self.engine.model.tokenize(body["content"], special=body["parse_special"]).tolist()}
         if path == "/detokenize":
             return {"content": self.text(body["tokens"])}
         if path != "/completion":
@@ -238,19 +228,12 @@ class LlamaServer(Dialect):
 class Sglang(Dialect):
     """SGLang 0.5.23, by its documentation and source; it was not run."""
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self.starts: list[int] = []
-
     def get(self, path: str) -> Any:
         if path == "/v1/models":
             return self.models("sglang", max_model_len=self.engine.positions, root=self.model_name)
         raise Missing
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        if path == "/tokenize":
-            ids = self.engine.model.tokenize(body["prompt"], special=True).tolist()
-            return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.positions}
         if path == "/detokenize":
             return {"text": "" if body.get("skip_special_tokens", True) else self.text(body["tokens"])}
         if path != "/generate":
@@ -272,7 +255,6 @@ class Sglang(Dialect):
             "finish_reason": {"type": "stop", "matched": tokens[-1]} if ended else {"type": "length", "length": 1},
         }  # fmt: skip
         if body.get("return_logprob"):
-            self.starts.append(start)
             known = self.engine.rows(ids, len(ids))[start:-1] if start >= 0 else []
             said["input_top_logprobs"] = [None, *(triples(row, k) for row in known)]
             said["output_top_logprobs"] = [triples(row, k) for row in rows]

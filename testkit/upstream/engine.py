@@ -25,14 +25,12 @@ class Engine:
         self._blocks: set[tuple[str, tuple[int, ...]]] = set()
         self._random = np.random.default_rng(7)
         self._rows: dict[bytes, Floats] = {}
-        self.passes = 0
 
     def rows(self, ids: Sequence[int], outputs: int) -> list[Floats]:
         """Return the last `outputs` rows of logits of a text. Rows are kept, since tests ask for the same ones."""
         text = np.array(ids, dtype=np.int32)
         keys = [text[:end].tobytes() for end in range(len(text) - outputs + 1, len(text) + 1)]
         with self._lock:
-            self.passes += 1
             if missing := next((keys[at:] for at, key in enumerate(keys) if key not in self._rows), []):
                 kept = self._context.sync(text[: len(text) - len(missing) + 1])
                 computed = self._context.decode(text[kept:], outputs=len(missing))

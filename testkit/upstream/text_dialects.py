@@ -12,17 +12,12 @@ from testkit.upstream.engine import Engine, logprobs
 class Continuing(Dialect):
     """A server that continues a text."""
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self.tokens = 0  # that it wrote
-
     def continued(self, prompt: Any, n: int, sampling: Sampling, seed: int | None) -> tuple[list[int], list[Any], bool]:
         """Return the tokens behind a text without the end of the turn, their rows, and whether it ends there."""
         if not isinstance(prompt, str):
             raise Invalid("the prompt is no text")
         ids = self.engine.model.plain_prompt(prompt).tolist()
         tokens, rows = self.engine.write(ids, n, sampling, seed)
-        self.tokens += len(tokens)
         ended = self.engine.model.is_eog(tokens[-1])
         return (tokens[:-1], rows[:-1], True) if ended else (tokens, rows, False)
 
