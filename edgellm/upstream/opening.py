@@ -15,7 +15,7 @@ from edgellm.storage.state import read_cached, write_cached
 from edgellm.system import cache_dir
 from edgellm.upstream import dialects
 from edgellm.upstream.dialects import DIALECTS
-from edgellm.upstream.dialects.served import UnknownServer, Upstream, models_of, served_model
+from edgellm.upstream.dialects.served import UnknownServer, Upstream, models_of
 from edgellm.upstream.http_client import CONNECTIONS, HttpClient, ServerURL, read_key
 from edgellm.upstream.rows import MEANING, Tier
 from edgellm.upstream.verifier import UpstreamTiming, UpstreamVerifier
@@ -137,7 +137,7 @@ async def detect(client: HttpClient, text: Model, tier: Tier | None = None) -> U
         VerifierLost, VerifierBusy: it does not answer, refuses, or has no way to verify.
         TimeoutError: it does not answer in time.
     """
-    server = UnknownServer(client, await served_model(client, client.url.model), text, tier)
+    server = await UnknownServer.at(client, text, tier)
     for name in DIALECTS:
         found: Upstream | None = await import_module(f"{dialects.__name__}.{name}").connect(server)
         if found is None:

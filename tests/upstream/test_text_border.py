@@ -9,7 +9,7 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.spec.types import GREEDY, Ids
-from edgellm.upstream.dialects.served import UnknownServer, UpstreamModel
+from edgellm.upstream.dialects.served import UnknownServer
 from edgellm.upstream.dialects.texts import TextBorders, TextUpstream, Written
 from edgellm.upstream.http_client import HttpClient, ServerURL
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
@@ -126,7 +126,7 @@ class Scripted(TextUpstream):
     dialect = "scripted"
 
     def __init__(self, client: HttpClient, model: Model, prompt: str, text: str) -> None:
-        super().__init__(UnknownServer(client, UpstreamModel("model"), model))
+        super().__init__(UnknownServer(client, model))
         self.prompt, self.said = prompt, text
         self.asked: list[tuple[str, int]] = []
 

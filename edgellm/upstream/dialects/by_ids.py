@@ -112,7 +112,7 @@ async def takes_ids(server: UnknownServer, top: int = 0) -> str:
     """
     token = server.token
     body: dict[str, Any] = {
-        "model": server.model.name, "prompt": [[token], [token, token]], "max_tokens": 1, "temperature": 0.0,
+        "model": server.model, "prompt": [[token], [token, token]], "max_tokens": 1, "temperature": 0.0,
         "stream": False, "return_token_ids": True, **NEUTRAL,
     }  # fmt: skip
     if top:

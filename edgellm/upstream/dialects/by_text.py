@@ -94,7 +94,7 @@ async def connect(server: UnknownServer) -> TextCompletionsUpstream | None:
     Raises:
         VerifierLost, VerifierBusy: it is gone, or completes no texts.
     """
-    kind = KINDS.get(server.model.owner)
+    kind = KINDS.get(server.owner)
     if kind is None and not await takes_ids(server):
         return None
     refusal = "it completes no texts"

@@ -89,5 +89,4 @@ async def connect(server: UnknownServer) -> LlamaServerUpstream | None:
         return None
     with server.client.reading():
         length = maybe_count(fields(props["default_generation_settings"] or {}).get("n_ctx"))
-    model = replace(server.model, context_length=length or server.model.context_length)
-    return LlamaServerUpstream(replace(server, model=model), props)
+    return LlamaServerUpstream(replace(server, positions=length or server.positions), props)

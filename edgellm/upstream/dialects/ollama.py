@@ -70,6 +70,6 @@ async def connect(server: UnknownServer) -> OllamaUpstream | None:
         raise server.unusable(why, "Use a newer version of Ollama, and a model that it can run.") from None
     with server.client.reading():
         models = map(fields, entries(fields(running.json).get("models")))
-        mine = [one for one in models if server.model.name in (one.get("name"), one.get("model"))]
+        mine = [one for one in models if server.model in (one.get("name"), one.get("model"))]
     length = maybe_count(mine[0].get("context_length")) if mine else None
-    return OllamaUpstream(replace(server, model=replace(server.model, context_length=length)))
+    return OllamaUpstream(replace(server, positions=length))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from edgellm.engine import Model
 from edgellm.errors import InvalidOption, VerifierLost
@@ -75,15 +75,6 @@ NEUTRAL: Mapping[str, Any] = {
 """Fields that servers take from a model's own settings if a request leaves them out."""
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamModel:
-    """A model of a server: its name there, the positions of a text if known, and the owner that the server names."""
-
-    name: str
-    context_length: int | None = None
-    owner: str = ""
-
-
 async def models_of(client: HttpClient) -> dict[str, Mapping[str, Any]]:
     """Return what a server tells of its models, by name. Raises VerifierLost, VerifierBusy as `HttpClient.get`."""
     answer = await client.get("/v1/models")
@@ -92,8 +83,8 @@ async def models_of(client: HttpClient) -> dict[str, Mapping[str, Any]]:
         return {text(one.get("id")): one for one in models}
 
 
-async def served_model(client: HttpClient, wanted: str) -> UpstreamModel:
-    """Return the model `wanted` of a server, or its first one.
+async def served_model(client: HttpClient, wanted: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the name of the model `wanted` of a server, or of its first one, and what the server tells of it.
 
     Raises:
         InvalidOption: the server has no such model; names its models.
@@ -107,20 +98,30 @@ async def served_model(client: HttpClient, wanted: str) -> UpstreamModel:
             f"The server at {client.url} {asked}.",
             f"Name one of these behind # in the address: {', '.join(names[:8])}." if names else "Load one there.",
         )
-    found = models[wanted or names[0]]
-    length = maybe_count(found.get("max_model_len")) or maybe_count(fields(found.get("meta") or {}).get("n_ctx"))
-    return UpstreamModel(wanted or names[0], length, str(found.get("owned_by") or "")[:40])
+    return wanted or names[0], models[wanted or names[0]]
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownServer:
-    """A server of a kind that is not known yet: the way to it, its model there, the `text` of the same vocabulary on
-    this device, and the requested `tier`, None: the best."""
+    """A server of a kind that is not known yet: the way to it, the `text` of the same vocabulary on this device, the
+    requested `tier` (None: the best), the name of its `model`, the `owner` that it names for that, and the `positions`
+    of a text, if known."""
 
     client: HttpClient
-    model: UpstreamModel
     text: Model
     tier: Tier | None = None
+    model: str = ""
+    owner: str = ""
+    positions: int | None = None
+
+    @classmethod
+    async def at(cls, client: HttpClient, text: Model, tier: Tier | None) -> Self:
+        """Return the server of `client`, asked for its model. Raises as `served_model`."""
+        name, told = await served_model(client, client.url.model)
+        with client.reading():
+            meta = fields(told.get("meta") or {})
+        positions = maybe_count(told.get("max_model_len")) or maybe_count(meta.get("n_ctx"))
+        return cls(client, text, tier, name, str(told.get("owned_by") or "")[:40], positions)
 
     @property
     def token(self) -> int:
@@ -165,7 +166,7 @@ class Upstream(ABC):
     def __init__(self, server: UnknownServer, tier: Tier, reason: str) -> None:
         """Verify by `tier`, for the `reason`, a clause."""
         self.client, self.tier, self.reason = server.client, tier, reason
-        self.name, self.context_length = server.model.name, server.model.context_length
+        self.name, self.context_length = server.model, server.positions
 
     @property
     def choice(self) -> Choice:

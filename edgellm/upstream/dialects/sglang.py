@@ -116,7 +116,7 @@ async def connect(server: UnknownServer) -> SglangUpstream | None:
         VerifierLost, VerifierBusy: it is gone, or does not score drafts.
         TimeoutError: it does not answer in time.
     """
-    if server.model.owner != "sglang":
+    if server.owner != "sglang":
         return None
     body = _body([server.token] * 3, 1, Sampling(), 0.0, 1) | {"logprob_start_len": 1}
     try:

@@ -150,7 +150,7 @@ async def connect(server: UnknownServer) -> VllmUpstream | None:
     Raises:
         VerifierLost, VerifierBusy: the server is gone, or takes no prompts of token ids.
     """
-    if server.model.owner != "vllm":
+    if server.owner != "vllm":
         return None
     if server.tier in (None, Tier.SCORE):
         for top in _TOPS:
@@ -168,7 +168,7 @@ async def connect(server: UnknownServer) -> VllmUpstream | None:
 async def _scores(server: UnknownServer, top: int) -> bool | None:
     """Return whether a server that scores in one pass reports its cached tokens; None for a server that cannot."""
     ids = [server.token] * 3
-    body = _scoring(server.model.name, ids, top, {"temperature": 0.0, **NEUTRAL})
+    body = _scoring(server.model, ids, top, {"temperature": 0.0, **NEUTRAL})
     try:
         answer = await server.client.post(GENERATE, body, PROBE_SECONDS)
         if _scored(answer, ids, 1) is None:

@@ -29,8 +29,7 @@ from edgellm.verifier.scheduler import DeviceTurns
 from edgellm.verifier.worker import VerifierBackend
 
 _BEATS = 4.0  # heartbeats per second: time counts as progress, as servers report none before they answer
-_DECAY = 0.95  # weight of the mean time of an answer, per answer
-_FIRST = 0.1  # seconds of an answer before the first one
+_FIRST = 0.1  # seconds of an answer, before others are known
 _REMEMBERED = 1024  # devices whose last server is known
 _SOONEST = 0.05  # least seconds before a device is asked to come back
 
@@ -79,7 +78,6 @@ class GatewayBackend(VerifierBackend):
         self._last: dict[str, PooledServer] = {}  # server of each device's last session
         self._waiting: list[_Asked] = []
         self._turns = DeviceTurns()
-        self._mean = _FIRST
         self._closed = False
 
     @property
@@ -97,7 +95,8 @@ class GatewayBackend(VerifierBackend):
 
     def wait_seconds(self) -> float:
         turns = 1.0 + len(self._waiting) / self.pool.places
-        return max(self.pool.wait_seconds(), turns * self._mean, _SOONEST)
+        answers, seconds = (sum(one.figures[name] for one in self.pool.servers) for name in ("answers", "seconds"))
+        return max(self.pool.wait_seconds(), turns * (_FIRST + seconds) / (1.0 + answers), _SOONEST)
 
     def start(self) -> None:
         """Do nothing: servers answer from the beginning."""
@@ -117,7 +116,8 @@ class GatewayBackend(VerifierBackend):
             self._drop(session)
             self._turns.record_request(request.tenant.device)
             session.asked = _Asked(session, request, prefix, deliver, perf_counter())
-            self._place(session.asked)
+            self._waiting.append(session.asked)
+            self._fill()
 
     def end_session(self, session: int) -> None:
         with self._lock:
@@ -160,16 +160,6 @@ class GatewayBackend(VerifierBackend):
         elif asked in self._waiting:
             self._waiting.remove(asked)
 
-    def _place(self, asked: _Asked) -> None:
-        """Send a request to a server, or let it wait for a place there; push it back if no server is up."""
-        server = self.pool.choose(asked.session.home, asked.failed)
-        if server is None:
-            self._push_back(asked)
-        elif not server.is_free:
-            self._waiting.append(asked)
-        else:
-            self._send(asked, server)
-
     def _send(self, asked: _Asked, server: PooledServer) -> None:
         session, request = asked.session, asked.request
         if server is not session.home:
@@ -202,17 +192,16 @@ class GatewayBackend(VerifierBackend):
                 if verdict.cancelled():
                     self._answer(asked, _ended())
                 elif error is None:
-                    self._settle(asked, verdict.result(), seconds)
+                    self._settle(asked, verdict.result())
                 elif isinstance(error, VerifierUnavailable):
                     self._move(asked, server, refusal)
                 else:
                     self._answer(asked, error if isinstance(error, EdgeError) else _failed(error))
             self._fill()
 
-    def _settle(self, asked: _Asked, verdict: Verdict, seconds: float) -> None:
+    def _settle(self, asked: _Asked, verdict: Verdict) -> None:
         draft = asked.request.draft
         asked.session.held = np.concatenate((asked.prefix, draft.ids[: verdict.accepted], verdict.tokens[:-1]))
-        self._mean = _DECAY * self._mean + (1.0 - _DECAY) * seconds
         self.figures["verdicts"] += 1
         self.figures["draft_tokens"] += len(draft)
         self.figures["accepted_tokens"] += verdict.accepted
@@ -226,7 +215,7 @@ class GatewayBackend(VerifierBackend):
         asked.verdict, asked.arrived = None, perf_counter()
         if len(asked.failed) < len(self.pool.servers):
             self.figures["moved_requests"] += 1
-        self._place(asked)
+        self._waiting.append(asked)
 
     def _push_back(self, asked: _Asked) -> None:
         if asked.refusal is not None:  # The request would be refused again.
@@ -241,18 +230,21 @@ class GatewayBackend(VerifierBackend):
         asked.deliver(answer)
 
     def _fill(self) -> None:
-        """Send waiting requests while there are places, those of the least recently served devices first."""
-        while self._waiting:
-            ordered = self._turns.order(self._waiting)
-            for asked in ordered:
-                server = self.pool.choose(asked.session.home, asked.failed)
-                if server is None or server.is_free:
-                    break
-            else:
-                return
+        """Send waiting requests while there are places, those of the least recently served devices first, and push back
+        those for which no server is up."""
+        waiting = self._turns.order(self._waiting)
+        while waiting:
+            asked = waiting.pop(0)
+            server = self.pool.choose(asked.session.home, asked.failed)
+            if server is not None and not server.is_free:
+                continue
             self._waiting.remove(asked)
-            self._turns.record_batch([asked.device])
-            self._place(asked)
+            if server is None:
+                self._push_back(asked)
+            else:
+                self._turns.record_batch([asked.device])
+                self._send(asked, server)
+            waiting = self._turns.order(self._waiting)  # A finished future may have changed them.
 
 
 def _ended() -> EngineFailed:
