@@ -39,10 +39,8 @@ class Drafter(ABC):
         """
 
     def look_ahead(self, state: GenerationState, chunk: Chunk, gamma: int, until: Callable[[], bool]) -> None:
-        """Draft up to `gamma` tokens after each predicted verdict on `chunk`, until `until` returns True.
-
-        `chunk` is being verified, or will be once the verifier has read the prompt.
-        """
+        """Draft up to `gamma` tokens after each predicted verdict on `chunk`, until `until` returns True. `chunk` is
+        being verified, or will be once the verifier has read the prompt."""
         return
 
     def unverified(self, state: GenerationState, chunk: Chunk, gamma: int) -> Chunk:
@@ -79,23 +77,17 @@ class Gate(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The abilities of a verifier. `context_length` are the positions of a session.
-
-    Verdicts can have `logprobs`, follow sampling rules with `penalties`, and with a constraint (`grammars`). `choice`
-    is the set that tokens are chosen from. `drafts_extra`: extra tokens are drafted, so that a pass writes several.
-    `speculator` names the speculator on the states of sessions in this process, "" without one. A verifier that
-    `can_be_lost` may be away or busy for a while.
-    """
+    """The abilities of a verifier."""
 
     name: str
-    context_length: int
-    logprobs: bool = False
-    penalties: bool = False
-    grammars: bool = False
-    choice: Choice = WHOLE_ROWS
-    drafts_extra: bool = False
-    speculator: str = ""
-    can_be_lost: bool = True
+    context_length: int  # positions of a session
+    logprobs: bool = False  # verdicts can have them
+    penalties: bool = False  # it follows sampling rules with penalties
+    grammars: bool = False  # it follows sampling rules with a constraint
+    choice: Choice = WHOLE_ROWS  # the set that tokens are chosen from
+    drafts_extra: bool = False  # extra tokens are drafted, so that a pass writes several
+    speculator: str = ""  # name of the speculator on the states of sessions in this process
+    can_be_lost: bool = True  # it may be away or busy for a while
 
     def refusal(self, sampling: Sampling) -> str:
         """Return why tokens cannot be chosen by `sampling`, as a clause; "" if they can."""
@@ -107,10 +99,8 @@ class Capabilities:
 
 
 class Verifier(ABC):
-    """A judge of chunks: in this process, over a link, or a mesh of layer workers.
-
-    By default, a verifier has only a `name` and a `context_length`, and is never away.
-    """
+    """A judge of chunks: in this process, over a link, or a mesh of layer workers. By default, a verifier has only a
+    `name` and a `context_length`, and is never away."""
 
     name: str
     context_length: int
@@ -131,12 +121,8 @@ class Verifier(ABC):
 
     @abstractmethod
     def open(self, state: GenerationState) -> Session:
-        """Return a session for the reply.
-
-        Raises:
-            VerifierUnreachable: there is no answer.
-            VocabularyMismatch: the two vocabularies differ; names the first differing token.
-        """
+        """Return a session for the reply. Raise VerifierUnreachable without an answer, and VocabularyMismatch, which
+        names the first differing token."""
 
     def close(self) -> None:
         """Free memory."""

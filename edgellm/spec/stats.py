@@ -39,10 +39,8 @@ class Guesses:
 
 
 class Summary:
-    """A reply's statistics: final after its last token, partial before. Shares and means of nothing are None.
-
-    The decoding loop counts, and its clock starts on creation.
-    """
+    """A reply's statistics: final after its last token, partial before. Shares and means of nothing are None. The
+    decoding loop counts, and its clock starts on creation."""
 
     def __init__(self, prompt_tokens: int = 0, seed: int = 0, prepared: float = 0.0) -> None:
         """Begin with a reply to `prompt_tokens`; `prepared` seconds went into the request before."""
@@ -159,17 +157,14 @@ class Summary:
 
     @property
     def text(self) -> str:
-        """Return the answer."""
         return b"".join(self._pieces[Channel.ANSWER]).decode("utf-8", errors="replace")
 
     @property
     def thinking(self) -> str:
-        """Return the thought before the answer."""
         return b"".join(self._pieces[Channel.THINKING]).decode("utf-8", errors="replace").rstrip()
 
     @property
     def ttft_ms(self) -> float | None:
-        """Return the milliseconds from the request to the first token."""
         return None if self.first_at is None or not self.tokens else (self.first_at - self.started) * 1e3
 
     @property
@@ -188,12 +183,10 @@ class Summary:
 
     @property
     def share_verified_thinking(self) -> float | None:
-        """Return the same of the thought's tokens; None without a thought or a verdict."""
         return _share(self._thinking_from_verifier, self.thinking_tokens) if self.passes else None
 
     @property
     def share_verified_answer(self) -> float | None:
-        """Return the same of the other tokens; None without a thought or a verdict."""
         if not (self.passes and self.thinking_tokens):
             return None
         return _share(self._from_verifier - self._thinking_from_verifier, self.tokens - self.thinking_tokens)
@@ -251,7 +244,6 @@ class Summary:
 
     @property
     def trying(self) -> TryingCost | None:
-        """Return the cost of trying drafts; None where it is not accounted for."""
         return None if self._trying is None else self._trying()
 
 

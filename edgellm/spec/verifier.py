@@ -33,26 +33,20 @@ HERE = Tenant()
 
 @dataclass(slots=True, eq=False)
 class VerifyRequest:
-    """A request for a verdict on `draft`, after the first `position` tokens that `session` holds and then `prefix`.
-
-    Up to `extra` more tokens are written after the verdict's own. With `logprobs`, the verdict includes the log-
-    probabilities of its tokens, and of that many others at each place. `round` numbers the requests of a session.
-    `grammar` is the session's, if `sampling` has a constraint. With `logits`, a mesh also answers with the rows that
-    the verdict depends on. The verifier keeps in `computed` how many tokens of the text it has read.
-    """
+    """A request for a verdict on `draft`, after the first `position` tokens that `session` holds and then `prefix`."""
 
     session: int
     sampling: Sampling
     position: int
     prefix: Ids
     draft: Chunk
-    extra: int = 0
-    logprobs: int | None = None
-    round: int = 0
+    extra: int = 0  # most tokens that are written after the verdict's own
+    logprobs: int | None = None  # the verdict has those of its tokens, and of so many others at each place
+    round: int = 0  # number of the request in its session
     tenant: Tenant = HERE
-    logits: bool = False
-    grammar: ReplyGrammar | None = None
-    computed: int = 0
+    logits: bool = False  # a mesh also answers with the rows that the verdict depends on
+    grammar: ReplyGrammar | None = None  # the session's, if `sampling` has a constraint
+    computed: int = 0  # tokens of the text that the verifier has read
 
 
 Send: TypeAlias = Callable[[VerifyRequest], Future[Verdict]]
@@ -78,8 +72,7 @@ class Session:
         """Send requests with the whole text by `send`. `ready` returns at no cost whether a request would be worked on
         now; `close` ends the reply at the other side. `grammar` compiles a JSON schema, if the reply's is applied
         here. `reads` is the name under which the reading of a long prompt is reported."""
-        self.state = state
-        self._send, self._number = send, number
+        self.state, self._send, self._number = state, send, number
         constraint = state.sampling.constraint
         self._grammar = None if constraint is None else ReplyGrammar.of(constraint, grammar)
         self.ready, self._close = ready, close
@@ -114,12 +107,8 @@ class Session:
         return self._pending
 
     def wait(self, pending: Future[Verdict]) -> Verdict:
-        """Wait for a verdict, and report meanwhile how much of a long prefix has been read.
-
-        Raises:
-            VerifierUnavailable, EngineFailed: what the verifier failed with.
-            Stopped: the reply was stopped meanwhile.
-        """
+        """Wait for a verdict, and report meanwhile how much of a long prefix has been read. Raise what the verifier
+        failed with, or Stopped."""
 
         def stopped() -> bool:
             asked = self._asked

@@ -16,8 +16,8 @@ from edgellm.spec.drafters.model import ChunkBuilder
 from edgellm.spec.drafters.parallel import BranchingDrafter
 from edgellm.spec.gates.offload_policy import NAMES, signals
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.ngram.sources import MIN_MATCH, ContextLookup, Disagreement, disagreements, lookup_threshold
 from edgellm.spec.ngram.sources import ContextIndex as Text
+from edgellm.spec.ngram.sources import ContextLookup, Disagreement, disagreements, lookup_threshold
 from edgellm.spec.state import DraftRules, GenerationState
 from edgellm.spec.types import GREEDY, Chunk, ContextMatch, Explanation, Sampling, Verdict
 from tests.spec.real import case, ids
@@ -66,15 +66,6 @@ def test_a_copy_takes_the_place_of_a_token_that_is_doubted() -> None:
         heard = drafting.build().context_match
         assert heard is not None
         assert (heard.tokens.tolist(), heard.matched.tolist(), heard.copied.tolist()) == ([9], [2], [wanted == 9])
-
-
-def test_one_matched_token_is_no_context_match() -> None:
-    said = ContextLookup(of(8, 9, 1, 2, 7, 8))
-    logits = np.zeros(12, dtype=np.float32)
-    state = GenerationState(of(8), rules=DraftRules(lookup_below=1.0))
-    drafting = ChunkBuilder(state, 4, cursor=said.cursor(of(8, 9, 1, 2, 7, 8)))
-    assert drafting.add(logits, top2(logits)) == 0
-    assert MIN_MATCH == 2
 
 
 def test_what_is_kept_of_a_chunk_keeps_what_was_said_of_it() -> None:
@@ -146,29 +137,6 @@ def test_a_pair_with_a_budget_copies_and_says_so(budgeted: LLM) -> None:
             copied += found
         different += written[0] != written[1]
     assert min(different, copied) > 0
-
-
-def test_a_token_that_was_drawn_stays_and_nothing_else_is_said(budgeted: LLM) -> None:
-    heard: list[Explanation] = []
-    reply = budgeted.reply(case(31), max_tokens=24, budget=0.2, temperature=0.8, seed=1)
-    reply.listen(on_explain=heard.append)
-    assert ids(reply)
-    assert "context's token" not in " ".join(each.text for each in heard)
-
-
-@pytest.mark.parametrize("gate", ["synera", "confidence", "importance", "random"])
-def test_other_gates_do_without(budgeted: LLM, gate: str) -> None:
-    heard: list[Explanation] = []
-    reply = budgeted.reply(case(31), max_tokens=24, budget=0.2, gate=gate)
-    reply.listen(on_explain=heard.append)
-    assert ids(reply)
-    assert "context's token" not in " ".join(each.text for each in heard)
-
-
-def test_with_everything_verified_nothing_changes(budgeted: LLM, alone: LLM) -> None:
-    for number in (2, 5):
-        wanted = ids(alone.reply(case(number), max_tokens=24))
-        assert ids(budgeted.reply(case(number), max_tokens=24, budget=1.0)) == wanted
 
 
 def test_what_is_drafted_ahead_is_looked_up_in_the_context_too(draft_model: Model) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,21 +11,66 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model
+from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, check_gguf, cut, top2
+from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.errors import InvalidOption
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
+from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.loop import generate
 from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.protocols import Drafter, Gate
+from edgellm.spec.sampling import distribution, draw
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Sampling, Source, Token
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
-from tests.spec.exits import CLOSE, EXIT, N_CTX, Counted, Parts, check_same, counted, shards, verdicts
 from tests.spec.real import case
 
+EXIT, N_CTX, CLOSE = 5, 768, 1e-4
 WARM = Sampling(temperature=1.0, top_k=20, top_p=0.95, seed=3)
+
+
+class Parts:
+    """The draft model in float32, whole and cut behind layer `EXIT`."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        n_layer = check_cuttable(check_gguf(path))
+        cut(path, folder / "lower.gguf", 0, EXIT, head=True)
+        cut(path, folder / "upper.gguf", EXIT + 1, n_layer - 1, head=True)
+        self.whole, self.lower, self.upper = map(Model.load, (path, folder / "lower.gguf", folder / "upper.gguf"))
+        self._references = {model: self.context(model) for model in (self.whole, self.lower)}
+
+    def context(self, model: Model) -> Context:
+        return Context(model, ContextSpec(n_ctx=N_CTX, threads=1))
+
+    def drafter(self, threshold: float = 0.7) -> EarlyExitDrafter:
+        return EarlyExitDrafter.open(self.lower, self.upper, n_ctx=N_CTX, threads=1, threshold=threshold)
+
+    def logits(self, model: Model, ids: Ids) -> Floats:
+        """By a context that computes all its layers for every token."""
+        context = self._references[model]
+        return context.decode(ids[context.sync(ids) :])[0].copy()
+
+    def check(self, chunk: Chunk, prefix: Ids, gamma: int, sampling: Sampling, threshold: float) -> None:
+        """Compare with the chunk for which both heads are asked about every token."""
+        ids, facts, exits = prefix, [], []
+        while len(ids) < len(prefix) + gamma and not (facts and self.whole.is_eog(int(ids[-1]))):
+            logits = self.logits(self.lower, ids)
+            exits.append(EXIT if top2(logits).p1 - top2(logits).p2 > threshold else None)
+            if exits[-1] is None:
+                logits = self.logits(self.whole, ids)
+            facts.append(top2(logits))
+            token = draw(distribution(logits, sampling), sampling.seed, len(ids))
+            ids = np.append(ids, token).astype(np.int32)
+        assert chunk.ids.tolist() == ids[len(prefix) :].tolist()
+        assert chunk.exit_layers == tuple(exits)
+        np.testing.assert_allclose(chunk.confidence, [f.p1 for f in facts], atol=CLOSE)
+        np.testing.assert_allclose(chunk.margin, [f.p1 - f.p2 for f in facts], atol=CLOSE)
+
+    def close(self) -> None:
+        for one in (*self._references.values(), self.whole, self.lower, self.upper):
+            one.close()
 
 
 @pytest.fixture(scope="module")
@@ -45,62 +89,23 @@ def prompts(parts: Parts) -> list[Ids]:
 # --- exactness ------------------------------------------------------------------------------------------------------
 
 
-def test_with_a_threshold_of_1_it_is_the_uncut_model(parts: Parts, prompts: list[Ids]) -> None:
-    cut_in_two, whole = parts.drafter(1.0), parts.plain()
-    for number, prompt in enumerate(prompts):  # on one cache, so each prompt rolls the one before back
-        for prefix, chunk in verdicts(cut_in_two, prompt, 6, number, parts.whole.n_vocab):
-            expected = whole.propose(GenerationState(prefix), len(chunk))
-            assert chunk.exit_layers == (None,) * len(chunk)
-            assert expected.exit_layers is None
-            assert chunk.ids.tolist() == expected.ids.tolist()
-            np.testing.assert_allclose(chunk.margin, expected.margin, atol=CLOSE)
-    cut_in_two.close()
-    whole.close()
-
-
-def test_it_asks_the_context_as_the_uncut_model_does(parts: Parts, prompts: list[Ids]) -> None:
-    cut_in_two, whole, copied = parts.drafter(1.0), parts.plain(), 0
-    for prompt in prompts:
-        rules = DraftRules(lookup_below=0.95)
-        state = GenerationState(prompt, rules=replace(rules, context=ContextLookup(prompt)))
-        other = GenerationState(prompt, rules=replace(rules, context=ContextLookup(prompt)))
-        ours, theirs = cut_in_two.propose(state, 24), whole.propose(other, 24)
+def test_with_a_threshold_of_1_it_is_the_uncut_model_and_asks_the_context_as_that_does(
+    parts: Parts, prompts: list[Ids]
+) -> None:
+    cut_in_two, whole, copied = parts.drafter(1.0), ModelDrafter(parts.whole, parts.context(parts.whole)), 0
+    for prompt in prompts:  # on one cache, so each prompt rolls the one before back
+        ours, theirs = (
+            drafter.propose(GenerationState(prompt, rules=DraftRules(lookup_below=0.95, context=lookup)), 24)
+            for drafter, lookup in ((cut_in_two, ContextLookup(prompt)), (whole, ContextLookup(prompt)))
+        )
+        assert (ours.exit_layers, theirs.exit_layers) == ((None,) * len(ours), None)
         assert ours.ids.tolist() == theirs.ids.tolist()
-        assert ours.context_match is not None
-        assert theirs.context_match is not None
-        assert ours.context_match.copied.tolist() == theirs.context_match.copied.tolist()
-        copied += int(ours.context_match.copied.sum())
+        np.testing.assert_allclose(ours.margin, theirs.margin, atol=CLOSE)
+        copied += ours.from_context
+        assert ours.from_context == theirs.from_context
     assert copied > 0
     cut_in_two.close()
     whole.close()
-
-
-@pytest.mark.parametrize("threshold", [0.3, 0.6, 0.9])
-def test_full_depth_logits_are_the_uncut_models_after_any_exits(
-    parts: Parts, prompts: list[Ids], threshold: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drafter = parts.drafter(threshold)
-    deep: list[tuple[Ids, Floats]] = []
-    deepen = EarlyExitDrafter._run_upper
-
-    def noted(self: EarlyExitDrafter, outputs: int) -> Floats:
-        logits = deepen(self, outputs)
-        if outputs:
-            deep.append((self._lower.cached().copy(), logits[0].copy()))
-        return logits
-
-    monkeypatch.setattr(EarlyExitDrafter, "_run_upper", noted)
-    exits: list[int | None] = []
-    for number, prompt in enumerate(prompts):
-        for _, chunk in verdicts(drafter, prompt, 5, number, parts.whole.n_vocab):
-            exits += chunk.exit_layers or ()
-    monkeypatch.undo()
-    assert len(deep) == exits.count(None) > 0
-    assert exits.count(EXIT) > 40
-    for ids, logits in deep:
-        expected = parts.logits(parts.whole, ids)
-        assert np.abs(logits - expected).max() < CLOSE * np.abs(expected).max()
-    drafter.close()
 
 
 operations = st.one_of(
@@ -111,7 +116,7 @@ operations = st.one_of(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(
     steps=st.lists(st.tuples(operations, st.integers(1, 5)), min_size=1, max_size=7),
     threshold=st.sampled_from([0.3, 0.7, 0.95]),
@@ -131,125 +136,92 @@ def test_whatever_prefixes_come_it_drafts_as_if_nothing_were_cached(
         else:
             prefix = prompts[a][:b]
         chunk = drafter.propose(GenerationState(prefix, sampling), gamma)
-        check_same(chunk, parts.naive(prefix, gamma, sampling, threshold))
+        parts.check(chunk, prefix, gamma, sampling, threshold)
         assert drafter._upper.length() <= drafter._lower.length() == len(prefix) + len(chunk) - 1
-    drafter.close()
-
-
-@pytest.mark.parametrize("length", [1, 2, 4, 5, 6, 36, 37, 70])
-def test_prompts_of_every_length(parts: Parts, prompts: list[Ids], length: int) -> None:
-    drafter = parts.drafter(0.7)
-    prefix = np.concatenate(prompts)[:length]
-    check_same(drafter.propose(GenerationState(prefix), 3), parts.naive(prefix, 3, GREEDY, 0.7))
     drafter.close()
 
 
 # --- economy --------------------------------------------------------------------------------------------------------
 
 
+class Counted(Context):
+    """Notes the rows of every call, and whether it stops before the head."""
+
+    def __init__(self, model: Model, capture: Capture | None = None) -> None:
+        super().__init__(model, ContextSpec(N_CTX, threads=1), capture=capture)
+        self.calls: list[int] = []
+        self.stops: list[bool] = []
+
+    def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
+        self.calls.append(len(ids))
+        self.stops.append(self.captured is not None and self.captured.stops)
+        return super().decode(ids, seq=seq, outputs=outputs)
+
+    def decode_embeddings(self, rows: Floats, *, seq: int = 0, outputs: int = 1) -> Floats:
+        self.calls.append(len(rows))
+        return super().decode_embeddings(rows, seq=seq, outputs=outputs)
+
+
 def test_rows_wait_and_then_go_through_the_deeper_layers_in_one_batch(parts: Parts, prompts: list[Ids]) -> None:
-    drafter, lower, upper = counted(parts, 0.0)
-    n = len(prompts[1])
-    chunk = drafter.propose(GenerationState(prompts[1]), 6)
+    lower, upper = Counted(parts.lower, Capture(outputs=(EXIT,), stop_after=EXIT)), Counted(parts.upper)
+    drafter, prompt = EarlyExitDrafter(lower, upper, threshold=0.0), prompts[1]
+    body = len(prompt) - 4
+    chunk = drafter.propose(GenerationState(prompt), 6)
     assert chunk.exit_layers == (EXIT,) * 6
-    assert (sum(lower.calls), lower.calls[-5:]) == (n + 5, [1] * 5)
-    assert upper.calls == [n - 4]  # the prompt, but for the few rows that were read with the head
+    read = [min(32, body - at) for at in range(0, body, 32)]
+    assert lower.calls == [*read, 4, 1, 1, 1, 1, 1]
+    assert lower.stops == [True] * len(read) + [False] * 6  # in a prefill the head stays out
+    assert upper.calls == [body]  # the prompt, but for the few rows that were read with the head
     drafter._threshold = 1.0
-    prefix = np.concatenate((prompts[1], chunk.ids[:5], [7])).astype(np.int32)
-    deep = drafter.propose(GenerationState(prefix), 3)
-    assert deep.exit_layers == (None,) * 3
+    prefix = np.concatenate((prompt, chunk.ids[:5], [7])).astype(np.int32)
+    assert drafter.propose(GenerationState(prefix), 3).exit_layers == (None,) * 3
     assert lower.calls[-3:] == [1, 1, 1]  # the correction and two drafted tokens; nothing a second time
     assert upper.calls[1:] == [4 + 5 + 1, 1, 1]  # all that had waited with the correction; nothing a second time
-    drafter.close()
-
-
-def test_rows_of_rejected_tokens_are_forgotten(parts: Parts, prompts: list[Ids]) -> None:
-    drafter, lower, upper = counted(parts, 0.0)
-    drafter.propose(GenerationState(prompts[1]), 6)
-    drafter._threshold = 1.0
-    upper.calls.clear()
-    drafter.propose(GenerationState(np.append(prompts[1], 7).astype(np.int32)), 1)
-    assert upper.calls == [4 + 1]
-    assert lower.length() == upper.length() == len(prompts[1]) + 1
-    drafter.close()
-
-
-def test_in_a_prefill_the_head_stays_out(parts: Parts, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter, lower, _ = counted(parts, 0.7)
-    assert lower.captured is not None
-    stops: list[tuple[bool, int]] = []
-    decode = Counted.decode
-
-    def noted(self: Counted, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
-        assert self.captured is not None
-        stops.append((self.captured.stops, len(ids)))
-        return decode(self, ids, seq=seq, outputs=outputs)
-
-    monkeypatch.setattr(Counted, "decode", noted)
-    prompt = np.concatenate(prompts)[:100]
-    drafter.propose(GenerationState(prompt), 2)
-    assert stops == [(True, 32), (True, 32), (True, 32), (False, 4), (False, 1)]
     drafter.close()
 
 
 # --- the rest -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["_lower", "_upper"])
-@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize(("where", "name"), [("_lower", "decode"), ("_upper", "decode_embeddings")])
 def test_an_interrupted_decode_leaves_nothing_behind(
-    parts: Parts, prompts: list[Ids], where: str, at: int, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, prompts: list[Ids], where: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = parts.drafter(0.7)
     drafter.propose(GenerationState(prompts[2]), 4)
-    context = getattr(drafter, where)
-    name = "decode" if where == "_lower" else "decode_embeddings"
-    call, calls = getattr(context, name), [0]
+    call = getattr(getattr(drafter, where), name)
 
     def interrupted(*args: object, **kwargs: object) -> Floats:
-        calls[0] += 1
-        result: Floats = call(*args, **kwargs)
-        if calls[0] == at:
-            raise KeyboardInterrupt
-        return result
+        call(*args, **kwargs)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(context, name, interrupted)
-    drafter._threshold = 1.0
-    with pytest.raises(KeyboardInterrupt):
-        drafter.propose(GenerationState(prompts[3]), 5)
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(getattr(drafter, where), name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            drafter.propose(GenerationState(prompts[3]), 5)
     assert drafter._lower.length() == drafter._upper.length() == 0
-    drafter._threshold = 0.7
-    check_same(drafter.propose(GenerationState(prompts[3]), 4), parts.naive(prompts[3], 4, GREEDY, 0.7))
+    parts.check(drafter.propose(GenerationState(prompts[3]), 4), prompts[3], 4, GREEDY, 0.7)
     drafter.close()
-
-
-def written(
-    parts: Parts, drafter: Drafter | None, gate: Gate, verifier: LocalVerifier | None, prompt: Ids
-) -> list[Token]:
-    events = generate(
-        GenerationState(prompt, GREEDY, GenerationLimits(24, N_CTX)),
-        vocabulary=parts.whole,
-        drafter=drafter,
-        gate=gate,
-        verifier=verifier,
-        stats=Summary(),
-    )
-    return [event for event in events if isinstance(event, Token)]
 
 
 def test_the_layer_travels_with_the_token_and_verification_stays_lossless(
     parts: Parts, prompts: list[Ids], f32_pair: tuple[Path, Path]
 ) -> None:
-    drafter = parts.drafter(0.5)
+    def written(drafter: Drafter | None, gate: Gate, verifier: LocalVerifier | None, prompt: Ids) -> list[Token]:
+        events = generate(
+            GenerationState(prompt, GREEDY, GenerationLimits(24, N_CTX)), vocabulary=parts.whole, drafter=drafter,
+            gate=gate, verifier=verifier, stats=Summary(),
+        )  # fmt: skip
+        return [event for event in events if isinstance(event, Token)]
+
+    drafter, seen = parts.drafter(0.5), list[tuple[Source, int | None]]()
     with Model.load(f32_pair[1]) as big:
         verifier = LocalVerifier(big, ContextPool(partial(Context, big, ContextSpec(N_CTX, threads=1))), N_CTX)
-        seen: list[tuple[Source, int | None]] = []
         for prompt in prompts[:6]:
-            alone = [token.id for token in written(parts, None, AlwaysGate(), verifier, prompt)]
-            checked = written(parts, drafter, AlwaysGate(), verifier, prompt)
-            assert [token.id for token in checked] == alone
-            kept = written(parts, drafter, NeverGate(), None, prompt)
+            checked = written(drafter, AlwaysGate(), verifier, prompt)
+            alone = written(None, AlwaysGate(), verifier, prompt)
+            assert [token.id for token in checked] == [token.id for token in alone]
+            kept = written(drafter, NeverGate(), None, prompt)
             seen += [(token.source, token.exit_layer) for token in (*checked, *kept)]
         verifier.close()
     assert {layer for _, layer in seen} == {EXIT, None}
@@ -257,29 +229,15 @@ def test_the_layer_travels_with_the_token_and_verification_stays_lossless(
     drafter.close()
 
 
-def test_quantised_shards(draft_path: Path, prompts: list[Ids], tmp_path: Path) -> None:
-    lower, upper = shards(draft_path, tmp_path)
-    with lower, upper:
-        drafter = EarlyExitDrafter.open(lower, upper, n_ctx=N_CTX, threads=1)
-        chunk = drafter.propose(GenerationState(prompts[1]), 4)
-        assert len(chunk) == len(chunk.exit_layers or ()) == 4
-        drafter.close()
-
-
-@pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan")])
-def test_a_threshold_must_be_a_share(parts: Parts, threshold: float) -> None:
-    with pytest.raises(InvalidOption, match=r"exit threshold .* is not in"):
-        parts.drafter(threshold)
-
-
-def test_contexts_must_fit_together(parts: Parts) -> None:
+def test_what_does_not_fit_together_is_refused(parts: Parts) -> None:
+    for threshold in (-0.1, 1.1, float("nan")):
+        with pytest.raises(InvalidOption, match=r"exit threshold .* is not in"):
+            parts.drafter(threshold)
     lower = Context(parts.lower, ContextSpec(n_ctx=64), capture=Capture(outputs=(EXIT,), stop_after=EXIT))
     for upper in (Context(parts.upper, ContextSpec(n_ctx=32)), Context(parts.lower, ContextSpec(n_ctx=32))):
         with pytest.raises(InvalidOption, match=r"do not fit together.* 64 and 32 positions"):
             EarlyExitDrafter(lower, upper)
+    upper = Context(parts.upper, ContextSpec(n_ctx=64))
     for capture in (None, Capture(outputs=(EXIT,)), Capture(outputs=(2,), stop_after=EXIT)):
         with pytest.raises(InvalidOption, match="does not capture the output of its last layer"):
-            EarlyExitDrafter(
-                Context(parts.lower, ContextSpec(n_ctx=64), capture=capture),
-                Context(parts.upper, ContextSpec(n_ctx=64)),
-            )
+            EarlyExitDrafter(Context(parts.lower, ContextSpec(n_ctx=64), capture=capture), upper)

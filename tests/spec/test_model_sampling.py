@@ -59,11 +59,6 @@ def test_then_the_card_by_the_names_of_file_and_model(tmp_path: Path, name: str,
     assert wanted(unnamed(tmp_path, name, **entries)) == (CARD, "its card")
 
 
-def test_else_it_is_the_same_for_all(tmp_path: Path) -> None:
-    figures, origin = wanted(unnamed(tmp_path, "unknown.gguf"))
-    assert (figures, origin) == (UNSAID, "the default: neither the file nor a card says")
-
-
 @pytest.mark.parametrize("name", ["draft.gguf", "verifier.gguf", "code/draft.gguf", "code/verifier.gguf"])
 def test_the_bundled_pairs_are_greedy(name: str) -> None:
     assert wanted(BUNDLED / name)[0]["temperature"] == 0.0

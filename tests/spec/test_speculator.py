@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from time import sleep
 from typing import Any
 
-import numpy as np
 import pytest
 
 from edgellm.engine import Context, ContextSpec, Floats, Ids, Message, Model, ModelFile
@@ -104,17 +103,6 @@ def test_a_useful_layer_is_right_more_often_than_a_useless_one(architectures: Ar
     assert rates[0] > 0.1 > rates[1]
 
 
-def test_a_useful_head_is_right_more_often_than_a_useless_one(
-    architectures: Architectures, heads: Heads, verify: Verify
-) -> None:
-    rates = []
-    for useful in (True, False):
-        head = ModelFile.open(heads("llama", useful=useful))
-        with Model.load(architectures("llama"), LoadSpec(speculates=True, eagle3=head)) as model:
-            rates.append(run(model, verify(model), GREEDY, drafts=True, most=48)[1].acceptance_rate or 0.0)
-    assert rates[0] > 0.1 > rates[1]
-
-
 def test_a_chunk_ends_where_further_tokens_do_not_pay(architectures: Architectures) -> None:
     with (
         Model.load(architectures("qwen35", mtp="useful"), LoadSpec(speculates=True)) as model,
@@ -168,17 +156,3 @@ def test_nothing_is_drafted_where_not_even_a_sure_token_pays(architectures: Arch
             state.append(5)
             assert len(drafter.propose(state, 1)) == drafted
             session.close()
-
-
-def test_nothing_is_drafted_before_the_prompt_is_read(architectures: Architectures, verify: Verify) -> None:
-    with Model.load(architectures("glm4moe", mtp="useful"), LoadSpec(speculates=True)) as model:
-        verifier = verify(model)
-        state = GenerationState(np.array([3, 4, 5], dtype=np.int32))
-        drafter = SpeculatorDrafter(verifier, model.is_eog)
-        assert not len(drafter.propose(state, 4))  # no reply has begun
-        session = verifier.open(state)
-        drafter.begin(state)
-        assert not len(drafter.propose(state, 4))
-        drafter.end()
-        session.close()
-        assert verifier.speculator(state) is None

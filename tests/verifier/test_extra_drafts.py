@@ -29,19 +29,18 @@ QUESTION = "Where is the mug, and where is the key?"
 
 
 @pytest.fixture(params=["qwen35", "glm4moe", "llama"])
-def name(request: pytest.FixtureRequest) -> str:
-    """The name of a model, with an MTP layer or, the last one, with an EAGLE-3 head beside it."""
-    return str(request.param)
+def load(request: pytest.FixtureRequest, architectures: Architectures, heads: Heads) -> tuple[Path, LoadSpec]:
+    """A model with an MTP layer or, the last one, with an EAGLE-3 head beside it."""
+    if request.param == "llama":
+        head = ModelFile.open(heads(request.param, own=True))
+        return architectures(request.param), LoadSpec(speculates=True, eagle3=head)
+    return architectures(request.param, mtp="useful"), LoadSpec(speculates=True)
 
 
 @pytest.fixture
-def path(name: str, architectures: Architectures) -> Path:
-    return architectures(name) if name == "llama" else architectures(name, mtp="useful")
-
-
-@pytest.fixture
-def eagle3(name: str, heads: Heads) -> ModelFile | None:
-    return ModelFile.open(heads(name, own=True)) if name == "llama" else None
+def model(load: tuple[Path, LoadSpec]) -> Iterator[Model]:
+    with Model.load(*load) as loaded:
+        yield loaded
 
 
 @pytest.fixture
@@ -51,24 +50,23 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bandit, "record", lambda *_given: None)
 
 
-class Session:
+class Asking:
     """One session at an engine of its own, whose verdicts are written to `ids`."""
 
-    def __init__(self, model: Model, prompt: Ids, sampling: Sampling = GREEDY, *, drafts: bool) -> None:
-        self._context = Context(model, ContextSpec(n_ctx=256, threads=1, rolls_back=True, speculates=drafts))
-        layer, self._is_eog = self._context.speculator, model.is_eog
-        self.ids, self.passes, self._sampling = prompt, 0, sampling
+    def __init__(self, model: Model, sampling: Sampling = GREEDY, *, drafts: bool) -> None:
+        self.context = Context(model, ContextSpec(n_ctx=256, threads=1, rolls_back=True, speculates=drafts))
+        self._is_eog, self._sampling, self.end, self.passes = model.is_eog, sampling, -1, 0
+        self.ids = self.prompt = model.chat_prompt([Message("user", QUESTION)])
+        layer = self.context.speculator
         extra_drafts = ExtraDrafts(layer, self.is_eog) if layer is not None else None
-        self._engine = VerifierEngine(self._context, 1, self.is_eog, Scheduler(SchedulerLimits()), extra_drafts)
-        self.end = -1
+        self._engine = VerifierEngine(self.context, 1, self.is_eog, Scheduler(SchedulerLimits()), extra_drafts)
 
     def is_eog(self, token: int) -> bool:
         return self._is_eog(token) or token == self.end
 
     def ask(self, draft: Ids = NO_IDS, extra: int = EXTRA) -> Verdict:
-        request = VerifyRequest(0, self._sampling, 0, self.ids, Chunk(draft), extra)
         answers: list[Answer] = []
-        self._engine.add(request, answers.append)
+        self._engine.add(VerifyRequest(0, self._sampling, 0, self.ids, Chunk(draft), extra), answers.append)
         while not answers:
             self._engine.step()
         (verdict,) = answers
@@ -77,46 +75,29 @@ class Session:
         self.ids = np.concatenate((self.ids, draft[: verdict.accepted], verdict.tokens))
         return verdict
 
-    def close(self) -> None:
-        self._context.close()
-
-
-@pytest.fixture
-def model(path: Path, eagle3: ModelFile | None) -> Iterator[Model]:
-    with Model.load(path, LoadSpec(speculates=True, eagle3=eagle3)) as loaded:
-        yield loaded
-
 
 @pytest.mark.parametrize(
     "sampling",
     [GREEDY, Sampling(temperature=0.8, seed=5), Sampling(penalties=Penalties(repeat=1.3, frequency=0.4))],
 )
 def test_the_tokens_are_the_same_in_fewer_passes(model: Model, sampling: Sampling, always: None) -> None:
-    prompt = model.chat_prompt([Message("user", QUESTION)])
-    plain, drafting = (Session(model, prompt, sampling, drafts=drafts) for drafts in (False, True))
-    for turn in range(8):
-        chunk = np.array([5, 6], dtype=np.int32) if turn % 3 == 2 else NO_IDS
-        one, two = plain.ask(chunk), drafting.ask(chunk)
-        assert one.tokens.tolist() == two.tokens.tolist()
-        assert one.accepted == two.accepted
-    assert drafting.passes < plain.passes
-    plain.close()
-    drafting.close()
+    plain, drafting = (Asking(model, sampling, drafts=drafts) for drafts in (False, True))
+    with plain.context, drafting.context:
+        for turn in range(8):
+            chunk = np.array([5, 6], dtype=np.int32) if turn % 3 == 2 else NO_IDS
+            one, two = plain.ask(chunk), drafting.ask(chunk)
+            assert (one.accepted, one.tokens.tolist()) == (two.accepted, two.tokens.tolist())
+        assert drafting.passes < plain.passes
 
 
 def test_never_more_tokens_than_asked_for_and_none_behind_the_end(model: Model, always: None) -> None:
-    prompt = model.chat_prompt([Message("user", QUESTION)])
-    plain = Session(model, prompt, drafts=False)
-    plain.ask(extra=40)
-    text = plain.ids[len(prompt) :].tolist()
-    drafting = Session(model, prompt, drafts=True)
-    assert [len(drafting.ask(extra=extra).tokens) for extra in (0, 1, 2, 3, 7)] == [1, 2, 3, 4, 8]
-    for drafting.end in set(text[4:16]):
-        drafting.ids = prompt
-        found = drafting.ask(extra=31).tokens.tolist()
-        assert found == text[: text.index(drafting.end) + 1]
-    plain.close()
-    drafting.close()
+    plain, drafting = (Asking(model, drafts=drafts) for drafts in (False, True))
+    with plain.context, drafting.context:
+        text = plain.ask(extra=40).tokens.tolist()
+        assert [len(drafting.ask(extra=extra).tokens) for extra in (0, 1, 2, 3, 7)] == [1, 2, 3, 4, 8]
+        for drafting.end in set(text[4:16]):
+            drafting.ids = drafting.prompt
+            assert drafting.ask(extra=31).tokens.tolist() == text[: text.index(drafting.end) + 1]
 
 
 def test_drafts_that_take_longer_than_they_save_end(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,53 +118,43 @@ def test_drafts_that_take_longer_than_they_save_end(model: Model, monkeypatch: p
     monkeypatch.setattr(Context, "decode", decoded)
     for module in ("engine", "extra_drafts"):
         monkeypatch.setattr(f"edgellm.verifier.{module}.perf_counter", lambda: clock)
-    session = Session(model, model.chat_prompt([Message("user", QUESTION)]), drafts=True)
-    for _ in range(24):
-        session.ask()
-    assert 4 <= asked < session.passes // 8
-    session.close()
+    asking = Asking(model, drafts=True)
+    with asking.context:
+        for _ in range(24):
+            asking.ask()
+        assert 4 <= asked < asking.passes // 8
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 6}])
-def test_a_served_verifier_writes_as_before(
-    path: Path, eagle3: ModelFile | None, options: dict[str, Any], always: None
-) -> None:
-    rounds = []
-    for speculates in (True, False):
+def test_a_served_verifier_writes_as_before(load: tuple[Path, LoadSpec], options: dict[str, Any], always: None) -> None:
+    found = []
+    for spec in (load[1], LoadSpec()):
         with (
-            Model.load(path, LoadSpec(speculates=speculates, eagle3=eagle3)) as served,
+            Model.load(load[0], spec) as served,
             VerifierServer(served, Address("127.0.0.1", 0), context=256, sessions=2, threads=1) as server,
-            LLM.open(None, str(server.address), tokenizer=path, threads=1, history=False) as llm,
+            LLM.open(None, str(server.address), tokenizer=load[0], threads=1, history=False) as llm,
         ):
             reply = llm.reply(QUESTION, max_tokens=40, retrieval="off", **options)
-            rounds.append([token.id for token in reply])
-            rounds.append([reply.summary.rounds])
-            batches = server.counters.batches
-            rounds.append([batches])
-    assert rounds[0] == rounds[3]
-    assert rounds[1] == rounds[4]  # as many round trips
-    assert rounds[2] < rounds[5]  # and fewer passes
+            found.append(([token.id for token in reply], reply.summary.rounds, server.counters.batches))
+    (ids, rounds, batches), plain = found
+    assert (ids, rounds) == plain[:2]  # as many round trips
+    assert batches < plain[2]  # and fewer passes
 
 
 class Sure:
     """A speculator that is sure of the same token, always."""
 
-    def predict(self, _ids: Ids, _seq: int) -> Any:
+    def predict(self, *_given: object) -> Any:
         return np.array([0.0, 50.0], dtype=np.float32)
 
-    def follow(self, _token: int, _seq: int) -> Any:
-        return np.array([0.0, 50.0], dtype=np.float32)
+    follow = predict
 
 
 @pytest.mark.usefixtures("always")
-def test_a_useless_speculator_is_tried_with_short_drafts_and_a_right_one_with_longer_ones() -> None:
-    for right, lengths in ((False, [4, 4, 4]), (True, [4, 8, 15])):
-        extra_drafts = ExtraDrafts(cast(Speculator, Sure()), lambda _token: False)
-        found = []
-        for _ in range(3):
-            text = np.array([1, 1], np.int32)
-            job = Job(VerifyRequest(0, GREEDY, 0, text, Chunk(), 16), text, tokens=[1])
-            drafted = len(extra_drafts.draft(job))
-            extra_drafts.observe(drafted, drafted + 1 if right else 1, 1.0)
-            found.append(drafted)
-        assert found == lengths
+@pytest.mark.parametrize(("right", "lengths"), [(False, [4, 4, 4]), (True, [4, 8, 15])])
+def test_a_useless_speculator_is_tried_with_short_drafts(right: bool, lengths: list[int]) -> None:
+    extra_drafts, text = ExtraDrafts(cast(Speculator, Sure()), lambda _token: False), np.array([1, 1], np.int32)
+    for length in lengths:
+        drafted = len(extra_drafts.draft(Job(VerifyRequest(0, GREEDY, 0, text, Chunk(), 16), text, tokens=[1])))
+        assert drafted == length
+        extra_drafts.observe(drafted, drafted + 1 if right else 1, 1.0)

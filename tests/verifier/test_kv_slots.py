@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from edgellm.engine import Ids, common_prefix
+from edgellm.engine import Ids
 from edgellm.spec.verifier import Tenant
 from edgellm.verifier.kv_slots import SlotTable
 
@@ -83,14 +82,6 @@ def test_what_one_device_asked_is_removed_before_another_one_gets_the_slot() -> 
     assert not len(caches.slots_of[0])
 
 
-def test_caches_of_other_devices_are_not_looked_at() -> None:
-    sessions, caches = table(3)
-    for session, salt in enumerate("aba"):
-        sessions.claim(session, ids(1, 2, 3), Tenant(salt, cache_salt=salt))
-    caches.slots_of[1:] = [ids(1, 2, 3), ids(1, 2)]
-    assert sessions.longest_prefix(ids(1, 2, 3), exclude=0) == (2, 2)
-
-
 def test_a_device_with_more_slots_evicts_its_own_sessions() -> None:
     sessions, _caches = table(3)
     much, little = Tenant("much"), Tenant("little")
@@ -102,11 +93,6 @@ def test_a_device_with_more_slots_evicts_its_own_sessions() -> None:
     assert sessions.claim(4, ids(4), much) is not None
     assert (sessions.slot(1), sessions.slot(2)) == (0, None)  # though the first was idle for longer
     assert (sessions.slots_of("little"), sessions.slots_of("much")) == (1, 2)
-
-
-@pytest.mark.parametrize(("one", "other", "n"), [((), (1,), 0), ((1, 2), (1, 2, 3), 2), ((1, 2, 9), (1, 2, 3), 2)])
-def test_common_prefix(one: tuple[int, ...], other: tuple[int, ...], n: int) -> None:
-    assert common_prefix(ids(*one), ids(*other)) == n
 
 
 class TableMachine(RuleBasedStateMachine):

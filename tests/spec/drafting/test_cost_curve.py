@@ -19,7 +19,7 @@ from edgellm.spec.drafting.cost_curve import (
     CostCurve,
     DecodeCost,
 )
-from tests.spec.drafting.curves import LINEAR, curves
+from tests.spec.drafting.curves import curves
 
 STEPS = CostCurve((1, 2, 3, 4, 5, 6, 8, 12), (13.0, 26.0, 35.0, 34.0, 48.0, 56.0, 43.0, 57.0), filled=True)
 HEADS_MS = (5.0, 8.0, 10.0, 13.0, 20.0, 22.0, 45.0, 90.0)
@@ -35,13 +35,6 @@ def test_the_table_goes_through_what_was_measured_and_never_falls(curve: CostCur
     for rows, seconds in zip(curve.rows, curve.seconds, strict=True):
         assert table[rows] == pytest.approx(seconds)
     assert all(one <= other + 1e-12 for one, other in itertools.pairwise(table))
-
-
-def test_a_decode_that_was_disturbed_takes_no_longer_than_one_of_more_rows() -> None:
-    table = CostCurve((1, 2, 4, 64), (1.0, 0.9, 80.0, 3.0)).table()
-    assert table[1:3] == [0.9, 0.9]
-    assert table[4] == 3.0
-    assert table == sorted(table)
 
 
 def test_a_decode_is_filled_up_to_a_number_of_rows_that_is_faster_or_at_least_known() -> None:
@@ -61,12 +54,6 @@ def test_filling_up_never_takes_longer_than_the_next_number_that_was_measured(cu
         assert width in KNOTS or width % ROW_TILE == 0
         later = [took for known, took in zip(curve.rows, curve.seconds, strict=True) if known >= rows]
         assert not rows or seconds <= later[0] + 1e-12
-
-
-def test_many_rows_are_filled_up_by_three_at_most() -> None:
-    """A prompt's, above all: every row costs, and only the rest of four is computed one by one."""
-    widths = replace(LINEAR, rows=KNOTS, seconds=tuple(map(float, KNOTS)), filled=True).widths()
-    assert [widths[rows] for rows in (17, 25, 33, 49, 53, 64)] == [20, 28, 36, 52, 56, 64]
 
 
 def test_behind_a_long_prompt_every_row_takes_longer() -> None:
@@ -92,14 +79,6 @@ def test_heads_are_paid_for_what_is_looked_at() -> None:
     assert not cost.drifted
     observed(cost, 200, 3, 4, 2.0 * cost.seconds(3, 4.0))
     assert cost.drifted
-
-
-def test_one_interruption_changes_nothing() -> None:
-    cost = DecodeCost(LINEAR)
-    observed(cost, 20, 0, 1, 1.0)
-    observed(cost, 1, 0, 1, 1000.0)
-    assert cost.single == pytest.approx(1.0)
-    assert not cost.drifted
 
 
 def test_a_curve_that_is_wrong_is_noticed_and_meanwhile_corrected() -> None:
@@ -145,14 +124,6 @@ def test_a_change_of_the_number_of_rows_is_not_taken_for_a_slow_device() -> None
             assert (cost.change(0), cost.change(3)) == (0.0, 0.5)
             cost.observe(3, 3, 2.5 * factor)
         assert cost.drifted is (factor > 1.0)
-
-
-def test_what_was_not_one_decode_teaches_nothing() -> None:
-    cost = DecodeCost(LINEAR)
-    for drafted in (None, 2):
-        observed(cost, 60, drafted, 9, 1000.0)  # type: ignore[arg-type]
-    assert cost.decodes == 0
-    assert cost.single == 1.0
 
 
 def test_what_is_learned_behind_a_long_prompt_holds_in_front_of_it() -> None:

@@ -67,15 +67,6 @@ def test_where_rows_cost_nothing_everything_is_copied_and_where_they_cost_all_no
     assert policy(FLAT).bid([], ROOM).copies == 0
 
 
-def test_what_a_token_has_taken_of_late_is_what_another_is_worth() -> None:
-    slow, fast = policy(HALF), policy(HALF)
-    for _ in range(200):
-        told(fast, 1, 2, 1.5)  # each copy was accepted, and its token took 0.75
-        told(slow, 0, 1, 1.0)
-    assert slow.bid([0.6], ROOM).copies == 1
-    assert fast.bid([0.6], ROOM).copies == 0
-
-
 @given(curves, chances, st.integers(0, 20))
 def test_what_is_below_a_floor_changes_no_choice(curve: CostCurve, survives: list[float], rows: int) -> None:
     known = policy(curve, credit=1e9)
@@ -127,15 +118,6 @@ def test_any_stretch_in_which_nothing_is_right_costs_a_hundredth_at_most(rounds:
         assert sum(spent[first : first + window]) <= 0.01 * window
 
 
-def test_a_loss_that_is_beyond_belief_is_not_believed() -> None:
-    allowance = Allowance(TUNING.first_credit)
-    allowance.credit(0.1)
-    allowance.spend(1e9)
-    assert allowance.left > 0.5 * TUNING.least_credit
-    allowance.credit(1e9)
-    assert allowance.left == TUNING.most_credit
-
-
 def copies_where_all_are_wrong(known: DraftPolicy, rounds: int, survives: Sequence[float]) -> float:
     """Return the decodes that copies cost in so many rounds in which none is right."""
     for _ in range(rounds):
@@ -170,12 +152,6 @@ def test_lookups_that_find_nothing_become_rare_except_where_the_text_is_known() 
     assert looked * 0.05 <= 0.01 * 2000
     assert known.looks(TUNING.known_tokens)
     assert known.account().lookups == pytest.approx(looked * 0.05, rel=0.5)
-
-
-def test_an_interrupted_lookup_does_not_stop_all_others() -> None:
-    known = policy(FLAT, credit=0.0)
-    known.looked(5.0)  # the machine did something else meanwhile
-    assert known.looks(0)
 
 
 # ------------------------------------------------------------------------------------------- the draft model
@@ -274,12 +250,3 @@ def test_a_round_in_which_the_prompt_is_read_says_nothing_of_drafts() -> None:
         told(known, 4, 4, 1.0 + drafting, copied=False, drafting=drafting)
     assert known.account().model == pytest.approx(47.0)
     assert known.bid([], ROOM).asks
-
-
-def test_the_prompts_time_is_not_taken_for_a_decodes() -> None:
-    known = DraftPolicy(FLAT)
-    for _ in range(20):  # short replies behind long prompts
-        known.begin(9)
-        told(known, 0, 1, 1000.0)
-        known.end()
-    assert known.price == 1.0

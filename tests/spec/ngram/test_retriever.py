@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Sequence
 from itertools import count
 from typing import Any
@@ -23,7 +22,7 @@ from edgellm.spec.ngram.draft_index import MOST_TOKENS, DraftIndex, PastConversa
 from edgellm.spec.params import SOURCES
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
-from edgellm.spec.types import GREEDY, Chunk, Expected, Explanation, Sampling, Source, Token, Verdict
+from edgellm.spec.types import GREEDY, Chunk, Sampling, Source, Token, Verdict
 from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, chain, markov
 from tests.spec.ngram.rounds import taken, told
 
@@ -96,16 +95,6 @@ def test_copying_never_changes_the_text(names: set[str], prompts: list[list[int]
         assert ids_of(events(known, prompt, verifier, names=sorted(names), model=small)[0]) == plain(prompt, verifier)
 
 
-@settings(max_examples=30)
-@given(st.integers(0, 2**32), st.floats(0.3, 2.0))
-def test_a_sampled_reply_with_copies_is_the_one_that_is_drawn_without(seed: int, temperature: float) -> None:
-    verifier, sampling = FakeVerifier(markov(5, 6, sharpness=1.5)), Sampling(temperature, top_k=0, top_p=1.0, seed=seed)
-    prompt = [1, 2, 1, 2, 1]
-    found, stats = events(memory(), prompt, verifier, names=["context"], sampling=sampling)
-    assert ids_of(found) == plain(prompt, verifier, sampling)
-    assert stats.drafted > 0
-
-
 def test_what_was_replied_before_is_copied_and_takes_fewer_passes() -> None:
     known, verifier = memory(), FakeVerifier(chain(3, eog_at=30))
     first, before = events(known, [1, 2, 3], verifier)
@@ -168,40 +157,12 @@ def test_what_is_offered_and_not_copied_is_learned_of_too() -> None:
     assert sum(lengths[20:]) >= 15
 
 
-def test_what_the_verifier_expects_while_it_reads_is_drafted() -> None:
-    known, prompt = memory(), np.array([1, 2, 3, 1], dtype=np.int32)
-    copies = known.take(["calibration"])
-    assert copies is not None
-    assert copies.expect is not None
-    copies.begin(prompt)
-    copies.expect(Expected(0, np.array([3, 9, 8, 9], dtype=np.int32), np.full(4, 0.9, dtype=np.float32)))
-    assert list(copies.offers(lambda _rows: 0.0, 3).ids)[:2] == [3, 8]  # behind 1 it expects 3, and behind 3 an 8
-
-
-def test_a_rejected_draft_is_used_again_behind_its_correction() -> None:
-    prompt = np.array([1, 2, 4, 5, 7, 8, 1], dtype=np.int32)
-    drafter = taken(memory(), prompt, ["context", "reuse"])
-    chunk = drafter.propose(GenerationState(prompt), 5)
-    assert chunk.ids.tolist() == [2, 4, 5, 7, 8]
-    told(drafter, chunk, Verdict(0, np.array([10], dtype=np.int32), plausible=(False, True, True, True, False)))
-    again = drafter.propose(GenerationState(np.append(prompt, 10).astype(np.int32)), 5)
-    assert again.ids.tolist()[:3] == [4, 5, 7]
-
-
 def test_where_copying_does_not_pay_nothing_is_copied_and_the_reason_says_so() -> None:
     prompt = np.array([1, 2, 3, 1, 2], dtype=np.int32)
     drafter = taken(memory(CostCurve((1, 2, 64), (1.0, 4.0, 200.0))), prompt)
     chunk = drafter.propose(GenerationState(prompt, explain=True), 10)
     assert len(chunk) == 0
     assert "costs 300%" in chunk.reason
-
-
-def test_explanations_name_what_was_retrieved() -> None:
-    known, verifier = memory(), FakeVerifier(chain(3, eog_at=20))
-    events(known, [1, 2, 3], verifier)
-    found, _ = events(known, [1, 2, 3], verifier, explain=True)
-    texts = [event.text for event in found if isinstance(event, Explanation)]
-    assert any(text.startswith("retrieved ") and "tokens expected" in text for text in texts)
 
 
 @pytest.mark.parametrize("model", [False, True])
@@ -281,23 +242,6 @@ def test_what_the_small_model_drafts_is_continued_by_a_copy() -> None:
     assert [word.source for word in words] == [Source.ACCEPTED] * 3 + [Source.RETRIEVED] * 2 + [Source.CORRECTED]
     alone = mixed.unverified(GenerationState(prompt), chunk, 63)
     assert (alone.ids.tolist(), alone.tail) == ([2, 3, 4], 0)
-
-
-def test_behind_the_end_of_a_turn_nothing_is_copied() -> None:
-    prompt = np.array([5, 6, EOG, 7, 8, 5], dtype=np.int32)
-    assert taken(memory(), prompt, ["context"]).propose(GenerationState(prompt), 10).ids.tolist() == [6, EOG]
-
-
-def test_one_reply_at_a_time_has_it() -> None:
-    known = memory()
-    assert known.take(SOURCES) is not None
-    found: list[object] = []
-    thread = threading.Thread(target=lambda: found.append(known.take(SOURCES)))
-    thread.start()
-    thread.join()
-    assert found == [None]
-    known.give()
-    assert known.take(SOURCES) is not None
 
 
 def test_the_past_is_bounded() -> None:

@@ -87,11 +87,6 @@ def test_it_grows_as_if_all_had_come_at_once(one: list[int], other: list[int]) -
     assert bit_by_bit.count == at_once.count
 
 
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=300))
-def test_there_are_at_most_two_states_for_a_token(text: list[int]) -> None:
-    assert len(grown(text).length) <= 2 * len(text)
-
-
 def test_a_text_that_only_repeats_itself_stays_cheap() -> None:
     automaton = grown([1] * 20_000)  # every count would be carried along 20,000 links
     assert len(automaton.length) == 20_001

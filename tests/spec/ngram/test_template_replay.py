@@ -35,14 +35,6 @@ def test_names_and_places_of_this_letter_take_the_place_of_those_of_the_last() -
     assert written(analogy) == reply(ZOO, BEN)
 
 
-def test_a_longer_name_is_copied_to_its_end() -> None:
-    analogy = Analogy()
-    analogy.add(letter(PARK, ANNA), reply(PARK, ANNA))
-    long = [*letter(ZOO, BEN)[:6], 41, 42, *letter(ZOO, BEN)[6:]]
-    analogy.begin(long)
-    assert written(analogy) == [HI, BEN, 41, 42, YES, 10, ZOO, BYE]
-
-
 def test_the_most_similar_conversation_is_followed() -> None:
     analogy = Analogy()
     analogy.add(letter(PARK, ANNA, ask=70), reply(PARK, ANNA))
@@ -84,13 +76,6 @@ def test_what_every_prompt_has_says_nothing_about_which_is_similar() -> None:
         analogy.add([1, 2, 100 + at], [200 + at])
     analogy.begin([1, 2, 99])
     assert analogy.cursor() is None
-
-
-def test_a_cursor_reads_ahead_without_moving_the_reply() -> None:
-    analogy = Analogy()
-    analogy.add([1, 2, 3], [7, 8])
-    analogy.begin([1, 2, 4])
-    assert written(analogy) == written(analogy) == [7, 8]
 
 
 small = st.lists(st.integers(0, 5), max_size=10)
