@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, check_gguf, cut, top2
+from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, Top2, check_gguf, cut, top2
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.errors import InvalidOption
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
@@ -54,7 +54,7 @@ class Parts:
 
     def check(self, chunk: Chunk, prefix: Ids, gamma: int, sampling: Sampling, threshold: float) -> None:
         """Compare with the chunk for which both heads are asked about every token."""
-        ids, facts, exits = prefix, [], []
+        ids, facts, exits = prefix, list[Top2](), list[int | None]()
         while len(ids) < len(prefix) + gamma and not (facts and self.whole.is_eog(int(ids[-1]))):
             logits = self.logits(self.lower, ids)
             exits.append(EXIT if top2(logits).p1 - top2(logits).p2 > threshold else None)
@@ -69,8 +69,10 @@ class Parts:
         np.testing.assert_allclose(chunk.margin, [f.p1 - f.p2 for f in facts], atol=CLOSE)
 
     def close(self) -> None:
-        for one in (*self._references.values(), self.whole, self.lower, self.upper):
-            one.close()
+        for context in self._references.values():
+            context.close()
+        for model in (self.whole, self.lower, self.upper):
+            model.close()
 
 
 @pytest.fixture(scope="module")

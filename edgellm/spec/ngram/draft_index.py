@@ -32,12 +32,11 @@ def recent(conversations: list[PastConversation]) -> list[PastConversation]:
     """Return all conversations; if these have more than MOST_TOKENS, only the latest, with about half of that."""
     if sum(map(len, conversations)) <= MOST_TOKENS:
         return conversations
-    kept = 0
-    for at in range(len(conversations) - 1, -1, -1):
+    kept, at = 0, len(conversations)
+    while kept <= MOST_TOKENS // 2:
+        at -= 1
         kept += len(conversations[at])
-        if kept > MOST_TOKENS // 2:
-            return conversations[at:]
-    return conversations
+    return conversations[at:]
 
 
 class DraftIndex:
@@ -63,13 +62,17 @@ class DraftIndex:
         return Retriever(sources, self.policy.copies, inside=self._inside, is_eog=self._is_eog)
 
     def _source(self, name: str, names: Collection[str]) -> DraftSource:
-        if name == "calibration":
-            calibration: DraftSource = mechanism(name).Calibration(self._context, owns="context" not in names)
-            return calibration
-        if name == "reuse":
-            reuse: DraftSource = mechanism(name).Reuse(self._inside)
-            return reuse
-        return {"context": self._context, "history": self._history, "analogy": self._analogy or DraftSource()}[name]
+        source: DraftSource
+        match name:
+            case "calibration":
+                source = mechanism(name).Calibration(self._context, owns="context" not in names)
+            case "reuse":
+                source = mechanism(name).Reuse(self._inside)
+            case "analogy":
+                source = self._analogy or DraftSource()
+            case _:
+                source = self._context if name == "context" else self._history
+        return source
 
     def give(self) -> None:
         """Give the index back after a reply."""
@@ -101,6 +104,5 @@ class DraftIndex:
         if new and self._analogy is None and has("templates"):
             self._analogy = mechanism("templates").Analogy()
         for conversation in new:
-            self._history.add(conversation.prompt, conversation.reply)
-            if self._analogy is not None:
-                self._analogy.add(conversation.prompt, conversation.reply)
+            for source in filter(None, (self._history, self._analogy)):
+                source.add(conversation.prompt, conversation.reply)
