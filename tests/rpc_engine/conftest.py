@@ -1,0 +1,5 @@
+"""A paired device's trust."""
+
+from tests.rpc.conftest import host
+
+__all__ = ["host"]
