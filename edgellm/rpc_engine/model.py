@@ -10,11 +10,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from edgellm.engine import Floats, Ids, ModelFile, SeqRows
 from edgellm.engine.hardware import Hardware
@@ -23,7 +22,9 @@ from edgellm.errors import DeviceLost, EdgeError, InvalidOption, MeshBroken, Pla
 from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.rpc_engine.plan import MARGIN, rpc_costs
-from edgellm.rpc_engine.process import ContextSizes, ModelProcess, ProcessSilent, ServedLayers
+from edgellm.rpc_engine.process import ContextSizes, ModelProcess, ProcessSilent
+from edgellm.rpc_engine.session import RpcSession
+from edgellm.services.client.link import Endpoint
 from edgellm.spec.constraint import GrammarState
 from edgellm.spec.lost_verifier import VerdictDeadline, VerdictWork
 from edgellm.spec.protocols import Capabilities
@@ -40,74 +41,6 @@ LOAD_SILENCE = 120.0
 """Seconds of silence while a model is loaded: a server may read a large tensor from its disk meanwhile."""
 LEAST_SILENCE = 10.0
 """Seconds of silence in any other order: giving up a device costs that the model is loaded again."""
-
-
-class Traffic(Protocol):
-    """The bytes between the process and one server. llama.cpp waits for a server without a limit, and a server that
-    hangs keeps its connection, while its worker goes on saying that it is alive; so the bytes are watched."""
-
-    @property
-    def moved(self) -> int:
-        """The bytes sent, both ways."""
-        ...
-
-    @property
-    def asked_at(self) -> float | None:
-        """The `monotonic` time of the last bytes to the server, None if it has answered since."""
-        ...
-
-
-class RpcHost(Protocol):
-    """A session of llama.cpp's RPC at a device: a server there, and a port of this machine that leads to it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def lost(self) -> Future[EdgeError]:
-        """The reason why the session has ended, once it has by itself."""
-        ...
-
-    @property
-    def traffic(self) -> Traffic:
-        """The bytes between this machine and the server."""
-        ...
-
-    def open(self) -> int:
-        """Start the server; return the port. Raise an EdgeError if the device cannot be used."""
-        ...
-
-    def admit(self, process: int) -> None:
-        """Let a process of this machine through, and no other."""
-        ...
-
-    def confirm(self) -> None:
-        """Say that the model is loaded."""
-        ...
-
-    def blame(self, error: EdgeError) -> None:
-        """End the session, and the server, which hangs: it is `lost` for this reason. May be called from any thread."""
-        ...
-
-    def close(self) -> None:
-        """End the session, and the server."""
-        ...
-
-
-class RpcDevice(Protocol):
-    """A device that serves llama.cpp's RPC."""
-
-    @property
-    def name(self) -> str: ...
-
-    def free_memory(self) -> int:
-        """Return the bytes that are free there. Raise an EdgeError if the device cannot be asked."""
-        ...
-
-    def rpc_session(self, *, memory: int, weights: int, model: str) -> RpcHost:
-        """Return a session, which is not open yet, for a part of `model` that takes `memory` bytes there, `weights` of
-        them of tensors."""
-        ...
 
 
 Planner = Callable[[Collection[str]], Sequence[StageShare]]
@@ -132,7 +65,7 @@ class _Opened:
 
     shares: tuple[StageShare, ...]
     process: ModelProcess
-    hosts: tuple[RpcHost, ...] = ()
+    hosts: tuple[RpcSession, ...] = ()
     deadline: VerdictDeadline = field(default_factory=lambda: VerdictDeadline(LEAST_SILENCE))
 
     @contextmanager
@@ -169,7 +102,7 @@ class RpcModel:
     lazy_head = None
 
     def __init__(
-        self, work: RpcWork, devices: Sequence[RpcDevice], plan: Planner, notify: Callable[[str], None] | None = None
+        self, work: RpcWork, devices: Sequence[Endpoint], plan: Planner, notify: Callable[[str], None] | None = None
     ) -> None:
         """Set up the model; `open` loads it. `notify` is called with every change, in words for people."""
         self.work = work
@@ -199,7 +132,7 @@ class RpcModel:
             PlanImpossible: the devices cannot hold it.
             InvalidOption: this device's layers are not the first ones.
             ModelUnsupported, EngineFailed: llama.cpp cannot use it.
-            DeviceLost: a device cannot be used; the errors of `RpcHost.open`.
+            DeviceLost: a device cannot be used; as for `RpcSession.open`.
         """
         try:
             self._install(self._load(tuple(self._devices), progress))
@@ -380,13 +313,13 @@ class RpcModel:
         began = time.monotonic()
         work, faults = self.work, known_faults(self._probe)
         process = self._loading = ModelProcess(work.file.path, work.n_vocab, work.sizes, work.hardware)
-        hosts: list[RpcHost] = []
+        hosts: list[RpcSession] = []
         try:
             shares = self._checked(self._plan(names))
             remote = [share for share in shares if share.name != HERE]
             hosts += self._sessions(remote, *(process.beside_weights() if remote else (0, 0)))
             ports = self._ports(hosts, process.pid)
-            served = [ServedLayers(port, len(share.layers)) for port, share in zip(ports, remote, strict=True)]
+            served = [(port, len(share.layers)) for port, share in zip(ports, remote, strict=True)]
             own = sum(len(share.layers) for share in shares if share.name == HERE)
             process.expect(LOAD_SILENCE, lambda: [host.traffic.moved for host in hosts])
             found = process.load(served, work.cards, own if work.cards else 0, faults, progress)
@@ -418,19 +351,18 @@ class RpcModel:
             )
         return tuple(shares)
 
-    def _sessions(self, shares: Sequence[StageShare], caches: int, compute: int) -> list[RpcHost]:
+    def _sessions(self, shares: Sequence[StageShare], caches: int, compute: int) -> list[RpcSession]:
         costs, hosts = self._costs, []
         for share in shares:
             weights = costs.weights(share.layers)
             memory = weights + caches * len(share.layers) // costs.layers + compute + MARGIN
-            device = self._devices[share.name]
-            hosts.append(device.rpc_session(memory=memory, weights=weights, model=costs.name))
+            hosts.append(RpcSession(self._devices[share.name], memory=memory, weights=weights, model=costs.name))
         return hosts
 
-    def _ports(self, hosts: Sequence[RpcHost], process: int) -> list[int]:
+    def _ports(self, hosts: Sequence[RpcSession], process: int) -> list[int]:
         """Open all sessions at once; return their ports, which lead only the process there."""
 
-        def open_one(host: RpcHost) -> int:
+        def open_one(host: RpcSession) -> int:
             try:
                 port = host.open()
             except EdgeError as error:
@@ -444,7 +376,7 @@ class RpcModel:
             return list(pool.map(open_one, hosts))
 
 
-def _blame_silent(hosts: Sequence[RpcHost], seconds: float) -> None:
+def _blame_silent(hosts: Sequence[RpcSession], seconds: float) -> None:
     """Blame the server that was asked last and has not answered, as llama.cpp waits for one server at a time; blame no
     server if none owes an answer."""
     asked = [(at, number) for number, host in enumerate(hosts) if (at := host.traffic.asked_at) is not None]

@@ -43,14 +43,6 @@ class ContextSizes:
     n_batch: int = 512
 
 
-@dataclass(frozen=True, slots=True)
-class ServedLayers:
-    """The next `layers` of a model, on the devices of the RPC server at a `port` of this machine."""
-
-    port: int
-    layers: int
-
-
 class ProcessSilent(DeviceLost):
     """A process was ended after `seconds` without a sign of life."""
 
@@ -102,19 +94,19 @@ class ModelProcess:
         return int(caches), int(compute)
 
     def load(
-        self, served: Sequence[ServedLayers], cards: Sequence[str] = (), on_cards: int = 0,
+        self, served: Sequence[tuple[int, int]], cards: Sequence[str] = (), on_cards: int = 0,
         faults: Sequence[str] | None = None, progress: Callable[[float], None] | None = None,
     ) -> tuple[str, ...]:  # fmt: skip
-        """Load the model: its last layers on `cards` of this machine, the layers before on RPC servers, in order, and
-        the rest on the processor. Return its `Model.faults`, which are tried unless `faults` are given. `progress` is
-        called with the share of the weights that is loaded, in 0..1.
+        """Load the model: its last layers on `cards` of this machine; the layers before on the servers at ports of this
+        machine, so many each, in order; and the rest on the processor. Return its `Model.faults`, which are tried
+        unless `faults` are given. `progress` is called with the share of the weights that is loaded, in 0..1.
 
         Raises:
             ModelUnsupported, EngineFailed: llama.cpp cannot use it.
             DeviceLost: a server is gone, or the model ends the process.
         """
         found = self._ask(
-            "load", progress=progress, described=self._described, served=[(one.port, one.layers) for one in served],
+            "load", progress=progress, described=self._described, served=list(served),
             cards=list(cards), on_cards=on_cards, faults=None if faults is None else list(faults),
         )  # fmt: skip
         return tuple(map(str, found.value))

@@ -20,7 +20,7 @@ import psutil
 
 from edgellm.engine.native import VERSION
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, network_loop, run_in_network_loop
+from edgellm.rpc.channel import network_loop, run_in_network_loop
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.rpc_engine.backend import HOST
@@ -47,7 +47,8 @@ Socket = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 @dataclass(slots=True)
 class Moved:
     """The bytes that streams have `moved` both ways, and the `monotonic` time of the last bytes to the server, None if
-    some have come back since."""
+    some have come back since. llama.cpp waits for a server without a limit, and a server that hangs keeps its
+    connection, while its worker goes on saying that it is alive; so the bytes are watched."""
 
     moved: int = 0
     asked_at: float | None = None
@@ -137,7 +138,7 @@ class RpcSession:
     reason.
     """
 
-    def __init__(self, endpoint: Endpoint, *, memory: int, weights: int, model: str, beat: float = HEARTBEAT_SECONDS):
+    def __init__(self, endpoint: Endpoint, *, memory: int, weights: int, model: str) -> None:
         """Set up a session for a part of `model` that takes `memory` bytes there, `weights` of them of tensors."""
         self.name, self._endpoint = endpoint.name, endpoint
         self.begin = pb.Begin(
@@ -145,7 +146,7 @@ class RpcSession:
         )
         self.lost: Future[EdgeError] = Future()
         self.traffic = Moved()
-        self._watch = PeerWatch(Timing(beat=beat, silent_beats=_SILENT_BEATS, stall=inf))
+        self._watch = PeerWatch(Timing(silent_beats=_SILENT_BEATS, stall=inf))
         self._client: int | None = None
         self._link: ServiceLink | None = None
         self._closed = False
@@ -267,21 +268,3 @@ def _is_of(process: int | None, port: int) -> bool:
         return any(at.laddr.port == port for at in psutil.Process(process).net_connections(kind="tcp"))
     except psutil.Error:
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class RpcWorker:
-    """A worker that serves llama.cpp's RPC, as an `RpcDevice`."""
-
-    endpoint: Endpoint
-    beat: float = HEARTBEAT_SECONDS
-
-    @property
-    def name(self) -> str:
-        return self.endpoint.name
-
-    def free_memory(self) -> int:
-        return ask_offer(self.endpoint).memory
-
-    def rpc_session(self, *, memory: int, weights: int, model: str) -> RpcSession:
-        return RpcSession(self.endpoint, memory=memory, weights=weights, model=model, beat=self.beat)

@@ -26,7 +26,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc_engine.model import Planner, RpcModel, RpcVerifier, RpcWork
 from edgellm.rpc_engine.process import ContextSizes
 from edgellm.rpc_engine.service import RpcEngineService
-from edgellm.rpc_engine.session import RpcSession, RpcWorker
+from edgellm.rpc_engine.session import RpcSession
 from edgellm.services.client.link import Endpoint
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
@@ -73,7 +73,7 @@ def trusts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trust, Trust]:
 
 
 @pytest.fixture(scope="module")
-def workers(trusts: tuple[Trust, Trust], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RpcWorker]]:
+def workers(trusts: tuple[Trust, Trust], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Endpoint]]:
     """Two workers in this process, as their clients see them: their servers are processes of their own."""
     host, guest = trusts
     with ExitStack() as running, pytest.MonkeyPatch.context() as patch:
@@ -82,7 +82,7 @@ def workers(trusts: tuple[Trust, Trust], tmp_path_factory: pytest.TempPathFactor
         for name in ("a", "b"):
             cache = WeightCache(SeveralSources(), unit=ComputeUnit(Hardware(threads=1)), memory=2**30)
             server = running.enter_context(WorkerServer(cache, ANYWHERE, trust=host, more=(RpcEngineService,)))
-            found.append(RpcWorker(Endpoint(name, server.address, guest, host.identity.id)))
+            found.append(Endpoint(name, server.address, guest, host.identity.id))
         yield found
 
 
@@ -95,7 +95,7 @@ def planned(first: Sequence[StageShare], then: str = "here:1-4") -> Planner:
 class Opened:
     """A model over the workers, and what has been said of it."""
 
-    def __init__(self, file: ModelFile, workers: Sequence[RpcWorker], plan: Planner, sessions: int = 1) -> None:
+    def __init__(self, file: ModelFile, workers: Sequence[Endpoint], plan: Planner, sessions: int = 1) -> None:
         self.told: list[str] = []
         self.loaded: list[float] = []
         with Model.load(file, TEXT_ONLY) as text:
@@ -136,7 +136,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 def test_its_text_is_that_of_the_model_alone_also_with_drafts(
-    hybrid: ModelFile, workers: list[RpcWorker], alone: list[int], monkeypatch: pytest.MonkeyPatch
+    hybrid: ModelFile, workers: list[Endpoint], alone: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EDGELLM_PROBE")  # it is tried over the devices first
     with Opened(hybrid, workers, planned(SPLIT)) as opened:
@@ -157,7 +157,7 @@ def test_its_text_is_that_of_the_model_alone_also_with_drafts(
 
 
 def test_a_peer_that_is_killed_mid_reply_ends_its_client_and_the_text_goes_on(
-    hybrid: ModelFile, workers: list[RpcWorker], alone: list[int]
+    hybrid: ModelFile, workers: list[Endpoint], alone: list[int]
 ) -> None:
     with Opened(hybrid, workers, planned(SPLIT, "here:1-2,b:3-4"), sessions=2) as opened:
 
@@ -194,7 +194,7 @@ def within(work: Callable[[], list[int]]) -> list[int]:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_server_that_hangs_mid_reply_is_given_up_as_if_it_had_died(
-    hybrid: ModelFile, workers: list[RpcWorker], alone: list[int]
+    hybrid: ModelFile, workers: list[Endpoint], alone: list[int]
 ) -> None:
     def plan(names: Collection[str]) -> Sequence[StageShare]:
         return SPLIT if len(names) == 2 else read_split(f"here:1-2,{next(iter(names))}:3-4")
@@ -217,7 +217,7 @@ def test_a_server_that_hangs_mid_reply_is_given_up_as_if_it_had_died(
 
 @pytest.mark.usefixtures("impatient")
 def test_a_model_process_that_hangs_is_started_again_and_no_device_is_blamed(
-    hybrid: ModelFile, workers: list[RpcWorker], alone: list[int]
+    hybrid: ModelFile, workers: list[Endpoint], alone: list[int]
 ) -> None:
     with Opened(hybrid, workers, planned(SPLIT)) as opened:
 
@@ -232,7 +232,7 @@ def test_a_model_process_that_hangs_is_started_again_and_no_device_is_blamed(
 
 
 def test_a_server_that_hangs_while_the_model_is_loaded_ends_that(
-    hybrid: ModelFile, workers: list[RpcWorker], monkeypatch: pytest.MonkeyPatch
+    hybrid: ModelFile, workers: list[Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgellm.rpc_engine.model.LOAD_SILENCE", 3.0)
     opening = RpcSession.open
@@ -253,7 +253,7 @@ def test_a_server_that_hangs_while_the_model_is_loaded_ends_that(
 
 
 def test_where_the_rest_cannot_hold_it_it_says_so_and_comes_back_with_the_device(
-    hybrid: ModelFile, workers: list[RpcWorker], alone: list[int], monkeypatch: pytest.MonkeyPatch
+    hybrid: ModelFile, workers: list[Endpoint], alone: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgellm.rpc_engine.model._FIRST_WAIT", 0.05)
     impossible = [False]
@@ -286,18 +286,16 @@ def test_where_the_rest_cannot_hold_it_it_says_so_and_comes_back_with_the_device
 
 
 def test_a_stranger_gets_no_server(
-    hybrid: ModelFile, workers: list[RpcWorker], trusts: tuple[Trust, Trust], tmp_path: Path
+    hybrid: ModelFile, workers: list[Endpoint], trusts: tuple[Trust, Trust], tmp_path: Path
 ) -> None:
     stranger = impostor(trusts[1], tmp_path / "stranger", Identity.new())
-    strange = [RpcWorker(Endpoint(one.name, one.endpoint.address, stranger)) for one in workers]
+    strange = [Endpoint(one.name, one.address, stranger) for one in workers]
     with pytest.raises(NotPaired):
         Opened(hybrid, strange, planned(SPLIT))
     assert not rpc_servers()
 
 
-def test_layers_that_llama_cpp_cannot_lay_out_like_that_are_refused(
-    hybrid: ModelFile, workers: list[RpcWorker]
-) -> None:
+def test_layers_that_llama_cpp_cannot_lay_out_like_that_are_refused(hybrid: ModelFile, workers: list[Endpoint]) -> None:
     with pytest.raises(InvalidOption, match="only have the first ones"):
         Opened(hybrid, workers, lambda _names: read_split("a:1,here:2-4"))
     with pytest.raises(PlanImpossible, match="ends with layer 3"):

@@ -14,12 +14,13 @@ from edgellm.engine.hardware import Hardware
 from edgellm.errors import EngineFailed, ModelUnsupported
 from edgellm.llm import LLM
 from edgellm.llm.home import choose_engine
+from edgellm.llm.mesh_llm import MeshOptions
 from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc_engine import backend
-from edgellm.rpc_engine.opening import OpenedRpc, RpcOptions, open_over_rpc
+from edgellm.rpc_engine.opening import OpenedRpc, open_over_rpc
 from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.types import Source
@@ -48,18 +49,16 @@ def hybrid(architectures: Architectures) -> Path:
 
 @pytest.fixture
 def opened(peers: tuple[str, ...], hybrid: Path, architectures: Architectures) -> Iterator[OpenedRpc]:
-    options = RpcOptions("here:1,a:2-3,b:4", peers=peers, context=512, sessions=1)
+    options = MeshOptions("here:1,a:2-3,b:4", peers=peers, context=512, sessions=1)
     with open_over_rpc(
-        ModelFile.open(hybrid), options,
+        ModelFile.open(hybrid), options, None,
         EngineConfig(architectures("qwen35", 0.12), hardware=Hardware(threads=1), history=False),
     ) as found:  # fmt: skip
         yield found
 
 
 @pytest.mark.rpc
-def test_a_pair_writes_what_its_model_writes_alone_and_goes_on_when_a_device_is_lost(
-    opened: OpenedRpc, hybrid: Path
-) -> None:
+def test_a_pair_writes_what_its_model_writes_alone_and_goes_on_when_a_device_is_lost(opened: OpenedRpc, hybrid: Path) -> None:
     with LLM.open(None, hybrid, threads=1, n_ctx=512, history=False) as alone:
         expected = [token.id for token in alone.reply(QUESTION, max_tokens=TOKENS)]
     reply = opened.pair.reply(QUESTION, max_tokens=TOKENS)

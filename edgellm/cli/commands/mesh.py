@@ -324,13 +324,12 @@ class Spread:
         config = EngineConfig(
             self.draft, hardware=workload.hardware, draft_hardware=self.hardware.of(DRAFT), history=history
         )
-        if self.choice.over_rpc:
-            rpc = part_of("rpc", "opening")
-            options = rpc.RpcOptions(split, placed, self.home.peer, workload.context, workload.sessions)
-            with Loading() as loading:
-                found: OpenedRpc = rpc.open_over_rpc(self.file, options, config, _notify, loading)
-            return found
         options = MeshOptions(split, stages, self.home.peer, workload.context, workload.sessions, wide, rests)
+        if self.choice.over_rpc:
+            open_over_rpc = part_of("rpc", "opening").open_over_rpc
+            with Loading() as loading:
+                found: OpenedRpc = open_over_rpc(self.file, options, placed, config, _notify, loading)
+            return found
         opened = open_mesh(self.file, options, config, _notify)
         if opened.phases is not None and opened.phases.following:
             say(opened.phases.sentence, style="dim")
