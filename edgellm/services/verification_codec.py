@@ -165,7 +165,7 @@ def write_verdict(round: int, verdict: Verdict) -> pb.VerifierFrame:  # noqa: A0
             tokens=verdict.tokens.tolist(),
             seconds=verdict.seconds,
             passes=verdict.passes,
-            plausible=b"" if verdict.plausible is None else np.packbits(verdict.plausible, bitorder="little").tobytes(),
+            plausible=np.packbits(np.array(verdict.plausible or (), bool), bitorder="little").tobytes(),
             logprobs=_write_logprobs(verdict.logprobs) if verdict.logprobs else None,
         )
     )

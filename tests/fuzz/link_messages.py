@@ -27,7 +27,7 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL, PAIRING_PROTOCOL, check_version, parse_message
 from edgellm.services.client.link import Timing
-from edgellm.services.client.verifier_client import SentRequest, Stream
+from edgellm.services.client.verifier_client import Stream
 from edgellm.services.handshake import VerifierInfo, greet
 from edgellm.services.server.verification_service import VerificationService, VerifyingModel
 from edgellm.services.verification_codec import write_open, write_verdict, write_verify, write_wanted
@@ -167,6 +167,12 @@ class _Device:
         self._stream: Stream | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
+        self.peer, self.model = INFO, ""
+
+    def post(self, call: Callable[..., None], *arguments: Any) -> bool:
+        call(*arguments)
+        return True
+
     def loop_channel(self) -> Any:
         return self
 
@@ -188,20 +194,16 @@ class _Device:
         pass
 
     async def feed(self, data: bytes) -> None:
-        if self._stream is None or self._stream.over:
-            self._stream = Stream(cast(Any, self), b"open", WORDS)
+        if self._stream is None:
+            self._stream = Stream(cast(Any, self), WORDS)
         asked = verify_request(4, ids(1, 2, 3, 4), chunk(4, copied=True), 4, self._logprobs)
-        pending = SentRequest(asked)
-        stream = self._stream
-        stream.send(pending, pending.frame(2))
+        stream, pending = self._stream, self._stream.send(asked)
         await self._line.say(data, lambda: stream.over)
-        if not pending.verdict.done():  # the input was Busy, Working or NeedPrefix
-            stream.end()
+        if not pending.done():  # the input was Working or NeedPrefix
+            stream.close()
             self._stream = None
             return
-        if stream.over:
-            self._stream = None
-        verdict = pending.verdict.result()
+        verdict = pending.result()
         expected = verdict.accepted + len(verdict.tokens) if self._logprobs is not None else 0
         if len(verdict.logprobs) != expected or any(len(one.ids) != self._logprobs for one in verdict.logprobs):
             raise AssertionError(f"invalid probabilities got through: {verdict}")

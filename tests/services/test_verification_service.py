@@ -110,6 +110,8 @@ def test_a_round_and_its_verdict(device: Device, opening: pb.DeviceFrame, prompt
     device.say(opening, verify(round=3, prefix=tuple(prompt.tolist()), extra=2))
     verdict = device.hear().verdict
     assert (verdict.round, verdict.accepted, list(verdict.tokens)) == (3, 0, alone(prompt, 3))
+    device.say(verify(round=4, prefix=tuple(prompt.tolist()), copied=True))  # of nothing
+    assert (list((verdict := device.hear().verdict).tokens), verdict.plausible) == (alone(prompt, 1), b"")
     device.finish()
 
 

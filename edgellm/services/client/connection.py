@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,39 +33,16 @@ _PREPARING_SECONDS = 0.2  # pause between two looks for a ready verifier
 OnWait = Callable[[str], None]
 
 
-@dataclass(slots=True)
-class Target:
-    """A verifier, and a model there, "" being its only one; with `trust` by mutual TLS to a paired device, or to the
-    given `device` only."""
-
-    where: ModelAddress
-    trust: Trust | None = None
-    device: DeviceID | None = None
-
-    async def connect(self, seconds: float) -> grpc.aio.Channel:
-        """Return an open channel; from now on, the same device has to answer."""
-        if self.trust is None:
-            return open_channel(self.where.address)
-        channel, welcomed = await connect_authenticated(self.where.address, self.trust, self.device, seconds)
-        self.device = welcomed.peer.id
-        return channel
-
-    def trusted(self) -> bool:
-        """Return whether the device is still paired with this one."""
-        try:
-            return self.trust is None or self.device is None or self.trust.peers.get(self.device) is not None
-        except TrustUnusable:
-            return False
-
-
 class Connection:
     """A connection to one verifier, kept up in the background. Methods named `loop_*` are for the loop's thread."""
 
     def __init__(
-        self, target: Target, vocabulary: Vocabulary, timing: Timing, on_wait: OnWait = lambda _doing: None
-    ) -> None:
-        """Connect. A verifier that is not ready yet is waited for: `on_wait` is called, from another thread, with its
-        progress, such as "loading a.gguf".
+        self, where: ModelAddress, vocabulary: Vocabulary, timing: Timing, trust: Trust | None = None,
+        device: DeviceID | None = None, on_wait: OnWait = lambda _doing: None,
+    ) -> None:  # fmt: skip
+        """Connect to a model at `where`, "" being the verifier's only one; with `trust` by mutual TLS to a paired
+        device, or to the given `device` only. A verifier that is not ready yet is waited for: `on_wait` is called, from
+        another thread, with its progress, such as "loading a.gguf".
 
         Raises:
             PairingRequired: the address leaves this machine, and there is no trust, or no device is paired.
@@ -75,12 +51,10 @@ class Connection:
             VocabularyMismatch, ProtocolError: the two do not fit.
             ModelNotFound: there is no such model, or none is named and there are several.
         """
-        if target.trust is None:
-            target.where.address.require_loopback()
-        self._target, self.model = target, target.where.model
-        self.timing = timing
+        self._address = where.address if trust is not None else where.address.require_loopback()
+        self.model, self.timing = where.model, timing
+        self._trust, self._device, self._vocabulary = trust, device, vocabulary
         self.patience = VerdictDeadline(timing.least)
-        self._vocabulary = vocabulary
         self._retry = RetryDelay(timing.retry, timing.retry_most)
         self._channel: grpc.aio.Channel | None = None  # None while the verifier is away
         self._tasks: set[asyncio.Task[None]] = set()
@@ -124,7 +98,7 @@ class Connection:
     def loop_lost(self, channel: grpc.aio.Channel) -> None:
         """Reconnect after a loss; close `channel` after a grace in which other sessions may get their verdicts."""
         if channel is self._channel:
-            _log.warning("lost the connection to the verifier at %s", self._target.where.address)
+            _log.warning("lost the connection to the verifier at %s", self._address)
             self._channel = None
             self.loop_task(channel.close(_CLOSE_GRACE_SECONDS))
             self.loop_task(self._reconnect())
@@ -150,7 +124,11 @@ class Connection:
             await self._channel.close(None)
 
     async def _connect(self, on_wait: OnWait = lambda _doing: None) -> VerifierInfo:
-        channel = await self._target.connect(self.timing.hello)
+        if self._trust is None:
+            channel = open_channel(self._address)
+        else:
+            channel, found = await connect_authenticated(self._address, self._trust, self._device, self.timing.hello)
+            self._device = found.peer.id  # from now on, the same device has to answer
         try:
             peer = await self._greeted(channel, on_wait)
         except grpc.aio.AioRpcError as error:
@@ -160,18 +138,15 @@ class Connection:
             await channel.close(None)
             raise
         self._channel = channel
-        positions = peer.capabilities.context_length
-        _log.info(
-            "connected to the verifier at %s: %s, %d positions", self._target.where.address, peer.model, positions
-        )
+        _log.info("connected to the verifier at %s: %s", self._address, peer.model)
         self.loop_task(self._watch(channel))
-        if self._target.trust is not None:
-            self.loop_task(self._watch_trust(channel))
+        if self._trust is not None:
+            self.loop_task(self._watch_trust(channel, self._trust))
         return peer
 
     async def _greeted(self, channel: grpc.aio.Channel, on_wait: OnWait) -> VerifierInfo:
         """Return the verifier's description, once it can verify."""
-        where = self._target.where.address
+        where = self._address
         greeted = partial(greet, channel, self._vocabulary, where=str(where), model=self.model)
         while not self._closing.is_set():
             try:
@@ -184,13 +159,18 @@ class Connection:
                 await asyncio.wait_for(self._closing.wait(), _PREPARING_SECONDS)
         raise VerifierUnreachable(f"The verifier at {where} was not waited for.", "Connect again.")
 
-    async def _watch_trust(self, channel: grpc.aio.Channel) -> None:
+    async def _watch_trust(self, channel: grpc.aio.Channel, trust: Trust) -> None:
         """Disconnect from a verifier that is no longer paired with this device."""
-        while channel is self._channel:
+        paired = True
+        while paired and channel is self._channel:
             await asyncio.sleep(RECHECK_SECONDS)
-            if not self._target.trusted() and channel is self._channel:
-                await channel.close(None)
-                self.loop_lost(channel)
+            try:
+                paired = self._device is None or trust.peers.get(self._device) is not None
+            except TrustUnusable:
+                paired = False
+        if channel is self._channel:
+            await channel.close(None)
+            self.loop_lost(channel)
 
     async def _watch(self, channel: grpc.aio.Channel) -> None:
         """Notice the end of a connection, also while no session is open."""
@@ -198,7 +178,7 @@ class Connection:
         self.loop_lost(channel)
 
     def _unreachable(self, error: grpc.aio.AioRpcError) -> EdgeError:
-        where = self._target.where.address
+        where = self._address
         match error.code():
             case grpc.StatusCode.PERMISSION_DENIED:
                 return NotPermitted(
