@@ -58,7 +58,9 @@ def opened(peers: tuple[str, ...], hybrid: Path, architectures: Architectures) -
 
 
 @pytest.mark.rpc
-def test_a_pair_writes_what_its_model_writes_alone_and_goes_on_when_a_device_is_lost(opened: OpenedRpc, hybrid: Path) -> None:
+def test_a_pair_writes_what_its_model_writes_alone_and_goes_on_when_a_device_is_lost(
+    opened: OpenedRpc, hybrid: Path
+) -> None:
     with LLM.open(None, hybrid, threads=1, n_ctx=512, history=False) as alone:
         expected = [token.id for token in alone.reply(QUESTION, max_tokens=TOKENS)]
     reply = opened.pair.reply(QUESTION, max_tokens=TOKENS)
