@@ -105,8 +105,6 @@ class SentRequest:
     position: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
-    sent: float = 0.0
-    beats: int = 0
     verdict: Future[Verdict] = field(default_factory=Future)
 
     def __post_init__(self) -> None:
@@ -116,9 +114,16 @@ class SentRequest:
         """Return the request's frame for a verifier that already holds `position` tokens."""
         self.position = position
         rest = replace(self.request, position=position, prefix=self.request.prefix[position:])
-        data = write_verify(rest).SerializeToString()
+        return self.sent(write_verify(rest).SerializeToString())
+
+    def sent(self, data: bytes) -> bytes:
+        """Count a frame to the verifier, and return it."""
         self.bytes_up += len(data)
         return data
+
+    def received(self, data: bytes) -> None:
+        """Count a frame from the verifier."""
+        self.bytes_down += len(data)
 
     @property
     def work(self) -> VerdictWork:
@@ -149,7 +154,8 @@ class Stream:
         """Connect with the first request; verdicts bring ids below `vocabulary`."""
         self._connection, self._vocabulary = connection, vocabulary
         self._link: ServiceLink | None = None
-        self._asked: SentRequest | None = None  # the latest request
+        self._asked: SentRequest | None = None  # the latest request, at this time and so many heartbeats ago
+        self._sent, self._beats = 0.0, 0
 
     @property
     def over(self) -> bool:
@@ -179,12 +185,10 @@ class Stream:
             held, link = NO_IDS, ServiceLink(channel, SESSION, PeerWatch(self._connection.timing))
             # the verifier's own fingerprint: `greet` has compared the vocabularies
             opening = write_open(asked.request.sampling, self._connection.peer.vocabulary, self._connection.model)
-            data = opening.SerializeToString()
-            asked.bytes_up = len(data)
-            link.send(data)
+            link.send(asked.sent(opening.SerializeToString()))
             self._link = link
             self._connection.loop_task(self._live(link, channel))
-        self._asked, asked.sent = asked, monotonic()
+        self._asked, self._sent, self._beats = asked, monotonic(), 0
         self._link.watch.begin()
         self._link.send(asked.frame(common_prefix(held, asked.request.prefix)))
 
@@ -234,11 +238,11 @@ class Stream:
             return
         if kind is None or asked is None or asked.verdict.done() or getattr(frame, kind).round != asked.request.round:
             raise ProtocolError("The verifier sent an answer without a request.", SAME_VERSION)
-        asked.bytes_down += len(data)
+        asked.received(data)
         if kind == "verdict":
             verdict = read_verdict(frame.verdict, asked.request, self._vocabulary)
             connection.loop_answered()
-            passed = monotonic() - asked.sent
+            passed = monotonic() - self._sent
             connection.patience.record(VerdictWork(asked.work.unseen, len(verdict.tokens)), passed)
             asked.verdict.set_result(
                 replace(
@@ -262,11 +266,11 @@ class Stream:
         """Check that the verifier that owes an answer is alive and within its limit. Raise VerifierLost otherwise."""
         if (asked := self._asked) is None or asked.verdict.done():
             return
-        asked.beats += 1
+        self._beats += 1
         if trouble := link.watch.trouble(waited):
             raise lost(f"The verifier {trouble}.")
         limit = self._connection.patience.limit(asked.work)
-        if asked.beats * link.watch.beat > limit:
+        if self._beats * link.watch.beat > limit:
             raise VerifierSlow(
                 f"The verifier has not answered within {limit:.1f} seconds, many times the expected time.",
                 "This device continues alone and tries again by itself; check whether the verifier is overloaded.",
