@@ -18,7 +18,7 @@ from edgellm.spec.stats import Summary
 if TYPE_CHECKING:
     from edgellm.coldstart.phases import Move
     from edgellm.coldstart.plan import Plan, PlanOption
-    from edgellm.mesh.next_pipeline import TakeOver
+    from edgellm.mesh.coordinator import TakeOver
     from edgellm.rpc.discovery.workers import Worker
 
 

@@ -4,7 +4,9 @@ A lost stage takes only its part of every session's KV cache with it: the text i
 verdict requests it again from the beginning, and gets the same verdict. No token can be lost or duplicated.
 
 Another placement may take over without a loss: its pipeline is opened beside the present pipeline (`NextPipeline`), and
-computes the next token once it has loaded and has read the texts of the open replies.
+computes the next token once it has loaded and has read the texts of the open replies. Stages of one device share their
+weights, so only layers that the device lacks are loaded. The present pipeline does not depend on the next: if that is
+lost, it is forgotten.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from time import perf_counter
 from typing import Protocol
 
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
@@ -24,11 +28,11 @@ from edgellm.coldstart.home import MemoryOverhead
 from edgellm.engine import Ids, common_prefix
 from edgellm.errors import DeviceLost, EdgeError, PlanImpossible
 from edgellm.layer_range import StageShare, ranges
-from edgellm.mesh.messages import MAX_ROWS, StageLost, StageSpec
-from edgellm.mesh.next_pipeline import NextPipeline, TakeOver
+from edgellm.mesh.messages import MAX_ROWS, StageAnswer, StageLost, StageSpec
 from edgellm.mesh.pipeline import Pipeline, StageHost
 from edgellm.mesh.placement import fail_over
-from edgellm.spec.types import NO_IDS
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk
+from edgellm.spec.verifier import VerifyRequest
 
 _log = logging.getLogger(__name__)
 _PLANNING = 2.0  # seconds for planning a new split, for which a reply waits
@@ -49,6 +53,81 @@ class MeshDevice(Protocol):
     def stage_host(self) -> StageHost:
         """Return a new host for a stage."""
         ...
+
+
+CATCH_UP = 8
+"""Most tokens that the next pipeline may still have to read, beyond the present pipeline, when it takes over: so short
+a pass takes hardly longer than a pass of one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """A pipeline that has taken over, with `perf_counter` times: when it began to load, was seen to have loaded and to
+    have read the text, and took over, at the end of a text of `tokens` tokens."""
+
+    shares: tuple[StageShare, ...]
+    began: float
+    loaded: float
+    ready: float
+    at: float
+    tokens: int
+
+
+class NextPipeline:
+    """A `pipeline` over `shares`, on its way. Not thread-safe."""
+
+    def __init__(self, shares: Sequence[StageShare], pipeline: Pipeline) -> None:
+        self.shares, self.pipeline = tuple(shares), pipeline
+        self._began, self._loaded_at, self._ready_at = perf_counter(), 0.0, 0.0
+        self._reading: dict[int, tuple[Ids, Future[StageAnswer]]] = {}  # texts that are or were read
+
+    @property
+    def loaded(self) -> bool:
+        """Return whether all layers are loaded."""
+        if not self._loaded_at and all(record.whole for record in self.pipeline.records):
+            self._loaded_at = perf_counter()
+        return self._loaded_at > 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Return whether it loads, or reads a text that was given to it."""
+        return not self.loaded or not all(reading.done() for _, reading in self._reading.values())
+
+    def stands(self, lost: Collection[str]) -> bool:
+        """Return whether it has lost no stage, and needs none of the `lost` devices."""
+        return self.pipeline.lost is None and not any(share.name in lost for share in self.shares)
+
+    def held(self, slot: int) -> Ids:
+        """Return the tokens that every stage's cache holds for a sequence."""
+        text, reading = self._reading.get(slot, (NO_IDS, None))
+        return text if reading is not None and reading.done() and reading.exception() is None else NO_IDS
+
+    def read(self, slot: int, text: Ids, rows: int) -> None:
+        """Begin to read a text, in parts of `rows` tokens, if none is being read for the sequence."""
+        if len(text) and slot not in self._reading:
+            kept = text.copy()
+            request = VerifyRequest(slot, GREEDY, len(text), NO_IDS, Chunk())
+            self._reading[slot] = kept, self.pipeline.ask(slot, 0, kept, request, rows)
+
+    def ready(self, texts: Mapping[int, tuple[Ids, Ids]], rows: int) -> bool:
+        """Return whether the pipeline may take over: all layers are loaded, and the texts read as far as they were when
+        reading began. Begin now to read unread texts, unless the present pipeline, too, has nearly all of them to read.
+        `texts`: the text of every open reply, and the part that the present pipeline holds."""
+        if not self.loaded:
+            return False
+        for slot, (text, held) in texts.items():
+            missing = len(text) - common_prefix(self.held(slot), text)
+            if missing > len(text) - common_prefix(held, text) + CATCH_UP:
+                self.read(slot, text, rows)
+        if self.busy:
+            return False
+        self._ready_at = perf_counter()
+        return True
+
+    def taken(self, tokens: int) -> TakeOver:
+        """Return the record of the take-over, which happens now."""
+        now = perf_counter()
+        return TakeOver(self.shares, self._began, self._loaded_at or now, self._ready_at or now, now, tokens)
 
 
 @dataclass(slots=True)
@@ -272,22 +351,22 @@ class Mesh:
         self._moves.opening = True
 
         def open_it() -> None:
-            following, fault = None, None
             try:
                 following = NextPipeline(shares, self._started(shares))
             except EdgeError as error:
-                fault = error
+                with self._lock:
+                    self._moves.opening = False
+                    self._moves.cancel()
+                self.notify(f"Another split cannot take over ({error.what}) The layers stay where they are.")
+                return
             with self._lock:
                 self._moves.opening = False
-                if fault is not None:
-                    self._moves.cancel()
-                    self.notify(f"Another split cannot take over ({fault.what}) The layers stay where they are.")
-                elif following is not None and self._closed:
+                if self._closed:
                     following.pipeline.close()
-                elif following is not None:
-                    self._moves.next = following
-                    for at in range(len(self._slots)) if read else ():
-                        following.read(at, self.held(at, self._pipeline), MAX_ROWS)
+                    return
+                self._moves.next = following
+                for at in range(len(self._slots)) if read else ():
+                    following.read(at, self.held(at, self._pipeline), MAX_ROWS)
 
         threading.Thread(target=open_it, name="next-pipeline", daemon=True).start()
 

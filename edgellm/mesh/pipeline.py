@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -195,11 +195,13 @@ class StageRecord:
         return self.loaded >= len(self.work.layers)
 
 
+@dataclass(slots=True)
 class _Traces:
     """The stages whose traces are waited for, and when they were asked."""
 
-    def __init__(self, stages: int) -> None:
-        self.missing, self.complete, self.sent = set(range(stages)), threading.Event(), perf_counter()
+    missing: set[int]
+    complete: threading.Event = field(default_factory=threading.Event)
+    sent: float = field(default_factory=perf_counter)
 
 
 class Pipeline:
@@ -256,7 +258,7 @@ class Pipeline:
         """Return the records, each with the stage's spans since the last call; a stage that does not answer in time has
         none."""
         with self._lock:
-            traces = self._traces = _Traces(len(self.records))
+            traces = self._traces = _Traces(set(range(len(self.records))))
         for record in self.records:
             record.spans.clear()
             record.host.send(TraceWanted())
@@ -274,14 +276,11 @@ class Pipeline:
 
     def retire(self) -> None:
         """Release the stages as soon as no request is open. Nothing may be asked any more."""
-        with self._lock:
-            self._retired = True
+        self._retired = True
         self._close_if_retired()
 
     def _close_if_retired(self) -> None:
-        with self._lock:
-            over = self._retired and not self._asked
-        if over:
+        if self._retired and not self._asked:
             self.close()
 
     def _on_event(self, at: int, event: Event) -> None:
@@ -292,11 +291,9 @@ class Pipeline:
             case StageAnswer():
                 if (future := self._taken(event.number, event.number)) is not None:
                     future.set_result(event)
-                self._close_if_retired()
             case Failed():
                 if (future := self._taken(event.number)) is not None:
                     future.set_exception(event.error)
-                self._close_if_retired()
             case Loaded():
                 if record.has_loaded(event.layers):
                     record.observe(event.at)
@@ -305,6 +302,7 @@ class Pipeline:
                 self._keep_trace(at, event)
             case StageLost():
                 self._record_loss(record.host.name, event)
+        self._close_if_retired()
 
     def _keep_trace(self, at: int, trace: StageTrace) -> None:
         """Keep a stage's spans, if they were asked for."""
@@ -321,7 +319,6 @@ class Pipeline:
         if self.lost is None:
             self.lost = name, lost
             self._fail(name, lost)
-            self._close_if_retired()
 
     def _forward(self, at: int, reported: MicroBatch) -> None:
         """Send rows to the next stage, if they belong to a micro-batch that was sent."""

@@ -51,6 +51,19 @@ def run_in_network_loop(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
     return asyncio.run_coroutine_threadsafe(coroutine, network_loop())
 
 
+async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
+    """Run all `works` until the first ends, and cancel the others. Raise the first one's error."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 PROTOCOL = 3
 DEFAULT_PORT = 50151
 MAX_MESSAGE = 16 * 2**20  # bytes, either way

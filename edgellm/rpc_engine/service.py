@@ -34,7 +34,7 @@ from edgellm.errors import (
     StateDamaged,
 )
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.rpc.channel import HEARTBEAT_SECONDS
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, first_of
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, caller_id
 from edgellm.rpc.trust.rights import Right
@@ -51,7 +51,6 @@ from edgellm.services.server.listener import (
     next_message,
     write_in_time,
 )
-from edgellm.services.streams import first_of
 from edgellm.storage.state import private_folder, read_json, write_state
 
 MAX_SESSIONS = 4  # a process each

@@ -20,12 +20,11 @@ import psutil
 
 from edgellm.engine.native import VERSION
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
-from edgellm.rpc.channel import network_loop, run_in_network_loop
+from edgellm.rpc.channel import first_of, network_loop, run_in_network_loop
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.rpc_engine.backend import HOST
 from edgellm.services.client.link import Endpoint, PeerWatch, ServiceLink, Timing, explained, lost
-from edgellm.services.streams import first_of
 
 RPC_ENGINE = 1
 """Version of `rpc_engine.proto`."""

@@ -90,7 +90,7 @@ def test_a_busy_verifier_is_told_as_busy_and_asked_again(
     f32_pair: tuple[Path, Path], big: Model, wanted: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full: list[bool] = []
-    monkeypatch.setattr("edgellm.verifier.in_process.VerifierWorker.wait_seconds", lambda _self: 0.06)
+    monkeypatch.setattr("edgellm.verifier.worker.VerifierWorker.wait_seconds", lambda _self: 0.06)
     monkeypatch.setattr(Queue, "full", lambda _self, _device: bool(full and full.pop()))
     with (
         serve(big) as server,

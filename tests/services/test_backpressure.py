@@ -104,7 +104,7 @@ def test_a_wait_is_estimated_from_answers_of_late() -> None:
 def test_a_full_verifier_tells_how_long_it_will_be_busy(
     exact: Model, prompt: Ids, monkeypatch: pytest.MonkeyPatch, estimate: float, told: int
 ) -> None:
-    monkeypatch.setattr("edgellm.verifier.in_process.VerifierWorker.wait_seconds", lambda _self: estimate)
+    monkeypatch.setattr("edgellm.verifier.worker.VerifierWorker.wait_seconds", lambda _self: estimate)
     opening = write_open(GREEDY, exact.vocabulary.fingerprint)
     with (
         VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, max_waiting=1) as server,
@@ -145,7 +145,7 @@ def test_the_real_estimate_grows_with_the_queue(exact: Model, prompt: Ids) -> No
 def test_a_device_goes_on_alone_and_asks_again_after_the_time_it_was_told(
     exact: Model, prompt: Ids, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.verifier.in_process.VerifierWorker.wait_seconds", lambda _self: 0.4)
+    monkeypatch.setattr("edgellm.verifier.worker.VerifierWorker.wait_seconds", lambda _self: 0.4)
     long = np.concatenate([prompt] * 8)
     with VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, max_waiting=1) as server:
         remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)

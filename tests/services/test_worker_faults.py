@@ -285,7 +285,7 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
 def test_a_stage_does_not_dial_where_the_next_device_is_not_known_to_be(
     host: Trust, guest: Trust, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh_service, "HELLO_SECONDS", 0.2)
+    monkeypatch.setattr(mesh_service, "CONNECT_SECONDS", 0.2)
 
     async def met(line_of: Callable[[], mesh_service.StageForwarder]) -> bool:
         return await line_of().connected()

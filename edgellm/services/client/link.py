@@ -14,11 +14,10 @@ from google.protobuf.message import Message
 
 from edgellm.errors import DeviceLost
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, open_channel
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, first_of, open_channel
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Trust
-from edgellm.services.streams import first_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +56,7 @@ class Endpoint:
     async def connect(self) -> grpc.aio.Channel:
         """Return an open channel. Raise TimeoutError without an answer in time."""
         async with asyncio.timeout(2 * HELLO_SECONDS):
-            if self.trust is None:
-                return open_channel(self.address)
-            return (await connect_authenticated(self.address, self.trust, self.device, HELLO_SECONDS))[0]
+            return await dial(self.address, self.trust, self.device)
 
     async def ask(self, method: str, request: Message) -> bytes:
         """Return a worker's answer to one request. Raise DeviceLost without an answer."""
@@ -71,6 +68,13 @@ class Endpoint:
             raise lost(f"{self.name} at {self.address} does not answer.") from None
         except grpc.aio.AioRpcError as error:
             raise lost(f"{self.name} at {self.address}: {explained(error)}") from None
+
+
+async def dial(address: Address, trust: Trust | None, device: DeviceID | None = None) -> grpc.aio.Channel:
+    """Return an open channel: with `trust` to a paired device, by default whichever answers; else on this machine."""
+    if trust is None:
+        return open_channel(address)
+    return (await connect_authenticated(address, trust, device))[0]
 
 
 def lost(what: str) -> DeviceLost:

@@ -27,12 +27,12 @@ from edgellm.errors import (
     VerifierUnreachable,
 )
 from edgellm.rpc.address import ModelAddress
-from edgellm.rpc.channel import TOKENIZER, open_channel, run_in_network_loop
+from edgellm.rpc.channel import TOKENIZER, run_in_network_loop
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import MAX_TOKENIZER_PART, parse_message
+from edgellm.services.client.link import dial
 from edgellm.storage.state import read_state, write_state
 from edgellm.system import cache_dir
 
@@ -109,10 +109,7 @@ async def _fetch(
     where: ModelAddress, trust: Trust | None, device: DeviceID | None, progress: OnProgress | None
 ) -> bytes:
     """Return the tokenizer that the verifier sends, at most `MAX_TOKENIZER` bytes."""
-    if trust is None:
-        channel = open_channel(where.address)
-    else:
-        channel, _ = await connect_authenticated(where.address, trust, device)
+    channel = await dial(where.address, trust, device)
     try:
         call = channel.unary_stream(TOKENIZER, pb.TokenizerRequest.SerializeToString, bytes)(
             pb.TokenizerRequest(model=where.model), timeout=_SECONDS

@@ -27,15 +27,15 @@ from edgellm.mesh.messages import Event, Failed, MicroBatch, StageLost, StageSpe
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, READ_TIMEOUT_SECONDS, open_channel
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, READ_TIMEOUT_SECONDS, first_of
 from edgellm.rpc.dialing import dialable_addresses, is_local_caller, uniform_failure
 from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
+from edgellm.services.client.link import dial
 from edgellm.services.mesh_codec import (
     CARRY,
     ENGINE,
@@ -48,7 +48,6 @@ from edgellm.services.mesh_codec import (
     write_working,
 )
 from edgellm.services.server.listener import EventKind, Handler, Notify, Service, Statuses, made_in_thread, next_message
-from edgellm.services.streams import first_of
 from edgellm.storage.layers.manifest import LayerPiece
 
 CONNECT_SECONDS = 15.0  # the next stage may have to be prepared first
@@ -108,7 +107,8 @@ class StageForwarder:
                 uniform_failure(self._local or self._trust is None, _ERRORS, unreachable),
                 asyncio.timeout(CONNECT_SECONDS),
             ):
-                self._channel = await self._dial(address)
+                device = DeviceID(self._prepare.next_device) if self._prepare.next_device else None
+                self._channel = await dial(address, self._trust, device)
                 call = self._channel.stream_stream(CARRY, bytes, bytes)()  # type: ignore[call-arg]  # written to
                 meeting = pb.Meeting(protocol=self._prepare.protocol, stage=self._prepare.next_stage)
                 await call.write(pb.Carried(meeting=meeting).SerializeToString())
@@ -136,12 +136,6 @@ class StageForwarder:
             if str(address) == asked:
                 return address
         raise ForwardingFailed(f"No paired device is known at {asked}.", _INDIRECT)
-
-    async def _dial(self, address: Address) -> grpc.aio.Channel:
-        if self._trust is None:
-            return open_channel(address)
-        device = DeviceID(self._prepare.next_device) if self._prepare.next_device else None
-        return (await connect_authenticated(address, self._trust, device, HELLO_SECONDS))[0]
 
 
 @dataclass(slots=True, eq=False)
