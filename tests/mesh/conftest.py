@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testkit.gguf.random_model import Shape, write
-from tests.mesh.household import Cut, Whole, cut_model
+from tests.mesh.household import Cut, Home, Whole, cut_model
 
 SHAPES = {
     "qwen2": Shape("qwen2", 400, 6, 64, 2, 1, 96, 512, bias=True),  # biases, tied embeddings
@@ -39,3 +39,10 @@ def whole(verifier_cut: Cut) -> Iterator[Whole]:
     one = Whole(verifier_cut.path)
     yield one
     one.close()
+
+
+@pytest.fixture
+def home(verifier_cut: Cut) -> Iterator[Home]:
+    one = Home(verifier_cut, dict.fromkeys("abc"))
+    yield one
+    one.verifier.close()

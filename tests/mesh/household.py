@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from edgellm.coldstart.hardware import LayersOnDevice
 from edgellm.engine import Context, ContextSpec, Floats, Ids, Model
 from edgellm.errors import DeviceLost
 from edgellm.layer_range import LayerRange, StageShare
+from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.layer_sources import LayerSource
 from edgellm.mesh.messages import Order, StageLost, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, Post, StageHost
@@ -87,6 +88,16 @@ class DeviceStageHost(LocalStageHost):
     def send(self, order: Order) -> None:
         if not self._device.lost:
             super().send(order)
+
+
+class Home:
+    """A mesh over devices of this process, which hold all layers or those that are named."""
+
+    def __init__(self, cut: Cut, holds: Mapping[str, Sequence[int] | None]) -> None:
+        self.devices = {name: Device(name, cut.layers, only) for name, only in holds.items()}
+        self.told: list[str] = []
+        self.mesh = Mesh(list(self.devices.values()), even(cut.work, list(holds)), cut.work, notify=self.told.append)
+        self.verifier = MeshVerifier(self.mesh, lambda _token: False, rows=16)
 
 
 def even(work: StageSpec, names: Sequence[str]) -> tuple[StageShare, ...]:

@@ -21,7 +21,6 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.workers import Worker, find_workers, local_worker, worker_at_address
 from edgellm.rpc.layers.codec import WINDOW
-from edgellm.rpc.layers.upload import RateLimiter
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.manifest import Manifest
@@ -209,20 +208,6 @@ def test_workers_are_found_and_what_is_in_the_way_is_said(home: Home, tmp_path: 
         home.owner.peers.record_seen(stranger.identity.id, Address("127.0.0.1", 1))
         home.owner.peers.record_seen(stranger.identity.id, address)
         assert "no right to files" in str(home.workers()["attic"].error)
-
-
-def test_the_rate_holds_for_all_lines_together(send: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    taken: Callable[..., object] = RateLimiter.take
-
-    async def take(self: RateLimiter, amount: int) -> None:
-        slept.append(amount)
-        await taken(self, amount)  # type: ignore[misc]
-
-    monkeypatch.setattr(RateLimiter, "take", take)
-    done = send(("desk", 1, 2), ("phone", 3, 4), rate=4e6)
-    assert sum(slept) == sum(moved.sent for moved in done)
-    assert max(moved.seconds for moved in done) >= 0.75 * sum(slept) / 4e6
 
 
 def test_a_worker_at_an_address_is_the_paired_device_that_answers_there(home: Home, tmp_path: Path) -> None:

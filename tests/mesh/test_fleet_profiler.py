@@ -19,7 +19,6 @@ from edgellm.engine.timing import CpuWait
 from edgellm.errors import VerifierUnreachable
 from edgellm.layer_range import HERE
 from edgellm.llm.mesh_timeline import disproved_figures
-from edgellm.mesh import fleet_profiler as surveying
 from edgellm.mesh.device_profiler import measure_device
 from edgellm.mesh.fleet_profiler import Survey, TimedModel, stored_link, stored_speed, survey
 from edgellm.mesh.model_costs import model_costs
@@ -109,15 +108,6 @@ def test_the_home_is_measured_once_and_planned_for(owner: Trust, blocks: Blocks,
     assert all(kept.reason == "asked for" for kept in fresh.lines.values())
     assert fresh.speeds["desk"].figures.reason == "asked for"
     assert ("desk", "measuring the connection to phone") in heard
-
-
-def test_lines_that_are_too_old_are_measured_again(
-    owner: Trust, blocks: Blocks, verifier_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    look(owner, blocks, verifier_path)
-    monkeypatch.setattr(surveying, "MAX_LINK_AGE", -1.0)
-    again, _ = look(owner, blocks, verifier_path)
-    assert {kept.reason for ends, kept in again.lines.items()} == {"too old"}
 
 
 def test_what_was_measured_is_known_later_and_of_damage_nothing(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,12 +97,3 @@ def test_no_more_of_a_draft_is_sent_than_there_is_room_for_logits(
     verdict = session.submit(PROMPT, Chunk(own[:5])).result()
     assert (verdict.accepted, verdict.tokens.tolist()) == (2, own[2:3].tolist())
     session.close()
-
-
-def test_without_the_vocabulary_there_are_no_constraints(verifier_cut: Cut) -> None:
-    device = Device("desk", verifier_cut.layers)
-    mesh = Mesh([device], even(verifier_cut.work, ["desk"]), replace(verifier_cut.work, sessions=1))
-    verifier = MeshVerifier(mesh, lambda _token: False)
-    assert verifier.capabilities.penalties
-    assert not verifier.capabilities.grammars
-    verifier.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,12 +14,11 @@ from edgellm.errors import DeviceLost, PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageLost
-from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY
 from edgellm.spec.verifier import Session
 from tests.engine.logits import some_ids
-from tests.mesh.household import Cut, Device, Whole, all_at_once, asker, even, write
+from tests.mesh.household import Home, Whole, all_at_once, asker, write
 
 PROMPT = some_ids(40, 2000, 5)
 TOKENS = 20
@@ -29,45 +28,23 @@ def alone(name: str) -> tuple[StageShare, ...]:
     return (StageShare(name, LayerRange(0, 12)),)
 
 
-class Home:
-    """A mesh over devices of this process."""
+def after_each(session: Session, then: Callable[[int], None]) -> Callable[[Ids], int]:
+    """Ask, and call `then` with the number of tokens before every token."""
+    ask = asker(session)
 
-    def __init__(self, cut: Cut) -> None:
-        self.devices = {name: Device(name, cut.layers) for name in "abc"}
-        self.told: list[str] = []
-        self.mesh = Mesh(list(self.devices.values()), even(cut.work, "abc"), cut.work, notify=self.told.append)
-        self.verifier = MeshVerifier(self.mesh, lambda _token: False, rows=16)
+    def step(text: Ids) -> int:
+        then(len(text) - len(PROMPT))
+        return ask(text)
 
-    def after_each(self, session: Session, then: Callable[[int], None]) -> Callable[[Ids], int]:
-        """Ask, and call `then` with the number of tokens before every token."""
-        ask = asker(session)
-
-        def step(text: Ids) -> int:
-            then(len(text) - len(PROMPT))
-            return ask(text)
-
-        return step
-
-    def settle(self) -> None:
-        """Wait until the next pipeline has loaded and read what it was given, or is lost."""
-        until = time.monotonic() + 120.0
-        while time.monotonic() < until:
-            coming = self.mesh.coming()
-            if coming is not None and (coming.pipeline.lost is not None or not coming.busy):
-                return
-            time.sleep(0.002)
-        pytest.fail("the next pipeline does not come")
-
-    def settle_if_coming(self) -> None:
-        if self.mesh.coming() is not None:
-            self.settle()
+    return step
 
 
-@pytest.fixture
-def home(verifier_cut: Cut) -> Iterator[Home]:
-    one = Home(verifier_cut)
-    yield one
-    one.verifier.close()
+def settle(mesh: Mesh) -> None:
+    """Wait until the next pipeline has loaded and read what it was given, or is lost."""
+    until = time.monotonic() + 120.0
+    while (coming := mesh.coming()) is None or (coming.pipeline.lost is None and coming.busy):
+        assert time.monotonic() < until, "the next pipeline does not come"
+        time.sleep(0.002)
 
 
 def test_a_placement_takes_over_behind_a_reply(home: Home, whole: Whole) -> None:
@@ -76,9 +53,9 @@ def test_a_placement_takes_over_behind_a_reply(home: Home, whole: Whole) -> None
 
     def then(tokens: int) -> None:
         if tokens % 2 == 0 and tokens and len(home.mesh.take_overs) < 2:  # loaded first, and then read
-            home.settle()
+            settle(home.mesh)
 
-    assert write(home.after_each(session, then), PROMPT, TOKENS) == whole.text(PROMPT, TOKENS)
+    assert write(after_each(session, then), PROMPT, TOKENS) == whole.text(PROMPT, TOKENS)
     assert [take_over.shares for take_over in home.mesh.take_overs] == [alone("b"), alone("c")]
     assert home.mesh.shares == alone("c")
     assert home.mesh.recoveries == 0
@@ -103,12 +80,12 @@ def test_a_device_is_lost_in_the_middle_of_a_move(home: Home, whole: Whole, seed
     session = home.verifier.open(GenerationState())
 
     def then(tokens: int) -> None:
-        if tokens == settled:
-            home.settle_if_coming()
+        if tokens == settled and home.mesh.coming() is not None:
+            settle(home.mesh)
         if tokens == after:
             home.devices[victim].lose()
 
-    assert write(home.after_each(session, then), PROMPT, TOKENS) == whole.text(PROMPT, TOKENS)
+    assert write(after_each(session, then), PROMPT, TOKENS) == whole.text(PROMPT, TOKENS)
     assert victim not in {share.name for share in home.mesh.shares}
 
 
@@ -118,10 +95,10 @@ def test_if_the_present_placement_is_lost_the_next_one_takes_over_at_once(home: 
 
     def then(tokens: int) -> None:
         if tokens == 2:
-            home.settle()
+            settle(home.mesh)
             home.devices["a"].lose()
 
-    assert write(home.after_each(session, then), PROMPT, TOKENS) == whole.text(PROMPT, TOKENS)
+    assert write(after_each(session, then), PROMPT, TOKENS) == whole.text(PROMPT, TOKENS)
     assert home.mesh.shares == alone("b")
     assert len(home.mesh.take_overs) == 1
     assert "Those that were to take over do so now" in home.told[0]
@@ -134,11 +111,11 @@ def test_a_device_that_cannot_take_over_costs_nothing(home: Home, whole: Whole) 
 
     def then(tokens: int) -> None:
         if tokens == 2:
-            home.settle()
+            settle(home.mesh)
             posts = home.devices["b"].posts  # of the next pipeline only
             posts[-1](StageLost(DeviceLost("no room.", "")))
 
-    assert write(home.after_each(session, then), PROMPT, TOKENS) == whole.text(PROMPT, TOKENS)
+    assert write(after_each(session, then), PROMPT, TOKENS) == whole.text(PROMPT, TOKENS)
     assert [share.name for share in home.mesh.shares] == ["a", "b", "c"]
     assert home.told == ["b cannot take over (no room.) The layers stay where they are."]
     assert home.mesh.recoveries == 0
@@ -150,7 +127,7 @@ def test_after_the_reply_the_model_lies_where_the_next_one_is_fastest(home: Home
     first = write(asker(session), PROMPT, 4)
     assert home.mesh.coming() is None
     session.close()
-    home.settle()
+    settle(home.mesh)
     session = home.verifier.open(GenerationState())
     text = [*PROMPT.tolist(), *first, 5, 6, 7]
     following = np.array(text, dtype=np.int32)
@@ -165,13 +142,13 @@ def test_a_next_pipeline_that_was_idle_for_long_comes_again_after_the_next_reply
     session = home.verifier.open(GenerationState())
     write(asker(session), PROMPT, 2)
     session.close()
-    home.settle()
+    settle(home.mesh)
     home.devices["c"].posts[-1](StageLost(DeviceLost("nothing was asked for a while.", ""), blamed=False))
     session = home.verifier.open(GenerationState())
     write(asker(session), PROMPT, 2)
     assert home.mesh.coming() is None
     session.close()
-    home.settle()
+    settle(home.mesh)
     assert home.told == []
 
 

@@ -13,15 +13,13 @@ from hypothesis import strategies as st
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.coldstart.home import Home, MemoryOverhead
-from edgellm.coldstart.plan import MIN_SAVING, predict
 from edgellm.errors import PlanImpossible
-from edgellm.layer_range import HERE, LayerRange, StageShare
+from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.placement import Placement, fail_over, place, with_phases
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.workers import Worker
-from edgellm.rpc_engine.plan import RpcModelCosts, by_memory
 
 MODEL = ModelCosts.of(TransformerShape(12, 1024, 16, 4, 64, 4096), "a model")
 ALL = frozenset(range(12))
@@ -82,15 +80,6 @@ def test_what_is_loaded_already_is_not_loaded_again() -> None:
     assert warm.option.ttft_s < cold.option.ttft_s / 2
 
 
-def test_a_worker_takes_no_more_than_it_gives_with_what_is_loaded() -> None:
-    layer, half = MODEL.layer_bytes[0], frozenset(range(6, 12))
-    for gives, most in ((3.5, 3), (8.5, 8), (12.5, 12)):
-        home = Fleet((HOME.devices[0], replace(HOME.devices[1], memory=gives * layer)))
-        found = placed(here=HELD, desk=LayersOnDevice(ALL, half), home=home, tokens_in=16)
-        assert sum(len(share.layers) for share in found.shares if share.name == "desk") <= most
-        assert found.home.devices[1].memory == gives * layer  # for a plan after a loss
-
-
 def test_what_a_stage_needs_beside_its_layers_leaves_less_for_them() -> None:
     layer = MODEL.layer_bytes[0]
     home = Fleet((HOME.devices[0], replace(HOME.devices[1], memory=8.5 * layer)))
@@ -108,15 +97,6 @@ def test_where_the_layers_do_not_lie_where_they_fit_it_says_what_to_bring() -> N
         placed(here=HELD, desk=LayersOnDevice(frozenset({0, 1})), home=tiny)
 
 
-def test_pieces_of_several_layers_are_not_cut_in_two() -> None:
-    bounds = {"begins": frozenset({0, 5, 10}), "ends": frozenset({4, 9, 11})}
-    low = Fleet((device("here", memory=8 * MODEL.layer_bytes[0]), device("desk")))
-    found = placed(here=HELD, desk=LayersOnDevice(ALL, **bounds), home=low)
-    share = next(share for share in found.shares if share.name == "desk")
-    assert share.layers.start in bounds["begins"]
-    assert share.layers.last in bounds["ends"]
-
-
 def test_no_plan_cuts_a_model_where_it_cannot_be_cut() -> None:
     begins = frozenset({0, 4, 8})
     model = replace(MODEL, begins=begins)
@@ -131,30 +111,6 @@ def test_no_plan_cuts_a_model_where_it_cannot_be_cut() -> None:
         for share in (*found.shares, *found.best.option.shares):
             assert share.layers.start in begins
             assert share.layers.stop in {*begins, 12}
-
-
-@given(st.data())
-@settings(max_examples=60)
-def test_whatever_lies_where_only_that_is_used_and_nothing_that_is_there_is_faster(data: st.DataObject) -> None:
-    """Against every split of two devices."""
-    held = data.draw(st.frozensets(st.integers(0, 11)))
-    warm = data.draw(st.frozensets(st.sampled_from(sorted(held)))) if held else frozenset()
-    found = placed(here=HELD, desk=LayersOnDevice(held, warm))
-    check_shares(found.shares, 12, ["here", "desk"])
-    for share in found.shares:
-        if share.name == "desk":
-            assert held.issuperset(share.layers)
-    if warm:
-        return
-    both = Home(HOME.devices, MODEL, 512, 8)
-    least = [predict(both, ((0, 12),)).ttft_s]
-    for at in range(13):
-        for order in ((0, 1), (1, 0)):
-            cut = tuple((one, n) for one, n in zip(order, (at, 12 - at), strict=True) if n)
-            spans = {order[0]: range(at), order[1]: range(at, 12)}
-            if held.issuperset(spans[1]):
-                least.append(predict(both, cut).ttft_s)
-    assert found.option.ttft_s * (1.0 - MIN_SAVING) <= min(least) * (1.0 + 1e-6)
 
 
 SLOW = Device("a", 1e11, 1.0, 0.05, 5e7, 2e10, 2e7, 2e7, 5e-3, 5e9)
@@ -187,16 +143,6 @@ def test_after_a_short_reply_the_model_still_moves_for_the_next_one() -> None:
     assert found is not None
     assert (found.following, found.sentence) == ((), "")
     assert [share.layers for share in found.rest] == ALONE
-
-
-def test_over_rpc_layers_go_where_there_is_memory_if_nothing_else_is_known() -> None:
-    costs = RpcModelCosts("m", (10**8,) * 6, (1e8,) * 6, (2e8,) * 6, 10**7, 1e7, 10**7, 2_048, 50_000)
-    names = [share.name for share in by_memory(costs, {"desk": 10**9, HERE: 10**9})]
-    assert names == [HERE]
-    shares = by_memory(costs, {HERE: 3 * 10**8, "desk": 5 * 10**8})
-    assert {share.name: len(share.layers) for share in shares} == {HERE: 2, "desk": 4}
-    with pytest.raises(PlanImpossible, match="the devices have"):
-        by_memory(costs, {HERE: 10**8, "desk": 2 * 10**8})
 
 
 EIGHT = 8
@@ -255,7 +201,3 @@ def test_who_does_not_say_may_begin_and_end_anywhere() -> None:
     found = fail_over([old, holder("new", [(0, 3), (4, 7)], 0.01)], BIG)
     assert found is not None
     assert found == (StageShare("new", LayerRange(0, 4)), StageShare("old", LayerRange(4, 8)))  # both load at once
-    old = Device.unmeasured("old", LayersOnDevice(frozenset(range(4, EIGHT))))
-    found = fail_over([old, holder("new", [(0, 3), (4, 5)], 0.01)], BIG)
-    assert found is not None
-    assert [share.name for share in found] == ["new", "old"]

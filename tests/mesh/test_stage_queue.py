@@ -91,19 +91,6 @@ def test_a_token_goes_ahead_of_a_part_that_is_under_way_but_once() -> None:
     assert order == [0, 0, 0, 2, 2, 2, 1, 1, 1]
 
 
-def test_nobody_goes_where_no_block_is_there() -> None:
-    assert numbers(line((0, 1), (1, 1)), blocks=0) == []
-
-
-def test_who_is_further_goes_first_and_who_is_not_at_its_block_stays() -> None:
-    made = line((0, 1), (1, 1))
-    for entry in made.next(2):
-        entry.advance()
-    made.put(batch(2, 2))
-    assert numbers(made, blocks=2) == [0, 1]
-    assert numbers(made, blocks=1) == [2]  # the second block is still loading
-
-
 @pytest.mark.parametrize(("stages", "go"), [(1, 8), (2, 4), (3, 3), (4, 2), (8, 1), (9, 1)])
 def test_every_stage_gets_a_share_of_the_sessions(stages: int, go: int) -> None:
     made = line(*((session, 1) for session in range(8)), stages=stages)
@@ -120,14 +107,6 @@ def test_sessions_that_are_elsewhere_count() -> None:
             made.remove(entry)
             made.put(entry.batch)
     assert len(made.next(1)) == 2
-
-
-def test_one_that_has_been_cleared_may_leave() -> None:
-    made = line((0, 1))
-    (entry,) = made.next(1)
-    made.clear()
-    made.remove(entry)
-    assert len(made) == 0
 
 
 came = st.tuples(st.integers(0, 7), st.sampled_from([1, 1, 1, 2, 5, 20, 256]))

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Block, Model, cut
-from edgellm.errors import DeviceLost, EdgeError, InvalidOption, LayersMissing, ProtocolError
+from edgellm.engine import Block, cut
+from edgellm.errors import DeviceLost, InvalidOption, LayersMissing, ProtocolError
 from edgellm.layer_range import LayerRange, ranges
 from edgellm.mesh.messages import Event, Loaded, MicroBatch, StageLost, StageSpec, StageTrace, TraceWanted
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
@@ -20,7 +20,7 @@ from edgellm.mesh.weight_cache import WeightCache
 from edgellm.spec.types import GREEDY, Chunk, Sampling
 from edgellm.spec.verification import judge
 from tests.engine.logits import some_ids
-from tests.mesh.folder import FolderLayers, take, warm
+from tests.mesh.folder import FolderLayers, warm
 from tests.mesh.household import NOTHING, Cut, Whole, even, logits_of
 from tests.verifier.asking import judged
 
@@ -36,7 +36,7 @@ def opened(cut: Cut, n: int, **changes: object) -> Pipeline:
     return Pipeline(stages)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_logits_are_those_of_the_whole_model(cuts: dict[str, Cut], name: str, n: int) -> None:
     cut = cuts[name]
@@ -171,15 +171,20 @@ def test_a_piece_may_hold_several_layers(verifier_cut: Cut, whole: Whole, tmp_pa
         Stage(replace(work, layers=LayerRange(0, 5)), cache, lambda _: None)
 
 
-def test_a_file_with_other_layers_than_it_says_ends_the_stage(verifier_cut: Cut, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_file_that_is_not_what_it_says_ends_the_stage(verifier_cut: Cut, tmp_path: Path, damaged: bool) -> None:
     layers, posted = FolderLayers(tmp_path, 2), Posted()
     layers.cut(verifier_cut.path)
-    cut(verifier_cut.path, layers.path(verifier_cut.work.model, 4), 4, 6, head=False)
+    path = layers.path(verifier_cut.work.model, 4)
+    if damaged:
+        path.write_bytes(b"nothing")
+    else:
+        cut(verifier_cut.path, path, 4, 6, head=False)
     stage = Stage(verifier_cut.work, WeightCache(layers), posted)
     stage.start()
     gone = posted.wait(lambda event: isinstance(event, StageLost))
     assert isinstance(gone, StageLost)
-    assert "The file with layers 5-6" in gone.error.what
+    assert damaged or "The file with layers 5-6" in gone.error.what
     stage.close()
 
 
@@ -189,16 +194,6 @@ def test_layers_that_are_missing_are_named(verifier_cut: Cut, tmp_path: Path) ->
     with pytest.raises(LayersMissing, match=r"Layers 4-5, 7-12 of .* are not on this device"):
         Stage(verifier_cut.work, WeightCache(layers), lambda _: None)
     assert ranges([]) == "none"
-
-
-def test_what_fails_in_one_parcel_leaves_the_stage_as_it_was(verifier_cut: Cut, whole: Whole) -> None:
-    pipeline = opened(verifier_cut, 2)
-    ids = some_ids(10, 2000)
-    with pytest.raises(InvalidOption, match="Cannot roll back"):  # nothing is there before position 5
-        pipeline.ask(0, 5, ids, judged(NOTHING, GREEDY, 15)).result(60)
-    whole.context.clear()
-    assert np.abs(logits_of(pipeline, 0, 0, ids, 1) - whole.context.decode(ids)).max() < CLOSE
-    pipeline.close()
 
 
 def test_what_fails_fails_the_question_that_it_belongs_to_and_no_other(verifier_cut: Cut) -> None:
@@ -211,19 +206,6 @@ def test_what_fails_fails_the_question_that_it_belongs_to_and_no_other(verifier_
         lost.result(60)
     assert good.result(60).verdict.accepted == 0
     pipeline.close()
-
-
-def test_a_file_that_is_no_model_ends_the_stage(verifier_cut: Cut, tmp_path: Path) -> None:
-    layers = FolderLayers(tmp_path)
-    layers.cut(verifier_cut.path)
-    layers.path(verifier_cut.work.model, 3).write_bytes(b"nothing")
-    posted = Posted()
-    stage = Stage(verifier_cut.work, WeightCache(layers), posted)
-    stage.start()
-    gone = posted.wait(lambda event: isinstance(event, StageLost))
-    assert isinstance(gone, StageLost)
-    assert isinstance(gone.error, EdgeError)
-    stage.close()
 
 
 @pytest.mark.parametrize(("where", "name"), [(Block, "forward_together"), (WeightCache, "acquire")])
@@ -273,16 +255,3 @@ def test_what_follows_at_once_is_told_as_one() -> None:
         trace.record("compute", at, at * 1e-3, at * 1e-3 + 5e-4)
     trace.record("compute", 9, 1.0, 2.0)
     assert [(span.what, round(span.end, 6)) for span in trace.take()] == [(0, 4.5e-3), (9, 2.0)]
-
-
-def test_models_close_only_with_their_last_user(verifier_cut: Cut) -> None:
-    cache = WeightCache(verifier_cut.layers)
-    model = verifier_cut.work.model
-    one, other = take(cache, model, 3, 6), take(cache, model, 3)
-    assert one is other
-    cache.give_back(one)
-    assert cache.evict_unused(everything=True) == 0
-    assert isinstance(one, Model)
-    cache.give_back(other)
-    assert cache.evict_unused(everything=True) == 1
-    assert cache.size == 0

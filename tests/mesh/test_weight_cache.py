@@ -1,23 +1,23 @@
-"""Layers in memory: shared, warm for a while, given back."""
+"""Layers in memory: shared, warm for a while, given back; and what computes them, with the memory there."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgellm import system
 from edgellm.engine import ModelFile, check_gguf, costs_of
-from edgellm.engine.hardware import Hardware
-from edgellm.errors import LayersMissing, MemoryShort, ModelUnsupported
+from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware
+from edgellm.errors import InvalidOption, LayersMissing, MemoryShort, ModelUnsupported
 from edgellm.layer_range import LayerRange
+from edgellm.mesh import weight_cache
 from edgellm.mesh.layer_sources import ModelLayers, SeveralSources, WholeModel, require
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache, overhead
-from edgellm.storage.layers import store as layer_store
-from edgellm.storage.layers.manifest import cut_piece, forget_hashes, pieces_of
+from edgellm.storage.layers.manifest import forget_hashes, pieces_of
 from edgellm.storage.layers.store import LayerStore
 from tests.mesh.folder import FolderLayers, reserve, take, warm
 from tests.mesh.household import Cut
@@ -125,30 +125,6 @@ def test_what_others_say_was_brought_costs_no_endless_reading(verifier_cut: Cut,
     assert set(found) < set(whole.own_pieces(every)), "asked again, it goes on"
 
 
-def test_several_may_cut_the_same_piece_at_once(
-    verifier_cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, found, cuts = LayerStore(tmp_path, PLENTY), list[Path](), list[LayerRange]()
-
-    def counted(model: ModelFile, layers: LayerRange) -> Iterator[bytes | memoryview]:
-        cuts.append(layers)
-        return cut_piece(model, layers)
-
-    monkeypatch.setattr(layer_store, "cut_piece", counted)
-    forget_hashes(verifier_cut.work.model)
-    wholes = [WholeModel(ModelFile.open(verifier_cut.path), store) for _ in range(4)]
-    threads = [
-        threading.Thread(target=lambda whole=whole: found.extend(paths(whole, LayerRange(0, 6)))) for whole in wholes
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(found), len(set(found)), len(cuts)) == (4, 1, 1)
-    assert check_gguf(found[0]).metadata["llama.block_count"] == 6
-    assert list(found[0].parent.iterdir()) == [found[0]]
-
-
 def test_a_file_is_in_use_until_it_is_no_longer_loaded(verifier_cut: Cut, tmp_path: Path) -> None:
     store, model, clock = LayerStore(tmp_path, PLENTY), verifier_cut.work.model, Clock()
     cache = WeightCache(WholeModel(ModelFile.open(verifier_cut.path), store), keep=60.0, clock=clock)
@@ -203,31 +179,6 @@ def test_what_is_loaded_counts_as_available(verifier_cut: Cut, monkeypatch: pyte
     assert limited.available() == (5_000_000, "its limit for layers")
 
 
-def test_layers_are_loaded_as_the_unit_says(verifier_cut: Cut) -> None:
-    work, hardware = replace(verifier_cut.work, layers=LayerRange(2, 6)), Hardware(threads=1, cache_type="q8_0")
-    cache = WeightCache(verifier_cut.layers, unit=ComputeUnit(hardware), memory=10**9)
-    model = take(cache, work.model, 3)
-    assert model.hardware == hardware
-    wide = WeightCache(verifier_cut.layers, memory=10**9)
-    assert reserve(cache, work).size == reserve(wide, work).size  # of a model in f32, the cache is, too
-
-
-def test_what_is_reserved_leaves_less_for_weights(verifier_cut: Cut) -> None:
-    layers, model = verifier_cut.layers, verifier_cut.work.model
-    one = layers.path(model, 5).stat().st_size
-    work = replace(verifier_cut.work, layers=LayerRange(4, 5))
-    header = check_gguf(layers.path(model, 4))
-    wanted = overhead(costs_of(header), work, [LayerRange(4, 5)])
-    cache = WeightCache(layers, memory=one + wanted)
-    reservation = reserve(cache, work)
-    take(cache, model, 4)
-    with pytest.raises(MemoryShort, match=r"\d+ MB of them for caches"):
-        take(cache, model, 5)
-    reservation.close()
-    if wanted > one:
-        take(cache, model, 5)
-
-
 def test_the_memory_of_a_stage_that_ends_is_waited_for(verifier_cut: Cut) -> None:
     layers, work = verifier_cut.layers, replace(verifier_cut.work, layers=LayerRange(2, 6))
     roomy = WeightCache(layers, memory=10**9)
@@ -238,3 +189,60 @@ def test_the_memory_of_a_stage_that_ends_is_waited_for(verifier_cut: Cut) -> Non
     ended.start()
     assert reserve(cache, work).size > 0
     ended.join()
+
+
+GB = 10**9
+CARD = ComputeDevice("CUDA0", "a card", "gpu", 8 * GB, 10 * GB)
+SECOND = ComputeDevice("CUDA1", "another card", "gpu", 4 * GB, 4 * GB)
+SHARED = ComputeDevice("Vulkan0", "an integrated card", "igpu", 100 * GB, 100 * GB)
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> list[ComputeDevice]:
+    found: list[ComputeDevice] = []
+    monkeypatch.setattr(
+        weight_cache, "offload_devices", lambda names: [card for card in found if not names or card.name in names]
+    )
+    monkeypatch.setattr(weight_cache, "free_memory", lambda: (50 * GB, "the machine's"))
+    return found
+
+
+def test_without_a_card_the_processor_computes(cards: list[ComputeDevice]) -> None:
+    found = ComputeUnit.choose(Hardware(threads=2))
+    assert (found.name, found.hardware) == ("", Hardware(gpu_layers=0, threads=2))
+    assert "finds no graphics card" in found.reason
+    assert found.available() == (50 * GB, "the machine's")
+    assert found.description
+    with pytest.raises(InvalidOption, match="finds no graphics card"):
+        ComputeUnit.choose(Hardware(gpu_layers=ALL_LAYERS))
+
+
+def test_cards_compute_unless_that_is_not_wanted(cards: list[ComputeDevice]) -> None:
+    cards += [CARD, SHARED, SECOND]
+    for layers in (None, ALL_LAYERS):
+        found = ComputeUnit.choose(Hardware(gpu_layers=layers, cache_type="q8_0"))
+        assert found.name == "CUDA0/CUDA1"  # as llama.cpp does, without the integrated one
+        assert found.hardware == Hardware(ALL_LAYERS, ("CUDA0", "CUDA1"), cache_type="q8_0")
+        assert found.description == "a card and another card"
+    free, reason = found.available()
+    assert free == 12 * GB - 2 * 512 * 2**20
+    assert "CUDA0/CUDA1" in reason
+    named = ComputeUnit.choose(Hardware(devices=("CUDA1",)))
+    assert (named.name, named.reason) == ("CUDA1", "--device names it")
+    assert ComputeUnit.choose(Hardware(gpu_layers=0)).name == ""
+    with pytest.raises(InvalidOption, match="--gpu-layers is 3"):
+        ComputeUnit.choose(Hardware(gpu_layers=3))
+
+
+def test_a_card_that_shares_the_memory_has_no_more_than_there_is(cards: list[ComputeDevice]) -> None:
+    cards.append(SHARED)
+    found = ComputeUnit.choose(Hardware())
+    assert found.name == "Vulkan0"
+    assert found.available() == (50 * GB, "the machine's")
+    cards[:] = [ComputeDevice("RPC0", "a card that does not say", "gpu", 0, 0)]
+    assert ComputeUnit.choose(Hardware()).available() == (50 * GB, "the machine's")
+
+
+def test_a_tenth_of_the_memory_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "available_memory", lambda: (10 * GB, "the machine's free memory"))
+    assert ComputeUnit().available() == (9 * GB, "the machine's free memory, less a tenth")

@@ -10,7 +10,8 @@ import pytest
 
 from edgellm.coldstart.hardware import Device, Link
 from edgellm.errors import PlanImpossible
-from edgellm.rpc_engine.plan import RpcHome, RpcModelCosts, RpcPlan, RpcSite, plan_rpc
+from edgellm.layer_range import HERE
+from edgellm.rpc_engine.plan import RpcHome, RpcModelCosts, RpcPlan, RpcSite, by_memory, plan_rpc
 
 MB = 10**6
 
@@ -104,3 +105,12 @@ def test_no_other_way_is_faster(seed: int) -> None:
         ]
         found = planned(replace(here, memory=limits[0]), tight, costs, 32).option
         assert best <= found.reply_s * (1 + 1e-9)
+
+
+def test_layers_go_where_there_is_memory_if_nothing_else_is_known() -> None:
+    costs = RpcModelCosts("m", (10**8,) * 6, (1e8,) * 6, (2e8,) * 6, 10**7, 1e7, 10**7, 2_048, 50_000)
+    assert [share.name for share in by_memory(costs, {"desk": 10**9, HERE: 10**9})] == [HERE]
+    shares = by_memory(costs, {HERE: 3 * 10**8, "desk": 5 * 10**8})
+    assert {share.name: len(share.layers) for share in shares} == {HERE: 2, "desk": 4}
+    with pytest.raises(PlanImpossible, match="the devices have"):
+        by_memory(costs, {HERE: 10**8, "desk": 2 * 10**8})
