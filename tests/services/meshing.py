@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 
 import pytest
 
-from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.messages import StageSpec
+from edgellm.mesh.coordinator import Mesh, MeshDevice
+from edgellm.mesh.messages import StageAnswer, StageSpec
+from edgellm.mesh.pipeline import Pipeline, StageHost
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.client.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server.servers import WorkerServer
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import GREEDY
+from edgellm.spec.verifier import Session
 from tests.engine.logits import some_ids
-from tests.mesh.household import Cut, even
+from tests.mesh.household import NOTHING, Cut, even
 from tests.services.conftest import ANYWHERE
+from tests.verifier.asking import judged
 
 PROMPT = some_ids(40, 2000, 5)
 
@@ -35,3 +42,19 @@ def meshed(workers: Sequence[WorkerServer], work: StageSpec, told: Callable[[str
     members = [RemoteDevice(Endpoint(name, worker.address)) for name, worker in zip("abc", workers, strict=False)]
     mesh = Mesh(members, even(work, [member.name for member in members]), work, notify=told)
     return MeshVerifier(mesh, lambda _token: False, rows=16)
+
+
+@contextmanager
+def replying(
+    members: Sequence[MeshDevice], work: StageSpec, told: Callable[[str], None] | None = None
+) -> Iterator[tuple[Mesh, Session]]:
+    """A reply from a mesh over these members, each with as many layers."""
+    mesh = Mesh(members, even(work, [member.name for member in members]), work, notify=told)
+    yield mesh, MeshVerifier(mesh, lambda _token: False).open(GenerationState())
+    mesh.close()
+
+
+def asked(*stages: tuple[StageHost, StageSpec]) -> tuple[Pipeline, Future[StageAnswer]]:
+    """A pipeline, and its answer to the prompt."""
+    pipeline = Pipeline(stages)
+    return pipeline, pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))

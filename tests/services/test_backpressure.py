@@ -124,24 +124,6 @@ def test_a_full_verifier_tells_how_long_it_will_be_busy(
         second.finish()
 
 
-def test_the_real_estimate_grows_with_the_queue(exact: Model, prompt: Ids) -> None:
-    with VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1) as server:
-        remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
-        worker = server._worker
-        remote.open(GenerationState()).submit(prompt, Chunk(), extra=20).result()
-        assert worker.wait_seconds() == 0.0
-        pending = [remote.open(GenerationState()).submit(prompt, Chunk(), extra=100) for _ in range(4)]
-        while worker.waiting < 4:
-            time.sleep(0.001)
-        four = worker.wait_seconds()
-        assert four > 0.0
-        pending[-1].result()
-        while worker.waiting:
-            time.sleep(0.001)
-        assert worker.wait_seconds() == 0.0
-        remote.close()
-
-
 def test_a_device_goes_on_alone_and_asks_again_after_the_time_it_was_told(
     exact: Model, prompt: Ids, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,22 @@ def vocabulary(exact: Model) -> Vocabulary:
     return exact.vocabulary
 
 
+def each(answer: Callable[[pb.Verify], pb.VerifierFrame | bytes]) -> Script:
+    """A verifier that answers every request like that."""
+    return lambda rounds, _context: (answer(ask) for ask in rounds)
+
+
+def silent(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
+    """A verifier that takes a request, and says nothing."""
+    next(rounds)
+    until_cancelled(context)
+    return iter(())
+
+
+def five(ask: pb.Verify) -> pb.VerifierFrame:
+    return verdict(ask.round, 5)
+
+
 @contextmanager
 def asking(
     vocabulary: Vocabulary, script: Script, timing: Timing = PATIENT, hello: dict[str, Any] | None = None
@@ -70,12 +86,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 def test_a_verifier_that_says_nothing_is_lost(vocabulary: Vocabulary) -> None:
-    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
-        next(rounds)
-        until_cancelled(context)
-        return iter(())
-
-    with asking(vocabulary, script, QUIET) as session:
+    with asking(vocabulary, silent, QUIET) as session:
         assert "stopped responding" in lost(session)
         assert not session.ready() or eventually(session.ready)
 
@@ -84,18 +95,13 @@ def test_a_device_that_is_late_itself_does_not_blame_the_verifier(vocabulary: Vo
     """Its network's loop gets the processor four beats too late every time."""
     settled: list[bool] = []
 
-    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
-        next(rounds)
-        until_cancelled(context)
-        return iter(())
-
     async def hog(pending: Future[Verdict]) -> None:
         for _ in range(2 * QUIET.silent_beats):
             time.sleep(4 * QUIET.beat)
             await asyncio.sleep(0)
         settled.append(pending.done())
 
-    with asking(vocabulary, script, QUIET) as session:
+    with asking(vocabulary, silent, QUIET) as session:
         pending = session.submit(TEXT, Chunk())
         run_in_network_loop(hog(pending)).result(120)
         assert settled == [False]
@@ -197,14 +203,7 @@ def test_a_verifier_that_works_for_ever_is_waited_for_no_longer_than_its_work_ta
     ids=str,
 )
 def test_nonsense_is_a_lost_verifier_and_not_a_crash(vocabulary: Vocabulary, frame: pb.VerifierFrame | bytes) -> None:
-    served = []
-
-    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
-        served.append(1)
-        for ask in rounds:
-            yield frame if len(served) == 1 else verdict(ask.round, 5)
-
-    with asking(vocabulary, script) as session:
+    with asking(vocabulary, each(lambda ask: frame if ask.round == 1 else five(ask))) as session:
         assert "violates the protocol" in lost(session)
         assert eventually(session.ready)
         assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
@@ -216,22 +215,15 @@ def test_a_frame_with_more_than_a_verdict_has_is_not_taken(vocabulary: Vocabular
     length = bytes((size & 127 | 128, size >> 7 & 127 | 128, size >> 14 & 127 | 128, size >> 21))
     padded = working(1).SerializeToString() + b"\x82\x01" + length + bytes(size)  # in field 16
 
-    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
-        for ask in rounds:
-            yield padded if ask.round == 1 else verdict(ask.round, 5)
-
-    with asking(vocabulary, script) as session:
+    with asking(vocabulary, each(lambda ask: padded if ask.round == 1 else five(ask))) as session:
         assert "larger than max" in lost(session)
         assert eventually(session.ready)
         assert session.submit(TEXT, Chunk()).result().tokens.tolist() == [5]
 
 
 def test_the_time_that_a_verdict_took_is_no_longer_than_it_was_waited_for(vocabulary: Vocabulary) -> None:
-    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
-        for ask in rounds:
-            yield pb.VerifierFrame(verdict=pb.Verdict(round=ask.round, tokens=[5], passes=1, seconds=1e9))
-
-    with asking(vocabulary, script) as session:
+    late = each(lambda ask: pb.VerifierFrame(verdict=pb.Verdict(round=ask.round, tokens=[5], passes=1, seconds=1e9)))
+    with asking(vocabulary, late) as session:
         assert session.submit(TEXT, Chunk()).result().seconds < 1e6
 
 
@@ -247,39 +239,11 @@ def test_a_frame_that_nobody_asked_for_ends_the_session(vocabulary: Vocabulary) 
         assert eventually(session.ready)
 
 
-@pytest.mark.parametrize(
-    "code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.INTERNAL]
-)
-def test_a_refusal_says_why(vocabulary: Vocabulary, code: grpc.StatusCode) -> None:
-    asked = []
-
-    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
-        asked.append(next(rounds).round)
-        context.abort(code, "because of this")
-        return iter(())
-
-    with asking(vocabulary, script) as session:
-        assert "because of this" in lost(session)
-        assert eventually(session.ready)
-        lost(session)
-    assert asked == [1, 2]
-
-
-def test_a_verifier_that_was_lost_is_not_asked_again_at_once(vocabulary: Vocabulary) -> None:
-    def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
-        next(rounds)
-        context.abort(grpc.StatusCode.INTERNAL, "no")
-        return iter(())
-
-    with asking(vocabulary, script, replace(PATIENT, retry=600.0, retry_most=600.0)) as session:
-        lost(session)
-        assert not session.ready()
-
-
-def test_waits_between_tries_grow_until_a_verdict_comes(
-    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("code", [grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.INTERNAL])
+def test_a_refusal_says_why_and_the_waits_between_tries_grow_until_a_verdict_comes(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode
 ) -> None:
-    answers, waits, chosen = iter([False, False, False, True, False]), list[float](), RetryDelay.next
+    waits, chosen = list[float](), RetryDelay.next
 
     def noted(delay: RetryDelay) -> float:
         waits.append(chosen(delay))
@@ -287,15 +251,15 @@ def test_waits_between_tries_grow_until_a_verdict_comes(
 
     def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
         for ask in rounds:
-            if next(answers):
-                yield verdict(ask.round, 5)
-            else:
-                context.abort(grpc.StatusCode.INTERNAL, "no")
+            if ask.round != 4:
+                context.abort(code, "because of this")
+            yield five(ask)
 
     monkeypatch.setattr(RetryDelay, "next", noted)
     with asking(vocabulary, script, replace(PATIENT, retry=0.1, retry_most=10.0)) as session:
         for _ in range(3):
-            lost(session)
+            assert "because of this" in lost(session)
+            assert not session.ready()
             assert eventually(session.ready)
         assert waits[2] > waits[0]  # 0.2 to 0.4 against 0.05 to 0.1
         session.submit(TEXT, Chunk()).result()
@@ -304,11 +268,8 @@ def test_waits_between_tries_grow_until_a_verdict_comes(
 
 
 def test_a_busy_verifier_is_left_alone_for_as_long_as_it_says(vocabulary: Vocabulary) -> None:
-    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
-        for ask in rounds:
-            yield pb.VerifierFrame(busy=pb.Busy(round=ask.round, retry_ms=300))
-
-    with asking(vocabulary, script) as session:
+    busy = each(lambda ask: pb.VerifierFrame(busy=pb.Busy(round=ask.round, retry_ms=300)))
+    with asking(vocabulary, busy) as session:
         began = time.monotonic()
         assert "busy" in lost(session)
         assert eventually(session.ready)
@@ -318,15 +279,13 @@ def test_a_busy_verifier_is_left_alone_for_as_long_as_it_says(vocabulary: Vocabu
 def test_missing_tokens_are_sent_again(vocabulary: Vocabulary) -> None:
     seen = []
 
-    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
-        for ask in rounds:
-            seen.append((ask.round, ask.position, list(ask.prefix), list(ask.chunk)))
-            if ask.round == 2 and ask.position > 3:
-                yield pb.VerifierFrame(need_prefix=pb.NeedPrefix(round=2, position=ask.position // 2))
-            else:
-                yield verdict(ask.round, 50)
+    def answer(ask: pb.Verify) -> pb.VerifierFrame:
+        seen.append((ask.round, ask.position, list(ask.prefix), list(ask.chunk)))
+        if ask.round == 2 and ask.position > 3:
+            return pb.VerifierFrame(need_prefix=pb.NeedPrefix(round=2, position=ask.position // 2))
+        return verdict(ask.round, 50)
 
-    with asking(vocabulary, script) as session:
+    with asking(vocabulary, each(answer)) as session:
         session.submit(TEXT, Chunk()).result()
         longer = np.concatenate((TEXT, np.array([50, 51], dtype=np.int32)))
         got = session.submit(longer, Chunk(ids=np.array([8], dtype=np.int32))).result()

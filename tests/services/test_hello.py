@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Model, Vocabulary
-from edgellm.errors import ProtocolError, VerifierLost, VerifierUnreachable, VocabularyMismatch
+from edgellm.errors import PairingRequired, ProtocolError, VerifierLost, VerifierUnreachable, VocabularyMismatch
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import PROTOCOL
 from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
-from edgellm.storage import fingerprint
 from tests.services.scripted import scripted
 
 
@@ -36,6 +35,13 @@ def test_a_verifier_that_does_not_even_say_hello(vocabulary: Vocabulary) -> None
         with pytest.raises(VerifierUnreachable, match="No answer from"):
             RemoteVerifier(f"127.0.0.1:{deaf.getsockname()[1]}", vocabulary, timing=Timing(hello=0.3))
         assert time.monotonic() - began < 60
+
+
+def test_nobody_there_is_said_with_the_next_step(vocabulary: Vocabulary) -> None:
+    with pytest.raises(VerifierUnreachable, match="edgellm serve --role verifier --port 9"):
+        RemoteVerifier("127.0.0.1:9", vocabulary)
+    with pytest.raises(PairingRequired):  # another machine
+        RemoteVerifier("192.0.2.1:50151", vocabulary)
 
 
 def test_a_verifier_that_is_slow_to_say_hello_is_waited_for(vocabulary: Vocabulary) -> None:
@@ -104,39 +110,20 @@ def test_another_protocol_version_says_who_is_older(vocabulary: Vocabulary, vers
         RemoteVerifier(address, vocabulary)
 
 
-def test_a_verifier_says_which_model_it_is(remote: RemoteVerifier, exact: Model) -> None:
-    assert remote.info.model_hash == fingerprint(exact.path)
-
-
-@pytest.mark.parametrize(("told", "known"), [(b"", ""), (b"\x01" * 32, "01" * 32)])
-def test_one_that_does_not_say_can_be_used_all_the_same(vocabulary: Vocabulary, told: bytes, known: str) -> None:
-    with scripted(vocabulary, lambda _rounds, _context: (), {"model_hash": told}) as address:
-        verifier = RemoteVerifier(address, vocabulary)
-        assert verifier.info.model_hash == known
-        verifier.close()
-
-
-def test_a_hash_that_is_none_is_refused(vocabulary: Vocabulary) -> None:
-    with (
-        scripted(vocabulary, lambda _rounds, _context: (), {"model_hash": b"short"}) as address,
-        pytest.raises(ProtocolError, match="5 bytes"),
-    ):
-        RemoteVerifier(address, vocabulary)
-
-
 @pytest.mark.parametrize(
     ("figures", "said"),
     [
         ({"context_length": 0}, "a context of 0 tokens"),
-        ({"context_length": 1}, "a context of 1 tokens"),
         ({"context_length": 31}, "a context of 31 tokens"),
         ({"context_length": 2**31}, "a context of 2147483648 tokens"),
         ({"context_length": 2**32 - 1}, "a context of 4294967295 tokens"),
         ({"vocabulary_size": 0}, "tells of 0 tokens"),
         ({"vocabulary_size": 2**32 - 1}, "tells of 4294967295 tokens"),
+        ({"model_hash": b"short"}, "model has a hash of 5 bytes"),
+        ({"tokenizer": b"../../short"}, "tokenizer has a hash of 11 bytes"),
     ],
 )
-def test_figures_that_cannot_be_are_refused(vocabulary: Vocabulary, figures: dict[str, int], said: str) -> None:
+def test_figures_that_cannot_be_are_refused(vocabulary: Vocabulary, figures: dict[str, object], said: str) -> None:
     with (
         scripted(vocabulary, lambda _rounds, _context: (), figures) as address,
         pytest.raises(ProtocolError, match=said),

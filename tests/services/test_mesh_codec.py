@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.engine import Ids
-from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ProtocolError
+from edgellm.errors import EngineFailed, InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import (
     Failed,
@@ -73,16 +69,6 @@ def test_rows_arrive_to_the_bit_where_they_are_wide_and_nearly_else(rows: list[l
         np.testing.assert_allclose(got, data, rtol=0.0 if wide else 1e-3, atol=0.0 if wide else 1e-7)
 
 
-@given(st.binary(max_size=200))
-def test_whatever_comes_is_read_or_refused(data: bytes) -> None:
-    with suppress(DecodeError, EdgeError):
-        read_micro_batch(pb.MeshParcel.FromString(data), WORK)
-    with suppress(DecodeError, EdgeError):
-        read_event(pb.Report.FromString(data), WORK, {})
-    with suppress(DecodeError, EdgeError):
-        read_work(pb.Prepare.FromString(data))
-
-
 def test_events_arrive() -> None:
     ask = asked(2, 0, Sampling(), True)
     logits = np.arange(1500, dtype=np.float32).reshape(3, 500)
@@ -134,9 +120,8 @@ def test_parcels_that_cannot_be_meant(message: pb.MeshParcel, says: str) -> None
         read_micro_batch(message, WORK)
 
 
-@pytest.mark.parametrize("at", [float("nan"), float("inf")])
-def test_a_clock_stands_at_a_number(at: float) -> None:
-    for event in (StageTrace((), at), Loaded(1, at)):
+def test_a_clock_stands_at_a_number() -> None:
+    for event in (StageTrace((), float("nan")), Loaded(1, float("inf"))):
         report = write_event(event, True)
         assert report is not None
         with pytest.raises(ProtocolError, match="clock shows"):
@@ -162,6 +147,13 @@ def test_answers_that_nobody_has_asked_for() -> None:
 def test_a_parcel_always_fits_a_message() -> None:
     for n_embd in (64, 8_192, 65_536):
         rows = np.ones((most_rows(n_embd), n_embd), np.float32)
-        work = replace(WORK, n_embd=n_embd)
         assert len(write_micro_batch(MicroBatch(0, 1, 0, rows), True).SerializeToString()) < 16 * 2**20
-        assert work.n_embd == n_embd
+
+
+def test_rows_beyond_sixteen_bits_travel_wide() -> None:
+    rows = np.zeros((2, 6), np.float32)
+    for largest, wide in ((1e4, False), (1e5, True)):
+        rows[1, 3] = largest
+        message = write_micro_batch(MicroBatch(0, 1, 0, rows), wide=False)
+        assert message.wide is wide
+        np.testing.assert_array_equal(read_micro_batch(message, WORK).data, rows)

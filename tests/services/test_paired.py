@@ -17,7 +17,6 @@ from edgellm.errors import (
     ProtocolError,
     VerifierLost,
     VerifierUnreachable,
-    VocabularyMismatch,
 )
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.trust.rights import Right
@@ -32,8 +31,7 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Ids
 from edgellm.spec.verifier import Session
 from tests.rpc.strangers import befriend, device
-from tests.services.conftest import ANYWHERE, POSITIONS, Alone
-from tests.services.test_hello import different
+from tests.services.conftest import ANYWHERE, POSITIONS
 
 SLOW = Timing(retry=30.0, retry_most=30.0)
 
@@ -57,13 +55,6 @@ def remote(server: VerifierServer, guest: Trust) -> Iterator[RemoteVerifier]:
     verifier = RemoteVerifier(server.address, server.model.vocabulary, trust=guest, timing=SLOW)
     yield verifier
     verifier.close()
-
-
-def test_a_reply_over_mutual_tls_is_the_verifiers_own(remote: RemoteVerifier, prompt: Ids, alone: Alone) -> None:
-    session = remote.open(GenerationState())
-    verdict = session.submit(prompt, Chunk(), extra=7).result()
-    assert verdict.tokens.tolist() == alone(prompt, 8)
-    session.close()
 
 
 def go_on(session: Session, prompt: Ids) -> None:
@@ -106,16 +97,6 @@ def test_a_device_hangs_up_on_a_verifier_that_it_no_longer_trusts(
         go_on(session, prompt)
     with pytest.raises(PairingRequired):
         RemoteVerifier(server.address, server.model.vocabulary, trust=guest)
-
-
-def test_a_right_to_something_else_is_none_to_verify(exact: Model, host: Trust, tmp_path: Path) -> None:
-    reader = device(tmp_path / "reader")
-    befriend(host, reader, "files compute")
-    with (
-        VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, trust=host) as server,
-        pytest.raises(NotPermitted, match="no right to verify"),
-    ):
-        RemoteVerifier(server.address, exact.vocabulary, trust=reader)
 
 
 def test_plain_text_does_not_pass_the_door(server: VerifierServer) -> None:
@@ -188,13 +169,6 @@ def test_the_best_paired_verifier_is_chosen_and_it_is_said_why(
 def test_without_a_paired_device_there_is_none_to_choose(tmp_path: Path) -> None:
     with pytest.raises(PairingRequired):
         chosen(device(tmp_path), "00" * 32)
-
-
-def test_a_paired_verifier_with_another_vocabulary_names_the_first_difference(
-    server: VerifierServer, guest: Trust
-) -> None:
-    with pytest.raises(VocabularyMismatch, match="token 300"):
-        RemoteVerifier(server.address, different(server.model.vocabulary, "bytes"), trust=guest)
 
 
 def test_tls_is_used_wherever_it_must_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgellm.engine import Model, Vocabulary
-from edgellm.errors import PairingRequired, VerifierLost, VerifierUnreachable, VocabularyMismatch
+from edgellm.engine import Model
+from edgellm.errors import VerifierLost
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids, Sampling, Verdict
 from edgellm.spec.verifier import Session
-from edgellm.storage import name_of
 from edgellm.verifier.in_process import LocalVerifier
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 
@@ -65,16 +64,6 @@ def test_what_of_a_copied_chunk_may_still_come_is_said_over_the_link_too(
     assert marks[1] is marks[3] is None
 
 
-def test_the_verifier_alone_over_the_link(remote: RemoteVerifier, prompt: Ids, alone: Alone) -> None:
-    session = remote.open(GenerationState())
-    written: list[int] = []
-    while len(written) < 24:
-        prefix = np.concatenate((prompt, np.array(written, dtype=np.int32)))
-        written += session.submit(prefix, Chunk(), extra=7).result().tokens.tolist()
-    session.close()
-    assert written == alone(prompt, 24)
-
-
 def test_only_new_tokens_travel(remote: RemoteVerifier, prompt: Ids) -> None:
     session = remote.open(GenerationState())
     long = np.concatenate([prompt] * 8)
@@ -123,14 +112,6 @@ def test_a_verdict_that_nobody_waited_for_is_given_up(remote: RemoteVerifier, pr
     session.close()
 
 
-def test_close_abandons_what_is_in_flight(remote: RemoteVerifier, prompt: Ids) -> None:
-    session = remote.open(GenerationState())
-    pending = session.submit(np.concatenate([prompt] * 8), Chunk(), extra=200)
-    session.close()
-    with pytest.raises(VerifierLost, match="ended"):
-        pending.result()
-
-
 def test_a_closed_connection_loses_everything_in_flight(server: VerifierServer, prompt: Ids) -> None:
     verifier = RemoteVerifier(server.address, server.model.vocabulary, timing=PATIENT)
     session = verifier.open(GenerationState())
@@ -142,34 +123,6 @@ def test_a_closed_connection_loses_everything_in_flight(server: VerifierServer, 
     with pytest.raises(VerifierLost, match="closed"):
         session.submit(prompt, Chunk()).result()
     verifier.close()  # twice is once
-
-
-def test_the_verifiers_name_and_length(remote: RemoteVerifier, server: VerifierServer) -> None:
-    """The name is that of `edgellm ls`, so that a model is called the same wherever it runs."""
-    assert remote.capabilities.name == name_of(server.model.path)
-    assert remote.capabilities.context_length == server.context_length
-
-
-def test_nobody_there_is_said_with_the_next_step(exact: Model) -> None:
-    with pytest.raises(VerifierUnreachable, match="edgellm serve --role verifier --port 9"):
-        RemoteVerifier("127.0.0.1:9", exact.vocabulary)
-
-
-def test_another_machine_needs_pairing_first(exact: Model) -> None:
-    with pytest.raises(PairingRequired):
-        RemoteVerifier("192.0.2.1:50151", exact.vocabulary)
-
-
-def test_another_vocabulary_is_refused_with_its_first_differing_token(server: VerifierServer) -> None:
-    ours = server.model.vocabulary
-    pieces = list(ours.pieces)
-    pieces[700], pieces[900] = b"one", b"two"
-    other = Vocabulary.of(pieces, ours.kinds)
-    with pytest.raises(VocabularyMismatch) as caught:
-        RemoteVerifier(server.address, other)
-    assert f"token 700 is 'one' for the draft model and {str(ours.pieces[700])[1:]} for the verifier" in str(
-        caught.value
-    )
 
 
 def test_connections_and_servers_come_and_go_without_a_trace(

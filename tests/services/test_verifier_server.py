@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -30,7 +28,6 @@ from edgellm.errors import (
     PairingRequired,
     PortTaken,
     Stopped,
-    VerifierBusy,
     VerifierLost,
     VerifierUnreachable,
 )
@@ -68,6 +65,11 @@ def wait_for(what: EventKind, events: list[ServerEvent]) -> None:
     while what not in [event.what for event in events]:
         assert time.monotonic() < end, events
         time.sleep(0.005)
+
+
+def until_it_computes(server: VerifierServer) -> None:
+    while not server.counters.batches > 3:
+        time.sleep(0.001)
 
 
 SERVES = """
@@ -134,8 +136,7 @@ def test_stopping_finishes_what_is_in_flight(
     busy, idle = remote.open(GenerationState()), remote.open(GenerationState())
     idle.submit(prompt, Chunk()).result()
     pending = busy.submit(prompt, Chunk(), extra=150)
-    while not own.counters.batches > 3:
-        time.sleep(0.001)
+    until_it_computes(own)
     own.request_stop(grace=300)
     assert pending.result().tokens.tolist() == alone(prompt, 151)
     assert own.wait(60)  # the idle session does not keep it
@@ -169,28 +170,20 @@ def test_an_end_is_noticed_while_no_session_is_open(own: VerifierServer) -> None
     remote.close()
 
 
-def test_a_second_wish_forces_the_end(own: VerifierServer, events: list[ServerEvent], prompt: Ids) -> None:
+@pytest.mark.parametrize("forced", [False, True])
+def test_grace_is_a_deadline_and_a_second_wish_forces_the_end(
+    own: VerifierServer, events: list[ServerEvent], prompt: Ids, forced: bool
+) -> None:
     remote = RemoteVerifier(own.address, own.model.vocabulary, timing=NEVER)
     pending = remote.open(GenerationState()).submit(prompt, Chunk(), extra=POSITIONS - len(prompt))
-    while not own.counters.batches > 3:
-        time.sleep(0.001)
-    own.request_stop(grace=60)
+    until_it_computes(own)
+    own.request_stop(grace=60 if forced else 0.02)
     wait_for(EventKind.STOPPING, events)
-    own.request_stop(grace=0)
+    if forced:
+        own.request_stop(grace=0)
     with pytest.raises(VerifierLost):
         pending.result()
     assert own.wait(120)
-    remote.close()
-
-
-def test_grace_is_a_deadline(own: VerifierServer, prompt: Ids) -> None:
-    remote = RemoteVerifier(own.address, own.model.vocabulary, timing=NEVER)
-    pending = remote.open(GenerationState()).submit(prompt, Chunk(), extra=POSITIONS - len(prompt))
-    while not own.counters.batches > 3:
-        time.sleep(0.001)
-    own.stop(grace=0.02)
-    with pytest.raises(VerifierLost):
-        pending.result()
     remote.close()
 
 
@@ -198,8 +191,7 @@ def test_nothing_new_is_taken_while_stopping(own: VerifierServer, events: list[S
     remote = RemoteVerifier(own.address, own.model.vocabulary, timing=NEVER)
     session, late = remote.open(GenerationState()), remote.open(GenerationState())
     pending = session.submit(prompt, Chunk(), extra=150)
-    while not own.counters.batches > 3:
-        time.sleep(0.001)
+    until_it_computes(own)
     own.request_stop()
     wait_for(EventKind.STOPPING, events)
     with pytest.raises(VerifierLost):
@@ -238,15 +230,10 @@ def test_a_prompt_is_computed_in_batches_of_the_models_hardware(
         remote.close()
 
 
-def test_a_taken_port_is_an_error(own: VerifierServer, exact: Model) -> None:
-    with pytest.raises(PortTaken, match=f"{own.address.port}"):
-        VerifierServer(exact, own.address, context=POSITIONS, threads=1).start()
-    RemoteVerifier(own.address, exact.vocabulary).close()  # the first one is still there
-
-
 def test_a_taken_port_is_said_before_a_model_is_loaded(own: VerifierServer, tmp_path: Path) -> None:
     with pytest.raises(PortTaken):
         serve_verifier(tmp_path / "nothing.gguf", Listening(port=own.address.port))
+    RemoteVerifier(own.address, own.model.vocabulary).close()  # the first one is still there
     with pytest.raises(ModelNotFound):
         serve_verifier(tmp_path / "nothing.gguf", Listening(port=0))
 
@@ -263,20 +250,6 @@ def test_any_other_bind_needs_pairing_first(exact: Model, tmp_path: Path, host: 
 def test_sizes_that_cannot_be_meant(exact: Model, wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidOption, match=next(iter(wrong))):
         VerifierServer(exact, ANYWHERE, **wrong)  # type: ignore[arg-type]
-
-
-def test_more_requests_than_may_wait_are_answered_busy(exact: Model, prompt: Ids) -> None:
-    with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, max_waiting=1) as server:
-        remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
-        first, second = remote.open(GenerationState()), remote.open(GenerationState())
-        pending = first.submit(prompt, Chunk(), extra=200)
-        while not server.counters.batches > 3:
-            time.sleep(0.001)
-        with pytest.raises(VerifierBusy, match="busy"):
-            second.submit(prompt, Chunk()).result()
-        assert not second.ready()
-        pending.result()
-        remote.close()
 
 
 def test_events_tell_what_happened_and_never_what_was_said(
@@ -348,41 +321,6 @@ def test_a_head_is_served_with_its_verifier(architectures: Architectures, heads:
         serve_verifier(architectures("qwen2"), FREE, VerifierOptions(2, 128, 1), eagle3=head)
 
 
-SERVE = """
-import sys
-from pathlib import Path
-from edgellm.services.server.listener import Listening
-from edgellm.services.server.servers import VerifierOptions, serve_verifier
-server = serve_verifier(Path(sys.argv[1]), Listening(port=int(sys.argv[2])), VerifierOptions(2, 512, 1))
-{rest}
-"""
-
-
-def process(path: Path, rest: str) -> tuple[subprocess.Popen[str], int]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    run = [sys.executable, "-c", SERVE.format(rest=rest), str(path), str(port)]
-    return subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), port
-
-
-def test_signals_stop_it_and_it_ends_without_a_word(verifier_path: Path) -> None:
-    """What the command line does: the first signal asks, the second forces."""
-    handler = (
-        "import signal, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: server.request_stop())\n"
-        "print('up', flush=True)\n"
-        "while not server.wait(0.1): pass\n"
-        "print('down', flush=True)"
-    )
-    running, _port = process(verifier_path, handler)
-    with running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == "up\n"
-        running.send_signal(signal.SIGTERM)
-        out, err = running.communicate(timeout=120)
-    assert (out, err, running.returncode) == ("down\n", "", 0)
-
-
 def test_a_device_that_never_closes_can_still_leave(own: VerifierServer) -> None:
     """No thread of ours keeps a program from ending, and none complains."""
     code = (
@@ -396,10 +334,3 @@ def test_a_device_that_never_closes_can_still_leave(own: VerifierServer) -> None
     run = [sys.executable, "-c", code, str(own.model.path), str(own.address)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)
-
-
-def test_threads_end_with_their_server(exact: Model) -> None:
-    before = {thread.name for thread in threading.enumerate()}
-    with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1) as server:
-        RemoteVerifier(server.address, exact.vocabulary).close()
-    assert {t.name for t in threading.enumerate() if t.name.startswith("edgellm")} <= before

@@ -100,14 +100,6 @@ def test_a_mismatch_says_whether_the_tokenizer_is_sent(server: VerifierServer, e
     assert silent.value.tokenizer == ""
 
 
-def test_a_hash_of_another_length_is_refused(exact: Model) -> None:
-    with (
-        scripted(exact.vocabulary, lambda _rounds, _context: (), {"tokenizer": b"../../short"}) as address,
-        pytest.raises(ProtocolError, match="tokenizer has a hash of 11 bytes"),
-    ):
-        RemoteVerifier(address, different(exact.vocabulary, "bytes"))
-
-
 @pytest.fixture
 def vocabulary(exact: Model) -> Vocabulary:
     return exact.vocabulary
@@ -135,41 +127,26 @@ def test_what_is_no_tokenizer_is_refused_and_not_kept(
     _refused(vocabulary, folder, whole[:40] + bytes(8) + whole[48:], "cannot be used")
 
 
-def test_what_is_too_long_is_not_read_to_its_end(
-    vocabulary: Vocabulary, folder: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("size", "data"), [(0, 2**16), (2**62, 2**16), (0, 0)])
+def test_what_does_not_end_is_not_read_for_ever(
+    vocabulary: Vocabulary, folder: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch, size: int, data: int
 ) -> None:
     monkeypatch.setattr(verifier_tokenizer, "MAX_TOKENIZER", len(whole) - 1)
     sent = 0
 
-    def endless(size: int) -> Callable[[], Iterator[pb.TokenizerPart]]:
-        def send() -> Iterator[pb.TokenizerPart]:
-            nonlocal sent
-            while True:
-                sent += 1
-                yield pb.TokenizerPart(data=bytes(2**16), size=size)
-
-        return send
-
-    for size in (0, len(whole), 2**62):
-        with (
-            scripted(vocabulary, lambda _rounds, _context: (), tokenizer=endless(size)) as address,
-            pytest.raises(ProtocolError, match=f"more than {len(whole) - 1} bytes"),
-        ):
-            open_tokenizer(ModelAddress(address), sha256(whole))
-    assert sent < 10_000
-    assert kept(folder) == []
-
-
-def test_empty_parts_do_not_go_on_for_ever(vocabulary: Vocabulary, folder: Path) -> None:
-    def nothing() -> Iterator[pb.TokenizerPart]:
+    def endless() -> Iterator[pb.TokenizerPart]:
+        nonlocal sent
         while True:
-            yield pb.TokenizerPart()
+            sent += 1
+            yield pb.TokenizerPart(data=bytes(data), size=size)
 
+    said = f"more than {len(whole) - 1} bytes" if data else "a part of it is empty"
     with (
-        scripted(vocabulary, lambda _rounds, _context: (), tokenizer=nothing) as address,
-        pytest.raises(ProtocolError, match="a part of it is empty"),
+        scripted(vocabulary, lambda _rounds, _context: (), tokenizer=endless) as address,
+        pytest.raises(ProtocolError, match=said),
     ):
-        open_tokenizer(ModelAddress(address), "00" * 32)
+        open_tokenizer(ModelAddress(address), sha256(whole))
+    assert sent < 10_000
     assert kept(folder) == []
 
 

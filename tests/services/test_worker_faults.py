@@ -19,12 +19,10 @@ import pytest
 from edgellm.cli.server_options import WorkerOptions
 from edgellm.cli.serving import start_worker
 from edgellm.engine import ModelFile, check_gguf
-from edgellm.errors import DeviceLost, EdgeError, MemoryShort, MeshBroken, PlanImpossible
-from edgellm.layer_range import LayerRange, StageShare
-from edgellm.mesh.coordinator import Mesh
+from edgellm.errors import DeviceLost, EdgeError, MemoryShort, MeshBroken
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import MicroBatch, StageLost, StageSpec
-from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
-from edgellm.mesh.verifier import MeshVerifier
+from edgellm.mesh.pipeline import LocalStageHost, StageHost
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel, run_in_network_loop
@@ -36,16 +34,13 @@ from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.mesh_codec import WORK, write_work
 from edgellm.services.server import mesh_service
 from edgellm.services.server.servers import WorkerServer
-from edgellm.spec.state import GenerationState
-from edgellm.spec.types import GREEDY
 from edgellm.storage import fingerprint
 from tests.mesh.conftest import verifier_cut, whole
 from tests.mesh.folder import FolderLayers
 from tests.mesh.household import NOTHING, Cut, Whole, even
 from tests.mesh.test_stages import SlowLayers
 from tests.services.conftest import ANYWHERE
-from tests.services.meshing import PROMPT, workers
-from tests.verifier.asking import judged
+from tests.services.meshing import PROMPT, asked, replying, workers
 
 __all__ = ["verifier_cut", "whole", "workers"]
 
@@ -57,34 +52,19 @@ def test_what_a_worker_lacks_is_said(verifier_cut: Cut, tmp_path: Path) -> None:
         member = RemoteDevice(Endpoint("a", worker.address))
         assert member.describe(verifier_cut.work.model).layers.stored == frozenset(range(4))
         assert member.describe("0" * 64).layers.stored == frozenset()
-        mesh = Mesh([member], [StageShare("a", LayerRange(0, 12))], verifier_cut.work)
-        session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
-        with pytest.raises(MeshBroken, match=r"Layers 5-12 of .* are on no remaining device"):
+        with (
+            replying([member], verifier_cut.work) as (_, session),
+            pytest.raises(MeshBroken, match=r"Layers 5-12 of .* are on no remaining device"),
+        ):
             session.submit(PROMPT, NOTHING).result()
-        mesh.close()
-
-
-def test_memory_that_is_short_is_said(verifier_cut: Cut) -> None:
-    with WorkerServer(WeightCache(verifier_cut.layers, memory=2_000_000), ANYWHERE) as worker:
-        mesh = Mesh(
-            [RemoteDevice(Endpoint("a", worker.address))], [StageShare("a", LayerRange(0, 12))], verifier_cut.work
-        )
-        session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
-        with pytest.raises(MeshBroken, match="a: Layer"):
-            session.submit(PROMPT, NOTHING).result()
-        mesh.close()
 
 
 def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_cut: Cut, whole: Whole) -> None:
-    with WorkerServer(WeightCache(verifier_cut.layers, keep=0.3), ANYWHERE) as worker:
-        told: list[str] = []
-        mesh = Mesh(
-            [RemoteDevice(Endpoint("a", worker.address))],
-            [StageShare("a", LayerRange(0, 12))],
-            verifier_cut.work,
-            notify=told.append,
-        )
-        session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
+    told: list[str] = []
+    with (
+        WorkerServer(WeightCache(verifier_cut.layers, keep=0.3), ANYWHERE) as worker,
+        replying([RemoteDevice(Endpoint("a", worker.address))], verifier_cut.work, told.append) as (_, session),
+    ):
         own = whole.text(PROMPT, 2)
         assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == own[:1]
         end = time.monotonic() + 120
@@ -94,22 +74,18 @@ def test_an_idle_stage_gives_its_memory_back_and_comes_back_when_asked(verifier_
         text = np.append(PROMPT, own[:1]).astype(np.int32)
         assert session.submit(text, NOTHING).result().tokens.tolist() == own[1:]
         assert told == []
-        mesh.close()
 
 
 def test_a_stage_that_waits_for_a_slower_one_is_not_idle(verifier_cut: Cut) -> None:
     slow, work = SlowLayers(verifier_cut.layers, 11), verifier_cut.work
     with WorkerServer(WeightCache(verifier_cut.layers, keep=0.4), ANYWHERE) as worker:
         hosts: list[StageHost] = [
-            RemoteDevice(Endpoint("a", worker.address)).stage_host(),
-            LocalStageHost("here", WeightCache(slow)),
-        ]
-        stages = [
-            (host, replace(work, layers=share.layers))
-            for host, share in zip(hosts, even(work, ["a", "here"]), strict=True)
-        ]
-        pipeline = Pipeline(stages)
-        future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
+            RemoteDevice(Endpoint("a", worker.address)).stage_host(), LocalStageHost("here", WeightCache(slow)),
+        ]  # fmt: skip
+        shares = even(work, ["a", "here"])
+        pipeline, future = asked(
+            *((host, replace(work, layers=share.layers)) for host, share in zip(hosts, shares, strict=True))
+        )
         with pytest.raises(TimeoutError):
             future.result(1.5)
         slow.go.set()
@@ -119,18 +95,15 @@ def test_a_stage_that_waits_for_a_slower_one_is_not_idle(verifier_cut: Cut) -> N
 
 
 def test_who_says_nothing_is_lost(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
-    dead = socket.create_server(("127.0.0.1", 0))  # the system takes calls for it, and nobody answers
     told: list[str] = []
-    members = [
-        RemoteDevice(Endpoint("dead", Address(*dead.getsockname())), Timing(beat=0.02, silent_beats=5)),
-        RemoteDevice(Endpoint("a", workers[0].address)),
-    ]
-    mesh = Mesh(members, even(verifier_cut.work, ["dead", "a"]), verifier_cut.work, notify=told.append)
-    session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
-    assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
+    with socket.create_server(("127.0.0.1", 0)) as dead:  # the system takes calls for it, and nobody answers
+        members = [
+            RemoteDevice(Endpoint("dead", Address(*dead.getsockname())), Timing(beat=0.02, silent_beats=5)),
+            RemoteDevice(Endpoint("a", workers[0].address)),
+        ]
+        with replying(members, verifier_cut.work, told.append) as (_, session):
+            assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
     assert "dead: it has stopped responding" in told[0]
-    mesh.close()
-    dead.close()
 
 
 def frames(address: Address, *orders: pb.Order | bytes) -> str:
@@ -192,37 +165,28 @@ def test_over_a_link_only_who_may_compute_is_answered(
 ) -> None:
     member = RemoteDevice(Endpoint("host", paired_worker.address, guest))
     host.peers.grant(guest.identity.id, [Right.COMPUTE])
-    mesh = Mesh([member], [StageShare("host", LayerRange(0, 12))], verifier_cut.work)
-    session = MeshVerifier(mesh, lambda _token: False).open(GenerationState())
-    assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
-    host.peers.revoke(guest.identity.id, [Right.COMPUTE])
-    end = time.monotonic() + 120
-    with suppress(MeshBroken):  # also in the middle of a reply
-        while time.monotonic() < end:
-            session.submit(PROMPT, NOTHING).result()
-            time.sleep(0.05)
-    assert time.monotonic() < end
+    with replying([member], verifier_cut.work) as (_, session):
+        assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == whole.text(PROMPT, 1)
+        host.peers.revoke(guest.identity.id, [Right.COMPUTE])
+        end = time.monotonic() + 120
+        with suppress(MeshBroken):  # also in the middle of a reply
+            while time.monotonic() < end:
+                session.submit(PROMPT, NOTHING).result()
+                time.sleep(0.05)
+        assert time.monotonic() < end
     with pytest.raises(DeviceLost, match="no right to compute"):
         member.describe(verifier_cut.work.model)
-    mesh.close()
     with pytest.raises(EdgeError):  # nobody who shows no certificate
         RemoteDevice(Endpoint("host", paired_worker.address)).describe(verifier_cut.work.model)
-
-
-def test_a_plan_that_names_nobody(verifier_cut: Cut) -> None:
-    with pytest.raises(PlanImpossible, match="No device is called"):
-        Mesh([], [StageShare("a", LayerRange(0, 12))], verifier_cut.work)
 
 
 def test_what_does_not_fit_with_its_caches_is_refused_with_the_numbers(verifier_cut: Cut) -> None:
     work, layers = verifier_cut.work, verifier_cut.layers
     weights = sum(layers.path(work.model, layer).stat().st_size for layer in range(12))
     with WorkerServer(WeightCache(layers, memory=weights + 1_000_000), ANYWHERE) as worker:
-        place = Endpoint("a", worker.address)
-        member = RemoteDevice(place)
+        member = RemoteDevice(Endpoint("a", worker.address))
         assert member.describe(work.model).memory == weights + 1_000_000
-        pipeline = Pipeline([(member.stage_host(), work)])
-        future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
+        pipeline, future = asked((member.stage_host(), work))
         with pytest.raises(DeviceLost, match=r"Layers 1-12 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens"):
             future.result(120)
         pipeline.close()
@@ -237,9 +201,9 @@ def test_an_error_of_python_at_either_end_fails_the_request_with_its_text(
 
     monkeypatch.setattr(side, fail)
     with WorkerServer(WeightCache(verifier_cut.layers), ANYWHERE) as worker:
-        pipeline = Pipeline([(RemoteDevice(Endpoint("a", worker.address)).stage_host(), verifier_cut.work)])
+        pipeline, future = asked((RemoteDevice(Endpoint("a", worker.address)).stage_host(), verifier_cut.work))
         with pytest.raises(DeviceLost, match=r"a was lost: .*: KeyError\('a bug'\)"):
-            pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT))).result(60)
+            future.result(60)
         pipeline.close()
 
 
@@ -272,8 +236,7 @@ def test_a_worker_served_without_a_limit_takes_no_more_than_the_memory_that_is_f
     try:
         n_vocab = next(t.shape[-1] for t in check_gguf(verifier_path).tensors if t.name == "token_embd.weight")
         work = StageSpec(fingerprint(verifier_path), "v", LayerRange(0, 12), 12, 192, n_vocab, 2**20, 1)
-        pipeline = Pipeline([(RemoteDevice(Endpoint("a", worker.address)).stage_host(), work)])
-        future = pipeline.ask(0, 0, PROMPT, judged(NOTHING, GREEDY, len(PROMPT)))
+        pipeline, future = asked((RemoteDevice(Endpoint("a", worker.address)).stage_host(), work))
         with pytest.raises(DeviceLost, match=r"of 1048576 tokens; 0 MB of the 100 MB for layers"):
             future.result(30)
         pipeline.close()
