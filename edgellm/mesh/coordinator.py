@@ -191,11 +191,8 @@ class Mesh:
     ) -> None:
         """Check the shares. `work` is for the whole model: every stage gets its part. After a loss, `model`, `links`
         and `overhead` are planned with, as for `edgellm.coldstart.plan.plan`; without `model`, a transformer of that
-        width. `notify` is called with every change, in words for people.
-
-        Raises:
-            PlanImpossible: the shares are not the layers of the model in order, or a share names no member.
-        """
+        width. `notify` is called with every change, in words for people. Raises PlanImpossible: the shares are not the
+        layers of the model in order, or a share names no member."""
         self._devices = {device.name: device for device in devices}
         self.shares = tuple(shares)
         self.work = work
@@ -211,11 +208,8 @@ class Mesh:
         check_shares(self.shares, work.n_layers, self._devices)
 
     def pipeline(self) -> Pipeline:
-        """Return the open pipeline, or open a new one.
-
-        Raises:
-            PlanImpossible: the remaining devices do not hold the model.
-        """
+        """Return the open pipeline, or open a new one. Raises PlanImpossible: the remaining devices do not hold the
+        model."""
         with self._lock:
             if self._closed:
                 raise DeviceLost("The mesh is closed.", "Open it again.")
@@ -291,11 +285,7 @@ class Mesh:
     def move(self, following: Sequence[Sequence[StageShare]], rest: Sequence[StageShare] = ()) -> None:
         """Let these placements take over behind the replies, one after the other, and `rest`, if given, once no reply
         is open. The first placement begins to load now if only devices without a part in the present pipeline load,
-        else after the first verdict.
-
-        Raises:
-            PlanImpossible: as for the shares of a mesh.
-        """
+        else after the first verdict. Raises PlanImpossible: as for the shares of a mesh."""
         for shares in (*following, *([rest] if rest else [])):
             check_shares(shares, self.work.n_layers, self._devices)
         with self._lock:

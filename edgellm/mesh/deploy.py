@@ -78,12 +78,8 @@ def deploy(
     """Copy each part of `model`, in the pieces of `manifest`, to its device. Return how each ended, in the same order.
 
     `rate` limits all connections together, in bytes per second; 0 is no limit. `store` is this device's own. `notify`
-    is called with every step, from other threads. A failure on one device does not stop the others.
-
-    Raises:
-        InvalidOption: the model has no such layers.
-        NotPermitted: a device has no right to copy models from here.
-    """
+    is called with every step, from other threads. A failure on one device does not stop the others. Raises
+    InvalidOption: the model has no such layers; NotPermitted: a device has no right to copy models from here."""
     for part in parts:
         manifest.covering(part.layers)
         if part.worker is not None:
@@ -93,11 +89,7 @@ def deploy(
 
 
 def check_right(worker: Worker) -> None:
-    """Check that a worker's device may copy models from here.
-
-    Raises:
-        NotPermitted: the device has no such right.
-    """
+    """Check that a worker's device may copy models from here. Raises NotPermitted: the device has no such right."""
     peer = worker.peer
     if peer is not None and Right.FILES not in peer.rights:
         raise NotPermitted(
@@ -205,13 +197,9 @@ class _PartState:
 
 
 def deploy_parts(split: Sequence[StageShare], workers: Mapping[str, Worker]) -> list[DeployPart]:
-    """Return the parts of a split, with devices looked up by name; workers on this machine by HOST:PORT.
-
-    Raises:
-        NotPaired: no device has that name.
-        InvalidOption: a device is named twice.
-        EdgeError: a device cannot be used; says why.
-    """
+    """Return the parts of a split, with devices looked up by name; workers on this machine by HOST:PORT. Raises
+    NotPaired: no device has that name; InvalidOption: a device is named twice; EdgeError: a device cannot be used; says
+    why."""
     names = [share.name for share in split]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidOption(f"{twice} is named twice.", "Give each device its layers in one part.")

@@ -48,11 +48,8 @@ def measure_device(
     """Return this device's figures for such layers, measured within `max_age` seconds or now. Memory is always current.
 
     `folder` is where layers lie: the disk that is read. `memory` returns the bytes for layers, and what bounds them: by
-    default the free bytes of the `unit`, which computes the layers.
-
-    Raises:
-        MeasureFailed: the device cannot be measured.
-    """
+    default the free bytes of the `unit`, which computes the layers. Raises MeasureFailed: the device cannot be
+    measured."""
     free, bound = (memory or unit.available)()
     stored, reason = _stored_figures(blocks, max_age, unit)
     if stored is None:

@@ -224,11 +224,8 @@ class Survey:
 
 
 def parse_peer(text: str) -> tuple[str, Address]:
-    """Return name and address from the value of `--peer`, [NAME=]HOST:PORT; the name is empty if none is given.
-
-    Raises:
-        InvalidOption: there is no valid address.
-    """
+    """Return name and address from the value of `--peer`, [NAME=]HOST:PORT; the name is empty if none is given. Raises
+    InvalidOption: there is no valid address."""
     name, _, address = text.rpartition("=")
     return name.strip(), Address.parse(address)
 
@@ -237,11 +234,8 @@ def discover_workers(hosts: Sequence[str], addresses: Sequence[tuple[str, Addres
     """Return the workers of the home; a worker that cannot be used has the reason as `error`.
 
     `hosts` are this device's addresses at which to listen for announcements. `addresses` are addresses of further
-    workers, or of paired ones that do not announce themselves, each with a name or an empty one.
-
-    Raises:
-        InvalidOption: two workers have the same name.
-    """
+    workers, or of paired ones that do not announce themselves, each with a name or an empty one. Raises InvalidOption:
+    two workers have the same name."""
     trust = Trust.load()
     named = [worker_at_address(trust, name, address) for name, address in addresses]
     known = {worker.peer.id for worker in named if worker.peer is not None}

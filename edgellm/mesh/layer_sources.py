@@ -104,12 +104,8 @@ class WholeModel:
     """A model file of this device, from which pieces are cut when a stage loads them. Thread-safe."""
 
     def __init__(self, file: ModelFile, store: LayerStore | None = None) -> None:
-        """Check that the file can be cut. `store` defaults to the user's own.
-
-        Raises:
-            ModelCorrupt, ModelUnsupported: the file cannot be cut.
-            OSError: the file cannot be read.
-        """
+        """Check that the file can be cut. `store` defaults to the user's own. Raises ModelCorrupt, ModelUnsupported:
+        the file cannot be cut; OSError: the file cannot be read."""
         header = file.header
         self._file, self.model, self.n_layers = file, fingerprint(file.path), check_cuttable(header)
         self.held, self.keys = frozenset(range(self.n_layers)), (self.model,)
@@ -214,11 +210,8 @@ class StoredModelLayers:
 
 
 def require(source: LayerSource, work: StageSpec) -> tuple[ModelLayers, Sequence[LayerFile]]:
-    """Return the layers of a stage's model, and the files that make up the stage.
-
-    Raises:
-        LayersMissing: one of the stage's layers is not here, or not without others.
-    """
+    """Return the layers of a stage's model, and the files that make up the stage. Raises LayersMissing: one of the
+    stage's layers is not here, or not without others."""
     found = source.open(work.model, work.pieces)
     if found is not None and (files := found.files(work.layers)):
         return found, files

@@ -10,11 +10,8 @@ from edgellm.storage.layers.manifest import grid_lines
 
 
 def model_costs(file: ModelFile) -> ModelCosts:
-    """Return the costs of a model file for the planner: the real bytes of its layers, as quantised in the file.
-
-    Raises:
-        ModelUnsupported: it is not a transformer with layers, or they cannot be cut apart.
-    """
+    """Return the costs of a model file for the planner: the real bytes of its layers, as quantised in the file. Raises
+    ModelUnsupported: it is not a transformer with layers, or they cannot be cut apart."""
     shape = shape_of(dimensions(file.header))
     weights, embedding, head = [0.0] * shape.layers, 0.0, 0.0
     tied = True

@@ -56,12 +56,8 @@ class PendingBatches:
 
     def forwarded(self, at: int, reported: MicroBatch) -> MicroBatch | None:
         """Return the micro-batch for the next stage, when stage `at` reports its rows: as it was sent, with these rows.
-        Return None if it is no longer pending.
-
-        Raises:
-            ProtocolError: no such micro-batch was sent there, it was reported before, or its rows have a wrong shape or
-                values that are not finite.
-        """
+        Return None if it is no longer pending. Raises ProtocolError: no such micro-batch was sent there, it was
+        reported before, or its rows have a wrong shape or values that are not finite."""
         if reported.number > self._highest or at >= self._last:
             raise ProtocolError(f"Micro-batch {reported.number} was not sent to that stage.", SAME_VERSION)
         if reported.number not in self._known:

@@ -98,11 +98,8 @@ def place(
     left_out: Sequence[tuple[str, str]] = (),
     stop: Stop = never,
 ) -> Placement:
-    """Return the best split over the layers that the devices of the `home` have. `stop` as for `plan`.
-
-    Raises:
-        PlanImpossible: the layers are not where there is memory for them; says what to copy where, if that helps.
-    """
+    """Return the best split over the layers that the devices of the `home` have. `stop` as for `plan`. Raises
+    PlanImpossible: the layers are not where there is memory for them; says what to copy where, if that helps."""
     every = frozenset(range(home.model.shape.layers))
     best: Plan | None = None
     impossible: PlanImpossible | None = None

@@ -84,11 +84,8 @@ class Stage:
 
     def __init__(self, work: StageSpec, cache: WeightCache, post: Callable[[Event], None]) -> None:
         """Reserve the memory that the stage needs until `close`. This may wait a moment for a stage that is closing.
-
-        Raises:
-            LayersMissing: not all of the layers are on this device, or not without further layers.
-            MemoryShort: there is no room for the weights, the caches and the batches.
-        """
+        Raises LayersMissing: not all of the layers are on this device, or not without further layers; MemoryShort:
+        there is no room for the weights, the caches and the batches."""
         model, self._files = require(cache.layers, work)
         self.work = work
         self._reservation = cache.reserve(work, model, self._files)
@@ -137,11 +134,8 @@ class Stage:
             self._post(StageTrace(spans, self._trace.clock))
 
     def put(self, batch: MicroBatch) -> None:
-        """Queue a micro-batch.
-
-        Raises:
-            ProtocolError: the micro-batch does not fit this stage, or too many rows wait already.
-        """
+        """Queue a micro-batch. Raises ProtocolError: the micro-batch does not fit this stage, or too many rows wait
+        already."""
         check(batch, self.work)
         with self._changed:
             if self._queue.rows + len(batch.data) > MAX_QUEUED_ROWS * self.work.sessions * self.work.context:
@@ -288,11 +282,8 @@ class Stage:
 
 
 def check(batch: MicroBatch, work: StageSpec) -> None:
-    """Check that the preceding stage may have sent a micro-batch.
-
-    Raises:
-        ProtocolError: its session, position, shape, ids or values are invalid.
-    """
+    """Check that the preceding stage may have sent a micro-batch. Raises ProtocolError: its session, position, shape,
+    ids or values are invalid."""
     data, n = batch.data, len(batch.data)
     if not 0 <= batch.session < work.sessions:
         raise ProtocolError(f"There is no session {batch.session}.", SAME_VERSION)

@@ -42,12 +42,9 @@ class ComputeUnit:
 
     @classmethod
     def choose(cls, hardware: Hardware) -> Self:
-        """Return the unit that `hardware` asks for: by default the graphics cards, if there are any.
-
-        Raises:
-            InvalidOption: there is no such card; or some layers would be on cards and others not, while a plan knows
-                one speed for all of them.
-        """
+        """Return the unit that `hardware` asks for: by default the graphics cards, if there are any. Raises
+        InvalidOption: there is no such card; or some layers would be on cards and others not, while a plan knows one
+        speed for all of them."""
         if hardware.gpu_layers not in (None, 0, ALL_LAYERS):
             raise InvalidOption(
                 f"--gpu-layers is {hardware.gpu_layers}, but a device computes all its layers of a mesh in one place.",
@@ -175,11 +172,7 @@ class WeightCache:
 
     def reserve(self, work: StageSpec, model: ModelLayers, files: Sequence[LayerFile]) -> MemoryReservation:
         """Reserve the memory that a stage of these files needs besides its weights. Wait a moment if other stages use
-        it.
-
-        Raises:
-            MemoryShort: the stage does not fit, with its weights, beside what is in use.
-        """
+        it. Raises MemoryShort: the stage does not fit, with its weights, beside what is in use."""
         if self.memory is None:
             return MemoryReservation(self, 0)
         size = overhead(costs_of(model.header(), self.unit.hardware.cache_type), work, [file.layers for file in files])
@@ -201,11 +194,7 @@ class WeightCache:
 
     def reserve_bytes(self, size: int, what: str) -> MemoryReservation:
         """Reserve memory for `what`, which is no stage; unused weights are unloaded for it. Wait a moment if memory is
-        in use.
-
-        Raises:
-            MemoryShort: it does not fit beside what is in use.
-        """
+        in use. Raises MemoryShort: it does not fit beside what is in use."""
         if size > self.available()[0]:
             self.evict_unused(everything=True)
         free, _ = self.unit.available()
@@ -233,13 +222,9 @@ class WeightCache:
 
     def acquire(self, file: LayerFile, progress: Callable[[float], None] | None = None) -> Model:
         """Return the layers of a file, loaded if they are not in memory. The caller gives them back with `give_back`.
-
-        Raises:
-            LayersMissing: the file is no longer on this device.
-            MemoryShort: what is in use leaves no room for it.
-            ModelCorrupt, ModelUnsupported: it cannot be loaded.
-            StoreFull, DiskFull, LayersRefused: it had to be cut, and there is no room.
-        """
+        Raises LayersMissing: the file is no longer on this device; MemoryShort: what is in use leaves no room for it;
+        ModelCorrupt, ModelUnsupported: it cannot be loaded; StoreFull, DiskFull, LayersRefused: it had to be cut, and
+        there is no room."""
         with self._lock:
             entry = self._entries.get(file)
             mine = entry is None

@@ -53,11 +53,8 @@ def find_program() -> Path | None:
 
 def add_server(port: int) -> tuple[str, ...]:
     """Connect to the RPC server at a port of this machine; return the names of its devices, which can hold layers from
-    now on. llama.cpp ends this process if nothing answers there, and when the server goes away.
-
-    Raises:
-        EngineFailed: llama.cpp is compiled without the backend, or the server has no device.
-    """
+    now on. llama.cpp ends this process if nothing answers there, and when the server goes away. Raises EngineFailed:
+    llama.cpp is compiled without the backend, or the server has no device."""
     require()
     known = {device.name for device in compute_devices()}
     add = function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
@@ -70,11 +67,8 @@ def add_server(port: int) -> tuple[str, ...]:
 
 def serve(port: int, threads: int, devices: Sequence[str], cache: Path | None = None) -> None:
     """Serve devices of this process, by their names, at a port of this machine; return only where that is impossible.
-    Large weights are kept in the folder `cache`, by hash, so that they need not be sent again.
-
-    Raises:
-        EngineFailed: llama.cpp is compiled without the backend.
-    """
+    Large weights are kept in the folder `cache`, by hash, so that they need not be sent again. Raises EngineFailed:
+    llama.cpp is compiled without the backend."""
     require()
     run = function(
         "ggml_backend_rpc_start_server", None,
@@ -133,11 +127,8 @@ class RpcServer:
     ) -> None:
         """Start the process, and return when it listens. It computes on `devices`: the processor, with the threads of
         `hardware`, or graphics cards. Beside its own memory it gets `memory` bytes at most, where the system can limit
-        that. Large weights are kept in the folder `cache`.
-
-        Raises:
-            EngineFailed: nothing here can serve, or the server does not start.
-        """
+        that. Large weights are kept in the folder `cache`. Raises EngineFailed: nothing here can serve, or the server
+        does not start."""
         _what, program = require_server()
         with socket.create_server((HOST, 0)) as free:
             self.port: int = free.getsockname()[1]

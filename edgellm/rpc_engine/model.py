@@ -126,14 +126,9 @@ class RpcModel:
         """Times that the model was loaded again."""
 
     def open(self, progress: Callable[[float], None] | None = None) -> None:
-        """Load the model. `progress` is called with the share that is loaded, in 0..1.
-
-        Raises:
-            PlanImpossible: the devices cannot hold it.
-            InvalidOption: this device's layers are not the first ones.
-            ModelUnsupported, EngineFailed: llama.cpp cannot use it.
-            DeviceLost: a device cannot be used; as for `RpcSession.open`.
-        """
+        """Load the model. `progress` is called with the share that is loaded, in 0..1. Raises PlanImpossible: the
+        devices cannot hold it; InvalidOption: this device's layers are not the first ones; ModelUnsupported,
+        EngineFailed: llama.cpp cannot use it; DeviceLost: a device cannot be used; as for `RpcSession.open`."""
         try:
             self._install(self._load(tuple(self._devices), progress))
         except _DeviceFailed as failed:

@@ -58,13 +58,9 @@ def open_over_rpc(
 ) -> OpenedRpc:
     """Return a pair whose verifier is the model in `file`, loaded over the devices: by the split of the `options`, or
     as it is `placed`. This device's own layers and the draft model, by default none, are computed as `config` says.
-    `progress` as for `LLM.open`.
-
-    Raises:
-        EngineFailed: this llama.cpp has no RPC backend, or cannot use the model.
-        InvalidOption, PlanImpossible: an invalid split, or devices that cannot hold the model.
-        NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a named device cannot be used.
-    """
+    `progress` as for `LLM.open`. Raises EngineFailed: this llama.cpp has no RPC backend, or cannot use the model;
+    InvalidOption, PlanImpossible: an invalid split, or devices that cannot hold the model; NotPaired, NotPermitted,
+    DeviceLost, VerifierUnreachable: a named device cannot be used."""
     require()
     if options.split is not None:
         shares = read_split(options.split)
@@ -118,13 +114,9 @@ def _context_sizes(file: ModelFile, context: int | None, sessions: int, hardware
 
 
 def place_over_rpc(file: ModelFile, survey: Survey, workload: Workload) -> RpcPlacement:
-    """Return the best placement of the model in `file` on the surveyed devices that serve llama.cpp's RPC.
-
-    Raises:
-        EngineFailed: this llama.cpp has no RPC backend.
-        ModelUnsupported, DeviceLost: llama.cpp cannot use the model.
-        PlanImpossible: the devices cannot hold it.
-    """
+    """Return the best placement of the model in `file` on the surveyed devices that serve llama.cpp's RPC. Raises
+    EngineFailed: this llama.cpp has no RPC backend; ModelUnsupported, DeviceLost: llama.cpp cannot use the model;
+    PlanImpossible: the devices cannot hold it."""
     require()
     unit = ComputeUnit.choose(workload.hardware)
     sizes = _context_sizes(file, workload.context, workload.sessions, workload.hardware)

@@ -253,11 +253,8 @@ class RpcPlan:
 
 
 def plan_rpc(home: RpcHome) -> RpcPlan:
-    """Return the best way to hold the model on the devices of the `home`.
-
-    Raises:
-        PlanImpossible: the devices together cannot hold it.
-    """
+    """Return the best way to hold the model on the devices of the `home`. Raises PlanImpossible: the devices together
+    cannot hold it."""
     options, model = list(home.options()), home.model
     if not options:
         have = sum(max(0.0, site.device.memory) for site in home.sites) + home.here.memory
@@ -276,11 +273,8 @@ def plan_rpc(home: RpcHome) -> RpcPlan:
 
 def rpc_costs(file: ModelFile, cache: float = 0.0, compute: float = 0.0) -> RpcModelCosts:
     """Return the costs of a model for a plan over RPC. `cache` bytes of all layers' caches, `compute` bytes to compute
-    in. Layers that predict further tokens (MTP) are left out: they are not loaded.
-
-    Raises:
-        ModelUnsupported: the file does not say how many layers it has, or lacks an embedding.
-    """
+    in. Layers that predict further tokens (MTP) are left out: they are not loaded. Raises ModelUnsupported: the file
+    does not say how many layers it has, or lacks an embedding."""
     header = file.header
     count, table = text_layers(header), header.tensor(_EMBEDDING)
     if not count or table is None:
@@ -341,22 +335,16 @@ class RpcPlacement:
         )
 
     def again(self, names: Collection[str]) -> tuple[StageShare, ...]:
-        """Return the layers of each device with which a reply goes on soonest over the devices of these names.
-
-        Raises:
-            PlanImpossible: they cannot hold the model.
-        """
+        """Return the layers of each device with which a reply goes on soonest over the devices of these names. Raises
+        PlanImpossible: they cannot hold the model."""
         home = self.plan.home
         left = tuple(site for site in home.sites if site.device.name in names)
         return plan_rpc(replace(home, sites=left, objective="reply", cold=True)).option.shares
 
 
 def by_memory(model: RpcModelCosts, memory: Mapping[str, int]) -> tuple[StageShare, ...]:
-    """Return shares of a model on this device and others, by nothing but their free `memory`.
-
-    Raises:
-        PlanImpossible: it is too little for all.
-    """
+    """Return shares of a model on this device and others, by nothing but their free `memory`. Raises PlanImpossible: it
+    is too little for all."""
     here, *others = (
         replace(Device.unmeasured(name), memory=float(max(1, memory[name])))
         for name in sorted(memory, key=lambda name: name != HERE)

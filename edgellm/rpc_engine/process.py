@@ -60,10 +60,7 @@ class ModelProcess:
 
     def __init__(self, model: Path, n_vocab: int, sizes: ContextSizes, hardware: Hardware) -> None:
         """Start the process, without waiting for it. `hardware` says how it computes: its threads, cache and attention.
-
-        Raises:
-            EngineFailed: no process can be started.
-        """
+        Raises EngineFailed: no process can be started."""
         self._n_vocab = n_vocab
         self._sequences = Sequences(sizes.n_seq, sizes.n_ctx)
         how = {name: getattr(hardware, name) for name in ("threads", "cache_type", "flash_attn")}
@@ -84,12 +81,8 @@ class ModelProcess:
         self._silence, self._signs = silence, signs or self._signs
 
     def beside_weights(self) -> tuple[int, int]:
-        """Return the bytes of the whole model's caches, and of its buffers; nothing is loaded.
-
-        Raises:
-            ModelUnsupported, EngineFailed: llama.cpp cannot use it.
-            DeviceLost: the model ends the process.
-        """
+        """Return the bytes of the whole model's caches, and of its buffers; nothing is loaded. Raises ModelUnsupported,
+        EngineFailed: llama.cpp cannot use it; DeviceLost: the model ends the process."""
         caches, compute = self._ask("reckon", described=self._described).value
         return int(caches), int(compute)
 
@@ -99,12 +92,9 @@ class ModelProcess:
     ) -> tuple[str, ...]:  # fmt: skip
         """Load the model: its last layers on `cards` of this machine; the layers before on the servers at ports of this
         machine, so many each, in order; and the rest on the processor. Return its `Model.faults`, which are tried
-        unless `faults` are given. `progress` is called with the share of the weights that is loaded, in 0..1.
-
-        Raises:
-            ModelUnsupported, EngineFailed: llama.cpp cannot use it.
-            DeviceLost: a server is gone, or the model ends the process.
-        """
+        unless `faults` are given. `progress` is called with the share of the weights that is loaded, in 0..1. Raises
+        ModelUnsupported, EngineFailed: llama.cpp cannot use it; DeviceLost: a server is gone, or the model ends the
+        process."""
         found = self._ask(
             "load", progress=progress, described=self._described, served=list(served),
             cards=list(cards), on_cards=on_cards, faults=None if faults is None else list(faults),

@@ -109,12 +109,8 @@ class RpcOffer:
 
 
 def ask_offer(endpoint: Endpoint) -> RpcOffer:
-    """Ask a worker whether it serves llama.cpp's RPC.
-
-    Raises:
-        DeviceLost: it does not answer, or has no server; says what to do.
-        ProtocolError, PeerTooOld, PeerTooNew: it has another version.
-    """
+    """Ask a worker whether it serves llama.cpp's RPC. Raises DeviceLost: it does not answer, or has no server; says
+    what to do; ProtocolError, PeerTooOld, PeerTooNew: it has another version."""
     answer = run_in_network_loop(endpoint.ask(OFFER, pb.OfferRequest(protocol=RPC_ENGINE))).result()
     reply = parse_message(pb.OfferReply, answer)
     check_version(reply.protocol, RPC_ENGINE, endpoint.name)
@@ -154,11 +150,8 @@ class RpcSession:
         self._live: Future[None] | None = None
 
     def open(self) -> int:
-        """Have the worker start a server; return the port of this machine that leads there.
-
-        Raises:
-            DeviceLost: the device is not reached, or refuses.
-        """
+        """Have the worker start a server; return the port of this machine that leads there. Raises DeviceLost: the
+        device is not reached, or refuses."""
         serving: Future[int] = Future()
         self._live = run_in_network_loop(self._run(serving))
         return serving.result()

@@ -57,13 +57,8 @@ async def greet(
     channel: grpc.aio.Channel, ours: Vocabulary, seconds: float, where: str, model: str = ""
 ) -> VerifierInfo:
     """Return the description of the verifier at the address `where`, which has `seconds` for each of its answers: of
-    its `model` of that name, "" being its only one.
-
-    Raises:
-        VocabularyMismatch, ProtocolError: the two do not fit.
-        ModelNotFound: it has no such model.
-        grpc.aio.AioRpcError: there is no answer.
-    """
+    its `model` of that name, "" being its only one. Raises VocabularyMismatch, ProtocolError: the two do not fit;
+    ModelNotFound: it has no such model; grpc.aio.AioRpcError: there is no answer."""
     said = hello(ours, model)
     data = await channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, bytes)(said, timeout=seconds)
     reply = parse_message(pb.HelloReply, data, MAX_GREETING)

@@ -67,12 +67,8 @@ def write_work(work: StageSpec, stage: bytes) -> pb.Prepare:
 
 
 def read_work(message: pb.Prepare) -> StageSpec:
-    """Return a stage's work from Prepare, checked.
-
-    Raises:
-        ProtocolError: it cannot be meant, or comes from a coordinator that speaks or computes otherwise.
-        LayersRefused: it names pieces that cannot be.
-    """
+    """Return a stage's work from Prepare, checked. Raises ProtocolError: it cannot be meant, or comes from a
+    coordinator that speaks or computes otherwise; LayersRefused: it names pieces that cannot be."""
     if message.protocol != MESH:
         _refuse(f"The coordinator speaks mesh version {message.protocol}, but this device speaks version {MESH}.")
     if message.version != ENGINE:
@@ -112,11 +108,8 @@ def write_micro_batch(batch: MicroBatch, wide: bool) -> pb.MeshParcel:
 
 
 def read_micro_batch(message: pb.MeshParcel, work: StageSpec) -> MicroBatch:
-    """Return a micro-batch for a stage of `work`; the stage checks the rest.
-
-    Raises:
-        ProtocolError: it violates the protocol.
-    """
+    """Return a micro-batch for a stage of `work`; the stage checks the rest. Raises ProtocolError: it violates the
+    protocol."""
     if message.rows:
         kind = np.dtype("<f4" if message.wide else "<f2")
         if message.ids or len(message.rows) % (kind.itemsize * work.n_embd):
@@ -171,11 +164,8 @@ def write_order(order: Order, wide: bool) -> pb.Order | None:
 
 
 def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyRequest]) -> Event | None:
-    """Return the event in a stage's report, checked against the `asked` micro-batches; None for a sign of life.
-
-    Raises:
-        ProtocolError: it violates the protocol.
-    """
+    """Return the event in a stage's report, checked against the `asked` micro-batches; None for a sign of life. Raises
+    ProtocolError: it violates the protocol."""
     match message.WhichOneof("report"):
         case "loaded":
             if message.loaded.layers > len(work.layers):

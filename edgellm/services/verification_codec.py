@@ -51,11 +51,7 @@ def write_sampling(sampling: Sampling) -> pb.Sampling:
 
 
 def read_sampling(message: pb.Sampling) -> Sampling:
-    """Return the sampling parameters of an Open, checked.
-
-    Raises:
-        ProtocolError: a number that cannot be meant.
-    """
+    """Return the sampling parameters of an Open, checked. Raises ProtocolError: a number that cannot be meant."""
     if not (math.isfinite(message.temperature) and message.temperature >= 0.0):
         _refuse(f"The temperature {message.temperature} is invalid.")
     if not 0.0 < message.top_p <= 1.0:
@@ -128,12 +124,8 @@ def write_verify(request: VerifyRequest) -> pb.DeviceFrame:
 def read_verify(
     message: pb.Verify, bounds: RequestLimits, session: int, sampling: Sampling, tenant: Tenant = HERE
 ) -> VerifyRequest:
-    """Return a request of a session, checked as far as possible without the session's tokens.
-
-    Raises:
-        ProtocolError: it violates the protocol.
-        ContextFull: it asks for more tokens than a session holds.
-    """
+    """Return a request of a session, checked as far as possible without the session's tokens. Raises ProtocolError: it
+    violates the protocol; ContextFull: it asks for more tokens than a session holds."""
     if len(message.chunk) > MAX_CHUNK or message.extra > MAX_EXTRA:
         _refuse(f"A round has {len(message.chunk)} drafted and {message.extra} extra tokens.")
     if message.logprobs > MAX_LOGPROBS:
@@ -172,11 +164,8 @@ def write_verdict(round: int, verdict: Verdict) -> pb.VerifierFrame:  # noqa: A0
 
 
 def read_verdict(message: pb.Verdict, request: VerifyRequest, vocabulary: int) -> Verdict:
-    """Return the verdict on `request`, without the bytes that it cost.
-
-    Raises:
-        ProtocolError: it does not answer `request`.
-    """
+    """Return the verdict on `request`, without the bytes that it cost. Raises ProtocolError: it does not answer
+    `request`."""
     drafted = len(request.draft)
     if message.accepted > drafted or not 1 <= len(message.tokens) <= drafted - message.accepted + request.extra + 1:
         _refuse(

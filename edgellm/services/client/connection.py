@@ -42,15 +42,11 @@ class Connection:
     ) -> None:  # fmt: skip
         """Connect to a model at `where`, "" being the verifier's only one; with `trust` by mutual TLS to a paired
         device, or to the given `device` only. A verifier that is not ready yet is waited for: `on_wait` is called, from
-        another thread, with its progress, such as "loading a.gguf".
-
-        Raises:
-            PairingRequired: the address leaves this machine, and there is no trust, or no device is paired.
-            NotPaired, NotPermitted, IdentityClash: it is not a device that trusts this one, and is trusted.
-            VerifierUnreachable: there is no answer.
-            VocabularyMismatch, ProtocolError: the two do not fit.
-            ModelNotFound: there is no such model, or none is named and there are several.
-        """
+        another thread, with its progress, such as "loading a.gguf". Raises PairingRequired: the address leaves this
+        machine, and there is no trust, or no device is paired; NotPaired, NotPermitted, IdentityClash: it is not a
+        device that trusts this one, and is trusted; VerifierUnreachable: there is no answer; VocabularyMismatch,
+        ProtocolError: the two do not fit; ModelNotFound: there is no such model, or none is named and there are
+        several."""
         self._address = where.address if trust is not None else where.address.require_loopback()
         self.model, self.timing = where.model, timing
         self._trust, self._device, self._vocabulary = trust, device, vocabulary

@@ -147,13 +147,8 @@ class ServiceLink:
 
     async def run(self, take: Callable[[bytes], None], beat: Callable[[float], object] | None = None) -> None:
         """Call `take` with every message, and `beat` with every heartbeat, until this side or the other ends the
-        stream.
-
-        Raises:
-            grpc.aio.AioRpcError: the stream has failed, or is refused.
-            DeviceLost: the other device is silent, or makes no progress; the text is a clause about it.
-            EdgeError: of `take` and `beat`.
-        """
+        stream. Raises grpc.aio.AioRpcError: the stream has failed, or is refused; DeviceLost: the other device is
+        silent, or makes no progress; the text is a clause about it; EdgeError: of `take` and `beat`."""
         try:
             await first_of(self._write(), self._read(take), self._beats(beat or self.check), self._ended.wait())
         finally:

@@ -205,12 +205,8 @@ def remote_devices(
 ) -> dict[str, RemoteDevice]:  # fmt: skip
     """Return workers by name: the `discovered` ones, or else workers at the addresses `peers`; and all further `names`
     but `HERE`, which are addresses or names of paired devices. `known` are measured devices; `own` is as for
-    `RemoteDevice`.
-
-    Raises:
-        InvalidOption, NotPermitted, NotPaired, EdgeError: a device does not answer, has granted this one no right to
-            compute there, or cannot be used.
-    """
+    `RemoteDevice`. Raises InvalidOption, NotPermitted, NotPaired, EdgeError: a device does not answer, has granted this
+    one no right to compute there, or cannot be used."""
     if discovered:
         endpoints = {worker.name: endpoint_of(worker) for worker in discovered}
     else:

@@ -61,12 +61,8 @@ class RemoteVerifier(Verifier):
         on_wait: OnWait = lambda _doing: None,
     ) -> None:
         """Connect to `HOST:PORT[#MODEL]`, for a draft model with this `vocabulary`; with `trust` by mutual TLS to a
-        paired device, or to the given `device` only. Without a model, the verifier must have a single one.
-
-        Raises:
-            InvalidOption: not an address.
-            EdgeError: as for `Connection`, which also explains `on_wait`.
-        """
+        paired device, or to the given `device` only. Without a model, the verifier must have a single one. Raises
+        InvalidOption: not an address; EdgeError: as for `Connection`, which also explains `on_wait`."""
         where = address if isinstance(address, ModelAddress) else ModelAddress.parse(str(address))
         self._connection = Connection(where, vocabulary, timing, trust, device, on_wait)
         self._vocabulary = vocabulary

@@ -63,13 +63,9 @@ def choose_verifier(
     Without such a model, a model with another tokenizer is chosen, for which drafts are translated. `named` are the
     devices to choose from: names, IDs, or HOST:PORT, and after a # the wanted model. `fits` returns how a verifier with
     another fingerprint fits: it may differ in unused tokens only. `hosts`: interface addresses to listen on for
-    announcements, by default all that lead to other home devices.
-
-    Raises:
-        PairingRequired: no device is paired.
-        NotPaired: one of the names or IDs in `named` is no paired device's.
-        VerifierUnreachable: none of them can be used; says why each cannot.
-    """
+    announcements, by default all that lead to other home devices. Raises PairingRequired: no device is paired;
+    NotPaired: one of the names or IDs in `named` is no paired device's; VerifierUnreachable: none of them can be used;
+    says why each cannot."""
     trust.require_peers()
     results: list[ProbeResult] = []
     unsuitable: list[str] = []
@@ -168,10 +164,7 @@ def _address(name: str) -> Address | None:
 
 def trust_for(address: Address) -> Trust | None:
     """Return the trust to connect to `address` with, or None for plain text on loopback if no peer was met there.
-
-    Raises:
-        TrustUnusable: it must be TLS, and the identity cannot be read.
-    """
+    Raises TrustUnusable: it must be TLS, and the identity cannot be read."""
     if not address.loopback:
         return Trust.load()
     try:

@@ -50,15 +50,10 @@ def open_tokenizer(
 ) -> Model:  # fmt: skip
     """Return the tokenizer with this hash (hex) of the verifier at `where`, as a model without weights; it is fetched
     unless it is kept already. With `trust`, the connection uses mutual TLS to a paired device, or to the given `device`
-    only. `progress` is called with the share that has come.
-
-    Raises:
-        ProtocolError: the verifier sends another tokenizer, which is not kept.
-        VerifierUnreachable, NotPermitted: it sends nothing.
-        NotPaired, PairingRequired, IdentityClash: it is not a device that trusts this one, and is trusted.
-        InvalidOption: there is no room to keep it.
-        EngineFailed: its trial in a child process could not be made.
-    """
+    only. `progress` is called with the share that has come. Raises ProtocolError: the verifier sends another tokenizer,
+    which is not kept; VerifierUnreachable, NotPermitted: it sends nothing; NotPaired, PairingRequired, IdentityClash:
+    it is not a device that trusts this one, and is trusted; InvalidOption: there is no room to keep it; EngineFailed:
+    its trial in a child process could not be made."""
     path = _folder() / f"{sha256}.gguf"
     if not _is_kept(path, sha256):
         data = run_in_network_loop(_fetch(where, trust, device, progress)).result()

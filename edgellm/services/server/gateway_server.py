@@ -127,14 +127,10 @@ def serve_gateway(
 ) -> GatewayServer:
     """Open the stock servers at `addresses` and serve their models; return the running gateway, which the caller stops.
     Servers that do not answer are used, and their models served, as soon as they do, even if none does at first.
-    `tokenizers` are files of which only the models' tokenizers are read.
-
-    Raises:
-        PairingRequired, TrustUnusable, PortTaken, InvalidOption: it is impossible to listen there; raised before any
-            server is asked.
-        ModelNotFound, ModelCorrupt, ModelUnsupported: a file has no tokenizer.
-        VocabularyMismatch, InvalidOption: a server cannot be used; see `PoolOpening.open`.
-    """
+    `tokenizers` are files of which only the models' tokenizers are read. Raises PairingRequired, TrustUnusable,
+    PortTaken, InvalidOption: it is impossible to listen there; raised before any server is asked; ModelNotFound,
+    ModelCorrupt, ModelUnsupported: a file has no tokenizer; VocabularyMismatch, InvalidOption: a server cannot be used;
+    see `PoolOpening.open`."""
     files = [tokenizers] if isinstance(tokenizers, Path) else list(tokenizers)
     if not files:
         raise InvalidOption("A gateway needs a model with the server's tokenizer.", "Give at least one.")

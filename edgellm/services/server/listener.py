@@ -79,11 +79,8 @@ class Listening:
     on_event: OnEvent | None = None
 
     def checked(self) -> tuple[Address, Trust | None]:
-        """Return the address, and the trust to answer paired devices with.
-
-        Raises:
-            PairingRequired, TrustUnusable, PortTaken, InvalidOption: it is impossible to listen there.
-        """
+        """Return the address, and the trust to answer paired devices with. Raises PairingRequired, TrustUnusable,
+        PortTaken, InvalidOption: it is impossible to listen there."""
         address = Address.of(self.host, self.port)
         trust = None if address.loopback and not self.paired_only else Trust.load()
         if trust is not None:
@@ -99,11 +96,8 @@ class Listener:
     """The server's name in events."""
 
     def __init__(self, address: Address, trust: Trust | None, on_event: OnEvent | None) -> None:
-        """With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine.
-
-        Raises:
-            PairingRequired: the address is not loopback, and there is no `trust`.
-        """
+        """With `trust`, answer only paired devices, by mutual TLS; without it, every caller on this machine. Raises
+        PairingRequired: the address is not loopback, and there is no `trust`."""
         self.address = address if trust is not None else address.require_loopback()
         self.trust = trust
         self._on_event = on_event
@@ -113,13 +107,9 @@ class Listener:
         self._stop_requests: asyncio.Queue[float] = asyncio.Queue()
 
     def start(self) -> Address:
-        """Start to listen; return the address, with the real port if port 0 was asked for.
-
-        Raises:
-            PairingRequired: with `trust`, no device is paired.
-            PortTaken: something else listens there.
-            InvalidOption: this machine does not have the address, or does not give away the port.
-        """
+        """Start to listen; return the address, with the real port if port 0 was asked for. Raises PairingRequired: with
+        `trust`, no device is paired; PortTaken: something else listens there; InvalidOption: this machine does not have
+        the address, or does not give away the port."""
         self._task = run_in_network_loop(self._serve())
         self._task.add_done_callback(lambda _ended: self._started.set())
         self._started.wait()
@@ -248,11 +238,8 @@ async def next_message(stream: Context, kind: type[M]) -> M | None:
 
 
 async def write_in_time(stream: Context, message: Message) -> None:
-    """Send a message, and wait until the device takes it, so that messages never queue up.
-
-    Raises:
-        DeviceStuck: the device does not read.
-    """
+    """Send a message, and wait until the device takes it, so that messages never queue up. Raises DeviceStuck: the
+    device does not read."""
     try:
         async with asyncio.timeout(READ_TIMEOUT_SECONDS):
             await stream.write(message.SerializeToString())

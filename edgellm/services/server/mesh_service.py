@@ -123,11 +123,7 @@ class StageForwarder:
         return False
 
     def _address(self) -> Address:
-        """Return the address of the next stage.
-
-        Raises:
-            ForwardingFailed: this device does not know it to be there.
-        """
+        """Return the address of the next stage. Raises ForwardingFailed: this device does not know it to be there."""
         asked, device = self._prepare.next, bytes(self._prepare.next_device)
         if self._trust is None:
             return Address.parse(asked)

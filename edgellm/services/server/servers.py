@@ -142,12 +142,7 @@ class VerifierServer(SessionServer):
     def use(self, model: Model, options: VerifierOptions, curve: CostCurve | None = None, placement: str = "") -> None:
         """Serve `model` from now on. The caller closes it. The cost `curve` decides the padding of decodes for a lone
         device (see `Context.fill`), and the tokens by which prefills advance. `placement` says where the model is, and
-        why.
-
-        Raises:
-            InvalidOption: a size that cannot be meant.
-            EngineFailed: no memory for that many sessions.
-        """
+        why. Raises InvalidOption: a size that cannot be meant; EngineFailed: no memory for that many sessions."""
         self.model, self.placement = model, placement
         self.sessions = sessions = positive("sessions", SESSIONS if options.sessions is None else options.sessions)
         self.context_length = _positions(model, options.context)
@@ -214,15 +209,11 @@ def serve_verifier(
     """Listen, load the model file and serve it; return the running server, which the caller stops. Devices that connect
     meanwhile wait, and are told of the progress. Without a number of sessions there is memory for `SESSIONS`, or as
     many as fit: `VerifierServer.placement` says why. `measure` returns the cost curve of the loaded model, before any
-    request; see `VerifierServer.use`. `eagle3` is an EAGLE-3 head that drafts the extra tokens of verdicts.
-
-    Raises:
-        PairingRequired, TrustUnusable, PortTaken, InvalidOption: it is impossible to listen there; raised before the
-            model is loaded.
-        ModelNotFound, ModelCorrupt, ModelUnsupported, EngineFailed: from loading.
-        ModelUnsupported: the head does not fit the model.
-        MemoryShort: the sessions, or not even one of them, do not fit; raised before the model is loaded.
-    """
+    request; see `VerifierServer.use`. `eagle3` is an EAGLE-3 head that drafts the extra tokens of verdicts. Raises
+    PairingRequired, TrustUnusable, PortTaken, InvalidOption: it is impossible to listen there; raised before the model
+    is loaded; ModelNotFound, ModelCorrupt, ModelUnsupported, EngineFailed: from loading; ModelUnsupported: the head
+    does not fit the model; MemoryShort: the sessions, or not even one of them, do not fit; raised before the model is
+    loaded."""
     sessions, context = options.sessions, options.context
     wanted = SESSIONS if sessions is None else positive("sessions", sessions)
     address, trust = where.checked()

@@ -65,12 +65,8 @@ class SessionGrammar:
 
     async def prepare(self, request: VerifyRequest) -> bool:
         """Have the verdict on `request` follow the grammar, with masks that are made now; return False where the device
-        has too many grammars for another one.
-
-        Raises:
-            ProtocolError: the schema cannot be followed.
-            EngineFailed: the text breaks the grammar.
-        """
+        has too many grammars for another one. Raises ProtocolError: the schema cannot be followed; EngineFailed: the
+        text breaks the grammar."""
         self._holds = self._holds or self._owner.take_place()
         if not self._holds:
             return False

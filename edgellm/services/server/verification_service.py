@@ -110,11 +110,8 @@ def tokenizer_to_send(file: ModelFile, name: str) -> bytes:
 
 
 def find_model(models: Sequence[VerifyingModel], wanted: str) -> VerifyingModel:
-    """Return the model that a device wants; "" is the only one.
-
-    Raises:
-        ModelNotFound: there is no such model, or none is named and there are several; names the models that there are.
-    """
+    """Return the model that a device wants; "" is the only one. Raises ModelNotFound: there is no such model, or none
+    is named and there are several; names the models that there are."""
     if not models:
         raise ModelNotFound("None of its servers has answered yet.", "Start one of them.")
     if not wanted and len(models) == 1:
