@@ -22,13 +22,7 @@ from edgellm.errors import LayersMissing
 from edgellm.layer_range import LayerRange, chain, ranges
 from edgellm.mesh.messages import StageSpec
 from edgellm.storage import fingerprint
-from edgellm.storage.layers.manifest import (
-    LayerPiece,
-    grid,
-    grid_lines,
-    known_pieces,
-    pieces_of,
-)
+from edgellm.storage.layers.manifest import LayerPiece, grid, grid_lines, known_pieces, pieces_of
 from edgellm.storage.layers.store import LayerStore
 
 _READ_MOST = 4  # times that another device may have the own file read

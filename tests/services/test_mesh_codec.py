@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 from edgellm.engine import Ids
 from edgellm.errors import EngineFailed, InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.messages import (
-    Failed,
-    Loaded,
-    MicroBatch,
-    StageAnswer,
-    StageLost,
-    StageSpec,
-    StageTrace,
-    TraceSpan,
-)
+from edgellm.mesh.messages import Failed, Loaded, MicroBatch, StageAnswer, StageLost, StageSpec, StageTrace, TraceSpan
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.services.mesh_codec import (
     most_rows,

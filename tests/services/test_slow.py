@@ -139,10 +139,7 @@ def test_who_never_finishes_the_first_word_is_hung_up_on(
 ) -> None:
     quick = [(name, 300 if name == "grpc.server_handshake_timeout_ms" else value) for name, value in channel._SERVER]
     monkeypatch.setattr(channel, "_SERVER", quick)
-    with (
-        VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1) as server,
-        ExitStack() as stack,
-    ):
+    with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1) as server, ExitStack() as stack:
         silent = [stack.enter_context(Raw(server.address)) for _ in range(20)]
         for one in silent[::2]:
             one.socket.sendall(PREFACE[:5])

@@ -163,9 +163,7 @@ def test_one_that_does_not_come_is_said(vocabulary: Vocabulary, folder: Path, mo
         yield pb.TokenizerPart(data=b"GGUF", size=100)
         given_up.wait(60)
 
-    with (
-        scripted(vocabulary, lambda _rounds, _context: (), tokenizer=silent) as address,
-    ):
+    with scripted(vocabulary, lambda _rounds, _context: (), tokenizer=silent) as address:
         with pytest.raises(VerifierUnreachable, match="has stopped sending"):
             open_tokenizer(ModelAddress(address), "00" * 32)
         given_up.set()
