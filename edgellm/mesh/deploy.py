@@ -25,7 +25,7 @@ from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, clean, upload
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece, forget_hashes
-from edgellm.storage.layers.store import LayerStore, cut_layers
+from edgellm.storage.layers.store import CleanResult, LayerStore, cut_layers
 
 ATTEMPTS = 6  # attempts in a row without a new byte
 FIRST_PAUSE, MAX_PAUSE = 0.2, 8.0  # seconds between two attempts
@@ -220,11 +220,11 @@ def _worker(name: str, workers: Mapping[str, Worker]) -> Worker | None:
     return worker
 
 
-def clean_worker(worker: Worker, fingerprint: str) -> tuple[int, int, int]:
-    """Remove pieces that are not in use from a worker, of one model or of all; return the number of pieces and bytes
-    removed, and of pieces in use. Raise the errors of `edgellm.rpc.layers.upload.clean`."""
+def clean_worker(worker: Worker, fingerprint: str) -> CleanResult:
+    """Remove pieces that are not in use from a worker, of one model or of all. Raise the errors of
+    `edgellm.rpc.layers.upload.clean`."""
 
-    async def work() -> tuple[int, int, int]:
+    async def work() -> CleanResult:
         async with await reach_worker(Trust.load() if worker.peer else None, worker) as channel:
             return await clean(channel, worker.name, fingerprint)
 

@@ -137,12 +137,13 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def hold_lock(path: Path) -> Iterator[None]:
-    """Hold the lock file at `path` against other processes until the `with` ends. Raise TimeoutError or
-    NotImplementedError."""
+def hold_lock(path: Path, seconds: float | None = None) -> Iterator[None]:
+    """Hold the lock file at `path` against other processes until the `with` ends, in whatever thread. Wait for it up to
+    `seconds`, by default LOCK_SECONDS; forever if they are negative. Raise TimeoutError or NotImplementedError."""
     from filelock import FileLock  # the import takes 40 ms
 
-    with FileLock(path, timeout=LOCK_SECONDS, mode=0o600).acquire(poll_interval=0.01):
+    timeout = LOCK_SECONDS if seconds is None else seconds
+    with FileLock(path, timeout=timeout, mode=0o600, thread_local=False).acquire(poll_interval=0.01):
         yield
 
 

@@ -14,7 +14,7 @@ from edgellm.engine.gguf.synthetic_layers import Blocks
 from edgellm.errors import DeviceLost, EdgeError, MeasureFailed, NotPermitted, ProtocolError
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
-from edgellm.rpc.layers import bandwidth_probe, benchmark_service
+from edgellm.rpc.layers import bandwidth_probe, codec
 from edgellm.rpc.layers.bandwidth_probe import LinkSpeed, measure_link, request_link_measurement
 from edgellm.rpc.layers.benchmark_service import DeviceFigures, measure, read_figures, write_figures
 from edgellm.rpc.layers.codec import method
@@ -48,7 +48,7 @@ class Measuring:
 
 @in_loop
 async def test_a_device_says_what_it_has_measured(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark_service, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(codec, "BEAT_SECONDS", 0.02)
     measurer = Measuring(seconds=0.1)
     async with taking(store, measurer=measurer) as address, open_channel(address) as channel:
         assert await measure(channel, "desk", BLOCKS, 60.0) == FIGURES

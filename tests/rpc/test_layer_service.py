@@ -25,7 +25,7 @@ from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, list_layers
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.manifest import LayerPiece, Manifest
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layers.store import CleanResult, LayerStore
 from tests.rpc.doors import in_loop
 from tests.rpc.layering import bring, taking
 from tests.rpc.strangers import befriend, device
@@ -47,12 +47,12 @@ async def test_layers_come_once_and_are_told_of(store: LayerStore, manifest: Man
             facts = await list_layers(channel, "desk")
             (there,) = facts.models
             assert there.manifest == replace(manifest, pieces=manifest.pieces[2:6])
-            assert (there.pieces, there.arriving) == ((0, 1, 2, 3), 0)
+            assert (there.pieces, there.arriving) == (manifest.pieces[2:6], 0)
             assert (facts.limit, facts.size) == (PLENTY, store.size)
             assert facts.free > 0
             with pytest.raises(LayersMissing):
                 await clean(channel, "desk", "0" * 64)
-            assert await clean(channel, "desk", manifest.fingerprint) == (4, again.arrived, 0)
+            assert await clean(channel, "desk", manifest.fingerprint) == CleanResult(4, again.arrived, 0)
             assert (await list_layers(channel, "desk")).models == ()
     assert said[0] == f"3 pieces of {manifest.name} are complete."
 

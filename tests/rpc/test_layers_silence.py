@@ -13,7 +13,7 @@ import pytest
 from edgellm.errors import DeviceLost
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind, new_server
-from edgellm.rpc.layers import codec, service
+from edgellm.rpc.layers import codec
 from edgellm.rpc.layers.codec import WINDOW
 from edgellm.rpc.layers.upload import Cut
 from edgellm.rpc.protos import layers_pb2 as pb
@@ -88,7 +88,7 @@ async def test_signs_of_life_are_given_while_the_disk_is_read(
         return finish(self)
 
     monkeypatch.setattr(IncomingPiece, "finish", slow)
-    monkeypatch.setattr(service, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(codec, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr("edgellm.rpc.layers.upload.REPLY_SECONDS", 2.0)
     async with taking(store) as address:
         done, _ = await bring(address, manifest, [1], cut)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from edgellm.mesh.deploy import DeployProgress
     from edgellm.mesh.fleet_profiler import MeasuredSpeed, Survey
     from edgellm.rpc.discovery.workers import Worker
+    from edgellm.storage.layers.store import StoreFacts
 
 
 Objective: TypeAlias = Literal["ttft", "reply"]
@@ -143,28 +144,23 @@ def print_units(home: Survey) -> None:
 
 
 def held(worker: Worker | None) -> list[dict[str, Any]]:
-    """Return the layers that a worker, or this device, has of each model. Layers that arrive are counted as `size` of
-    a worker."""
-    from edgellm.storage.layers.store import CUT, LayerStore
+    """Return the layers that a worker, or this device, has of each model."""
+    from edgellm.storage.layers.store import CUT
 
-    def row(device: str, one: Any, layers: Iterable[int], more: dict[str, Any]) -> dict[str, Any]:
-        return {"device": device, "fingerprint": one.manifest.fingerprint, "of": one.manifest.layers,
-                "model": one.manifest.name, "layers": ranges(layers), "used": one.used, **more}  # fmt: skip
+    facts = store_facts(worker)
+    return [
+        {"device": HERE if worker is None else worker.name, "fingerprint": one.manifest.fingerprint,
+         "of": one.manifest.layers, "model": one.manifest.name, "layers": ranges(one.layers), "used": one.used,
+         "size": one.size, "arriving": one.arriving, "made": one.owner == CUT}
+        for one in (() if facts is None else facts.models)
+    ]  # fmt: skip
 
-    if worker is None:
-        return [
-            row(HERE, one, one.layers, {
-                "size": one.size, "arriving": sum(one.arriving.values()), "made": one.owner == CUT
-            })
-            for one in LayerStore().models()
-        ]  # fmt: skip
-    found = []
-    for there in worker.facts.models if worker.facts is not None else ():
-        pieces = [there.manifest.pieces[place] for place in there.pieces]
-        total = sum(piece.size for piece in pieces) + there.arriving
-        more = {"size": total, "arriving": there.arriving, "made": False}
-        found.append(row(worker.name, there, {layer for piece in pieces for layer in piece.layers}, more))
-    return found
+
+def store_facts(worker: Worker | None) -> StoreFacts | None:
+    """Return the facts of a worker's store of layers, or of this device's; None of a worker that cannot be used."""
+    from edgellm.storage.layers.store import LayerStore
+
+    return LayerStore().facts() if worker is None else worker.facts
 
 
 def _row(worker: Worker | None) -> dict[str, Any]:
@@ -386,35 +382,28 @@ _HELD: Columns = {
 
 
 def _disk_use(worker: Worker | None) -> str:
-    if worker is None:
-        from edgellm.storage.layers.store import LayerStore
+    from edgellm.storage.layers.store import LayerStore
 
-        store = LayerStore()
-        return f"here: {size(store.size)} of {size(store.limit)}; {size(store.free())} free on the disk ({store.root})"
-    if (facts := worker.facts) is None:
-        return f"{worker.name}: {worker.error}"
-    return f"{worker.name}: {size(facts.size)} of {size(facts.limit)}; {size(facts.free)} free on the disk"
+    name, root = (HERE, f" ({LayerStore().root})") if worker is None else (worker.name, "")
+    if (facts := store_facts(worker)) is None:
+        return f"{name}: {worker and worker.error}"
+    return f"{name}: {size(facts.size)} of {size(facts.limit)}; {size(facts.free)} free on the disk{root}"
 
 
 def _clean(worker: Worker | None, rows: list[dict[str, Any]], fingerprint: str, yes: bool, as_json: bool) -> None:
     """Remove the layers of `rows`; a `fingerprint` names their model, "" all models."""
     from edgellm.mesh.deploy import clean_worker
-    from edgellm.storage.layers.store import LayerStore
+    from edgellm.storage.layers.store import CleanResult, LayerStore
 
-    name = HERE if worker is None else worker.name
-    pieces = removed = in_use = 0
+    name, gone = HERE if worker is None else worker.name, CleanResult(0, 0, 0)
     if rows:
         listed = ", ".join(f"{row['model']} {row['layers']} ({size(row['size'])})" for row in rows)
         make_sure("remove", f"{one_line(listed)} on {name}", yes=yes)
     if rows or not fingerprint:
-        if worker is None:
-            gone = LayerStore().clean(fingerprint or None)
-            pieces, removed, in_use = gone.pieces, gone.size, gone.in_use
-        else:
-            pieces, removed, in_use = clean_worker(worker, fingerprint)
-    kept = f"; {in_use} in use were kept" if in_use else ""
-    row = {"device": name, "pieces": pieces, "bytes": removed, "in_use": in_use}
-    tell(row, as_json, f"{name}: removed {pieces} pieces, {size(removed)}{kept}")
+        gone = LayerStore().clean(fingerprint or None) if worker is None else clean_worker(worker, fingerprint)
+    kept = f"; {gone.in_use} in use were kept" if gone.in_use else ""
+    row = {"device": name, "pieces": gone.pieces, "bytes": gone.size, "in_use": gone.in_use}
+    tell(row, as_json, f"{name}: removed {gone.pieces} pieces, {size(gone.size)}{kept}")
 
 
 def _fingerprint(model: str) -> str:

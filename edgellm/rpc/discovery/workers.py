@@ -12,11 +12,12 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO_SECONDS, open_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import RETRY_FACTOR
 from edgellm.rpc.discovery.peer_probe import ask_peers
-from edgellm.rpc.layers.upload import StoreFacts, list_layers
+from edgellm.rpc.layers.upload import list_layers
 from edgellm.rpc.trust.handshake import PeerInfo, connect_authenticated
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right, Rights
 from edgellm.rpc.trust.trust import Trust
+from edgellm.storage.layers.store import StoreFacts
 
 
 @dataclass(frozen=True, slots=True)

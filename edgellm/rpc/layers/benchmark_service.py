@@ -23,7 +23,7 @@ from edgellm.rpc.dialing import (
 )
 from edgellm.rpc.discovery.peer_probe import BROWSE_SECONDS
 from edgellm.rpc.layers.bandwidth_probe import measure_link, serve_measurement
-from edgellm.rpc.layers.codec import BEAT_SECONDS, PROTOCOL, call_errors, method, with_error_status
+from edgellm.rpc.layers.codec import PROTOCOL, call_errors, in_thread, method, with_error_status
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method
 from edgellm.rpc.trust.device_id import DeviceID
@@ -159,18 +159,15 @@ class MeasureService:
     async def measure(self, request: pb.MeasureRequest, stream: Context) -> None:
         """Measure in a thread, and send heartbeats meanwhile. Send the figures last."""
         check_version(request.protocol, PROTOCOL, "the other device")
-        if self._measurer is None:
+        if (measurer := self._measurer) is None:
             raise MeasureFailed("This device does not measure itself.", "Start a worker: edgellm serve --role worker")
         blocks, progress = read_blocks(request), ["waiting for another measurement"]
         async with self._lock:
-            work = asyncio.ensure_future(asyncio.to_thread(self._measurer, blocks, request.oldest, progress.append))
-            try:
-                while not (await asyncio.wait({work}, timeout=BEAT_SECONDS))[0]:
-                    await stream.write(pb.MeasureReply(doing=progress[-1]))
-            finally:
-                if not work.done():
-                    await asyncio.wait({work})
-            await stream.write(pb.MeasureReply(figures=write_figures(work.result())))
+            figures = await in_thread(
+                lambda: measurer(blocks, request.oldest, progress.append),
+                lambda: stream.write(pb.MeasureReply(doing=progress[-1])),
+            )
+        await stream.write(pb.MeasureReply(figures=write_figures(figures)))
 
     async def line(self, request: pb.LineRequest, context: Context) -> pb.LineReply:
         """Measure the connection from here to another device that is paired with this one."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -29,6 +30,9 @@ from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method
 from edgellm.rpc.trust.rights import Right
 from edgellm.storage.layers.manifest import MAX_PIECES, LayerPiece, Manifest
+from edgellm.storage.layers.store import HeldModel, StoreFacts
+
+T = TypeVar("T")
 
 PROTOCOL = 1
 WINDOW = 2**20  # most unacknowledged bytes in flight
@@ -82,6 +86,27 @@ def read_manifest(message: pb.Recipe) -> Manifest:
     return Manifest(message.fingerprint.hex(), message.name, message.architecture, message.layers, pieces)
 
 
+def write_facts(facts: StoreFacts) -> pb.HeldReply:
+    reply = pb.HeldReply(protocol=PROTOCOL, limit=facts.limit, size=facts.size, free=facts.free)
+    for model in facts.models:
+        pieces = [model.manifest.pieces.index(piece) for piece in model.pieces]
+        recipe = write_manifest(model.manifest)
+        reply.models.add(recipe=recipe, pieces=pieces, arriving=model.arriving, used=int(model.used))
+    return reply
+
+
+def read_facts(message: pb.HeldReply) -> StoreFacts:
+    """Return the facts in a message. Models with values that cannot be valid, as of another version, count as
+    missing."""
+    models = []
+    for model in message.models:
+        with suppress(LayersRefused):
+            manifest = read_manifest(model.recipe)
+            pieces = tuple(manifest.pieces[index] for index in model.pieces if index < len(manifest.pieces))
+            models.append(HeldModel(manifest, pieces, model.arriving, float(model.used)))
+    return StoreFacts(message.limit, message.size, message.free, tuple(models))
+
+
 def read_places(indices: Sequence[int], manifest: Manifest) -> list[int]:
     """Return the indices of the wanted pieces in a manifest. Raise ProtocolError where they are none, or disordered."""
     found = list(indices)
@@ -103,6 +128,20 @@ def with_error_status(
             await context.abort(_status(error), f"{error.what}\n{error.next_step}")
 
     return answering if guard is None else guard.wrap(answering, right)
+
+
+async def in_thread(work: Callable[[], T], beat: Callable[[], Awaitable[Any]] | None = None) -> T:
+    """Run slow work in a thread, and call `beat` every second meanwhile. If the call is cancelled, wait for the work
+    all the same, so that no file is closed under it."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        while not (await asyncio.wait({task}, timeout=BEAT_SECONDS))[0]:
+            if beat is not None:
+                await beat()
+        return task.result()
+    finally:
+        if not task.done():
+            await asyncio.wait({task})
 
 
 @contextmanager

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -13,16 +15,16 @@ import grpc.aio
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError, StoreBusy
 from edgellm.rpc.layers.benchmark_service import Measurer, MeasureService
 from edgellm.rpc.layers.codec import (
-    BEAT_SECONDS,
     MAX_PORTION,
     PROTOCOL,
     SERVICE,
     SILENT_SECONDS,
+    in_thread,
     read_manifest,
     read_places,
     refusal,
     with_error_status,
-    write_manifest,
+    write_facts,
 )
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method, caller_id
@@ -33,9 +35,6 @@ from edgellm.storage.layers.incoming_piece import IncomingPiece
 from edgellm.storage.layers.store import OWN, LayerStore
 
 DRAIN_SECONDS = 5.0  # time for which a refused stream is still read
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def layer_handlers(
@@ -92,29 +91,17 @@ class LayerService:
     async def list_layers(self, request: pb.HeldRequest, context: Context) -> pb.HeldReply:
         """Reply with the layers that the caller has uploaded."""
         check_version(request.protocol, PROTOCOL, "the other device")
-        return await asyncio.to_thread(self._list_layers, self._owner(context))
+        return write_facts(await asyncio.to_thread(self._store.facts, self._owner(context)))
 
     def _owner(self, context: Context) -> str:
         """Return the owner under which the caller's pieces are stored; a caller sees and removes only its own."""
         return OWN if self._guard is None else caller_id(context).digest.hex()
 
-    def _list_layers(self, owner: str) -> pb.HeldReply:
-        reply = pb.HeldReply(protocol=PROTOCOL, limit=self._store.limit, size=self._store.size, free=self._store.free())
-        for model in self._store.models(owner):
-            whole = set(model.pieces)
-            reply.models.add(
-                recipe=write_manifest(model.manifest),
-                pieces=[place for place, piece in enumerate(model.manifest.pieces) if piece in whole],
-                arriving=sum(model.arriving.values()),
-                used=int(model.used),
-            )
-        return reply
-
     async def clean(self, request: pb.CleanRequest, context: Context) -> pb.CleanReply:
         """Remove the pieces that the caller has uploaded and that are not in use."""
         check_version(request.protocol, PROTOCOL, "the other device")
         removed = await asyncio.to_thread(self._store.clean, request.fingerprint.hex() or None, self._owner(context))
-        return pb.CleanReply(pieces=removed.pieces, size=removed.size, in_use=removed.in_use)
+        return pb.CleanReply(**asdict(removed))
 
     async def put(self, _frames: Any, stream: Context) -> None:
         """Receive pieces, one after the other."""
@@ -145,7 +132,8 @@ class LayerService:
         indices = read_places(first.wanted.pieces, manifest)
         pieces = [manifest.pieces[index] for index in indices]
         with ExitStack() as held:
-            receiving = await _in_thread(held.enter_context, self._store.receiving(manifest, pieces, upload.device))
+            reserving = self._store.receiving(manifest, pieces, upload.device)
+            receiving = await in_thread(partial(held.enter_context, reserving))
             sizes = [self._store.arrived(piece, upload.device) for piece in pieces]
             is_whole = [self._store.find(piece) is not None for piece in pieces]
             arrivals = [
@@ -155,30 +143,34 @@ class LayerService:
             await stream.write(pb.PutReply(there=pb.There(pieces=arrivals)))
             for index, piece, whole in zip(indices, pieces, is_whole, strict=True):
                 if not whole:
-                    with await _with_heartbeats(stream, _in_thread(receiving, piece)) as partial:
-                        await self._fill(stream, upload, index, partial)
+                    with await in_thread(partial(receiving, piece), partial(_beat, stream)) as incoming:
+                        await self._fill(stream, upload, index, incoming)
         self._notify(f"{len(indices)} pieces of {manifest.name} are complete.")
 
-    async def _fill(self, stream: Context, upload: _Upload, index: int, partial: IncomingPiece) -> None:
+    async def _fill(self, stream: Context, upload: _Upload, index: int, incoming: IncomingPiece) -> None:
         """Receive portions of one piece, each starting where the last one ended, until the piece is whole."""
-        await stream.write(pb.PutReply(arrived=pb.Arrived(piece=index, size=partial.size)))
-        while partial.size < partial.piece.size:
+        await stream.write(pb.PutReply(arrived=pb.Arrived(piece=index, size=incoming.size)))
+        while incoming.size < incoming.piece.size:
             frame = await _next(stream, upload)
             portion = frame.portion
-            if frame.WhichOneof("frame") != "portion" or portion.piece != index or portion.offset != partial.size:
+            if frame.WhichOneof("frame") != "portion" or portion.piece != index or portion.offset != incoming.size:
                 raise ProtocolError(
-                    f"Expected a portion of piece {index} at {partial.size}, but received piece {portion.piece} at"
+                    f"Expected a portion of piece {index} at {incoming.size}, but received piece {portion.piece} at"
                     f" {portion.offset}.", SAME_VERSION
                 )  # fmt: skip
             if not 0 < len(portion.data) <= MAX_PORTION:
                 raise ProtocolError(
                     f"A portion has {len(portion.data)} bytes; {MAX_PORTION} are allowed.", SAME_VERSION
                 )
-            await _in_thread(partial.append, portion.data)
-            if partial.size < partial.piece.size:
-                await stream.write(pb.PutReply(arrived=pb.Arrived(piece=index, size=partial.size)))
-        await _with_heartbeats(stream, _in_thread(partial.finish))
-        await stream.write(pb.PutReply(arrived=pb.Arrived(piece=index, size=partial.size, whole=True)))
+            await in_thread(partial(incoming.append, portion.data))
+            if incoming.size < incoming.piece.size:
+                await stream.write(pb.PutReply(arrived=pb.Arrived(piece=index, size=incoming.size)))
+        await in_thread(incoming.finish, partial(_beat, stream))
+        await stream.write(pb.PutReply(arrived=pb.Arrived(piece=index, size=incoming.size, whole=True)))
+
+
+async def _beat(stream: Context) -> None:
+    await stream.write(pb.PutReply(checking=pb.Checking()))
 
 
 async def _refuse(stream: Context, error: EdgeError) -> None:
@@ -208,26 +200,3 @@ async def _next(stream: Context, upload: _Upload) -> pb.PutFrame:
     if not isinstance(data, bytes):
         raise ProtocolError("The upload ended before every piece was complete.", "Start the upload again.")
     return parse_message(pb.PutFrame, data)
-
-
-async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run slow work in a thread. If the call is cancelled meanwhile, wait for the work all the same, so that no file is
-    closed under it."""
-    task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
-    try:
-        return await asyncio.shield(task)
-    finally:
-        if not task.done():
-            await asyncio.wait({task})
-
-
-async def _with_heartbeats(stream: Context, work: Awaitable[T]) -> T:
-    """Wait for `work`, and send a heartbeat every second meanwhile."""
-    task = asyncio.ensure_future(work)
-    try:
-        while not (await asyncio.wait({task}, timeout=BEAT_SECONDS))[0]:
-            await stream.write(pb.PutReply(checking=pb.Checking()))
-        return task.result()
-    finally:
-        if not task.done():
-            await asyncio.wait({task})

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, LayersCorrupt, LayersRefused, ProtocolError
+from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, LayersCorrupt, ProtocolError
 from edgellm.rpc.layers.codec import (
     FRAME,
     PROTOCOL,
@@ -21,34 +20,15 @@ from edgellm.rpc.layers.codec import (
     call_errors,
     error_from_refusal,
     method,
-    read_manifest,
+    read_facts,
     write_manifest,
 )
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.versions import check_version
 from edgellm.storage.layers.manifest import LayerPiece, Manifest
+from edgellm.storage.layers.store import CleanResult, StoreFacts
 
 Cut = Callable[[LayerPiece], Iterator[bytes | memoryview]]
-
-
-@dataclass(frozen=True, slots=True)
-class HeldLayers:
-    """A model's layers on a device: whole pieces, by their index in the manifest, and bytes of incomplete pieces."""
-
-    manifest: Manifest
-    pieces: tuple[int, ...]
-    arriving: int
-    used: float
-
-
-@dataclass(frozen=True, slots=True)
-class StoreFacts:
-    """A device's store: its limit and its size in bytes, the free bytes of its disk, and the layers by model."""
-
-    limit: int
-    size: int
-    free: int
-    models: tuple[HeldLayers, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +61,17 @@ async def list_layers(channel: grpc.aio.Channel, name: str, seconds: float = REP
     with call_errors(name):
         reply: pb.HeldReply = await call(pb.HeldRequest(protocol=PROTOCOL), timeout=seconds)
     check_version(reply.protocol, PROTOCOL, name)
-    models = []
-    for model in reply.models:
-        with suppress(LayersRefused):  # layers of another version count as missing
-            manifest = read_manifest(model.recipe)
-            pieces = tuple(index for index in model.pieces if index < len(manifest.pieces))
-            models.append(HeldLayers(manifest, pieces, model.arriving, float(model.used)))
-    return StoreFacts(reply.limit, reply.size, reply.free, tuple(models))
+    return read_facts(reply)
 
 
-async def clean(channel: grpc.aio.Channel, name: str, fingerprint: str = "") -> tuple[int, int, int]:
-    """Remove pieces that are not in use from a device, of the model with this `fingerprint` or of all. Return the
-    number of pieces and bytes removed, and of pieces in use. Raise LayersMissing without the model."""
+async def clean(channel: grpc.aio.Channel, name: str, fingerprint: str = "") -> CleanResult:
+    """Remove pieces that are not in use from a device, of the model with this `fingerprint` or of all. Raise
+    LayersMissing without the model."""
     call = channel.unary_unary(method("Clean"), pb.CleanRequest.SerializeToString, pb.CleanReply.FromString)
     with call_errors(name):
         request = pb.CleanRequest(protocol=PROTOCOL, fingerprint=bytes.fromhex(fingerprint))
         reply: pb.CleanReply = await call(request, timeout=REPLY_SECONDS)
-    return reply.pieces, reply.size, reply.in_use
+    return CleanResult(reply.pieces, reply.size, reply.in_use)
 
 
 async def upload(

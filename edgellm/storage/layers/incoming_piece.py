@@ -14,7 +14,7 @@ from typing import Self
 from edgellm import system
 from edgellm.engine import ModelFile, check_cuttable
 from edgellm.engine.trial.probe import Probe, require_loadable
-from edgellm.errors import DiskFull, EdgeError, LayersCorrupt, LayersRefused
+from edgellm.errors import DiskFull, EdgeError, LayersCorrupt, LayersRefused, StoreBusy
 from edgellm.storage.layers.manifest import LayerPiece
 
 _PLAIN = system.NO_LINKS | system.BINARY
@@ -152,9 +152,11 @@ def mark_used(path: Path) -> None:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Raise the system's errors about `path` as `DiskFull` or `LayersRefused`."""
+    """Raise the system's errors about `path` as `StoreBusy`, `DiskFull` or `LayersRefused`."""
     try:
         yield
+    except TimeoutError as error:
+        raise StoreBusy(f"{path} is being changed by another process.", "Try again later.") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(

@@ -8,22 +8,21 @@ pass, and aligned, so that another split of the model needs most of the same pie
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from edgellm.engine import GgufHeader, ModelFile, check_cuttable, cut_bytes
 from edgellm.engine.gguf.cuttable import cut_points, largest_part
 from edgellm.engine.gguf.reader import MAX_LAYERS
-from edgellm.errors import SAME_VERSION, InvalidOption, LayersRefused, StateDamaged
+from edgellm.errors import SAME_VERSION, InvalidOption, LayersRefused
 from edgellm.layer_range import LayerRange, chain, ranges
 from edgellm.storage.fingerprint import SHA256, fingerprint
-from edgellm.storage.state import from_json, read_json, write_state
+from edgellm.storage.state import from_json, read_cached, write_cached
 from edgellm.system import cache_dir
 
 MAX_NAME = 200  # characters
@@ -97,14 +96,6 @@ class Manifest:
                 f"{self.name} has no pieces for the layers {layers}.", f"Its layers run from 1 to {self.layers}."
             )
         return tuple(pieces[one] for one in found)
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Manifest:
-        """Return the manifest that `asdict` gave; raise `LayersRefused` for anything else."""
-        try:
-            return from_json(cls, found)
-        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-            raise _refused(f"fields that cannot be read ({error})") from None
 
 
 def layers_per_piece(header: GgufHeader) -> int:
@@ -187,18 +178,15 @@ def describe_pieces(model: ModelFile, pieces: Iterable[LayerPiece]) -> Manifest:
 
 def known_pieces(fingerprint: str) -> tuple[LayerPiece, ...]:
     """Return the pieces of a model file of this device whose hashes are stored."""
-    with suppress(StateDamaged):
-        found = read_json(_path(fingerprint), Manifest.from_json)
-        return found.pieces if found is not None and found.fingerprint == fingerprint else ()
-    return ()
+    found = read_cached(_path(fingerprint), partial(from_json, Manifest))
+    return found.pieces if found is not None and found.fingerprint == fingerprint else ()
 
 
 def remember_hashes(manifest: Manifest) -> None:
     """Store the hashes of pieces of a model file of this device."""
     pieces = {piece.layers: piece for piece in (*known_pieces(manifest.fingerprint), *manifest.pieces)}
     merged = replace(manifest, pieces=tuple(sorted(pieces.values())[:MAX_PIECES]))
-    with suppress(OSError):  # the hashes are computed again next time
-        write_state(_path(manifest.fingerprint), json.dumps(asdict(merged)))
+    write_cached(_path(manifest.fingerprint), asdict(merged))
 
 
 def forget_hashes(fingerprint: str) -> None:

@@ -3,9 +3,9 @@ first.
 
 pieces/SHA256.gguf                a complete piece: its hash was right when it got that name
 pieces/SHA256.SIZE.OWNER.partial  the part of a piece that OWNER has sent, for which SIZE bytes are reserved
-models/OWNER.json                 the manifests of the pieces that OWNER has uploaded, or is uploading
-models/OWNER.lock                 held while OWNER uploads or removes pieces
-lock                              held by the process that evicts or removes
+records.json                      the manifests of the pieces that each owner has uploaded, or is uploading
+OWNER.lock                        held while OWNER uploads or removes pieces
+lock                              held by the process that evicts, removes or records
 
 OWNER is a device ID in hex, `here` for this device itself, or `cut` for pieces that were cut from this device's own
 model files for a stage, and can be cut again. A request gets exactly the bytes whose hash it names, or none, whichever
@@ -25,20 +25,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from edgellm import system
 from edgellm.engine import ModelFile
-from edgellm.errors import (
-    SAME_VERSION,
-    DiskFull,
-    InvalidOption,
-    LayersMissing,
-    LayersRefused,
-    StateDamaged,
-    StoreBusy,
-    StoreFull,
-)
+from edgellm.errors import SAME_VERSION, DiskFull, InvalidOption, LayersMissing, LayersRefused, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.layers.incoming_piece import (
@@ -58,7 +47,7 @@ from edgellm.storage.layers.manifest import (
     known_pieces,
     remember_hashes,
 )
-from edgellm.storage.state import hold_lock, private_folder, read_json, write_state
+from edgellm.storage.state import from_json, hold_lock, private_folder, read_cached, write_state
 from edgellm.system import cache_dir
 
 OWN, CUT = "here", "cut"
@@ -66,7 +55,6 @@ MAX_MODELS = 64  # models of one other device
 UNUSED_SECONDS = 30 * 86_400.0  # layers unused for longer than this make room for those of another device
 RESERVED_BYTES = 256 * 2**20  # bytes of the disk that are left free in any case
 _WRITE = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | system.NO_LINKS | system.BINARY
-_OWNER = re.compile(r"[0-9a-f]{64}|here|cut")
 _NAME = re.compile(r"(?P<sha256>[0-9a-f]{64})\.(?:gguf|(?P<size>\d{1,19})\.(?P<owner>[0-9a-f]{64}|here)\.partial)")
 _DEPLOY = "Deploy them: edgellm mesh deploy"
 
@@ -85,15 +73,15 @@ class StoredPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredModelPieces:
-    """The pieces of a model that `owner` uploaded: the complete ones, and the received bytes of each arriving one, by
-    its hash. `used` is the last time at which a piece was used or received, in seconds since 1970."""
+class HeldModel:
+    """The pieces of a model that `owner` uploaded: the complete ones, and the received bytes of arriving ones. `used`
+    is the last time at which a piece was used or received, in seconds since 1970."""
 
-    owner: str
     manifest: Manifest
     pieces: tuple[LayerPiece, ...]
-    arriving: dict[str, int]
+    arriving: int
     used: float
+    owner: str = ""
 
     @property
     def layers(self) -> frozenset[int]:
@@ -102,7 +90,17 @@ class StoredModelPieces:
 
     @property
     def size(self) -> int:
-        return sum(piece.size for piece in self.pieces) + sum(self.arriving.values())
+        return sum(piece.size for piece in self.pieces) + self.arriving
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """A store: its limit and its size in bytes, the free bytes of its disk, and the layers by model."""
+
+    limit: int
+    size: int
+    free: int
+    models: tuple[HeldModel, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +112,12 @@ class CleanResult:
     in_use: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Record:
+    owner: str
+    manifest: Manifest
+
+
 class LayerStore:
     """The store in `root`, which need not exist yet, of at most `limit` bytes. Any number of processes may use it."""
 
@@ -121,7 +125,7 @@ class LayerStore:
         """Set up the store in `root` (default: the user's own) with `limit` (default: half of the disk's free bytes and
         the store's own together, but at least 1 GiB). Raise InvalidOption for a limit that is not positive."""
         self.root = root or cache_dir() / "layers"
-        self._pieces, self._models = self.root / "pieces", self.root / "models"
+        self._pieces = self.root / "pieces"
         if limit is None:
             stored = sum(file.size_on_disk for file in self._files())
             limit = max(2**30, (shutil.disk_usage(_existing(self.root)).free + stored) // 2)
@@ -134,7 +138,11 @@ class LayerStore:
         """Return the bytes of all pieces; an arriving piece counts with its reserved bytes."""
         return sum(file.size for file in self._files())
 
-    def free(self) -> int:
+    def facts(self, owner: str | None = None) -> StoreFacts:
+        """Return the store's figures and models; with an `owner`, only its own models."""
+        return StoreFacts(self.limit, self.size, self._free(), tuple(self.models(owner)))
+
+    def _free(self) -> int:
         """Return the free bytes of the store's disk, less RESERVED_BYTES."""
         return max(0, shutil.disk_usage(_existing(self.root)).free - RESERVED_BYTES)
 
@@ -171,48 +179,39 @@ class LayerStore:
                 paths.append(path)
             yield paths
 
-    def models(self, owner: str | None = None) -> list[StoredModelPieces]:
+    def models(self, owner: str | None = None) -> list[HeldModel]:
         """Return each owner's pieces of each model, the most recently used first; with an `owner`, only its own."""
         found = []
-        for one, manifests in self._records().items():
-            files = {file.sha256: file for file in self._files() if file.owner in ("", one)}
-            for manifest in manifests if owner in (None, one) else ():
+        for record in self._records():
+            if owner in (None, record.owner):
+                manifest, wanted = record.manifest, _hashes([record])
+                files = [one for one in self._files() if one.sha256 in wanted and one.owner in ("", record.owner)]
                 whole = tuple(sorted(self.complete(manifest.pieces)))
-                hashes = {piece.sha256 for piece in whole}
-                stored = [files[piece.sha256] for piece in manifest.pieces if piece.sha256 in files]
-                arriving = {file.sha256: file.size_on_disk for file in stored if file.sha256 not in hashes}
-                if stored:
-                    used = max(file.used for file in stored)
-                    found.append(StoredModelPieces(one, manifest, whole, arriving, used))
+                arriving = sum(one.size_on_disk for one in files if one.sha256 not in {piece.sha256 for piece in whole})
+                if files:
+                    used = max(file.used for file in files)
+                    found.append(HeldModel(manifest, whole, arriving, used, record.owner))
         return sorted(found, key=lambda model: model.used, reverse=True)
 
     def pieces(self, fingerprint: str) -> set[LayerPiece]:
         """Return the complete pieces of the model with this fingerprint, of all owners."""
-        of_model = (model for model in self.models() if model.manifest.fingerprint == fingerprint)
-        return {piece for model in of_model for piece in model.pieces}
+        return {piece for one in self.models() if one.manifest.fingerprint == fingerprint for piece in one.pieces}
 
     @contextmanager
     def receiving(
         self, manifest: Manifest, pieces: Sequence[LayerPiece], owner: str = OWN
     ) -> Iterator[Callable[[LayerPiece], IncomingPiece]]:
         """Make room for all of `pieces` of `manifest`, and yield a function that opens one of them, with the bytes that
-        have arrived from `owner` so far. It raises LayersRefused for another piece. No other process can upload for the
-        same owner until the `with` ends: that raises StoreBusy. If there is no room (`_make_room`), nothing is removed,
-        and StoreFull or DiskFull raised."""
+        have arrived from `owner` so far. No other process can upload for the same owner until the `with` ends: that
+        raises StoreBusy. If there is no room (`_make_room`), nothing is removed, and StoreFull or DiskFull raised."""
         if unknown := set(pieces) - set(manifest.pieces):
             raise LayersRefused(f"{min(unknown)} is not in the manifest.", SAME_VERSION)
-
-        def opened(piece: LayerPiece) -> IncomingPiece:
-            if piece not in pieces:
-                raise LayersRefused(f"{str(piece).capitalize()} was not announced.", SAME_VERSION)
-            return IncomingPiece(self._partial(piece, owner), self._whole(piece.sha256), piece)
-
         with self._exclusive(owner):
             with self._locked():
-                self._prepare(manifest, pieces, owner)
-            yield opened
+                self._reserve(manifest, pieces, owner)
+            yield lambda piece: IncomingPiece(self._partial(piece, owner), self._whole(piece.sha256), piece)
 
-    def _prepare(self, manifest: Manifest, pieces: Sequence[LayerPiece], owner: str) -> None:
+    def _reserve(self, manifest: Manifest, pieces: Sequence[LayerPiece], owner: str) -> None:
         missing = [piece for piece in pieces if self.find(piece) is None]
         begun = {file.sha256: file.size_on_disk for file in self._files() if file.owner == owner}
         requested = sum(piece.size for piece in pieces)
@@ -271,11 +270,11 @@ class LayerStore:
         in use, `wanted` by their hash, or of other owners and used within UNUSED_SECONDS. The lock is held. Raise
         StoreFull or DiskFull, and remove nothing, where that would not be enough."""
         owners: dict[str, set[str]] = {}
-        for one, manifests in self._records().items():
-            for sha256 in _hashes(manifests):
-                owners.setdefault(sha256, set()).add(one)
+        for record in self._records():
+            for sha256 in _hashes([record]):
+                owners.setdefault(sha256, set()).add(record.owner)
         files, removable, recent = self._files(), [], time.time() - UNUSED_SECONDS
-        over, short = sum(file.size for file in files) + more - self.limit, disk - self.free()
+        over, short = sum(file.size for file in files) + more - self.limit, disk - self._free()
         for file in sorted(files, key=lambda file: (owners.get(file.sha256) != {CUT}, file.used)):
             if max(over, short) <= 0:
                 break
@@ -302,64 +301,57 @@ class LayerStore:
         """Remove everything that is not in use; with a `fingerprint`, only that model's pieces; with an `owner`, only
         pieces of this owner alone. Raise LayersMissing without the model, StoreBusy during an upload."""
         with self._exclusive(owner), self._locked():
-            records = [(one, manifest) for one, manifests in self._records().items() for manifest in manifests]
+            records = self._records()
             selected = [
-                (one, manifest) for one, manifest in records
-                if owner in (None, one) and fingerprint in (None, manifest.fingerprint)
+                one for one in records
+                if owner in (None, one.owner) and fingerprint in (None, one.manifest.fingerprint)
             ]  # fmt: skip
             if fingerprint is not None and not selected:
                 raise LayersMissing(f"No layers of the model {fingerprint[:16]} are on this device.", _DEPLOY)
-            hashes = _hashes(manifest for _, manifest in selected)
-            shared = _hashes(record[1] for record in records if record not in selected)
+            others = [one for one in records if one not in selected]
+            hashes, shared = _hashes(selected), _hashes(others)
+            everything = fingerprint is None and owner is None
             files = [
                 file for file in self._files()
-                if (file.sha256 in hashes - shared or (fingerprint is None and owner is None)
-                    or (file.sha256 in hashes and file.owner and owner in (None, file.owner)))
+                if everything or file.sha256 in hashes - shared
+                or (file.sha256 in hashes and file.owner and owner in (None, file.owner))
             ]  # fmt: skip
             removed = [file for file in files if remove_unused(file.path)]
-            kept = {file.sha256 for file in self._files()} - (shared if owner is not None else set())
-            for one, manifests in self._records().items():
-                others = [manifest for manifest in manifests if (one, manifest) not in selected]
-                self._write(one, [*others, *_reduced((mine for name, mine in selected if name == one), kept)])
+            in_use = {file.sha256 for file in files} & {file.sha256 for file in self._files()}
+            self._write([*others, *_reduced(selected, in_use - shared if owner else in_use)])
         return CleanResult(len(removed), sum(file.size for file in removed), len(files) - len(removed))
 
-    def _records(self) -> dict[str, list[Manifest]]:
-        """Return the manifests of each owner. Pieces whose record is damaged have no owner."""
-        found = {path.stem: path for path in sorted(self._models.glob("*.json")) if _OWNER.fullmatch(path.stem)}
-        return {owner: _read_record(path) for owner, path in found.items()}
+    def _records(self) -> list[_Record]:
+        """Return the manifest of each owner's pieces of each model. Pieces without a record have no owner."""
+        path = self.root / "records.json"
+        return read_cached(path, lambda rows: [from_json(_Record, row) for row in rows]) or []
 
     def _record(self, owner: str, manifest: Manifest, pieces: Collection[LayerPiece]) -> None:
         """Record that `owner` uploads these pieces of a model, besides earlier ones that are still stored. Raise
         StoreFull for another device that has uploaded pieces of MAX_MODELS other models."""
-        earlier = _reduced(self._records().get(owner, ()), {file.sha256 for file in self._files()})
-        others = [one for one in earlier if one.fingerprint != manifest.fingerprint]
-        if owner not in (OWN, CUT) and len(others) >= MAX_MODELS:
+        records = _reduced(self._records(), {file.sha256 for file in self._files()})
+        same = [one for one in records if (one.owner, one.manifest.fingerprint) == (owner, manifest.fingerprint)]
+        others = [one for one in records if one not in same]
+        if owner not in (OWN, CUT) and sum(one.owner == owner for one in others) >= MAX_MODELS:
             raise StoreFull(
                 f"This device has uploaded layers of {MAX_MODELS} models there already.",
                 "Remove some there: edgellm mesh layers clean",
             )
-        same = [piece for one in earlier if one not in others for piece in one.pieces if piece.last < manifest.layers]
-        self._write(owner, [*others, replace(manifest, pieces=tuple(sorted({*same, *pieces})))])
+        kept = {piece for one in same for piece in one.manifest.pieces if piece.last < manifest.layers}
+        self._write([*others, _Record(owner, replace(manifest, pieces=tuple(sorted({*kept, *pieces}))))])
 
-    def _write(self, owner: str, manifests: Sequence[Manifest]) -> None:
-        path = self._models / f"{owner}.json"
-        if manifests:
-            write_state(path, json.dumps([asdict(manifest) for manifest in manifests]), durable=True)
-        else:
-            path.unlink(missing_ok=True)
+    def _write(self, records: Sequence[_Record]) -> None:
+        write_state(self.root / "records.json", json.dumps([asdict(one) for one in records]), durable=True)
 
     def _files(self) -> list[StoredPiece]:
         """Return every piece, whole or arriving; other files are ignored."""
         found = []
         for path in sorted(self._pieces.glob("*")):
-            name = _NAME.fullmatch(path.name)
             with suppress(OSError):
-                if name is not None:
+                if name := _NAME.fullmatch(path.name):
                     stat = path.stat()
-                    size = int(name["size"] or stat.st_size)
-                    found.append(
-                        StoredPiece(path, name["sha256"], size, stat.st_size, stat.st_mtime, name["owner"] or "")
-                    )
+                    size, owner = int(name["size"] or stat.st_size), name["owner"] or ""
+                    found.append(StoredPiece(path, name["sha256"], size, stat.st_size, stat.st_mtime, owner))
         return found
 
     def _whole(self, sha256: str) -> Path:
@@ -375,30 +367,17 @@ class LayerStore:
         wait until the others are done. Raise StoreBusy if another process does so already."""
         with ExitStack() as held:
             with storage_errors(self.root):
-                for folder in (self.root, self._pieces, self._models):
-                    private_folder(folder)
-                names = [owner] if owner else sorted({path.stem for path in self._models.glob("*")})
-                for name in names:
-                    wait = -1.0 if owner == CUT else 0.0
-                    lock = FileLock(self._models / f"{name}.lock", timeout=wait, mode=0o600, thread_local=False)
-                    try:
-                        held.enter_context(lock.acquire(poll_interval=0.01))
-                    except Timeout:
-                        raise self._busy() from None
+                private_folder(self.root)
+                private_folder(self._pieces)
+                for path in [self.root / f"{owner}.lock"] if owner else sorted(self.root.glob("*.lock")):
+                    held.enter_context(hold_lock(path, -1.0 if owner == CUT else 0.0))
             yield
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the store's lock; raise the system's errors as `DiskFull` or `LayersRefused`."""
-        with storage_errors(self.root), ExitStack() as held:
-            try:
-                held.enter_context(hold_lock(self.root / "lock"))
-            except TimeoutError:
-                raise self._busy() from None
+        """Hold the store's lock; raise the system's errors as `storage_errors` does."""
+        with storage_errors(self.root), hold_lock(self.root / "lock"):
             yield
-
-    def _busy(self) -> StoreBusy:
-        return StoreBusy(f"The store in {self.root} is being changed by another process.", "Try again later.")
 
 
 def cut_layers(
@@ -407,7 +386,7 @@ def cut_layers(
     """Cut the pieces of `manifest` for these layers from a model on this device, into a store of this device.
     `progress` is called with fractions from 0 to 1. Complete pieces are not cut again. Raise InvalidOption without such
     layers, and errors as `LayerStore.cut` does."""
-    pieces = manifest.covering(layers)
+    pieces, notify = manifest.covering(layers), progress or (lambda _share: None)
     total, done = sum(piece.size for piece in pieces), 0
     with store.receiving(manifest, pieces) as receive:
         for piece in pieces:
@@ -416,12 +395,10 @@ def cut_layers(
                     partial.restart()
                     for portion in cut_piece(model, piece.layers):
                         partial.append(portion)
-                        if progress is not None:
-                            progress((done + partial.size) / total)
+                        notify((done + partial.size) / total)
                     partial.finish()
             done += piece.size
-            if progress is not None:
-                progress(done / total)
+            notify(done / total)
 
 
 def gigabytes(size: int) -> str:
@@ -429,20 +406,14 @@ def gigabytes(size: int) -> str:
     return f"{size / 1e9:.2f} GB"
 
 
-def _read_record(path: Path) -> list[Manifest]:
-    with suppress(StateDamaged):
-        return read_json(path, lambda rows: [Manifest.from_json(row) for row in rows]) or []
-    return []
+def _reduced(records: Iterable[_Record], hashes: Collection[str]) -> list[_Record]:
+    """Return records with only the pieces of these hashes, without those that have none."""
+    left = ((one, tuple(piece for piece in one.manifest.pieces if piece.sha256 in hashes)) for one in records)
+    return [replace(one, manifest=replace(one.manifest, pieces=pieces)) for one, pieces in left if pieces]
 
 
-def _reduced(manifests: Iterable[Manifest], hashes: Collection[str]) -> list[Manifest]:
-    """Return manifests with only the pieces of these hashes, without those that have none."""
-    left = ((one, tuple(piece for piece in one.pieces if piece.sha256 in hashes)) for one in manifests)
-    return [replace(one, pieces=pieces) for one, pieces in left if pieces]
-
-
-def _hashes(manifests: Iterable[Manifest]) -> set[str]:
-    return {piece.sha256 for manifest in manifests for piece in manifest.pieces}
+def _hashes(records: Iterable[_Record]) -> set[str]:
+    return {piece.sha256 for one in records for piece in one.manifest.pieces}
 
 
 def _size(path: Path) -> int | None:

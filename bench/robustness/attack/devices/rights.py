@@ -185,8 +185,7 @@ def links(_quick: bool) -> Found:
     model, wrong = resolve(MODEL), list[str]()
     manifest = manifest_of(ModelFile.open(model))
     piece = manifest.pieces[0]
-    names = (f"pieces/{piece.sha256}.{piece.size}.partial", "lock", "models/here/lock",
-             f"models/here/{manifest.fingerprint}.json", f"models/here/{manifest.fingerprint}.json.new")  # fmt: skip
+    names = (f"pieces/{piece.sha256}.{piece.size}.here.partial", "lock", "here.lock", "records.json")
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             precious, root = Path(folder) / "precious", Path(folder) / "store"
