@@ -120,14 +120,17 @@ async def upload(
                 if not block or offset + len(block) > piece.size:
                     raise LayersCorrupt(f"{str(piece).capitalize()} has changed on this device.", _CHANGED)
                 await limiter.take(len(block))
-                await stream.send(pb.PutFrame(portion=pb.Portion(piece=index, offset=offset, data=block)))
+                portion = pb.Portion(piece=index, offset=offset, data=block)
                 offset, sent = offset + len(block), sent + len(block)
+                await stream.send(pb.PutFrame(portion=portion))
         while await stream.receive() is not None:
             pass
         return UploadProgress(sum(acknowledged.values()), total, sent)
     except TimeoutError:
         raise DeviceLost(f"{name} has stopped responding.", "Try again; what has arrived there is kept.") from None
     finally:
+        if acknowledged:  # what was sent last counts, though it was not acknowledged
+            notify(UploadProgress(sum(acknowledged.values()), total, sent))
         stream.close()
 
 
