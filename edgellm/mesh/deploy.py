@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edgellm.engine import ModelFile
 from edgellm.errors import (
@@ -98,58 +99,55 @@ def check_right(worker: Worker) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class _Deployment:
-    def __init__(
-        self,
-        model: ModelFile,
-        manifest: Manifest,
-        trust: Trust | None,
-        limiter: RateLimiter,
-        store: LayerStore,
-        notify: OnProgress,
-    ) -> None:
-        self._model, self._manifest, self._trust = model, manifest, trust
-        self._limiter, self._store, self._notify = limiter, store, notify
+    model: ModelFile
+    manifest: Manifest
+    trust: Trust | None
+    limiter: RateLimiter
+    store: LayerStore
+    notify: OnProgress
 
     async def all(self, parts: Sequence[DeployPart]) -> list[DeployProgress]:
-        return list(await asyncio.gather(*(self._part(part) for part in parts)))
+        return list(await asyncio.gather(*map(self._part, parts)))
 
     async def _part(self, part: DeployPart) -> DeployProgress:
-        pieces = self._manifest.covering(part.layers)
-        state = _PartState(DeployProgress(part, sum(piece.size for piece in pieces)), self._notify)
+        pieces = self.manifest.covering(part.layers)
+        state = _Part(DeployProgress(part, sum(piece.size for piece in pieces)), self.notify)
         try:
             if part.worker is None:
-                await self._copy_local(part, state)
+                await self._copy_here(part, state)
             else:
-                await self._upload(part.worker, [self._manifest.pieces.index(piece) for piece in pieces], state)
-            return state.end()
-        except LayersCorrupt as error:
-            forget_hashes(self._manifest.fingerprint)
-            return state.end(error)
+                await self._send(part.worker, [self.manifest.pieces.index(piece) for piece in pieces], state)
         except EdgeError as error:
-            return state.end(error)
+            if isinstance(error, LayersCorrupt):
+                forget_hashes(self.manifest.fingerprint)
+            state.change(activity="", done=True, error=error)
+        else:
+            state.change(activity="", done=True, arrived=state.now.total)
+        return state.now
 
-    async def _copy_local(self, part: DeployPart, state: _PartState) -> None:
-        state.describe("cutting")
-        held = sum(self._store.arrived(piece) for piece in self._manifest.covering(part.layers))
-        state.uploaded(UploadProgress(held, state.now.total, 0))
+    async def _copy_here(self, part: DeployPart, state: _Part) -> None:
+        state.change(activity="cutting")
+        held = sum(self.store.arrived(piece) for piece in self.manifest.covering(part.layers))
+        total = state.now.total
+        state.uploaded(UploadProgress(held, total, 0))
 
         def progress(share: float) -> None:
-            state.uploaded(UploadProgress(max(held, int(share * state.now.total)), state.now.total, 0))
+            state.uploaded(UploadProgress(max(held, int(share * total)), total, 0))
 
-        await asyncio.to_thread(cut_layers, self._model, self._manifest, part.layers, self._store, progress)
+        await asyncio.to_thread(cut_layers, self.model, self.manifest, part.layers, self.store, progress)
 
-    async def _upload(self, worker: Worker, places: Sequence[int], state: _PartState) -> None:
+    async def _send(self, worker: Worker, places: Sequence[int], state: _Part) -> None:
         """Send the pieces. Retry as long as bytes arrive, and give a lost device some time to come back."""
         failures = 0
         while True:
             before = state.now.arrived
             try:
                 state.attempt()
-                channel = await reach_worker(self._trust, worker)
-                async with channel:
-                    state.describe("sending")
-                    await upload(channel, worker.name, self._manifest, places, self._cut, self._limiter, state.uploaded)
+                async with await reach_worker(self.trust, worker) as channel:
+                    state.change(activity="sending")
+                    await upload(channel, worker.name, self.manifest, places, self._cut, self.limiter, state.uploaded)
                     return
             except (DeviceLost, VerifierUnreachable) as error:
                 failures = 0 if state.now.arrived > before else failures + 1
@@ -159,14 +157,14 @@ class _Deployment:
                         f" {error.what}",
                         "Deploy again when it is back: what has arrived is kept.",
                     ) from None
-                state.describe("waiting")
+                state.change(activity="waiting")
                 await asyncio.sleep(min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** max(0, failures - 1)))
 
     def _cut(self, piece: LayerPiece) -> Iterator[bytes | memoryview]:
-        return cut_piece(self._model, piece.layers)
+        return cut_piece(self.model, piece.layers)
 
 
-class _PartState:
+class _Part:
     """The progress of one part, reported on every change."""
 
     def __init__(self, first: DeployProgress, notify: OnProgress) -> None:
@@ -174,25 +172,17 @@ class _PartState:
         self._began, self._known, self._sent_before = time.monotonic(), False, 0
 
     def attempt(self) -> None:
+        """Begin to send, once more or for the first time."""
         self._sent_before = self.now.sent
-        self._change(replace(self.now, activity="connecting", attempts=self.now.attempts + 1))
+        self.change(activity="connecting", attempts=self.now.attempts + 1)
 
     def uploaded(self, uploaded: UploadProgress) -> None:
         already = self.now.already if self._known else uploaded.arrived
         self._known = True
-        sent = self._sent_before + uploaded.sent
-        self._change(replace(self.now, arrived=uploaded.arrived, sent=sent, already=already))
+        self.change(arrived=uploaded.arrived, sent=self._sent_before + uploaded.sent, already=already)
 
-    def describe(self, activity: str) -> None:
-        self._change(replace(self.now, activity=activity))
-
-    def end(self, error: EdgeError | None = None) -> DeployProgress:
-        arrived = self.now.arrived if error is not None else self.now.total
-        self._change(replace(self.now, activity="", done=True, error=error, arrived=arrived))
-        return self.now
-
-    def _change(self, now: DeployProgress) -> None:
-        self.now = replace(now, seconds=time.monotonic() - self._began)
+    def change(self, **changes: Any) -> None:
+        self.now = replace(self.now, seconds=time.monotonic() - self._began, **changes)
         self._notify(self.now)
 
 
