@@ -25,7 +25,6 @@ _ERROR_HEADERS = ("x-error-code", "x-error-message")
 _PLAIN = {"Accept-Encoding": "identity"}
 ATTEMPTS = 5  # attempts in a row without a new byte
 _SIZE = re.compile(r"[0-9]{1,18}")
-_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +112,11 @@ class RemoteFile:
     size: int
 
 
-def download(
-    remote: RemoteFile,
-    headers: Mapping[str, str],
-    partial: Path,
-    progress: Callable[[Transfer], None] = lambda _: None,
-) -> None:
+Progress = Callable[[int, int], None]
+"""Is told how many bytes of a file are here, and how many of them have come just now."""
+
+
+def download(remote: RemoteFile, headers: Mapping[str, str], partial: Path, progress: Progress) -> None:
     """Download the rest of `remote` into `partial`, whose bytes so far are kept, and check size and SHA-256. After a
     cut connection it tries again with growing pauses, up to `ATTEMPTS` times without a new byte. Raise PullFailed or
     DiskFull."""
@@ -145,28 +143,22 @@ def download(
         )
 
 
-def _receive_all(
-    remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO, progress: Callable[[Transfer], None]
-) -> None:
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+def _receive_all(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO, progress: Progress) -> None:
+    from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.errors import HTTPError as AnyHttpError  # the error of the HTTP client that the library uses
 
-    resumed, sent, failures = file.tell(), 0, 0
+    failures = 0
     while file.tell() < remote.size:
         reason = "the connection was closed"
         try:
             for count in _receive(remote, headers, file):
-                sent, failures = sent + count, 0
-                progress(Transfer(file.tell(), remote.size, min(resumed, file.tell()), sent))
+                failures = 0
+                progress(file.tell(), count)
         except HfHubHTTPError as error:
             status = error.response.status_code
             reason = f"the server answered {status}"
-            if status == 416:
-                _restart(file)
-            elif status < 500 and status not in (408, 429):
+            if status < 500 and status not in (408, 429):
                 raise
-        except OfflineModeIsEnabled as error:
-            raise PullFailed("HF_HUB_OFFLINE is set.", "Unset it to download.") from error
         except AnyHttpError as error:
             reason = str(error) or type(error).__name__
         if file.tell() < remote.size:
@@ -190,9 +182,10 @@ def _receive(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO) -> 
         raise_for_status(response)
         if offset and response.status_code != 206:  # the server sends everything again
             offset = _restart(file)
-        if (total := _announced(response.headers, offset)) not in (None, remote.size):
+        length = response.headers.get("Content-Length", "")
+        if _SIZE.fullmatch(length) and offset + int(length) != remote.size:
             raise PullFailed(
-                f"The server offers {total} bytes, but {remote.size} were announced.",
+                f"The server offers {offset + int(length)} bytes, but {remote.size} were announced.",
                 "The file may have changed on the hub: pull it again.",
             )
         # Take blocks as they come: with a fixed size, a half-filled block would be lost with the connection.
@@ -206,16 +199,6 @@ def _receive(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO) -> 
 def _restart(file: BinaryIO) -> int:
     file.seek(0)
     return file.truncate()
-
-
-def _announced(headers: Mapping[str, str], offset: int) -> int | None:
-    """Return the whole file's size as announced by an answer from byte `offset` on; None where none is announced, and
-    -1 where the answer does not continue at `offset`."""
-    if offset:
-        match = _RANGE.fullmatch(headers.get("Content-Range", ""))
-        return int(match[2]) if match and int(match[1]) == offset else -1
-    length = headers.get("Content-Length", "")
-    return int(length) if _SIZE.fullmatch(length) else None
 
 
 def check_space(folder: Path, needed: int) -> None:

@@ -212,12 +212,12 @@ def _complete(name: HubName, files: Sequence[RemoteFile], blobs: Path, progress:
         blob, unfinished = blobs / file.etag, blobs / f"{file.etag}.incomplete"
         if blob.exists():
             continue
-        before, came = sum(one.size for one in files[:number]) + sum(here[number + 1 :]), sent
+        others = sum(one.size for one in files[:number]) + sum(here[number + 1 :])
 
-        def on_progress(transfer: Transfer, before: int = before, came: int = came) -> None:
+        def on_progress(arrived: int, came: int, others: int = others) -> None:
             nonlocal sent
-            sent = came + transfer.sent
-            progress(Transfer(before + transfer.done, total, min(resumed, before + transfer.done), sent))
+            sent += came
+            progress(Transfer(others + arrived, total, min(resumed, others + arrived), sent))
 
         try:
             download(file, headers, unfinished, on_progress)
