@@ -15,7 +15,7 @@ from edgellm.engine.gguf.reader import check_gguf
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.mdns import ServiceKind, parse_announcement
-from edgellm.rpc.trust.device_id import DeviceID, parse_short
+from edgellm.rpc.trust.device_id import parse_short
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.pairing import Code
 from edgellm.rpc.trust.peer_store import Peers
@@ -62,7 +62,7 @@ def _hub_name(text: str) -> None:
 def readers(folder: Path) -> list[Reader]:
     """Return readers of typed, announced and stored text, the last in files below `folder`."""
     device = Identity.new()
-    full, short = str(device.id).encode(), device.id.short.encode()
+    short = device.id.short.encode()
     trust = Trust(device, Peers(folder / "there"))
     listed = folder / "listed"
     listed.mkdir(mode=0o700)
@@ -97,7 +97,6 @@ def readers(folder: Path) -> list[Reader]:
     return [
         Reader("addresses", [b"127.0.0.1:50151", b"[::1]:1", b"desk.local:80"], _text(Address.parse)),
         Reader("codes", [b"7-lamp-otter", b"99 zeb zig"], _text(Code.parse)),
-        Reader("devices", [full, full.lower()], _text(DeviceID.parse)),
         Reader("short devices", [short], _text(parse_short)),
         Reader("model names", names[:2], _text(_hub_name)),
         Reader("models", names, _text(resolve)),

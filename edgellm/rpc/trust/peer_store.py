@@ -63,11 +63,12 @@ class Peers:
     def find(self, text: str) -> Peer:
         """Return the device that a user means by a name, a short ID or a full ID. Raise NotPaired without one."""
         peers = self.all()
-        found = [peer for peer in peers if peer.name.casefold() == text.strip().casefold()]
+        asked = text.strip().casefold()
+        found = [peer for peer in peers if peer.name.casefold() == asked] or [
+            peer for peer in peers if str(peer.id) == asked
+        ]
         with suppress(InvalidOption):
             found = found or [peer for peer in peers if peer.id.short == parse_short(text)]
-        with suppress(InvalidOption):
-            found = found or [peer for peer in peers if peer.id == DeviceID.parse(text)]
         if len(found) == 1:
             return found[0]
         names = ", ".join(peer.name for peer in peers)
