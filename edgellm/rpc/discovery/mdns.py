@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
@@ -27,8 +27,6 @@ from edgellm.rpc.trust.pairing import NUMBERS
 from edgellm.rpc.versions import DEVICES_PROTOCOL
 
 _MAX_ADDRESSES = 8
-_RESOLVE_MS = 800  # limit of the first try to resolve a name; each further try takes twice as long
-_RETRY_SECONDS = 0.1  # pause between two tries
 COPY_SECONDS = 15.0
 _MAX_RESOLVED = 64  # names resolved in one search; flooding the network with more gains nothing
 
@@ -94,12 +92,7 @@ def announce(
             with suppress(Error, OSError):
                 zeroconf.register_service(info, cooperating_responders=True)  # a random name is unique
                 registered = True
-        try:
-            yield registered
-        finally:
-            if registered and zeroconf is not None:
-                with suppress(Error, OSError):
-                    zeroconf.unregister_service(info)
+        yield registered
 
 
 def browse(
@@ -119,10 +112,10 @@ def browse(
     what was found, the search goes on until it does, for up to `max_seconds` in all. `on_wait` is then called with the
     seconds that have passed, at growing intervals.
     """
-    minimum = minimum or enough
+    minimum, patience = minimum or enough, 1_000 * max(seconds, max_seconds)
     found: dict[str, Hint] = {}
     resolving: set[str] = set()
-    changed, closed = threading.Condition(), threading.Event()
+    changed = threading.Condition()
     local = all(ip_address(host).is_loopback for host in hosts)
 
     def on_service(zeroconf: Zeroconf, service_type: str, name: str, **_: Any) -> None:
@@ -132,22 +125,15 @@ def browse(
             threading.Thread(target=resolve, args=(zeroconf, service_type, name), daemon=True).start()
 
     def resolve(zeroconf: Zeroconf, service_type: str, name: str) -> None:
-        info, timeout_ms = None, _RESOLVE_MS
-        while info is None and not closed.is_set():
-            with suppress(Error, OSError, RuntimeError):  # the search may have ended meanwhile
-                info = zeroconf.get_service_info(service_type, name, timeout_ms)
-            timeout_ms *= 2
-            closed.wait(0.0 if info else _RETRY_SECONDS)
-        if info is not None and (hint := parse_announcement(info, local)):
-            with changed:
-                found[name] = hint
-                changed.notify_all()
+        with suppress(Error, OSError, RuntimeError):  # the search may have ended meanwhile
+            info = zeroconf.get_service_info(service_type, name, patience)
+            if info is not None and (hint := parse_announcement(info, local)):
+                with changed:
+                    found[name] = hint
+                    changed.notify_all()
 
-    with ExitStack() as ending:
-        ending.callback(closed.set)
-        zeroconf = ending.enter_context(_multicast(hosts))
+    with _multicast(hosts) as zeroconf, changed:
         browser = None if zeroconf is None else ServiceBrowser(zeroconf, kind.value, handlers=[on_service])
-        ending.enter_context(changed)
         began, next_check = time.monotonic(), seconds
         while browser is not None and not enough(hints := list(found.values())):
             elapsed = time.monotonic() - began
@@ -172,7 +158,8 @@ def find_copies(short: str, hosts: Sequence[str]) -> list[Hint]:
 
 @contextmanager
 def _multicast(hosts: Sequence[str]) -> Iterator[Zeroconf | None]:
-    """Yield zeroconf on these interfaces only, or None if `hosts` is empty or the machine does not permit it."""
+    """Yield zeroconf on these interfaces only, or None if `hosts` is empty or the machine does not permit it. What was
+    announced by it is withdrawn in the end."""
     zeroconf = None
     if hosts:
         with suppress(Error, OSError):
