@@ -112,7 +112,7 @@ def browse(
     what was found, the search goes on until it does, for up to `max_seconds` in all. `on_wait` is then called with the
     seconds that have passed, at growing intervals.
     """
-    minimum, patience = minimum or enough, 1_000 * max(seconds, max_seconds)
+    minimum, patience = minimum or enough, int(1_000 * max(seconds, max_seconds))
     found: dict[str, Hint] = {}
     resolving: set[str] = set()
     changed = threading.Condition()
