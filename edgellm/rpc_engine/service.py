@@ -101,17 +101,7 @@ class RpcEngineService(Service):
         self._starting = 0
 
     def handlers(self) -> Handler:
-        """Return the handler for `grpc.aio.Server.add_generic_rpc_handlers`."""
-        return grpc.method_handlers_generic_handler(
-            RPC_SERVICE,
-            {
-                "Offer": grpc.unary_unary_rpc_method_handler(
-                    self.answering(self.offer), None, pb.OfferReply.SerializeToString
-                ),
-                "Serve": grpc.stream_stream_rpc_method_handler(self.answering(self.serve, "An RPC session has ended")),
-                "Tunnel": grpc.stream_stream_rpc_method_handler(self.answering(self.tunnel)),
-            },
-        )
+        return self._handler(RPC_SERVICE, (self.offer,), (self.serve, self.tunnel), over="An RPC session has ended")
 
     def _owner(self, context: Context) -> str:
         return _THIS_MACHINE if self._guard is None else caller_id(context).digest.hex()

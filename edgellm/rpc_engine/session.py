@@ -18,13 +18,13 @@ import grpc
 import grpc.aio
 import psutil
 
-from edgellm.engine.native import VERSION
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
 from edgellm.rpc.channel import first_of, network_loop, run_in_network_loop
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.rpc_engine.backend import HOST
 from edgellm.services.client.link import Endpoint, PeerWatch, ServiceLink, Timing, explained, lost
+from edgellm.services.mesh_codec import check_engine
 
 RPC_ENGINE = 1
 """Version of `rpc_engine.proto`."""
@@ -118,11 +118,8 @@ def ask_offer(endpoint: Endpoint) -> RpcOffer:
         raise DeviceLost(
             f"{endpoint.name} has no RPC server of llama.cpp.", "Run edgellm doctor there; it says how to compile one."
         )
-    if reply.version not in ("", VERSION):
-        raise ProtocolError(
-            f"{endpoint.name} has llama-cpp-python {reply.version[:40]}, but this device has {VERSION}.",
-            "Install the same version on both devices.",
-        )
+    if reply.version:
+        check_engine(reply.version, endpoint.name)
     return RpcOffer(reply.server[:200], reply.memory, reply.unit[:100], reply.cached)
 
 

@@ -29,6 +29,7 @@ from edgellm.rpc.channel import MAX_MESSAGE
 from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.protos import edgellm_pb2 as words
 from edgellm.rpc.protos import mesh_pb2 as pb
+from edgellm.rpc.versions import check_version
 from edgellm.services import verification_codec
 from edgellm.services.verification_codec import (
     RequestLimits,
@@ -42,7 +43,6 @@ from edgellm.spec.verifier import VerifyRequest
 
 MESH = 6
 """Version of `mesh.proto`."""
-ENGINE = VERSION
 SERVICE = pb.DESCRIPTOR.services_by_name["Mesh"].full_name
 HOLDS, WORK, CARRY = f"/{SERVICE}/Holds", f"/{SERVICE}/Work", f"/{SERVICE}/Carry"
 _KINDS = ("compute", "load", "got")
@@ -58,24 +58,28 @@ def most_rows(n_embd: int) -> int:
     return max(1, min(MAX_ROWS, MAX_MESSAGE // 2 // (4 * n_embd)))
 
 
+def check_engine(version: str, name: str) -> None:
+    """Raise ProtocolError where another device has another llama.cpp: the same text might come out differently."""
+    if version != VERSION:
+        raise ProtocolError(
+            f"{name} has llama-cpp-python {version[:40]}, but this device has {VERSION}.",
+            "Install the same version on both devices.",
+        )
+
+
 def write_work(work: StageSpec, stage: bytes) -> pb.Prepare:
     return pb.Prepare(
         protocol=MESH, model=bytes.fromhex(work.model), name=work.name, first=work.layers.start, last=work.layers.last,
         layers=work.n_layers, n_embd=work.n_embd, n_vocab=work.n_vocab, context=work.context, sessions=work.sessions,
-        wide=work.wide, stage=stage, version=ENGINE, stages=work.stages, pieces=write_pieces(work.pieces),
+        wide=work.wide, stage=stage, version=VERSION, stages=work.stages, pieces=write_pieces(work.pieces),
     )  # fmt: skip
 
 
 def read_work(message: pb.Prepare) -> StageSpec:
     """Return a stage's work from Prepare, checked. Raises ProtocolError: it cannot be meant, or comes from a
     coordinator that speaks or computes otherwise; LayersRefused: it names pieces that cannot be."""
-    if message.protocol != MESH:
-        _refuse(f"The coordinator speaks mesh version {message.protocol}, but this device speaks version {MESH}.")
-    if message.version != ENGINE:
-        _refuse(
-            f"The coordinator has llama-cpp-python {message.version[:40]}, but this device has {ENGINE}:"
-            " the same text might come out differently."
-        )
+    check_version(message.protocol, MESH, "the coordinator")
+    check_engine(message.version, "The coordinator")
     if len(message.model) != 32 or len(message.stage) != 16:
         _refuse("The request for a stage has no model, or no name.")
     if not (message.first <= message.last < message.layers <= _MAX_LAYERS):

@@ -13,7 +13,6 @@ import grpc.aio
 
 from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.errors import (
-    SAME_VERSION,
     EdgeError,
     EngineFailed,
     InvalidOption,
@@ -34,10 +33,10 @@ from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
-from edgellm.rpc.versions import parse_message
+from edgellm.rpc.versions import check_version, parse_message
 from edgellm.services.client.link import WORKER_TIMING, Endpoint, PeerWatch, ServiceLink, Timing, explained, lost
 from edgellm.services.client.verifier_selection import trust_for
-from edgellm.services.mesh_codec import ENGINE, HOLDS, MESH, WORK, read_event, write_order, write_work
+from edgellm.services.mesh_codec import HOLDS, MESH, WORK, check_engine, read_event, write_order, write_work
 from edgellm.spec.verifier import VerifyRequest
 from edgellm.storage.layers.manifest import LayerPiece
 
@@ -85,16 +84,8 @@ class RemoteDevice:
     async def _holds(self, model: str, pieces: Sequence[LayerPiece]) -> pb.HoldsReply:
         request = pb.HoldsRequest(protocol=MESH, model=bytes.fromhex(model), pieces=write_pieces(pieces))
         reply = parse_message(pb.HoldsReply, await self.endpoint.ask(HOLDS, request))
-        if reply.protocol != MESH:
-            raise ProtocolError(
-                f"{self.name} speaks mesh version {reply.protocol}, but this device speaks version {MESH}.",
-                SAME_VERSION,
-            )
-        if reply.version != ENGINE:
-            raise ProtocolError(
-                f"{self.name} has llama-cpp-python {reply.version[:40]}, but this device has {ENGINE}.",
-                "Install the same version on both devices.",
-            )
+        check_version(reply.protocol, MESH, self.name)
+        check_engine(reply.version, self.name)
         return reply
 
 

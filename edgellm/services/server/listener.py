@@ -210,8 +210,26 @@ class Service:
         self._notify, self._guard = notify, guard
 
     def handlers(self) -> Handler:
-        """Return the handler for `grpc.aio.Server.add_generic_rpc_handlers`. It takes bytes, parsed after the guard."""
+        """Return the handler of all calls, for `grpc.aio.Server.add_generic_rpc_handlers`."""
         raise NotImplementedError
+
+    def _handler(
+        self, service: str, unary: Sequence[Method], streams: Sequence[Method], sent: Sequence[Method] = (),
+        over: str = "",
+    ) -> Handler:  # fmt: skip
+        """Return the handler of calls that are named like their methods: with one answer, with streams both ways, or
+        whose answer is `sent` in parts. They take bytes, to parse only after the guard. Streams say that they are
+        `over`, as for `answering`."""
+        kinds = (
+            (grpc.unary_unary_rpc_method_handler, unary, ""), (grpc.stream_stream_rpc_method_handler, streams, over),
+            (grpc.unary_stream_rpc_method_handler, sent, ""),
+        )  # fmt: skip
+        made = {
+            method.__name__.title().replace("_", ""): kind(self.answering(method, said))
+            for kind, methods, said in kinds
+            for method in methods
+        }
+        return grpc.method_handlers_generic_handler(service, made)
 
     def answering(self, method: Method, over: str = "") -> Any:
         """Return the `method` for gRPC: only for callers with the right, and ended by an error's status. Then it is
@@ -219,7 +237,8 @@ class Service:
 
         async def answered(request: Any, context: Context) -> Any:
             try:
-                return await method(request, context)
+                answer = await method(request, context)
+                return answer.SerializeToString() if isinstance(answer, Message) else answer
             except EdgeError as error:
                 if over:
                     self._notify(EventKind.FAILED, f"{over}: {error.what}")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 import grpc
 import grpc.aio
 
+from edgellm.engine.native import VERSION
 from edgellm.errors import (
     SAME_VERSION,
     DeviceStuck,
@@ -19,6 +20,8 @@ from edgellm.errors import (
     LayersMissing,
     LayersRefused,
     MemoryShort,
+    PeerTooNew,
+    PeerTooOld,
     ProtocolError,
     StoreFull,
 )
@@ -35,10 +38,10 @@ from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.versions import parse_message
 from edgellm.services.client.link import dial
 from edgellm.services.mesh_codec import (
     CARRY,
-    ENGINE,
     MESH,
     SERVICE,
     read_micro_batch,
@@ -155,6 +158,8 @@ class WorkerService(Service):
     right = Right.COMPUTE
     statuses: ClassVar[Statuses] = {
         ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+        PeerTooOld: grpc.StatusCode.INVALID_ARGUMENT,
+        PeerTooNew: grpc.StatusCode.INVALID_ARGUMENT,
         LayersRefused: grpc.StatusCode.INVALID_ARGUMENT,
         LayersMissing: grpc.StatusCode.FAILED_PRECONDITION,
         MemoryShort: grpc.StatusCode.FAILED_PRECONDITION,
@@ -176,25 +181,16 @@ class WorkerService(Service):
         self._changed = asyncio.Condition()
 
     def handlers(self) -> Handler:
-        """Return the handler for `grpc.aio.Server.add_generic_rpc_handlers`."""
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                "Holds": grpc.unary_unary_rpc_method_handler(
-                    self.answering(self.holds), pb.HoldsRequest.FromString, pb.HoldsReply.SerializeToString
-                ),
-                "Work": grpc.stream_stream_rpc_method_handler(self.answering(self.work, "A stage has ended")),
-                "Carry": grpc.stream_stream_rpc_method_handler(self.answering(self.carry)),
-            },
-        )
+        return self._handler(SERVICE, (self.holds,), (self.work, self.carry), over="A stage has ended")
 
-    async def holds(self, request: pb.HoldsRequest, _context: Stream) -> pb.HoldsReply:
+    async def holds(self, data: bytes, _context: Stream) -> pb.HoldsReply:
         """Reply with the layers of a model that are here."""
+        request = parse_message(pb.HoldsRequest, data)
         return await asyncio.to_thread(self._holds, request.model.hex(), read_pieces(request.pieces))
 
     def _holds(self, file: str, pieces: Sequence[LayerPiece]) -> pb.HoldsReply:
         memory, _ = self._cache.available()
-        reply = pb.HoldsReply(protocol=MESH, memory=memory, version=ENGINE, unit=self._cache.unit.name)
+        reply = pb.HoldsReply(protocol=MESH, memory=memory, version=VERSION, unit=self._cache.unit.name)
         if (model := self._cache.layers.open(file, pieces)) is not None:
             reply.layers.extend(sorted(model.held))
             reply.warm.extend(sorted(self._cache.warm(model)))

@@ -182,17 +182,7 @@ class VerificationService(Service):
         self._models = (*self._models, model)
 
     def handlers(self) -> Handler:
-        """Return the handlers for `add_generic_rpc_handlers`. They take bytes, to parse only after the guard."""
-        unary, write = grpc.unary_unary_rpc_method_handler, pb.VocabularyBlock.SerializeToString
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                "Hello": unary(self.answering(self.hello), None, pb.HelloReply.SerializeToString),
-                "CompareVocabulary": unary(self.answering(self.compare_vocabulary), None, write),
-                "Tokenizer": grpc.unary_stream_rpc_method_handler(self.answering(self.tokenizer)),
-                "Session": grpc.stream_stream_rpc_method_handler(self.answering(self.session)),
-            },
-        )
+        return self._handler(SERVICE, (self.hello, self.compare_vocabulary), (self.session,), (self.tokenizer,))
 
     def _said(self, error: EdgeError) -> str:
         return error.what
