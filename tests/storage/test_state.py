@@ -114,6 +114,15 @@ def test_everything_is_written_for_the_user_alone_whatever_the_umask(own_home: P
     assert modes(own_home) == {"600", "700"}
 
 
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    mine = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+    for path in (tmp_path, tmp_path / "link"):
+        with pytest.raises(PermissionError, match="another user"):
+            private_folder(path)
+
+
 def test_what_was_open_to_others_is_closed(own_home: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("not edgellm's")
     (tmp_path / "mine").chmod(0o644)
