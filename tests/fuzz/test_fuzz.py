@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from edgellm.errors import InvalidOption
 from tests.fuzz import files, link_messages, mesh_messages
@@ -47,14 +45,6 @@ def test_no_bad_input_does_harm(readers: dict[str, Reader], name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_none_of_thousands_does_harm(readers: dict[str, Reader], name: str) -> None:
     assert fire(readers[name], 200 if name in SLOW else MORE, seed=2).strange == []
-
-
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(name=st.sampled_from(sorted({*NAMES} - {*SLOW})), data=st.binary(max_size=200))
-def test_noise_does_no_harm(readers: dict[str, Reader], name: str, data: bytes) -> None:
-    done = Outcome()
-    done.take(readers[name], data)
-    assert done.strange == []
 
 
 def test_what_is_neither_taken_nor_refused_is_found() -> None:

@@ -18,7 +18,7 @@ from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import PAIRING_PROTOCOL
 from tests.rpc.between import Relay, Talk, hello
-from tests.rpc.strangers import certified, device, known
+from tests.rpc.strangers import certified, device
 
 CODE = Code(7, ("lamp", "otter"))
 WRONG = Code(7, ("lamp", "owl"))
@@ -159,17 +159,6 @@ def test_another_devices_certificate_cannot_be_paired_without_its_key(
             window.wait(60)
     assert "does not hold the key" in f"{joined.value} {waited.value}"
     assert nobody_was_paired(desk, phone)
-
-
-def test_an_entry_that_exists_is_not_changed_without_its_key(
-    window: PairingWindow, at: Address, desk: Trust, tmp_path: Path
-) -> None:
-    tablet = device(tmp_path / "tablet")
-    entry = desk.peers.add(known(tablet, "tablet", ""))
-    thief = device(tmp_path / "thief", Identity(Identity.new().key, tablet.identity.certificate))
-    with pytest.raises(PairingFailed, match="does not hold the key"):
-        join(at, CODE, thief, Introduction("evil", frozenset(Right), ()))
-    assert desk.peers.all() == [entry]
 
 
 @pytest.mark.parametrize(

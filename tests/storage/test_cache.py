@@ -11,14 +11,6 @@ from edgellm.storage import pull, remove
 from tests.storage.hub import REPO, Hub, names
 
 
-def test_other_things_in_the_cache_are_left_alone(hub: Hub, cache: Path) -> None:
-    (cache / "models--x--y" / "snapshots" / "c").mkdir(parents=True)
-    (cache / "models--x--y" / "snapshots" / "c" / "model.safetensors").touch()
-    (cache / "datasets--x--y" / "snapshots" / "c").mkdir(parents=True)
-    (cache / "models--odd--name--more").mkdir()
-    assert names() == []
-
-
 def test_a_blob_that_another_snapshot_still_links_stays(hub: Hub, cache: Path) -> None:
     path = pull(REPO).path
     folder = cache / "models--ann--tiny-GGUF"

@@ -61,12 +61,6 @@ def test_a_damaged_memory_is_forgotten(home: Path) -> None:
         assert fingerprint(file) == right
 
 
-def test_a_place_that_cannot_be_written_costs_time_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (home / "file").write_text("")
-    monkeypatch.setenv("EDGELLM_HOME", str(home / "file"))
-    assert len(fingerprint(home / "file")) == 64
-
-
 def test_the_hubs_cache_knows_already(home: Path, reads: list[str]) -> None:
     blob = home / "blobs" / ("ab" * 32)
     blob.parent.mkdir()
@@ -94,11 +88,3 @@ def test_that_of_a_split_model_depends_on_every_part(home: Path, draft_path: Pat
     assert FileHash(paths[0]).quick() is None
     with pytest.raises(ModelNotFound, match="00002-of-00003"):
         fingerprint(paths[0])
-
-
-def test_a_whole_file_keeps_its_own_under_any_name(home: Path, draft_path: Path) -> None:
-    whole = home / "whole-00001-of-00001.gguf"
-    whole.write_bytes(draft_path.read_bytes())
-    alike = home / "alike-00001-of-00003.gguf"  # named like a part, and none
-    alike.write_bytes(draft_path.read_bytes())
-    assert fingerprint(whole) == fingerprint(alike) == hashlib.sha256(draft_path.read_bytes()).hexdigest()

@@ -57,7 +57,7 @@ def test_it_stays_bounded_and_the_oldest_go(history: History, monkeypatch: pytes
     assert b"question 0" not in history.path.read_bytes()
 
 
-@pytest.mark.parametrize("text", ["a" * 10_000, "\0" * 3000, "ü" * 5000, "\0" * 500 + "a" * 10_000])
+@pytest.mark.parametrize("text", ["\0" * 3000, "ü" * 5000])
 def test_of_a_text_too_long_the_beginning_is_kept(history: History, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(chat_log, "MAX_BYTES", 4096)
     for _ in range(3):

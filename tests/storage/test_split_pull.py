@@ -103,16 +103,6 @@ def test_a_part_with_a_wrong_hash_is_dropped_and_the_others_kept(hub: Hub, cache
     assert [(name, start) for name, start, _ in hub.sent] == [(NAME.format(2), 0), (NAME.format(3), 0)]
 
 
-def test_parts_that_are_not_one_model_are_not_kept(
-    hub: Hub, cache: Path, parts: list[bytes], verifier_path: Path, tmp_path: Path
-) -> None:
-    other = ModelFile.open(split(verifier_path, tmp_path, 3))
-    hub.repos[SPLIT][NAME.format(3)] = other.paths[2].read_bytes()
-    with pytest.raises(ModelCorrupt, match=rf"cannot be used: {NAME.format(1)} announces"):
-        pull(SPLIT)
-    assert not [path for path in cache.rglob("*") if path.is_file() and ".locks" not in path.parts]
-
-
 def test_parts_that_an_earlier_commit_uses_stay(
     hub: Hub, parts: list[bytes], verifier_path: Path, tmp_path: Path
 ) -> None:
