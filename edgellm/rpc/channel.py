@@ -117,8 +117,7 @@ _PAIRING: Options = [
 def open_channel(address: Address, trust: Trust | None = None, device: DeviceID | None = None) -> grpc.aio.Channel:
     """Open a channel to a device, which connects on first use: in plain text on this machine, or by mutual TLS. With
     `trust`, the channel uses mutual TLS to the paired `device`, or to any paired device when `device` is None;
-    `rpc.trust.handshake` then finds out which one answers. Raise PairingRequired where no device is paired, and without
-    `trust` for an address that is not loopback."""
+    `rpc.trust.handshake` then finds out which one answers."""
     if trust is None:
         return grpc.aio.insecure_channel(str(address.require_loopback()), options=_CHANNEL)
     trust.require_peers()
@@ -138,8 +137,7 @@ def new_server(*, pairing: bool = False) -> grpc.aio.Server:
 
 
 def bind(server: grpc.aio.Server, address: Address, trust: Trust | None = None) -> Address:
-    """Make `server` listen at `address`, by mutual TLS if `trust` is given; return the address with the real port.
-    Raise PairingRequired, PortTaken or InvalidOption."""
+    """Make `server` listen at `address`, by mutual TLS if `trust` is given; return the address with the real port."""
     if trust is None:
         return _bind(server, address.require_loopback(), None)
     trust.require_peers()

@@ -230,8 +230,7 @@ class Conversations(ChatLog):
         return self._found("1")
 
     def find(self, beginning: str) -> Conversation:
-        """Return the conversation whose ID begins with `beginning`. Raise InvalidOption if there is none, or there are
-        several."""
+        """Return the conversation whose ID begins with `beginning`."""
         found = [one for one in self.all() if beginning and one.id.startswith(beginning.lower())]
         if len(found) != 1:
             what = "There is no conversation" if not found else f"There are {len(found)} conversations"
@@ -250,8 +249,7 @@ class Conversations(ChatLog):
 
     def save(self, conversation: Conversation, *, replaces: datetime | None = None) -> None:
         """Write a conversation over its earlier state; remove the oldest beyond `MAX_CONVERSATIONS`. `replaces` is the
-        time of the state that it was made from; None: any state is replaced. Raise ConversationTooLong or
-        ConversationChanged."""
+        time of the state that it was made from; None: any state is replaced."""
         found = {"turns": conversation.turns, "name": conversation.name, "page": conversation.page}
         text = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
         if len(text) > MAX_BYTES:
@@ -289,12 +287,10 @@ class Conversations(ChatLog):
 
 
 def _truncated(text: str) -> str:
-    """Return `text`, cut to the size limit of an entry."""
     return _SURROGATE.sub("\ufffd", text).encode()[: MAX_BYTES // 4 - _ENTRY_OVERHEAD].decode("utf-8", "ignore")
 
 
 def _conversation(number: bytes, at: int, turns: bytes) -> Conversation | None:
-    """Return the conversation in a row, None where it is damaged."""
     try:
         when, found, conversation_id = _time(at), json.loads(turns.decode()), number.decode()
         read = tuple((str(role), str(text)) for role, text in found["turns"])
@@ -307,7 +303,6 @@ def _conversation(number: bytes, at: int, turns: bytes) -> Conversation | None:
 
 
 def _time(at: int) -> datetime | None:
-    """Return the time of a row, None where it is damaged."""
     try:
         return _EPOCH + timedelta(microseconds=at)
     except (TypeError, OverflowError):

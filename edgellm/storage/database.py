@@ -118,7 +118,6 @@ class PrivateDatabase:
                 ) from error
 
     def _files(self) -> tuple[Path, Path]:
-        """Return the paths of the database and of its journal."""
         return self.path, self.path.with_name(f"{self.path.name}-journal")
 
     def _close_files(self) -> None:
@@ -149,7 +148,6 @@ class PrivateDatabase:
         return db
 
     def _fill(self, db: DatabaseConnection) -> None:
-        """Make our tables in a new database. Raise DatabaseDamaged for tables of another program."""
         version, tables = _begun(db)
         if version == tables == 0:
             with db:

@@ -26,8 +26,7 @@ _POLL = 0.1  # seconds
 def fingerprint(path: Path) -> str:
     """Return the fingerprint of a model in hex, 64 characters; `path` is its file, or the first part of a split model.
     For a model in one file that is the SHA-256 of the file, for a split one as `fingerprint_of` says. Files are read
-    once (about a second per gigabyte), and their hashes remembered as long as size and time of change stay. Raise
-    OSError, ModelNotFound, ModelCorrupt or ModelUnsupported."""
+    once (about a second per gigabyte), and their hashes remembered as long as size and time of change stay."""
     return FileHash(path).compute()
 
 
@@ -82,8 +81,7 @@ class FileHash:
     def compute(
         self, should_stop: Callable[[], bool] | None = None, progress: Callable[[float], None] | None = None
     ) -> str:
-        """Return the fingerprint. `progress` is called with the share of the files that is read. Raise Stopped:
-        `should_stop` returned True; the next call continues."""
+        """Return the fingerprint. `progress` is called with the share of the files that is read."""
 
         def reached() -> None:
             size = sum(part.size for part in self._parts)
@@ -155,5 +153,4 @@ def _stamp(real: Path) -> list[int]:
 
 
 def _read_cache() -> dict[str, list[int | str]]:
-    """Return size, time of change and hash of each file read before."""
     return read_cached(cache_dir() / _CACHE, lambda found: {name: list(entry) for name, entry in found.items()}) or {}

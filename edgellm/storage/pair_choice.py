@@ -94,8 +94,7 @@ class PairProposal:
 def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> PairProposal:
     """Return the pair that suits this machine: the catalogue's first fitting pair with a fast enough verifier, or else
     the fastest that fits; or the pair of the verifier `wanted`. If that verifier has no draft model, a pair with an
-    about equally good verifier is preferred, unless the first is expected to be as fast alone. Raise InvalidOption or
-    MemoryShort."""
+    about equally good verifier is preferred, unless the first is expected to be as fast alone."""
     if wanted is not None:
         found = catalog.find(wanted)
         if found is None or found[1] != found[0].quant:
@@ -156,7 +155,6 @@ def _alone_speed(one: PairProposal, other: PairProposal) -> float:
 
 
 def _fitted(catalog: Catalog, verifier: CatalogModel, room: ModelRoom) -> PairProposal | None:
-    """Return a verifier with its draft model, if useful and fitting, or alone; None if the verifier does not fit."""
     if (place := room.place(verifier.size)) is None:
         return None
     reasons = [f"{_gb(verifier.size)} of weights, and there is room for {_gb(room.weights)} ({room.reason})"]

@@ -122,15 +122,13 @@ def labels(models: Sequence[ModelVariant]) -> list[str]:
 
 
 def _usual(models: Sequence[ModelVariant]) -> list[ModelVariant]:
-    """Return the models without drafters and adapters, if there are any."""
     return [model for model in models if not _USUALLY_NONE.search(model.stem)] or list(models)
 
 
 def choose(repo: str, files: Mapping[str, int], wanted: str | None, memory: int | None = None) -> QuantChoice:
     """Return the model that `wanted` (a quantisation or a file name; None: whatever suits) means in `repo`. `files` are
     the repository's files with their lengths in bytes, 0 if unknown. With `memory`, the bytes of memory of this
-    machine, a model that is not asked for by name is one that fits, if there is one. Raise ModelNotFound if the
-    repository has no GGUF, or not this one; the message names those that it has."""
+    machine, a model that is not asked for by name is one that fits, if there is one."""
     found = variants(files)
     models = [model for model in found if model.complete]
     if not found:

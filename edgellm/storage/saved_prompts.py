@@ -126,7 +126,6 @@ def _write(key: str, size: int, limit: int, write: Callable[[Path], bool]) -> bo
 
 
 def _sequences(key: str) -> Iterator[tuple[Path, Ids]]:
-    """Yield the files of this key and their token ids, which are not checked yet."""
     for path in prompt_files(f"{key}-*{SAVED}"):
         try:
             with path.open("rb") as file:

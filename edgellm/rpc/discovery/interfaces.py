@@ -55,8 +55,7 @@ def own_hosts() -> frozenset[str]:
 
 def chosen_hosts(names: Sequence[str] = ()) -> list[str]:
     """Return the IPv4 addresses of the interfaces with these names or addresses. Without `names`, use the interfaces in
-    `EDGELLM_INTERFACE` (separated by commas), or else those chosen by default. Raise InvalidOption if there is no such
-    interface."""
+    `EDGELLM_INTERFACE` (separated by commas), or else those chosen by default."""
     known = interfaces()
     names = names or [name.strip() for name in os.environ.get("EDGELLM_INTERFACE", "").split(",") if name.strip()]
     if not names:

@@ -51,8 +51,7 @@ def find_workers(trust: Trust, peers: Sequence[Peer], hosts: Sequence[str]) -> l
 
 
 async def reach_worker(trust: Trust | None, worker: Worker) -> grpc.aio.Channel:
-    """Return an open channel to a worker; the caller closes it. Raise the `error` of a worker that was not found, or
-    NotPaired."""
+    """Return an open channel to a worker; the caller closes it."""
     if worker.address is None:
         raise worker.error or NotPaired(f"No address of {worker.name} is known.", "Check that it is on and serves.")
     if worker.peer is None or trust is None:

@@ -83,7 +83,6 @@ async def measure_link(channel: grpc.aio.Channel, name: str) -> LinkSpeed:
 
 
 async def _measure(call: Any) -> LinkSpeed:
-    """Return the speeds, measured in turns there and back; the lower quartile of the times counts."""
     round_trips: list[float] = []
     for _ in range(_ROUND_TRIPS):
         began = time.perf_counter()
@@ -112,7 +111,6 @@ async def _send(call: Any, size: int) -> tuple[int, float]:
 
 
 async def _receive(call: Any, size: int) -> tuple[int, float]:
-    """Return how many bytes have come after a first part, and their seconds."""
     await call.write(pb.FlowFrame(want=size))
     received, times = 0, list[tuple[int, float]]()
     while received < size:
@@ -123,7 +121,6 @@ async def _receive(call: Any, size: int) -> tuple[int, float]:
 
 
 def _round_size(size: int, taken: float) -> int:
-    """Return the bytes for one round, such that all rounds take about SECONDS if `size` bytes took `taken` seconds."""
     return int(min(_MOST, max(_FIRST, SECONDS / _ROUNDS * size / max(taken, 1e-6))))
 
 
@@ -141,8 +138,7 @@ async def _read(call: Any) -> pb.FlowFrame:
 async def request_link_measurement(
     channel: grpc.aio.Channel, name: str, device: DeviceID, address: Address | None
 ) -> LinkSpeed:
-    """Have a device measure its connection to another device. Raise MeasureFailed where it cannot, usually because the
-    two are not paired; and errors as `measure_link` does."""
+    """Have a device measure its connection to another device."""
     call = channel.unary_unary(method("Line"), pb.LineRequest.SerializeToString, pb.LineReply.FromString)
     request = pb.LineRequest(protocol=PROTOCOL, device=device.digest, address=str(address or ""))
     with call_errors(name):

@@ -108,8 +108,7 @@ def read_blocks(request: pb.MeasureRequest) -> Blocks:
 
 
 async def measure(channel: grpc.aio.Channel, name: str, blocks: Blocks, max_age: float) -> DeviceFigures:
-    """Return a device's measurements, taken now unless it has some that are at most `max_age` seconds old. Raise
-    MeasureFailed where it cannot be measured; NotPermitted, ProtocolError or DeviceLost."""
+    """Return a device's measurements, taken now unless it has some that are at most `max_age` seconds old."""
     request = pb.MeasureRequest(
         protocol=PROTOCOL, header=blocks.header, data=blocks.data, layers=blocks.layers, width=blocks.width,
         oldest=max_age,

@@ -148,7 +148,6 @@ class LayerService:
         self._notify(f"{len(indices)} pieces of {manifest.name} are complete.")
 
     async def _fill(self, stream: Context, upload: _Upload, index: int, incoming: IncomingPiece) -> None:
-        """Receive portions of one piece, each starting where the last one ended, until the piece is whole."""
         await stream.write(pb.PutReply(arrived=pb.Arrived(piece=index, size=incoming.size)))
         while incoming.size < incoming.piece.size:
             frame = await _next(stream, upload)
@@ -183,8 +182,7 @@ async def _refuse(stream: Context, error: EdgeError) -> None:
 
 
 async def _next(stream: Context, upload: _Upload) -> pb.PutFrame:
-    """Return the next frame. Raise StoreBusy where the device has opened another stream, DeviceLost where nothing
-    arrives within SILENT_SECONDS, and ProtocolError where the data is not a frame, or the stream ends too soon."""
+    """Return the next frame."""
     reading = asyncio.ensure_future(stream.read())
     try:
         done, _ = await asyncio.wait(

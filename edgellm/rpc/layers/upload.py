@@ -55,8 +55,7 @@ class RateLimiter:
 
 
 async def list_layers(channel: grpc.aio.Channel, name: str, seconds: float = REPLY_SECONDS) -> StoreFacts:
-    """Return the layers that this device has uploaded to another one, and the limits of that device's store. Raise
-    NotPermitted, ProtocolError or DeviceLost."""
+    """Return the layers that this device has uploaded to another one, and the limits of that device's store."""
     call = channel.unary_unary(method("Held"), pb.HeldRequest.SerializeToString, pb.HeldReply.FromString)
     with call_errors(name):
         reply: pb.HeldReply = await call(pb.HeldRequest(protocol=PROTOCOL), timeout=seconds)
@@ -65,8 +64,7 @@ async def list_layers(channel: grpc.aio.Channel, name: str, seconds: float = REP
 
 
 async def clean(channel: grpc.aio.Channel, name: str, fingerprint: str = "") -> CleanResult:
-    """Remove pieces that are not in use from a device, of the model with this `fingerprint` or of all. Raise
-    LayersMissing without the model."""
+    """Remove pieces that are not in use from a device, of the model with this `fingerprint` or of all."""
     call = channel.unary_unary(method("Clean"), pb.CleanRequest.SerializeToString, pb.CleanReply.FromString)
     with call_errors(name):
         request = pb.CleanRequest(protocol=PROTOCOL, fingerprint=bytes.fromhex(fingerprint))
@@ -84,8 +82,7 @@ async def upload(
     notify: Callable[[UploadProgress], None],
 ) -> UploadProgress:
     """Send a device the `wanted` pieces that it lacks; return the final progress. Pieces are given by index. `cut`
-    yields the bytes of a piece, in a thread. `notify` is called with the progress, in the loop. Raise DeviceLost,
-    NotPermitted, ProtocolError or LayersCorrupt."""
+    yields the bytes of a piece, in a thread. `notify` is called with the progress, in the loop."""
     start: Any = channel.stream_stream(method("Put"), pb.PutFrame.SerializeToString, pb.PutReply.FromString)
     stream = _UploadStream(start(), name)
     acknowledged: dict[int, int] = {}  # bytes of each piece
@@ -184,7 +181,6 @@ class _UploadStream:
 
 
 def _blocks(portions: Iterator[bytes | memoryview], skip: int) -> Iterator[bytes]:
-    """Yield the bytes after the first `skip`, in blocks of FRAME bytes; the last block may be shorter."""
     buffer = bytearray()
     for portion in portions:
         passed = min(skip, len(portion))

@@ -95,8 +95,7 @@ def welcome_handlers(
 async def connect_authenticated(
     address: Address, trust: Trust, device: DeviceID | None = None, seconds: float = HELLO_SECONDS
 ) -> tuple[grpc.aio.Channel, PeerInfo]:
-    """Return a channel to a paired device, or only to the given `device`, and its greeting; the caller closes it. Raise
-    PairingRequired, NotPaired, IdentityClash, PeerTooOld, PeerTooNew, ProtocolError or VerifierUnreachable."""
+    """Return a channel to a paired device, or only to the given `device`, and its greeting; the caller closes it."""
     channel = open_channel(address, trust, device)
     try:
         info = await _call_welcome(channel, address, trust, device, seconds)

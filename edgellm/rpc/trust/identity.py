@@ -56,7 +56,6 @@ def web_certificate(folder: Path, hosts: Sequence[str]) -> tuple[Path, Path]:
 
 
 def _fits(pem: bytes, private: bytes, hosts: Sequence[str]) -> bool:
-    """Return whether a certificate is for all of these hosts, stays valid for a while, and is of this key."""
     try:
         found, key = x509.load_pem_x509_certificate(pem), serialization.load_pem_private_key(private, None)
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -70,7 +69,6 @@ def _self_signed(
     key: ec.EllipticCurvePrivateKey, name: x509.Name, hosts: Iterable[str], period: tuple[datetime, datetime],
     extensions: Mapping[x509.ExtensionType, bool],
 ) -> x509.Certificate:  # fmt: skip
-    """Return a certificate that can sign no other one; of the `extensions`, some are critical."""
     builder = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -173,8 +171,7 @@ class Identity:
 
     @classmethod
     def load(cls, folder: Path | None = None) -> Self:
-        """Return this device's identity; create it at the first call. Raise TrustUnusable if its file is damaged, or
-        cannot be read or written."""
+        """Return this device's identity; create it at the first call."""
         path = (folder or trust_folder()) / "identity.pem"
         with lock_folder(path.parent):
             if (stored := read_private(path)) is None:

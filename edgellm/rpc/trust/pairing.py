@@ -152,8 +152,7 @@ class Exchange:
         return self._tag(self._side, sealed), sealed, self._own.sign(self._statement(self._side, sealed))
 
     def check(self, mac: bytes, sealed: bytes, signature: bytes) -> bytes:
-        """Return the other side's decrypted words. Raise PairingFailed where it does not know the code, has seen other
-        certificates, or does not hold the private key of the certificate that it has shown."""
+        """Return the other side's decrypted words."""
         other = "B" if self._side == "A" else "A"
         if not hmac.compare_digest(mac, self._tag(other, sealed)):
             raise PairingFailed(*_WRONG)
@@ -214,8 +213,7 @@ class PairingWindow:
         return run_in_network_loop(self._open(hosts, port)).result()
 
     def wait(self, seconds: float | None = None) -> Peer:
-        """Return the paired device, once it is on the list of paired devices. Raise TimeoutError after `seconds`, and
-        PairingFailed if no device joined in time, or the guess was wrong."""
+        """Return the paired device, once it is on the list of paired devices."""
         return self._over.result(seconds)
 
     def close(self) -> None:
@@ -276,7 +274,6 @@ class PairingWindow:
             self._over.set_result(peer)
 
     def _admitted(self, hello: pb.PairHello, stream: Context) -> tuple[Exchange, Certificate]:
-        """Check the first frame, and use up the only guess if it is in order."""
         check_version(hello.protocol, PAIRING_PROTOCOL, "the other device")
         certificate = Certificate.of(hello.certificate)
         if certificate.id == self._trust.identity.id:
@@ -290,8 +287,7 @@ class PairingWindow:
 
 
 def join(address: Address, code: Code, trust: Trust, introduction: Introduction) -> Peer:
-    """Pair with the device whose window is at `address`; return it, now on the list of paired devices. Raise
-    PairingFailed, IdentityClash, PeerTooOld, PeerTooNew, VerifierUnreachable or TrustUnusable."""
+    """Pair with the device whose window is at `address`; return it, now on the list of paired devices."""
     return run_in_network_loop(_join(address, code, trust, introduction)).result()
 
 
@@ -335,7 +331,6 @@ def _confirm(exchange: Exchange, introduction: Introduction) -> pb.PairFrame:
 def _introduced(
     exchange: Exchange, certificate: Certificate, confirmation: pb.PairConfirm, own: Introduction, host: str
 ) -> Peer:
-    """Return the other device, after checking its confirmation."""
     words = exchange.check(confirmation.mac, confirmation.sealed, confirmation.signature)
     return read_introduction(certificate, words, own.rights, host)
 
@@ -345,7 +340,6 @@ async def _write(stream: Any, frame: pb.PairFrame) -> None:
 
 
 async def _read(stream: Any, kind: str) -> Any:
-    """Return the next frame, which must be of this kind."""
     data = await stream.read()
     if not isinstance(data, bytes):
         raise PairingFailed(*_GONE)

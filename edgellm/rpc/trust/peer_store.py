@@ -136,7 +136,6 @@ class Peers:
         return self._change(edited)
 
     def _change(self, change: Callable[[dict[DeviceID, Peer]], Peer]) -> Peer:
-        """Read, change and write the list under a lock across processes."""
         with lock_folder(self.path.parent):
             known = dict(self._read())
             peer = change(known)

@@ -74,7 +74,6 @@ class Trust:
         return grpc.ssl_server_certificate_configuration([own], roots)
 
     def _roots(self) -> bytes:
-        """Return the paired certificates, and this device's own, so that a copy of this device gets a clear error."""
         peers: list[Peer] = []
         with suppress(TrustUnusable):  # without a readable list there are none
             peers = self.peers.all()

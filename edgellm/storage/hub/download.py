@@ -118,8 +118,7 @@ Progress = Callable[[int, int], None]
 
 def download(remote: RemoteFile, headers: Mapping[str, str], partial: Path, progress: Progress) -> None:
     """Download the rest of `remote` into `partial`, whose bytes so far are kept, and check size and SHA-256. After a
-    cut connection it tries again with growing pauses, up to `ATTEMPTS` times without a new byte. Raise PullFailed or
-    DiskFull."""
+    cut connection it tries again with growing pauses, up to `ATTEMPTS` times without a new byte."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
@@ -172,7 +171,6 @@ def _receive_all(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO,
 
 
 def _receive(remote: RemoteFile, headers: Mapping[str, str], file: BinaryIO) -> Iterator[int]:
-    """Append one answer of the server to `file`, from where it ends; yield the length of each block."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 

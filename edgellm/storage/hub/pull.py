@@ -94,9 +94,7 @@ def pull(name: str, progress: OnTransfer = lambda _: None) -> PulledModel:
 
 def plan(name: str) -> DownloadPlan:
     """Return the model that `name` means on the hub or in a package, or in the cache if the hub cannot be reached.
-    Without a quantisation it is one that fits into this machine's memory, if there is one. Raise InvalidOption for what
-    is no name, ModelNotFound without a suitable model on the hub, and PullFailed where the hub cannot be reached, or
-    denies access."""
+    Without a quantisation it is one that fits into this machine's memory, if there is one."""
     if (model := model_files.packaged(name)) is not None and model.wheel is not None:
         return _packaged(model, model.wheel)
     if name in model_files.ALIASES:
@@ -123,8 +121,7 @@ def _packaged(model: CatalogModel, wheel: Wheel) -> DownloadPlan:
 
 
 def fetch(plan: DownloadPlan, progress: OnTransfer = lambda _: None) -> PulledModel:
-    """Return a plan's model, downloaded into the cache; resume an earlier attempt, whose finished parts are kept. Raise
-    PullFailed, DiskFull, ModelCorrupt or ModelUnsupported."""
+    """Return a plan's model, downloaded into the cache; resume an earlier attempt, whose finished parts are kept."""
     return PulledModel(plan, *plan.download(progress)) if plan.path is None else PulledModel(plan, plan.path, 0)
 
 
@@ -157,7 +154,6 @@ def _ask(name: HubName) -> DownloadPlan:
 
 
 def _here(paths: Sequence[Path], names: Sequence[str]) -> tuple[RemoteFile, ...]:
-    """Return files that are on this machine as files of a plan."""
     return tuple(RemoteFile(name, "", "", path.stat().st_size) for path, name in zip(paths, names, strict=True))
 
 
@@ -171,7 +167,6 @@ def _memory() -> int:
 
 
 def _remote(name: HubName, repo_id: str, file: str, listed: tuple[int, str]) -> RemoteFile:
-    """Return a file's address, hash and size; the hub is asked for them if the listing lacks them."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
 
     url, (size, sha256) = hf_hub_url(repo_id, file, revision=name.revision, endpoint=constants.ENDPOINT), listed
@@ -184,7 +179,6 @@ def _remote(name: HubName, repo_id: str, file: str, listed: tuple[int, str]) -> 
 
 
 def _download(name: HubName, commit: str, files: Sequence[RemoteFile], progress: OnTransfer) -> tuple[Path, int]:
-    """Download the files of a model into the cache; return the path of the first file, and the bytes that came."""
     folder, locks = (model_files.hub_cache() / where / name.folder for where in ("", ".locks"))
     try:
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
@@ -201,7 +195,6 @@ def _download(name: HubName, commit: str, files: Sequence[RemoteFile], progress:
 
 
 def _complete(name: HubName, files: Sequence[RemoteFile], blobs: Path, progress: OnTransfer) -> int:
-    """Download the files that are not here yet, and check them; return how many bytes came."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import build_hf_headers
 
@@ -249,7 +242,6 @@ def _link(name: HubName, commit: str, files: Sequence[RemoteFile], folder: Path)
 
 
 def _arrived(file: RemoteFile, blobs: Path) -> int:
-    """Return how many bytes of a file are here."""
     if (blobs / file.etag).exists():
         return file.size
     part = blobs / f"{file.etag}.incomplete"
@@ -276,7 +268,6 @@ def _check(file: RemoteFile, paths: Sequence[Path], count: int, linked: Collecti
 
 
 def _hub(name: HubName, call: Callable[[], _T]) -> _T:
-    """Return the result of `call`, which uses the hub's library; turn the library's errors into ours."""
     from huggingface_hub import constants, errors
     from huggingface_hub.errors import HTTPError as AnyHttpError  # the error of the HTTP client that the library uses
 
@@ -299,7 +290,6 @@ def _hub(name: HubName, call: Callable[[], _T]) -> _T:
 
 
 def _denied(name: HubName, error: HfHubHTTPError) -> EdgeError:
-    """Return our error for an error status of the hub, with the hub's message."""
     from huggingface_hub import constants, errors
 
     host, status, repo = constants.ENDPOINT, error.response.status_code, name.repo_id
@@ -327,7 +317,6 @@ def _denied(name: HubName, error: HfHubHTTPError) -> EdgeError:
 
 
 def _is_inside(file: str) -> bool:
-    """Return whether a repository's file name stays inside its folder, and each part is a valid file name."""
     if len(file.encode()) > _MAX_PATH or any(len(part.encode()) > _MAX_NAME for part in file.split("/")):
         return False
     return not file.startswith("/") and "\\" not in file and not {"", ".", ".."} & set(file.split("/"))

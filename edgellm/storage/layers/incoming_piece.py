@@ -66,8 +66,7 @@ class IncomingPiece:
         self.size += len(data)
 
     def finish(self) -> Path:
-        """Return the piece's final path, after checking its size, hash and layers, and renaming it. Raise LayersRefused
-        or LayersCorrupt."""
+        """Return the piece's final path, after checking its size, hash and layers, and renaming it."""
         if self.size < self.piece.size:
             raise LayersRefused(
                 f"{str(self.piece).capitalize()} is incomplete: {self.size} of {self.piece.size} bytes have arrived.",
@@ -89,7 +88,6 @@ class IncomingPiece:
         return self._final
 
     def _fault(self) -> str:
-        """Return why the bytes are not the piece; "" if they are."""
         if self._digest.hexdigest() != self.piece.sha256:
             return f"The bytes that arrived are not {self.piece}: their SHA-256 differs."
         try:

@@ -88,8 +88,7 @@ class Manifest:
             raise _refused(f"a piece beyond the {self.layers} layers of {self.name}")
 
     def covering(self, layers: LayerRange) -> tuple[LayerPiece, ...]:
-        """Return the fewest pieces that make up these layers. Raise InvalidOption if the model has no such layers, or
-        its pieces begin and end elsewhere."""
+        """Return the fewest pieces that make up these layers."""
         pieces = {piece.layers: piece for piece in self.pieces}
         if not (found := chain(pieces, layers)):
             raise InvalidOption(
@@ -122,8 +121,7 @@ def grid(layers: LayerRange, lines: Sequence[int]) -> list[LayerRange]:
 
 
 def check_stages(model: ModelFile, stages: Iterable[LayerRange]) -> None:
-    """Check that each of these ranges of a model's layers can be a stage. Raise InvalidOption where it begins or ends
-    where the model cannot be cut; says where it can."""
+    """Check that each of these ranges of a model's layers can be a stage."""
     layers, points = check_cuttable(model.header), cut_points(model.header)
     for one in stages:
         if one.start < layers and (one.start not in points or (one.stop < layers and one.stop not in points)):

@@ -143,7 +143,6 @@ class LayerStore:
         return StoreFacts(self.limit, self.size, self._free(), tuple(self.models(owner)))
 
     def _free(self) -> int:
-        """Return the free bytes of the store's disk, less RESERVED_BYTES."""
         return max(0, shutil.disk_usage(_existing(self.root)).free - RESERVED_BYTES)
 
     def find(self, piece: LayerPiece) -> Path | None:
@@ -267,8 +266,7 @@ class LayerStore:
     def _make_room(self, more: int, disk: int, what: str, owner: str, wanted: Collection[str] = ()) -> None:
         """Remove files until `more` bytes fit under the limit, and `disk` bytes on the disk, for `what` from `owner`.
         Pieces that were cut here go first, as they can be cut again, then the least recently used. Pieces stay that are
-        in use, `wanted` by their hash, or of other owners and used within UNUSED_SECONDS. The lock is held. Raise
-        StoreFull or DiskFull, and remove nothing, where that would not be enough."""
+        in use, `wanted` by their hash, or of other owners and used within UNUSED_SECONDS. The lock is held."""
         owners: dict[str, set[str]] = {}
         for record in self._records():
             for sha256 in _hashes([record]):
@@ -327,8 +325,7 @@ class LayerStore:
         return read_cached(path, lambda rows: [from_json(_Record, row) for row in rows]) or []
 
     def _record(self, owner: str, manifest: Manifest, pieces: Collection[LayerPiece]) -> None:
-        """Record that `owner` uploads these pieces of a model, besides earlier ones that are still stored. Raise
-        StoreFull for another device that has uploaded pieces of MAX_MODELS other models."""
+        """Record that `owner` uploads these pieces of a model, besides earlier ones that are still stored."""
         records = _reduced(self._records(), {file.sha256 for file in self._files()})
         same = [one for one in records if (one.owner, one.manifest.fingerprint) == (owner, manifest.fingerprint)]
         others = [one for one in records if one not in same]
@@ -344,7 +341,6 @@ class LayerStore:
         write_state(self.root / "records.json", json.dumps([asdict(one) for one in records]), durable=True)
 
     def _files(self) -> list[StoredPiece]:
-        """Return every piece, whole or arriving; other files are ignored."""
         found = []
         for path in sorted(self._pieces.glob("*")):
             with suppress(OSError):
@@ -375,7 +371,6 @@ class LayerStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the store's lock; raise the system's errors as `storage_errors` does."""
         with storage_errors(self.root), hold_lock(self.root / "lock"):
             yield
 
@@ -407,7 +402,6 @@ def gigabytes(size: int) -> str:
 
 
 def _reduced(records: Iterable[_Record], hashes: Collection[str]) -> list[_Record]:
-    """Return records with only the pieces of these hashes, without those that have none."""
     left = ((one, tuple(piece for piece in one.manifest.pieces if piece.sha256 in hashes)) for one in records)
     return [replace(one, manifest=replace(one.manifest, pieces=pieces)) for one, pieces in left if pieces]
 
