@@ -23,7 +23,7 @@ from edgellm.engine.timing import CpuWait, is_plausible
 from edgellm.errors import EdgeError, MeasureFailed
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.weight_cache import ComputeUnit
-from edgellm.rpc.layers.benchmark_service import DeviceFigures
+from edgellm.rpc.layers.measuring import DeviceFigures
 from edgellm.rpc.versions import program_version
 from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE, cold_read, drop_page_cache
 from edgellm.storage.layers.manifest import grid, grid_lines

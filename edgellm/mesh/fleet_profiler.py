@@ -28,8 +28,7 @@ from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.workers import Worker, find_workers, reach_worker, worker_at_address
-from edgellm.rpc.layers.bandwidth_probe import LinkSpeed, measure_link, request_link_measurement
-from edgellm.rpc.layers.benchmark_service import DeviceFigures, measure
+from edgellm.rpc.layers.measuring import DeviceFigures, LinkSpeed, measure, measure_link, request_link_measurement
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE

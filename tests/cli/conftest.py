@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from edgellm.cli.app import app, run
 from edgellm.engine.gguf import synthetic_layers as timing
-from edgellm.rpc.layers import bandwidth_probe
+from edgellm.rpc.layers import measuring
 from tests.storage.hub import cache, hub
 
 __all__ = ["cache", "edge", "hub"]
@@ -101,5 +101,5 @@ def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "ROWS", (1, 8))
     monkeypatch.setattr(timing, "_SPELL", 0.0)
     monkeypatch.setattr(timing, "_ROUNDS", 1)
-    monkeypatch.setattr(bandwidth_probe, "SECONDS", 0.02)
+    monkeypatch.setattr(measuring, "SECONDS", 0.02)
     monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")

@@ -17,9 +17,8 @@ from edgellm.mesh.messages import (
     TraceSpan,
 )
 from edgellm.mesh.stage import check
-from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
-from edgellm.rpc.layers.benchmark_service import read_blocks, read_figures
 from edgellm.rpc.layers.codec import read_manifest, read_places
+from edgellm.rpc.layers.measuring import LinkSpeed, read_blocks, read_figures
 from edgellm.rpc.protos import layers_pb2, mesh_pb2
 from edgellm.rpc.versions import parse_message
 from edgellm.services.mesh_codec import (

@@ -23,7 +23,7 @@ from edgellm.errors import MeasureFailed
 from edgellm.mesh import device_profiler, weight_cache
 from edgellm.mesh.device_profiler import measure_device
 from edgellm.mesh.weight_cache import ComputeUnit
-from edgellm.rpc.layers.benchmark_service import DeviceFigures
+from edgellm.rpc.layers.measuring import DeviceFigures
 from edgellm.storage import device_speed
 from edgellm.storage.device_speed import cold_read
 from testkit.gguf.random_model import Shape, write

@@ -23,7 +23,7 @@ from edgellm.mesh.device_profiler import measure_device
 from edgellm.mesh.fleet_profiler import Survey, TimedModel, stored_link, stored_speed, survey
 from edgellm.mesh.model_costs import model_costs
 from edgellm.rpc.discovery.workers import Worker, find_workers
-from edgellm.rpc.layers import bandwidth_probe
+from edgellm.rpc.layers import measuring
 from edgellm.rpc.trust.rights import Right
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE
@@ -38,7 +38,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(timing, "ROWS", (1, 4, 16))
     monkeypatch.setattr(timing, "_SPELL", 0.0)
     monkeypatch.setattr(timing, "_ROUNDS", 1)
-    monkeypatch.setattr(bandwidth_probe, "SECONDS", 0.02)
+    monkeypatch.setattr(measuring, "SECONDS", 0.02)
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "home"))
 
 

@@ -12,7 +12,7 @@ import grpc.aio
 from edgellm.engine import ModelFile
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind, new_server, open_channel, run_in_network_loop
-from edgellm.rpc.layers.benchmark_service import Measurer
+from edgellm.rpc.layers.measuring import Measurer
 from edgellm.rpc.layers.service import layer_handlers
 from edgellm.rpc.layers.upload import Cut, RateLimiter, UploadProgress, upload
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor

@@ -15,11 +15,11 @@ import grpc.aio
 import pytest
 
 from edgellm.errors import EdgeError, MeasureFailed
-from edgellm.rpc import dialing
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
-from edgellm.rpc.dialing import dialable_addresses, uniform_failure
-from edgellm.rpc.layers.bandwidth_probe import request_link_measurement
+from edgellm.rpc.discovery import peer_probe
+from edgellm.rpc.discovery.peer_probe import dialable_addresses, uniform_failure
+from edgellm.rpc.layers.measuring import request_link_measurement
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.storage.layers.store import LayerStore
 from tests.rpc.doors import in_loop
@@ -71,9 +71,9 @@ async def test_what_listens_on_the_machine_is_not_touched_for_a_device_elsewhere
     store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And every failure is the same."""
-    monkeypatch.setattr("edgellm.rpc.layers.benchmark_service.is_local_caller", lambda _context: False)
-    monkeypatch.setattr("edgellm.rpc.layers.benchmark_service.announced_addresses", lambda _peer, _seconds: [])
-    monkeypatch.setattr(dialing, "FAILED_SECONDS", 0.0)
+    monkeypatch.setattr("edgellm.rpc.layers.measuring.is_local_caller", lambda _context: False)
+    monkeypatch.setattr("edgellm.rpc.layers.measuring.announced_addresses", lambda _peer, _seconds: [])
+    monkeypatch.setattr(peer_probe, "FAILED_SECONDS", 0.0)
     owner, desk, phone = (device(tmp_path / name) for name in ("owner", "desk", "phone"))
     befriend(desk, owner, "compute")
     befriend(phone, desk, "compute")
@@ -96,7 +96,7 @@ async def test_failures_take_the_same_time_for_who_is_elsewhere(monkeypatch: pyt
         slept.append(seconds)
 
     # not `asyncio.sleep` itself: tasks of other tests may still be ending in this process's loop
-    monkeypatch.setattr(dialing, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop))
+    monkeypatch.setattr(peer_probe, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop))
     for near in (False, True):
         with pytest.raises(EdgeError, match="One answer"):
             async with uniform_failure(
@@ -104,15 +104,15 @@ async def test_failures_take_the_same_time_for_who_is_elsewhere(monkeypatch: pyt
             ):
                 raise ValueError("refused, or timed out, or no TLS")
     assert len(slept) == 1
-    assert 0.0 < slept[0] <= dialing.FAILED_SECONDS
+    assert 0.0 < slept[0] <= peer_probe.FAILED_SECONDS
 
 
 @in_loop
 async def test_a_device_that_has_moved_is_looked_for_where_it_announces_itself(
     store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.rpc.layers.bandwidth_probe.SECONDS", 0.02)
-    monkeypatch.setattr("edgellm.rpc.layers.benchmark_service.is_local_caller", lambda _context: False)
+    monkeypatch.setattr("edgellm.rpc.layers.measuring.SECONDS", 0.02)
+    monkeypatch.setattr("edgellm.rpc.layers.measuring.is_local_caller", lambda _context: False)
     owner, desk, phone = (device(tmp_path / name) for name in ("owner", "desk", "phone"))
     for worker in (desk, phone):
         befriend(worker, owner, "compute")
@@ -120,7 +120,7 @@ async def test_a_device_that_has_moved_is_looked_for_where_it_announces_itself(
     announced: list[Any] = []
     async with taking(store, desk) as at_desk, taking(store, phone) as at_phone:
         announced.append(at_phone)
-        where = "edgellm.rpc.layers.benchmark_service.announced_addresses"
+        where = "edgellm.rpc.layers.measuring.announced_addresses"
         monkeypatch.setattr(where, lambda _peer, _seconds: announced)
         async with open_channel(at_desk, owner, desk.identity.id) as channel:
             assert (await request_link_measurement(channel, "desk", phone.identity.id, at_phone)).up > 0

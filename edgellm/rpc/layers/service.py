@@ -13,7 +13,6 @@ import grpc
 import grpc.aio
 
 from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError, StoreBusy
-from edgellm.rpc.layers.benchmark_service import Measurer, MeasureService
 from edgellm.rpc.layers.codec import (
     MAX_PORTION,
     PROTOCOL,
@@ -26,6 +25,7 @@ from edgellm.rpc.layers.codec import (
     with_error_status,
     write_facts,
 )
+from edgellm.rpc.layers.measuring import Measurer, MeasureService
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method, caller_id
 from edgellm.rpc.trust.rights import Right

@@ -31,7 +31,7 @@ from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, READ_TIMEOUT_SECONDS, first_of
-from edgellm.rpc.dialing import dialable_addresses, is_local_caller, uniform_failure
+from edgellm.rpc.discovery.peer_probe import dialable_addresses, is_local_caller, uniform_failure
 from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor

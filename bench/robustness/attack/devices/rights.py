@@ -24,7 +24,7 @@ from edgellm.mesh.messages import StageSpec
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.interfaces import own_hosts
-from edgellm.rpc.layers.bandwidth_probe import request_link_measurement
+from edgellm.rpc.layers.measuring import request_link_measurement
 from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, upload
 from edgellm.rpc.protos import mesh_pb2
 from edgellm.rpc.trust.device_id import DeviceID

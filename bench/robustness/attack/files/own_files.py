@@ -33,8 +33,7 @@ from edgellm.layer_range import HERE, LayerRange
 from edgellm.llm import LLM, profile_path
 from edgellm.mesh.fleet_profiler import KeptFigures, MeasuredLink, MeasuredSpeed
 from edgellm.rpc.address import Address
-from edgellm.rpc.layers.bandwidth_probe import LinkSpeed
-from edgellm.rpc.layers.benchmark_service import DeviceFigures
+from edgellm.rpc.layers.measuring import DeviceFigures, LinkSpeed
 from edgellm.rpc.trust.identity import trust_folder, web_certificate
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right

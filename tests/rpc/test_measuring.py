@@ -14,10 +14,17 @@ from edgellm.engine.gguf.synthetic_layers import Blocks
 from edgellm.errors import DeviceLost, EdgeError, MeasureFailed, NotPermitted, ProtocolError
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
-from edgellm.rpc.layers import bandwidth_probe, codec
-from edgellm.rpc.layers.bandwidth_probe import LinkSpeed, measure_link, request_link_measurement
-from edgellm.rpc.layers.benchmark_service import DeviceFigures, measure, read_figures, write_figures
+from edgellm.rpc.layers import codec, measuring
 from edgellm.rpc.layers.codec import method
+from edgellm.rpc.layers.measuring import (
+    DeviceFigures,
+    LinkSpeed,
+    measure,
+    measure_link,
+    read_figures,
+    request_link_measurement,
+    write_figures,
+)
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.storage.layers.store import LayerStore
 from testkit.network.relay import Network, Relay
@@ -84,7 +91,7 @@ def test_figures_that_cannot_be_are_not_believed() -> None:
 @in_loop
 async def test_a_line_is_measured_both_ways(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through a relay of known bandwidth and delay."""
-    monkeypatch.setattr(bandwidth_probe, "SECONDS", 0.3)
+    monkeypatch.setattr(measuring, "SECONDS", 0.3)
     async with taking(store) as address:
         with Relay(address.port, Network(40.0, 0.02)) as relay:
             async with open_channel(Address("127.0.0.1", relay.port)) as channel:
@@ -112,7 +119,7 @@ async def test_more_than_can_be_wanted_is_refused(store: LayerStore) -> None:
 async def test_a_device_measures_its_line_to_another_that_both_know(
     store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bandwidth_probe, "SECONDS", 0.05)
+    monkeypatch.setattr(measuring, "SECONDS", 0.05)
     owner, desk, phone, far = (device(tmp_path / name) for name in ("owner", "desk", "phone", "far"))
     for worker in (desk, phone, far):
         befriend(worker, owner, "compute files")
