@@ -62,10 +62,13 @@ def test_the_wheel_answers_with_its_own_pair(installed: Path, tmp_path: Path) ->
     assert answer.stdout == "The film night is Friday at 20:00.\n", answer.stderr
 
 
-def test_the_wheel_has_the_page_the_profile_and_the_contracts(installed: Path, tmp_path: Path) -> None:
+def test_the_wheel_has_the_profile_and_every_file_beside_the_code(installed: Path) -> None:
     (package,) = installed.parent.rglob("site-packages/edgellm")
-    for name in ("bundled/profile.json", "bundled/draft.gguf", "http/page/index.html", "rpc/protos/mesh_pb2.py"):
-        assert (package / name).is_file(), name
+    code = ROOT / "edgellm"
+    beside = {str(path.relative_to(code)) for path in code.rglob("*.*") if path.suffix not in (".py", ".pyc")}
+    assert {"rpc/trust/words.txt", "storage/catalog.toml", "http/page/index.html"} <= beside
+    wanted = {*beside, "bundled/profile.json", "bundled/draft.gguf", "rpc/protos/mesh_pb2.py"}
+    assert not {name for name in wanted if not (package / name).is_file()}
     assert not list(installed.parent.rglob("site-packages/models"))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -22,11 +20,10 @@ INPUTS, MORE = 120, 20_000  # of each reader, and of each at night
 
 
 @pytest.fixture(scope="module")
-def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Reader]]:
+def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
     folder = tmp_path_factory.mktemp("fuzz")
-    with ExitStack() as stack:
-        link = stack.enter_context(link_messages.readers(folder / "link"))
-        yield {one.name: one for one in (*link, *mesh_messages.readers(), *files.readers(folder))}
+    found = (*link_messages.readers(folder / "link"), *mesh_messages.readers(), *files.readers(folder))
+    return {one.name: one for one in found}
 
 
 def test_every_reader_is_here(readers: dict[str, Reader]) -> None:
