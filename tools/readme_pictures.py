@@ -25,7 +25,7 @@ from playwright.sync_api import expect
 from rich.console import Console
 from rich.text import Text
 
-from edgellm.storage import cache_dir
+from edgellm.system import cache_dir
 from testkit import ROOT
 from testkit.browser.page_states import opened_browser
 

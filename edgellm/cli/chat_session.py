@@ -16,6 +16,7 @@ from edgellm.cli.views.progress import Loading, download
 from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption, PromptTooLong
 from edgellm.storage.chat_log import Conversation, Conversations
 from edgellm.storage.default_pair import HOME, SMOLLM2, resolve_pair
+from edgellm.system import cache_dir
 
 if TYPE_CHECKING:
     from edgellm.cli.views.mesh_view import Reports
@@ -265,7 +266,7 @@ def with_default_pair(draft: str, verifier: str) -> tuple[str, str]:
     home = resolve_pair(draft, verifier)
     if home.missing != SMOLLM2.verifier or not {draft, verifier} <= {DEFAULT, "none", *SMOLLM2}:
         return draft, verifier
-    failed = storage.cache_dir() / "models" / f"{SMOLLM2.verifier.replace(':', '-')}.failed"
+    failed = cache_dir() / "models" / f"{SMOLLM2.verifier.replace(':', '-')}.failed"
     reason = f"{home.missing} is not here, and could not be fetched a short while ago."
     if not (failed.exists() and time.time() - failed.stat().st_mtime < _PAUSE):
         plan = storage.plan(home.missing)

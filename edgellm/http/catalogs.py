@@ -27,9 +27,9 @@ from edgellm.rpc.address import ModelAddress
 from edgellm.rpc.trust.peer_store import Peer
 from edgellm.rpc.trust.rights import Right
 from edgellm.spec.params import ReplyOptions
-from edgellm.storage import StoredModel, list_models, name_of, resolve
+from edgellm.storage import list_models, name_of, resolve
 from edgellm.storage.default_pair import resolve_pair
-from edgellm.storage.model_files import looks_like_path, unknown
+from edgellm.storage.model_files import StoredModel, looks_like_path, unknown
 
 if TYPE_CHECKING:
     from edgellm.rpc.discovery.peer_probe import ProbeResult

@@ -18,9 +18,10 @@ from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Notice
-from edgellm.storage import ALIASES, History, bundled
+from edgellm.storage import ALIASES, History
 from edgellm.storage.chat_log import Conversations, expired, oldest, typed_lines
 from edgellm.storage.fingerprint import FileHash
+from edgellm.storage.model_files import bundled
 from edgellm.storage.saved_prompts import prompt_files
 from edgellm.storage.state import close_to_others, set_aside
 from edgellm.system import cache_dir, data_dir, state_dir

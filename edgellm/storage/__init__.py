@@ -11,59 +11,31 @@ from typing import TYPE_CHECKING
 # request, and reads the answer without a limit.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
-from edgellm.storage.catalog import Catalog, CatalogModel, catalog
-from edgellm.storage.chat_log import History, HistoryFacts
+from edgellm.storage.catalog import Catalog, catalog
+from edgellm.storage.chat_log import History
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.model_files import (
     ALIASES,
-    HubName,
-    StoredModel,
-    bundled,
     hub_name,
     list_models,
     looks_like_path,
     name_of,
-    parse_hub_name,
     removable,
     remove,
     resolve,
 )
-from edgellm.system import cache_dir
 
 if TYPE_CHECKING:
-    from edgellm.storage.hub.pull import DownloadPlan, PulledModel, Transfer, fetch, plan, pull
+    from edgellm.storage.hub.pull import DownloadPlan, fetch, plan, pull
 
 __all__ = [
-    "ALIASES",
-    "Catalog",
-    "CatalogModel",
-    "DownloadPlan",
-    "History",
-    "HistoryFacts",
-    "HubName",
-    "PulledModel",
-    "StoredModel",
-    "Transfer",
-    "bundled",
-    "cache_dir",
-    "catalog",
-    "fetch",
-    "fingerprint",
-    "hub_name",
-    "list_models",
-    "looks_like_path",
-    "name_of",
-    "parse_hub_name",
-    "plan",
-    "pull",
-    "removable",
-    "remove",
-    "resolve",
-]
+    "ALIASES", "Catalog", "DownloadPlan", "History", "catalog", "fetch", "fingerprint", "hub_name", "list_models",
+    "looks_like_path", "name_of", "plan", "pull", "removable", "remove", "resolve",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
     """Return a name of the hub's modules, imported when first used: a question needs none of these names."""
-    if name in ("DownloadPlan", "PulledModel", "Transfer", "fetch", "plan", "pull"):
+    if name in ("DownloadPlan", "fetch", "plan", "pull"):
         return getattr(import_module("edgellm.storage.hub.pull"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -39,7 +39,7 @@ def test_the_version_is_told(edge: Edge) -> None:
 
 
 def test_the_unexpected_is_one_line_and_a_log(edge: Edge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def explode() -> list[storage.StoredModel]:
+    def explode() -> list[object]:
         raise ZeroDivisionError("\x1b[2J" + "surprise"[::-1])
 
     monkeypatch.setattr(storage, "list_models", explode)

@@ -6,7 +6,9 @@ import re
 
 import pytest
 
-from edgellm.storage import ALIASES, CatalogModel, catalog, parse_hub_name
+from edgellm.storage import ALIASES, catalog
+from edgellm.storage.catalog import CatalogModel
+from edgellm.storage.model_files import parse_hub_name
 from edgellm.storage.quants import quant_of
 
 MODELS = list(catalog().models.values())

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import EdgeError, ModelNotFound
-from edgellm.storage import list_models, model_files, pull, removable, remove, resolve
+from edgellm.storage import list_models, model_files, pull, remove, resolve
+from edgellm.storage.model_files import removable
 from tests.storage.hub import Hub, tiny_gguf
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
-from edgellm.storage import HubName, catalog, hub_name, parse_hub_name
+from edgellm.storage import catalog
+from edgellm.storage.model_files import HubName, hub_name, parse_hub_name
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ import pytest
 from huggingface_hub import constants, scan_cache_dir
 
 from edgellm.errors import DiskFull, ModelCorrupt, ModelNotFound, PullFailed
-from edgellm.storage import Transfer, plan, pull, resolve
+from edgellm.storage import plan, pull, resolve
 from edgellm.storage.hub import download
-from edgellm.storage.hub.pull import fetch
+from edgellm.storage.hub.pull import Transfer, fetch
 from tests.storage.hub import COMMIT, REPO, Hub, tiny_gguf
 
 Q4 = "tiny-Q4_K_M.gguf"

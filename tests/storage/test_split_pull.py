@@ -16,8 +16,9 @@ from huggingface_hub import scan_cache_dir
 
 from edgellm.engine import Model, ModelFile
 from edgellm.errors import DiskFull, ModelCorrupt, ModelNotFound, PullFailed
-from edgellm.storage import Transfer, fingerprint, list_models, plan, pull, remove, resolve
+from edgellm.storage import fingerprint, list_models, plan, pull, remove, resolve
 from edgellm.storage.hub import download
+from edgellm.storage.hub.pull import Transfer
 from testkit.gguf.split_file import split
 from tests.storage.hub import COMMIT, REPO, Hub, names
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgellm.mesh.deploy import DeployPart, DeployProgress
     from edgellm.spec.stream import Reply
     from edgellm.spec.types import PromptProgress, Token
-    from edgellm.storage import DownloadPlan, PulledModel, Transfer
+    from edgellm.storage.hub.pull import DownloadPlan, PulledModel, Transfer
 
 QUIET_SECONDS = 1.0
 """Seconds before anything is shown."""
