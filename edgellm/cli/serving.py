@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import platform
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -289,9 +288,8 @@ def _hosts_of(server: Listener, interface: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _announcing(server: Listener, link: LinkOptions) -> Iterator[None]:
-    """Announce a server that other machines can reach, unless the user does not want that, and warn of a device that
-    has the identity of this one."""
-    from edgellm.rpc.discovery.mdns import ServiceKind, announce, find_copies
+    """Announce a server that other machines can reach, unless the user does not want that."""
+    from edgellm.rpc.discovery.mdns import ServiceKind, announce
 
     trust, address = server.trust, server.address
     if trust is None or address.loopback or not link.announce:
@@ -300,15 +298,9 @@ def _announcing(server: Listener, link: LinkOptions) -> Iterator[None]:
     # announcements are made over IPv4
     hosts = [host for host in _hosts_of(server, link.interface) if host.replace(".", "").isdigit()]
     short = trust.identity.id.short
-
-    def warn_of_copies() -> None:
-        for copy in find_copies(short, hosts):
-            say(f"{copy.addresses[0].host} announces the identity of this device, {copy.short}. Run: edgellm doctor")
-
     with announce(ServiceKind.DEVICE, short, address.port, hosts) as begun:
         if begun:
             say(f"announced as {short} on {', '.join(hosts)}", style="dim")
-            threading.Thread(target=warn_of_copies, daemon=True).start()
         else:
             say("It cannot be announced; to find out why, run: edgellm doctor. Other devices can use --peer HOST:PORT.")
         yield

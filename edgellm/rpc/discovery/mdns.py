@@ -27,7 +27,6 @@ from edgellm.rpc.trust.pairing import NUMBERS
 from edgellm.rpc.versions import DEVICES_PROTOCOL
 
 _MAX_ADDRESSES = 8
-COPY_SECONDS = 15.0
 _MAX_RESOLVED = 64  # names resolved in one search; flooding the network with more gains nothing
 
 
@@ -144,16 +143,6 @@ def browse(
                 next_check = min(2 * next_check, max_seconds)
             changed.wait(next_check - elapsed)
         return sorted(found.values(), key=lambda hint: (hint.short, hint.instance))
-
-
-def find_copies(short: str, hosts: Sequence[str]) -> list[Hint]:
-    """Return the announcements of this device's ID from other machines: they mean that its files were copied. Takes
-    `COPY_SECONDS` if there are none."""
-
-    def foreign(found: Sequence[Hint]) -> list[Hint]:
-        return [hint for hint in found if hint.short == short and not hint.own]
-
-    return foreign(browse(ServiceKind.DEVICE, hosts, COPY_SECONDS, lambda found: bool(foreign(found))))
 
 
 @contextmanager
