@@ -28,9 +28,7 @@ from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce, browse, mult
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
 from edgellm.rpc.trust.handshake import PeerInfo
 from edgellm.rpc.trust.identity import Identity, trust_folder
-from edgellm.rpc.trust.peer_store import Peers
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peers, Right, Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL, check_version, program_version
 from edgellm.storage.default_pair import DEFAULT, resolve_pair
 from edgellm.storage.model_files import hub_cache

@@ -216,7 +216,7 @@ def known_models(incomplete: str) -> Iterator[tuple[str, str]]:
 @_completes
 def peer_names() -> Iterator[tuple[str, str]]:
     """Yield the paired devices, with their short IDs."""
-    from edgellm.rpc.trust.peer_store import Peers
+    from edgellm.rpc.trust.trust import Peers
 
     yield from ((peer.name, peer.id.short) for peer in Peers().all())
 

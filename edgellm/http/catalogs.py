@@ -24,8 +24,7 @@ from edgellm.llm import AUTO, LLM, Named
 from edgellm.llm.abilities import MOST_OF_VERIFIER, draft_for, heads_for
 from edgellm.llm.model_loading import eagle3_named, place_named
 from edgellm.rpc.address import ModelAddress
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Peer, Right
 from edgellm.spec.params import ReplyOptions
 from edgellm.storage import list_models, name_of, resolve
 from edgellm.storage.default_pair import resolve_pair

@@ -23,8 +23,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.workers import Worker, local_worker, reach_worker
 from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, clean, upload
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece, forget_hashes
 from edgellm.storage.layers.store import CleanResult, LayerStore, cut_layers
 

@@ -29,8 +29,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.workers import Worker, find_workers, reach_worker, worker_at_address
 from edgellm.rpc.layers.measuring import DeviceFigures, LinkSpeed, measure, measure_link, request_link_measurement
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE
 from edgellm.storage.state import from_json, read_cached, write_cached
 from edgellm.system import cache_dir

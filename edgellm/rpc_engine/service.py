@@ -37,7 +37,7 @@ from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, first_of
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, caller_id
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Right
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.rpc_engine.backend import HOST, RpcServer, server_kind
 from edgellm.rpc_engine.session import MAX_BUFFER, RPC_ENGINE, RPC_SERVICE, SESSION_BYTES, carry

@@ -28,9 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peer, Right, Trust
 from testkit import ROOT, environment
 
 GROUPS = Path("/sys/fs/cgroup")

@@ -25,9 +25,7 @@ from typing import Any
 from edgellm.engine import Model, Vocabulary
 from edgellm.errors import EdgeError, VerifierUnreachable
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.listener import EventKind, Listening, ServerEvent
 from edgellm.services.server.servers import VerifierOptions, serve_verifier

@@ -18,8 +18,7 @@ from edgellm.llm.mesh_timeline import DeviceTimeline, Measured, MeasuredMove
 from edgellm.mesh import deploy as deploying
 from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage.layers.store import LayerStore
 from tests.cli.conftest import Edge

@@ -17,7 +17,7 @@ from edgellm.cli.commands import setup
 from edgellm.engine import ModelFile
 from edgellm.engine.hardware import ComputeDevice
 from edgellm.rpc.trust.handshake import OfferedModel
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Right
 from edgellm.storage import fingerprint
 from edgellm.storage.pair_choice import ModelRoom
 from edgellm.system import config_file
@@ -224,7 +224,7 @@ def paired(monkeypatch: pytest.MonkeyPatch, *offers: OfferedModel, rights: froze
         peer=SimpleNamespace(name="desk"), info=SimpleNamespace(offers=offers, rights=rights), error=None
     )
     monkeypatch.setattr("edgellm.rpc.discovery.peer_probe.probe_peers", lambda *_: [answer])
-    monkeypatch.setattr("edgellm.rpc.trust.peer_store.Peers.all", lambda _: [answer.peer])
+    monkeypatch.setattr("edgellm.rpc.trust.trust.Peers.all", lambda _: [answer.peer])
 
 
 def settings() -> dict[str, Any]:

@@ -20,9 +20,7 @@ import pytest
 from edgellm.cli.commands import peers as command
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.peer_probe import probe_address
-from edgellm.rpc.trust.peer_store import Peers
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peers, Right, Trust
 from tests.cli.conftest import Edge
 from tests.cli.serving import ROOT, Served
 from tests.rpc.strangers import befriend, device

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.rpc.trust.peer_store import Peers
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peers, Trust
 from tests.cli.conftest import Edge
 from tests.rpc.strangers import befriend, device
 

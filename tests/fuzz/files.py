@@ -18,8 +18,7 @@ from edgellm.rpc.discovery.mdns import ServiceKind, parse_announcement
 from edgellm.rpc.trust.device_id import parse_short
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.pairing import Code
-from edgellm.rpc.trust.peer_store import Peers
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peers, Trust
 from edgellm.storage import resolve
 from edgellm.storage.model_files import parse_hub_name
 from testkit.gguf.random_model import Shape, write
@@ -108,7 +107,7 @@ def readers(folder: Path) -> list[Reader]:
 def _peers_file(folder: Path, trust: Trust) -> bytes:
     from edgellm.rpc.protos import trust_pb2 as pb
     from edgellm.rpc.trust.pairing import read_introduction
-    from edgellm.rpc.trust.rights import Right
+    from edgellm.rpc.trust.trust import Right
 
     words = pb.Introduction(name="desk", rights=["verify"], addresses=["10.0.0.2:1"]).SerializeToString()
     trust.peers.add(read_introduction(Identity.new().certificate, words, frozenset(Right), "10.0.0.2"))

@@ -19,9 +19,7 @@ from edgellm.rpc.protos import trust_pb2 as trust_pb
 from edgellm.rpc.trust.handshake import LABEL, read_welcome
 from edgellm.rpc.trust.identity import Certificate, Identity
 from edgellm.rpc.trust.pairing import Code, Exchange, read_introduction
-from edgellm.rpc.trust.peer_store import Peers
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peers, Right, Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL, PAIRING_PROTOCOL, check_version, parse_message
 from edgellm.services.handshake import greet
 from edgellm.services.verification_codec import (

@@ -14,8 +14,7 @@ from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peer, Trust
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Notice
 from tests.http.conftest import HOME, asker, conversation, serving

@@ -10,7 +10,7 @@ import pytest
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
-from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.trust import Peer
 from tests.http.conftest import HOME, Answer, Ask, asker, conversation
 from tests.http.test_page import PLAN
 from tests.http.test_redact import peer

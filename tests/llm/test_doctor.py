@@ -29,9 +29,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce
 from edgellm.rpc.trust.handshake import OfferedModel, PeerInfo
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL
 from edgellm.rpc_engine.backend import how_to_compile
 from tests.rpc.doors import answering, in_loop, serving

@@ -21,8 +21,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.workers import Worker, find_workers, local_worker, worker_at_address
 from edgellm.rpc.layers.codec import WINDOW
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.storage.layers.manifest import Manifest
 from edgellm.storage.layers.store import LayerStore
 from testkit.network.relay import Network, Relay

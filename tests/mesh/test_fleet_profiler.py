@@ -24,8 +24,7 @@ from edgellm.mesh.fleet_profiler import Survey, TimedModel, stored_link, stored_
 from edgellm.mesh.model_costs import model_costs
 from edgellm.rpc.discovery.workers import Worker, find_workers
 from edgellm.rpc.layers import measuring
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE
 from edgellm.storage.layers.store import LayerStore
 from tests.rpc.layering import device_taking

@@ -21,8 +21,7 @@ from edgellm.rpc.trust import handshake as greetings
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL
 from tests.rpc.strangers import device
 

@@ -12,9 +12,7 @@ from cryptography.x509.oid import NameOID
 
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.identity import SERVER_NAME, Certificate, Identity, _subject
-from edgellm.rpc.trust.peer_store import Peer, Peers
-from edgellm.rpc.trust.rights import read_rights
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peer, Peers, Trust, read_rights
 
 
 def certified(

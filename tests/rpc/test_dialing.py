@@ -20,7 +20,7 @@ from edgellm.rpc.channel import open_channel
 from edgellm.rpc.discovery import peer_probe
 from edgellm.rpc.discovery.peer_probe import dialable_addresses, uniform_failure
 from edgellm.rpc.layers.measuring import request_link_measurement
-from edgellm.rpc.trust.peer_store import Peer
+from edgellm.rpc.trust.trust import Peer
 from edgellm.storage.layers.store import LayerStore
 from tests.rpc.doors import in_loop
 from tests.rpc.layering import taking

@@ -21,8 +21,7 @@ from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import handshake as greetings
 from edgellm.rpc.trust.handshake import connect_authenticated, fetch_peer_info
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL
 from tests.rpc.doors import (
     OFFER,

@@ -22,8 +22,7 @@ from edgellm.errors import (
 from edgellm.rpc.channel import open_channel
 from edgellm.rpc.layers.codec import FRAME
 from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, list_layers
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.storage.layers.manifest import LayerPiece, Manifest
 from edgellm.storage.layers.store import CleanResult, LayerStore
 from tests.rpc.doors import in_loop

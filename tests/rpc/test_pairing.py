@@ -14,8 +14,7 @@ from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import pairing
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.pairing import Code, Exchange, Introduction, PairingWindow, join
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc.versions import PAIRING_PROTOCOL
 from tests.rpc.between import Relay, Talk, hello
 from tests.rpc.strangers import certified, device

@@ -13,8 +13,7 @@ from edgellm.errors import InvalidOption, NotPaired, TrustUnusable
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.peer_store import Peer, Peers, printable_name
-from edgellm.rpc.trust.rights import Right, read_rights
+from edgellm.rpc.trust.trust import Peer, Peers, Right, printable_name, read_rights
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -20,8 +20,7 @@ from edgellm.rpc.channel import bind, new_server, open_channel
 from edgellm.rpc.trust import auth_interceptor as guards
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.identity import SERVER_NAME, Identity
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from tests.rpc.doors import (
     SECRET,
     Said,

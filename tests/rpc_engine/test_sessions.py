@@ -21,8 +21,7 @@ from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.channel import open_channel, run_in_network_loop
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.rpc_engine.session import TUNNEL, RpcSession, ask_offer
 from edgellm.services.client.link import Endpoint

@@ -19,8 +19,7 @@ from edgellm.errors import (
     VerifierUnreachable,
 )
 from edgellm.rpc.address import Address, ModelAddress
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc.versions import check_version
 from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier

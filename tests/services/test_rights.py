@@ -19,8 +19,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, SESSION, TOKENIZER, run_in_network_loop
 from edgellm.rpc.layers.codec import method
 from edgellm.rpc.trust.handshake import connect_authenticated
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.mesh_codec import CARRY, HOLDS, WORK
 from edgellm.services.server.servers import VerifierServer, WorkerServer
 from edgellm.storage.layers.store import LayerStore

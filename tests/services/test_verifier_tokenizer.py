@@ -17,8 +17,7 @@ from edgellm.errors import NotPermitted, ProtocolError, VerifierUnreachable, Voc
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import HELLO, TOKENIZER
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.client import verifier_tokenizer
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_tokenizer import forget_tokenizer, open_tokenizer

@@ -27,8 +27,7 @@ from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel, run_in_network_loop
 from edgellm.rpc.protos import mesh_pb2 as pb
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.client.link import Endpoint, Timing
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.mesh_codec import WORK, write_work

@@ -34,8 +34,7 @@ from edgellm.llm import LLM
 from edgellm.llm.model_loading import PairMemory
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.peer_store import Peer, Peers
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Peer, Peers, Right
 from edgellm.spec.loop import Event
 from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.params import ReplyOptions

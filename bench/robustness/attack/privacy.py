@@ -22,9 +22,7 @@ from urllib.request import Request, urlopen
 
 from bench.robustness.attack.harness import Attack, Found
 from edgellm.rpc.address import Address
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.storage import History
 from testkit import ROOT
 from testkit.processes.http_server import serving

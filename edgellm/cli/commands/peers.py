@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from edgellm.rpc.discovery.mdns import Hint
     from edgellm.rpc.discovery.peer_probe import ProbeResult
     from edgellm.rpc.trust.pairing import Code, Introduction
-    from edgellm.rpc.trust.peer_store import Peer
-    from edgellm.rpc.trust.rights import Rights
-    from edgellm.rpc.trust.trust import Trust
+    from edgellm.rpc.trust.trust import Peer, Rights, Trust
 
 RIGHTS = {
     "verify": ("have drafts verified by {host}", "{host} then reads the prompts and replies of {guest}"),
@@ -44,7 +42,7 @@ LONGEST_SEARCH = 30.0
 
 def read_grant(text: str) -> Rights:
     """Parse rights such as `verify,files`, `all` or `none`. Raise InvalidOption for a right that does not exist."""
-    from edgellm.rpc.trust.rights import Right
+    from edgellm.rpc.trust.trust import Right
 
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     if words in (["none"], ["all"]):
@@ -75,8 +73,7 @@ def pair(
     from edgellm.rpc.channel import DEFAULT_PORT
     from edgellm.rpc.discovery.interfaces import chosen_hosts
     from edgellm.rpc.trust.pairing import PAIRING_PORT, Code, Introduction, join
-    from edgellm.rpc.trust.peer_store import checked_name
-    from edgellm.rpc.trust.trust import Trust
+    from edgellm.rpc.trust.trust import Trust, checked_name
 
     rights, place, given = read_grant(grant), None, words or []
     own_name = checked_name(platform.node()[:40] or "a device" if name is None else name)
@@ -200,7 +197,7 @@ def peers(
     interface: Interfaces = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    from edgellm.rpc.trust.peer_store import Peers
+    from edgellm.rpc.trust.trust import Peers
 
     store = Peers()
     if action not in ("list", "path"):
@@ -214,7 +211,7 @@ def peers(
 
 
 def _change(action: Action, device: str | None, value: str | None, as_json: bool) -> None:
-    from edgellm.rpc.trust.peer_store import Peers
+    from edgellm.rpc.trust.trust import Peers
 
     store, example = Peers(), f"For example: edgellm peers {_EXAMPLES[action]}"
     if device is None:

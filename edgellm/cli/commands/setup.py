@@ -110,8 +110,7 @@ class SetupOptions:
 def setup(context: typer.Context, asked: SetupOptions) -> None:
     from edgellm.rpc.discovery.interfaces import chosen_hosts
     from edgellm.rpc.discovery.peer_probe import probe_peers
-    from edgellm.rpc.trust.peer_store import Peers
-    from edgellm.rpc.trust.trust import Trust
+    from edgellm.rpc.trust.trust import Peers, Trust
 
     asks, known = asked.asks, Peers().all()
     answers = probe_peers(Trust.load(), known, chosen_hosts(asked.interface)) if known else []

@@ -20,8 +20,7 @@ from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.mdns import Hint, ServiceKind, browse
 from edgellm.rpc.trust.auth_interceptor import Context, caller_host
 from edgellm.rpc.trust.handshake import PeerInfo, fetch_peer_info
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peer, Trust
 
 T = TypeVar("T")
 

@@ -14,9 +14,7 @@ from edgellm.rpc.discovery.interfaces import RETRY_FACTOR
 from edgellm.rpc.discovery.peer_probe import ask_peers
 from edgellm.rpc.layers.upload import list_layers
 from edgellm.rpc.trust.handshake import PeerInfo, connect_authenticated
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import Right, Rights
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peer, Right, Rights, Trust
 from edgellm.storage.layers.store import StoreFacts
 
 

@@ -28,7 +28,7 @@ from edgellm.errors import (
 )
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Right
 from edgellm.storage.layers.manifest import MAX_PIECES, LayerPiece, Manifest
 from edgellm.storage.layers.store import HeldModel, StoreFacts
 

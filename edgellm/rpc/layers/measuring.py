@@ -37,9 +37,7 @@ from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.rpc.versions import check_version, parse_message
 
 SECONDS = 0.8  # approximate time for each way

@@ -28,8 +28,7 @@ from edgellm.rpc.layers.codec import (
 from edgellm.rpc.layers.measuring import Measurer, MeasureService
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method, caller_id
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.storage.layers.incoming_piece import IncomingPiece
 from edgellm.storage.layers.store import OWN, LayerStore

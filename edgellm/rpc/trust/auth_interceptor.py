@@ -16,9 +16,7 @@ from edgellm.errors import EdgeError, IdentityClash, NotPaired, NotPermitted
 from edgellm.rpc.discovery.interfaces import own_hosts
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.identity import pem_id
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peer, Right, Trust
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Method: TypeAlias = Callable[[Any, Context], Awaitable[Any]]

@@ -19,9 +19,7 @@ from edgellm.rpc.discovery.interfaces import PortState, call_with_retry, probe_p
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, caller_id, identity_clash
 from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import Rights, read_rights
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peer, Rights, Trust, read_rights
 from edgellm.rpc.versions import DEVICES_PROTOCOL, MAX_GREETING, check_version, parse_message, program_version
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Devices"]

@@ -45,9 +45,7 @@ from edgellm.rpc.channel import bind_pairing, new_server, open_pairing_channel, 
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import Context, caller_host, identity_clash
 from edgellm.rpc.trust.identity import Certificate, Identity
-from edgellm.rpc.trust.peer_store import MAX_ADDRESSES, Peer, printable_name
-from edgellm.rpc.trust.rights import Rights, read_rights
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import MAX_ADDRESSES, Peer, Rights, Trust, printable_name, read_rights
 from edgellm.rpc.versions import PAIRING_PROTOCOL, check_version, parse_message, program_version
 
 NUMBERS = 99

@@ -1,4 +1,5 @@
-"""This device's identity and its paired devices, and the TLS credentials that follow from them.
+"""This device's identity and its paired devices, with the rights of each here and the addresses where it was last seen;
+and the TLS credentials that follow from them.
 
 gRPC checks a certificate against the paired ones, which are its only roots. That alone is not relied on: the server
 checks the fingerprint of the client's certificate for every call (`auth_interceptor`), and as gRPC does not let a
@@ -6,18 +7,252 @@ client see the server's certificate, the server proves its identity with a signa
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from time import sleep
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
-from edgellm.errors import PairingRequired, TrustUnusable
-from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.peer_store import Peer, Peers
+from edgellm.errors import EdgeError, InvalidOption, NotPaired, PairingRequired, TrustUnusable
+from edgellm.rpc.address import Address
+from edgellm.rpc.trust.device_id import DeviceID, parse_short
+from edgellm.rpc.trust.identity import Certificate, Identity, trust_folder
+from edgellm.storage.state import MALFORMED, lock_folder, read_private, write_private
+
+
+class Right(StrEnum):
+    """A right of a paired device on this device."""
+
+    VERIFY = "verify"
+    COMPUTE = "compute"
+    FILES = "files"
+
+
+Rights = frozenset[Right]
+
+
+def read_rights(names: Iterable[str]) -> Rights:
+    """Return the rights with these names; names of a later version are ignored."""
+    names = set(names)
+    return frozenset(right for right in Right if right in names)
+
+
+MAX_NAME = 40  # characters
+MAX_ADDRESSES = 8  # addresses of each device, the newest first
+_SEEN_AGAIN = timedelta(minutes=1)  # least time between two writes for a device seen again
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A paired device. `rights` is what it may do here, `granted` what this device may do there, as of the last
+    handshake. `paired` and `seen` are UTC, to the second; the newest address comes first."""
+
+    name: str
+    certificate: Certificate
+    rights: Rights
+    granted: Rights
+    addresses: tuple[Address, ...]
+    paired: datetime
+    seen: datetime
+
+    @property
+    def id(self) -> DeviceID:
+        return self.certificate.id
+
+
+class Peers:
+    """The list in `folder`, which any number of processes may use: each reads it again when another has changed it.
+    Every method raises `TrustUnusable` if the file cannot be read or written, or is damaged. Then no device is
+    trusted."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.path = (folder or trust_folder()) / "peers.json"
+        self._lock = threading.Lock()
+        self._stamp: tuple[int, ...] | None = None
+        self._known: dict[DeviceID, Peer] = {}
+
+    def all(self) -> list[Peer]:
+        """Return the devices, sorted by name."""
+        return sorted(self._read().values(), key=lambda peer: peer.name.casefold())
+
+    def get(self, device: DeviceID) -> Peer | None:
+        """Return the device with this ID from the current list, or None."""
+        return self._read().get(device)
+
+    def find(self, text: str) -> Peer:
+        """Return the device that a user means by a name, a short ID or a full ID. Raise NotPaired without one."""
+        peers = self.all()
+        asked = text.strip().casefold()
+        found = [peer for peer in peers if peer.name.casefold() == asked] or [
+            peer for peer in peers if str(peer.id) == asked
+        ]
+        with suppress(InvalidOption):
+            found = found or [peer for peer in peers if peer.id.short == parse_short(text)]
+        if len(found) == 1:
+            return found[0]
+        names = ", ".join(peer.name for peer in peers)
+        if found:
+            raise NotPaired(f"{text!r} is the short ID of several devices.", f"Use a name: {names}.")
+        known = f"Paired devices: {names}." if names else "Pair one with: edgellm pair"
+        raise NotPaired(f"No paired device is called {text!r}.", known)
+
+    def add(self, peer: Peer) -> Peer:
+        """Put a device on the list, replacing its old entry; if another device has its name, append a number to it."""
+
+        def added(known: dict[DeviceID, Peer]) -> Peer:
+            others = {other.name.casefold() for other in known.values() if other.id != peer.id}
+            known[peer.id] = replace(peer, name=_unique_name(peer.name, others))
+            return known[peer.id]
+
+        return self._change(added)
+
+    def remove(self, device: DeviceID) -> None:
+        """Remove a device from the list, for every process at once. Raise NotPaired if it is not there."""
+        self._change(lambda known: known.pop(_require(known, device).id))
+
+    def rename(self, device: DeviceID, name: str) -> Peer:
+        """Rename a device. Raises NotPaired if it is not on the list, InvalidOption if the name is bad or taken."""
+        wanted = checked_name(name)
+
+        def renamed(known: dict[DeviceID, Peer]) -> Peer:
+            if wanted.casefold() in {other.name.casefold() for other in known.values() if other.id != device}:
+                raise InvalidOption(f"Another device is called {wanted!r}.", "Choose another name.")
+            known[device] = replace(_require(known, device), name=wanted)
+            return known[device]
+
+        return self._change(renamed)
+
+    def grant(self, device: DeviceID, rights: Iterable[Right]) -> Peer:
+        """Grant a device rights here. Raises NotPaired if it is not on the list."""
+        return self._edit(device, lambda peer: replace(peer, rights=peer.rights | frozenset(rights)))
+
+    def revoke(self, device: DeviceID, rights: Iterable[Right]) -> Peer:
+        """Revoke rights of a device here, also during a call. Raises NotPaired as `grant` does."""
+        return self._edit(device, lambda peer: replace(peer, rights=peer.rights - frozenset(rights)))
+
+    def record_seen(self, device: DeviceID, address: Address | None = None, granted: Rights | None = None) -> None:
+        """Record that the device was seen now, its `address` to listen at, and the rights that it has `granted`. Ignore
+        an unknown device, and errors of the file."""
+        now = datetime.now(UTC).replace(microsecond=0)
+
+        def updated(peer: Peer) -> Peer:
+            newest = () if address is None else (address,)
+            addresses = tuple(dict.fromkeys([*newest, *peer.addresses]))[:MAX_ADDRESSES]
+            return replace(peer, seen=now, addresses=addresses, granted=peer.granted if granted is None else granted)
+
+        with suppress(EdgeError):
+            peer = self.get(device)
+            if peer is not None and (
+                replace(updated(peer), seen=peer.seen) != peer or abs(now - peer.seen) >= _SEEN_AGAIN
+            ):
+                self._edit(device, updated)
+
+    def _edit(self, device: DeviceID, change: Callable[[Peer], Peer]) -> Peer:
+        def edited(known: dict[DeviceID, Peer]) -> Peer:
+            known[device] = change(_require(known, device))
+            return known[device]
+
+        return self._change(edited)
+
+    def _change(self, change: Callable[[dict[DeviceID, Peer]], Peer]) -> Peer:
+        with lock_folder(self.path.parent):
+            known = dict(self._read())
+            peer = change(known)
+            rows = [_row(peer) for peer in known.values()]
+            write_private(self.path, json.dumps({"version": 1, "peers": rows}, indent=1).encode() + b"\n")
+        return peer
+
+    def _read(self) -> dict[DeviceID, Peer]:
+        stamp: tuple[int, ...] = ()
+        with suppress(OSError):
+            found = self.path.stat()
+            stamp = found.st_ino, found.st_mtime_ns, found.st_size
+        with self._lock:
+            if stamp != self._stamp:
+                self._known, self._stamp = {}, None
+                data = read_private(self.path)
+                self._known = _peers(data, self.path) if data is not None else {}
+                self._stamp = stamp
+            return self._known
+
+
+def checked_name(name: str) -> str:
+    """Return a device's name, stripped. Raise InvalidOption unless it is printable, on one line, and not too long."""
+    name = name.strip()
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise InvalidOption(f"{name[:60]!r} is not a valid device name.", f"Give 1 to {MAX_NAME} printable characters.")
+    return name
+
+
+def printable_name(name: str, device: DeviceID) -> str:
+    """Return the printable part of a device's own name, or its short ID if nothing is left."""
+    printable = "".join(char for char in name if char.isprintable()).strip()[:MAX_NAME].strip()
+    return printable or device.short
+
+
+def _require(known: dict[DeviceID, Peer], device: DeviceID) -> Peer:
+    if device not in known:
+        raise NotPaired(f"The device {device.short} is not paired.", "List the paired devices: edgellm peers")
+    return known[device]
+
+
+def _unique_name(name: str, taken: set[str]) -> str:
+    number, candidate = 2, name
+    while candidate.casefold() in taken:
+        candidate = f"{name[: MAX_NAME - 4]}-{number}"
+        number += 1
+    return candidate
+
+
+def _row(peer: Peer) -> dict[str, Any]:
+    return {
+        "name": peer.name,
+        "id": str(peer.id),  # shown to people; the certificate counts
+        "certificate": peer.certificate.pem.decode(),
+        "rights": sorted(peer.rights),
+        "granted": sorted(peer.granted),
+        "addresses": [str(address) for address in peer.addresses],
+        "paired": peer.paired.isoformat(),
+        "seen": peer.seen.isoformat(),
+    }
+
+
+def _peers(data: bytes, path: Path) -> dict[DeviceID, Peer]:
+    try:
+        peers = [_peer(row) for row in json.loads(data)["peers"]]
+    except MALFORMED as error:
+        raise TrustUnusable(
+            f"The list of paired devices in {path} is damaged: {error}.",
+            "Move the file away, and pair the devices again; until then no device is trusted.",
+        ) from None
+    return {peer.id: peer for peer in peers}
+
+
+def _peer(row: dict[str, Any]) -> Peer:
+    return Peer(
+        name=checked_name(row["name"]),
+        certificate=Certificate.of_pem(row["certificate"].encode()),
+        rights=read_rights(row["rights"]),
+        granted=read_rights(row["granted"]),
+        addresses=tuple(Address.parse(text) for text in row["addresses"])[:MAX_ADDRESSES],
+        paired=_utc(row["paired"]),
+        seen=_utc(row["seen"]),
+    )
+
+
+def _utc(text: str) -> datetime:
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
+        raise ValueError(f"the time {text} has no time zone")
+    return time
+
 
 _SETTLE_SECONDS = 0.1  # time for new connections to finish with a replaced configuration
 

@@ -31,8 +31,7 @@ from edgellm.rpc.discovery.peer_probe import probe_peers
 from edgellm.rpc.discovery.workers import Worker
 from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.protos import mesh_pb2 as pb
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.services.client.link import WORKER_TIMING, Endpoint, PeerWatch, ServiceLink, Timing, explained, lost
 from edgellm.services.client.verifier_selection import trust_for

@@ -13,9 +13,7 @@ from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import OfferedModel, PeerInfo
-from edgellm.rpc.trust.peer_store import Peer, Peers
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peer, Peers, Right, Trust
 
 
 class TokenizerFit(IntEnum):

@@ -29,8 +29,7 @@ from edgellm.rpc.channel import (
 )
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method
 from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc.versions import parse_message
 
 M = TypeVar("M", bound=Message)

@@ -34,7 +34,7 @@ from edgellm.errors import (
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, PROTOCOL, SERVICE
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, caller_id
-from edgellm.rpc.trust.rights import Right
+from edgellm.rpc.trust.trust import Right
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, check_version, parse_message
 from edgellm.services.handshake import PREPARING, VerifierInfo, first_different_block
 from edgellm.services.server.fairness import Pacing, Queue

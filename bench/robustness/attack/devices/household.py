@@ -14,9 +14,7 @@ from pathlib import Path
 
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.identity import Identity
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import read_rights
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peer, Trust, read_rights
 from testkit import ROOT, free_port, until_listening
 
 MODEL = "edgellm-verifier"

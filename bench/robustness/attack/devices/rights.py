@@ -29,8 +29,7 @@ from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, upload
 from edgellm.rpc.protos import mesh_pb2
 from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.mesh_codec import WORK, write_work
 from edgellm.storage import fingerprint, resolve
 from edgellm.storage.layers.manifest import cut_piece, manifest_of

@@ -35,9 +35,7 @@ from edgellm.mesh.fleet_profiler import KeptFigures, MeasuredLink, MeasuredSpeed
 from edgellm.rpc.address import Address
 from edgellm.rpc.layers.measuring import DeviceFigures, LinkSpeed
 from edgellm.rpc.trust.identity import trust_folder, web_certificate
-from edgellm.rpc.trust.peer_store import Peer
-from edgellm.rpc.trust.rights import Right
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.spec.gates.profiler import OnlineProfiler
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chat_log import Conversation, Conversations, set_max_age, typed_lines
