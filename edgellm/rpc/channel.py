@@ -23,8 +23,7 @@ import grpc.aio
 from edgellm.errors import InvalidOption, PortTaken
 from edgellm.rpc.address import Address
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.identity import SERVER_NAME
+from edgellm.rpc.trust.identity import SERVER_NAME, DeviceID
 from edgellm.rpc.trust.trust import Trust
 
 T = TypeVar("T")

@@ -15,8 +15,7 @@ from edgellm.engine.gguf.reader import check_gguf
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.mdns import ServiceKind, parse_announcement
-from edgellm.rpc.trust.device_id import parse_short
-from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.trust.identity import Identity, parse_short
 from edgellm.rpc.trust.pairing import Code
 from edgellm.rpc.trust.trust import Peers, Trust
 from edgellm.storage import resolve

@@ -10,8 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.identity import SERVER_NAME, Certificate, Identity, _subject
+from edgellm.rpc.trust.identity import SERVER_NAME, Certificate, DeviceID, Identity, _subject
 from edgellm.rpc.trust.trust import Peer, Peers, Trust, read_rights
 
 

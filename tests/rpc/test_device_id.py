@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import InvalidOption
-from edgellm.rpc.trust.device_id import ALPHABET, DeviceID, parse_short
+from edgellm.rpc.trust.identity import ALPHABET, DeviceID, parse_short
 
 shorts = st.builds(lambda digest: DeviceID(digest).short, st.binary(min_size=32, max_size=32))
 LOOK_ALIKES = {"1": "1iIlL", "0": "0oO", "8": "8bB"}

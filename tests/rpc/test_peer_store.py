@@ -11,8 +11,7 @@ import pytest
 
 from edgellm.errors import InvalidOption, NotPaired, TrustUnusable
 from edgellm.rpc.address import Address
-from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.identity import Identity
+from edgellm.rpc.trust.identity import DeviceID, Identity
 from edgellm.rpc.trust.trust import Peer, Peers, Right, printable_name, read_rights
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)

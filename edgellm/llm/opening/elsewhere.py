@@ -17,7 +17,7 @@ from edgellm.storage.default_pair import Named
 
 if TYPE_CHECKING:
     from edgellm.rpc.address import ModelAddress
-    from edgellm.rpc.trust.device_id import DeviceID
+    from edgellm.rpc.trust.identity import DeviceID
     from edgellm.rpc.trust.trust import Trust
     from edgellm.services.client.verifier_client import RemoteVerifier
     from edgellm.upstream.opening import UpstreamOptions

@@ -22,7 +22,7 @@ from zeroconf import Error, IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.interfaces import own_hosts
-from edgellm.rpc.trust.device_id import parse_short
+from edgellm.rpc.trust.identity import parse_short
 from edgellm.rpc.trust.pairing import NUMBERS
 from edgellm.rpc.versions import DEVICES_PROTOCOL
 

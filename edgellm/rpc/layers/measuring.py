@@ -35,8 +35,8 @@ from edgellm.rpc.layers.codec import (
 )
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method
-from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
+from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.rpc.versions import check_version, parse_message
 

@@ -14,8 +14,7 @@ import grpc.aio
 
 from edgellm.errors import EdgeError, IdentityClash, NotPaired, NotPermitted
 from edgellm.rpc.discovery.interfaces import own_hosts
-from edgellm.rpc.trust.device_id import DeviceID
-from edgellm.rpc.trust.identity import pem_id
+from edgellm.rpc.trust.identity import DeviceID, pem_id
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]

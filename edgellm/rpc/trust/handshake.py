@@ -18,7 +18,7 @@ from edgellm.rpc.channel import HELLO_SECONDS, open_channel
 from edgellm.rpc.discovery.interfaces import PortState, call_with_retry, probe_port
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, caller_id, identity_clash
-from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Rights, Trust, read_rights
 from edgellm.rpc.versions import DEVICES_PROTOCOL, MAX_GREETING, check_version, parse_message, program_version
 

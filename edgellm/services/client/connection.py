@@ -19,8 +19,8 @@ from edgellm.rpc.address import ModelAddress
 from edgellm.rpc.channel import network_loop, open_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import call_with_retry
 from edgellm.rpc.trust.auth_interceptor import RECHECK_SECONDS
-from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
+from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.client.link import Timing
 from edgellm.services.handshake import PREPARING, VerifierInfo, greet, model_missing, printable

@@ -15,8 +15,8 @@ from google.protobuf.message import Message
 from edgellm.errors import DeviceLost
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, HELLO_SECONDS, first_of, open_channel
-from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
+from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Trust
 
 

@@ -15,7 +15,7 @@ from edgellm.errors import SAME_VERSION, EdgeError, ProtocolError, VerifierBusy,
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import MAX_BUSY_MS, SESSION
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parse_message
 from edgellm.services.client.connection import Connection, OnWait

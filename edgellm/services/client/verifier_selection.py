@@ -11,8 +11,8 @@ from edgellm.errors import EdgeError, InvalidOption, TrustUnusable, VerifierUnre
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
-from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import OfferedModel, PeerInfo
+from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Peers, Right, Trust
 
 

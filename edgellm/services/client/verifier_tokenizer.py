@@ -29,7 +29,7 @@ from edgellm.errors import (
 from edgellm.rpc.address import ModelAddress
 from edgellm.rpc.channel import TOKENIZER, run_in_network_loop
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import MAX_TOKENIZER_PART, parse_message
 from edgellm.services.client.link import dial

@@ -35,7 +35,7 @@ from edgellm.rpc.discovery.peer_probe import dialable_addresses, is_local_caller
 from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
-from edgellm.rpc.trust.device_id import DeviceID
+from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc.versions import parse_message
 from edgellm.services.client.link import dial

@@ -27,8 +27,8 @@ from edgellm.rpc.discovery.interfaces import own_hosts
 from edgellm.rpc.layers.measuring import request_link_measurement
 from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, upload
 from edgellm.rpc.protos import mesh_pb2
-from edgellm.rpc.trust.device_id import DeviceID
 from edgellm.rpc.trust.handshake import connect_authenticated
+from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.mesh_codec import WORK, write_work
 from edgellm.storage import fingerprint, resolve
