@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,11 +57,11 @@ def test_a_device_is_dialled_where_it_is_known_to_be_and_nowhere_else(tmp_path: 
 
 
 @contextmanager
-def listening() -> Iterator[tuple[Address, list[bytes]]]:
-    """A program that has nothing to do with edgellm, and what it heard."""
+def listening() -> Iterator[Address]:
+    """A program that has nothing to do with edgellm, and that nobody must call."""
     with socket.create_server(("127.0.0.1", 0)) as door:
         door.setblocking(False)
-        yield Address(*door.getsockname()[:2]), []
+        yield Address(*door.getsockname()[:2])
         with pytest.raises(BlockingIOError):
             door.accept()
 
@@ -78,8 +78,7 @@ async def test_what_listens_on_the_machine_is_not_touched_for_a_device_elsewhere
     befriend(desk, owner, "compute")
     befriend(phone, desk, "compute")
     said = set()
-    with ExitStack() as open_doors:
-        there, _ = open_doors.enter_context(listening())
+    with listening() as there:
         async with taking(store, desk) as at_desk, open_channel(at_desk, owner, desk.identity.id) as channel:
             for asked in (there, Address("127.0.0.1", 1), Address("localhost.", 80), None):
                 with pytest.raises(MeasureFailed) as refused:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,8 @@ from edgellm.errors import (
     StoreFull,
 )
 from edgellm.rpc.channel import open_channel
-from edgellm.rpc.layers.codec import FRAME
 from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, list_layers
-from edgellm.rpc.trust.trust import Right, Trust
+from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.manifest import LayerPiece, Manifest
 from edgellm.storage.layers.store import CleanResult, LayerStore
 from tests.rpc.doors import in_loop
@@ -54,35 +52,6 @@ async def test_layers_come_once_and_are_told_of(store: LayerStore, manifest: Man
             assert await clean(channel, "desk", manifest.fingerprint) == CleanResult(4, again.arrived, 0)
             assert (await list_layers(channel, "desk")).models == ()
     assert said[0] == f"3 pieces of {manifest.name} are complete."
-
-
-def failing(cut: Cut, after: int, how: Exception, store: LayerStore) -> Cut:
-    """Stops within a piece, when something of it has arrived."""
-
-    def cut_some(piece: LayerPiece) -> Iterator[bytes | memoryview]:
-        given = 0
-        for portion in cut(piece):
-            if given + len(portion) > after:
-                yield portion[: after - given]
-                while not store.arrived(piece):
-                    time.sleep(0.01)
-                raise how
-            given += len(portion)
-            yield portion
-
-    return cut_some
-
-
-@in_loop
-async def test_what_was_cut_off_is_gone_on_with(store: LayerStore, manifest: Manifest, cut: Cut) -> None:
-    async with taking(store) as address:
-        with pytest.raises(OSError, match="cable"):
-            await bring(address, manifest, [0], failing(cut, 3 * FRAME + 5, OSError("the cable"), store))
-        before = store.arrived(manifest.pieces[0])
-        assert 0 < before <= 3 * FRAME
-        done, told = await bring(address, manifest, [0], cut)
-        assert told[0].arrived >= before
-        assert done.sent <= manifest.pieces[0].size - before
 
 
 @in_loop
@@ -126,22 +95,6 @@ async def test_only_paired_devices_with_the_right_to_files(
         with pytest.raises(DeviceLost):
             await bring(address, manifest, [4], cut)  # in plain text
     assert store.find(manifest.pieces[4]) is None
-
-
-@in_loop
-async def test_a_right_that_is_taken_away_ends_it_in_the_middle(
-    store: LayerStore, manifest: Manifest, cut: Cut, tmp_path: Path
-) -> None:
-    worker, owner = device(tmp_path / "worker"), device(tmp_path / "owner")
-    befriend(worker, owner, "files")
-    async with taking(store, worker) as address:
-        task = asyncio.create_task(bring(address, manifest, list(range(12)), cut, owner, rate=2e6))
-        await asyncio.sleep(0.3)
-        worker.peers.revoke(owner.identity.id, [Right.FILES])
-        with pytest.raises((NotPermitted, DeviceLost)):  # gRPC may swallow the last word
-            await task
-        with pytest.raises(NotPermitted, match="no right to files"):
-            await bring(address, manifest, list(range(12)), cut, owner)
 
 
 @in_loop

@@ -119,30 +119,6 @@ def test_processes_that_add_read_and_remove_do_not_disturb_each_other(history: H
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_a_process_that_is_killed_loses_nothing_that_was_kept(history: History) -> None:
-    """Many times, while it writes."""
-    program = (
-        "import sys; from pathlib import Path; from edgellm.storage import History\n"
-        "history, name = History(Path(sys.argv[1])), sys.argv[2]\n"
-        "for number in range(10**6):\n"
-        "    history.add(f'{name} {number}', 'x' * 3000); print(number, flush=True)\n"
-    )
-    kept = []
-    for name in "abcde":
-        writer = subprocess.Popen(
-            [sys.executable, "-c", program, str(history.folder), name], cwd=ROOT, text=True, stdout=subprocess.PIPE
-        )
-        assert writer.stdout is not None
-        for number in range(5):
-            assert writer.stdout.readline() == f"{number}\n"
-            kept.append(f"{name} {number}")
-        writer.kill()
-        writer.communicate()
-    found = [question for question, _ in said(history)]
-    assert [question for question in found if question in kept] == kept
-    assert len(found) == len(set(found))
-
-
 def test_while_another_process_writes_nobody_else_does(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     history.add("q", "r")
     monkeypatch.setattr(state, "LOCK_SECONDS", 0)
