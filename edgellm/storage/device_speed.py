@@ -15,8 +15,7 @@ MAX_DOUBTFUL_AGE = 600.0
 """Seconds for which measurements on a busy machine are used."""
 MAX_BYTES = 512 * 2**20
 MIN_SECONDS, MAX_SECONDS = 1.0, 4.0
-_STEP, _MAX_STEP = 2**20, 16 * 2**20  # bytes per read
-_FAST_SECONDS = 0.1  # a read that takes less time is followed by a larger one
+_READ_BYTES = 4 * 2**20
 _PORTION_SECONDS = 0.2  # seconds
 _MEMORY_BYTES = 256 * 2**20  # bytes read at once from memory: more than a processor's caches hold
 _MEMORY_READS = 5
@@ -27,37 +26,25 @@ def cold_read(path: Path) -> tuple[float, str]:
     read for some seconds, a small one several times. The result is the median over portions, which a stall does not
     move. The first portion of each reading is left out, where there are others: many disks that have rested are faster
     for a moment than they can sustain. Raise OSError if the file cannot be read."""
-    size, elapsed, step = 0, 0.0, _STEP
-    portions: list[float] = []  # seconds for a byte
-    first_portions: list[float] = []  # seconds for a byte, in portions at the beginning of a file
-    portion_bytes, portion_seconds, first = 0, 0.0, True  # bytes and seconds of a portion that is still too short
+    size, elapsed = 0, 0.0
+    first: list[float] = []  # seconds for a byte, of portions at the beginning of a reading
+    later: list[float] = []  # seconds for a byte, of the others
     with path.open("rb", buffering=0) as file:
         system.read_at_random(file.fileno())  # bytes read ahead would not be counted
-        buffer = memoryview(bytearray(_MAX_STEP))
+        buffer = memoryview(bytearray(_READ_BYTES))
         while elapsed < MIN_SECONDS and size < MAX_BYTES:
             file.seek(0)
             how = system.drop_pages(file.fileno())
-            began = now = perf_counter()
-            if not first:  # otherwise an unfinished portion would go on at the beginning of the file
-                portion_bytes, portion_seconds = 0, 0.0
-            first = True
-            while (
-                size < MAX_BYTES
-                and now - began < MAX_SECONDS
-                and (n := file.readinto(buffer[: min(step, MAX_BYTES - size)]))
-            ):
-                size += n
-                before, now = now, perf_counter()
-                portion_bytes, portion_seconds = portion_bytes + n, portion_seconds + now - before
-                if portion_seconds >= _PORTION_SECONDS:
-                    (first_portions if first else portions).append(portion_seconds / portion_bytes)
-                    portion_bytes, portion_seconds, first = 0, 0.0, False
-                if now - before < _FAST_SECONDS:
-                    step = min(2 * step, _MAX_STEP)
+            began = portion_began = now = perf_counter()
+            portion, counted = 0, first
+            while size < MAX_BYTES and now - began < MAX_SECONDS and (n := file.readinto(buffer[: MAX_BYTES - size])):
+                size, portion, now = size + n, portion + n, perf_counter()
+                if now - portion_began >= _PORTION_SECONDS:
+                    counted.append((now - portion_began) / portion)
+                    portion, portion_began, counted = 0, now, later
             elapsed += perf_counter() - began
         system.drop_pages(file.fileno())
-    counted = portions or first_portions
-    seconds_per_byte = median(counted) if counted else elapsed / max(size, 1)
+    seconds_per_byte = median(later or first or [elapsed / max(size, 1)])
     return 1.0 / max(seconds_per_byte, 1e-12), f"{size / 1e6:.0f} MB read, {how}"
 
 
