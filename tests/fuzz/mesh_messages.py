@@ -6,16 +6,7 @@ import numpy as np
 
 from edgellm.errors import ProtocolError
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.messages import (
-    Event,
-    Failed,
-    Loaded,
-    MicroBatch,
-    StageAnswer,
-    StageSpec,
-    StageTrace,
-    TraceSpan,
-)
+from edgellm.mesh.messages import Event, Failed, Loaded, MicroBatch, StageAnswer, StageSpec, StageTrace, TraceSpan
 from edgellm.mesh.stage import check
 from edgellm.rpc.layers.codec import read_manifest, read_places
 from edgellm.rpc.layers.measuring import LinkSpeed, read_blocks, read_figures

@@ -24,10 +24,7 @@ from edgellm.storage.layers.store import LayerStore
 
 @asynccontextmanager
 async def taking(
-    store: LayerStore,
-    trust: Trust | None = None,
-    said: list[str] | None = None,
-    measurer: Measurer | None = None,
+    store: LayerStore, trust: Trust | None = None, said: list[str] | None = None, measurer: Measurer | None = None
 ) -> AsyncIterator[Address]:
     """A device with this store; with `trust`, for paired devices alone."""
     told = said if said is not None else []
@@ -48,11 +45,7 @@ async def taking(
 
 
 @contextmanager
-def device_taking(
-    store: LayerStore,
-    trust: Trust | None = None,
-    measurer: Measurer | None = None,
-) -> Iterator[Address]:
+def device_taking(store: LayerStore, trust: Trust | None = None, measurer: Measurer | None = None) -> Iterator[Address]:
     """`taking`, for a test outside the loop."""
     running = taking(store, trust, measurer=measurer)
     address = run_in_network_loop(running.__aenter__()).result(120)

@@ -9,15 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.errors import (
-    DeviceLost,
-    LayersCorrupt,
-    LayersMissing,
-    NotPermitted,
-    ProtocolError,
-    StoreBusy,
-    StoreFull,
-)
+from edgellm.errors import DeviceLost, LayersCorrupt, LayersMissing, NotPermitted, ProtocolError, StoreBusy, StoreFull
 from edgellm.rpc.channel import open_channel
 from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, list_layers
 from edgellm.rpc.trust.trust import Trust

@@ -41,14 +41,8 @@ async def test_whoever_breaks_the_contract_is_told_how(store: LayerStore, manife
         ([wanted(strange, 1)], "INVALID_ARGUMENT The manifest is invalid: it has a piece of"),
         ([wanted(escaping, 1)], "INVALID_ARGUMENT The manifest is invalid: it has a piece with the hash"),
         ([b"\xff\xff\xff"], "INVALID_ARGUMENT A PutFrame cannot be parsed"),
-        (
-            [first, portion(2, 0, b"x")],
-            "INVALID_ARGUMENT Expected a portion of piece 1 at 0, but received piece 2",
-        ),
-        (
-            [first, portion(1, 5, b"x")],
-            "INVALID_ARGUMENT Expected a portion of piece 1 at 0, but received piece 1",
-        ),
+        ([first, portion(2, 0, b"x")], "INVALID_ARGUMENT Expected a portion of piece 1 at 0, but received piece 2"),
+        ([first, portion(1, 5, b"x")], "INVALID_ARGUMENT Expected a portion of piece 1 at 0, but received piece 1"),
         ([first, portion(1, 0, b"")], "INVALID_ARGUMENT A portion has 0 bytes"),
         ([first, portion(1, 0, bytes(2**20 + 1))], "INVALID_ARGUMENT A portion has 1048577 bytes"),
         ([first, first], "INVALID_ARGUMENT Expected a portion of piece 1 at 0, but received piece 0"),

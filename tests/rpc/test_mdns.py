@@ -9,14 +9,7 @@ import pytest
 from zeroconf import ServiceInfo, Zeroconf
 
 from edgellm.rpc.address import Address
-from edgellm.rpc.discovery.mdns import (
-    Hint,
-    ServiceKind,
-    announce,
-    browse,
-    new_instance,
-    parse_announcement,
-)
+from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce, browse, new_instance, parse_announcement
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.versions import DEVICES_PROTOCOL
 

@@ -177,10 +177,7 @@ def test_whatever_is_changed_on_the_way_pairs_nobody(desk: Trust, phone: Trust, 
             else:
                 frame.done.mac = bytes(32)
 
-    with (
-        PairingWindow(desk, CODE, ABOUT_DESK) as window,
-        Relay(window.open(["127.0.0.1"], 0)[0], spoil) as between,
-    ):
+    with PairingWindow(desk, CODE, ABOUT_DESK) as window, Relay(window.open(["127.0.0.1"], 0)[0], spoil) as between:
         with pytest.raises(PairingFailed):
             join(between, CODE, phone, ABOUT_PHONE)
         with pytest.raises(PairingFailed):
@@ -253,10 +250,7 @@ def test_meeting_oneself_is_explained(window: PairingWindow, at: Address, desk: 
     copy = device(tmp_path / "copy", desk.identity)
     with pytest.raises(EdgeError, match="itself"):
         join(at, CODE, copy, ABOUT_PHONE)
-    with (
-        Relay(at, lambda frame: own(frame, copy.identity)) as between,
-        pytest.raises(IdentityClash),
-    ):
+    with Relay(at, lambda frame: own(frame, copy.identity)) as between, pytest.raises(IdentityClash):
         join(between, CODE, copy, ABOUT_PHONE)
     assert nobody_was_paired(copy)
 

@@ -9,30 +9,14 @@ import grpc
 import grpc.aio
 import pytest
 
-from edgellm.errors import (
-    IdentityClash,
-    NotPaired,
-    NotPermitted,
-    PairingRequired,
-)
+from edgellm.errors import IdentityClash, NotPaired, NotPermitted, PairingRequired
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind, new_server, open_channel
 from edgellm.rpc.trust import auth_interceptor as guards
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.identity import SERVER_NAME, Identity
 from edgellm.rpc.trust.trust import Right, Trust
-from tests.rpc.doors import (
-    SECRET,
-    Said,
-    answering,
-    ask_for,
-    code_of,
-    impostor,
-    in_loop,
-    open_stream,
-    serving,
-    steal,
-)
+from tests.rpc.doors import SECRET, Said, answering, ask_for, code_of, impostor, in_loop, open_stream, serving, steal
 from tests.rpc.strangers import Gullible, befriend, certified, device, known
 
 

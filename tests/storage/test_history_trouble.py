@@ -74,10 +74,7 @@ def test_a_newer_version_is_left_alone(history: History) -> None:
     assert history.path.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "change_row",
-    ["at = 'x'", "question = x'ff'", "reply = x''"],
-)
+@pytest.mark.parametrize("change_row", ["at = 'x'", "question = x'ff'", "reply = x''"])
 def test_a_damaged_row_is_passed_over(history: History, monkeypatch: pytest.MonkeyPatch, change_row: str) -> None:
     for question in ("before", "damaged", "after"):
         history.add(question, "r")

@@ -127,8 +127,7 @@ def identity_clash(device: DeviceID, host: str) -> IdentityClash:
     """Return the error for meeting this device's own identity at `host`."""
     if host in own_hosts():
         return IdentityClash(
-            f"The device {device.short} has connected to itself.",
-            "On one machine, use 127.0.0.1 without pairing.",
+            f"The device {device.short} has connected to itself.", "On one machine, use 127.0.0.1 without pairing."
         )
     return IdentityClash(
         f"The device at {host or 'the other end'} has this device's identity, {device.short}: its files were copied.",

