@@ -34,8 +34,8 @@ def main() -> None:
         profile = llm.profile(prompts(pair, arguments.cases), early_exit=True)
         profile.save(pair.profile)
     sys.stdout.write(
-        f"{pair.profile.name}: {profile.chunks} chunks of {profile.prompts} prompts, attention of layer"
-        f" {profile.layers[0]}, {profile.best_exit()[1]}\n"
+        f"{pair.profile.name}: {profile.terms.chunks} chunks of {profile.terms.prompts} prompts, attention of layer"
+        f" {profile.terms.layers[0]}, {profile.best_exit()[1]}\n"
     )
 
 

@@ -45,6 +45,11 @@ MECHANISMS = {
     ),
     "early exit": Mechanism("llm/early_exit.py spec/drafters/early_exit.py", "spec/mechanisms.py", '"early exit"'),
     "translation": Mechanism("spec/drafters/translation.py", "spec/mechanisms.py", '"translation"'),
+    "fitting": Mechanism(
+        "llm/profiling.py spec/gates/fitting.py spec/gates/profiler.py", "spec/mechanisms.py", '"fitting"'
+    ),
+    "prompt difficulty": Mechanism("spec/gates/prompt_difficulty.py", "spec/mechanisms.py", '"prompt difficulty"'),
+    "gates by importance": Mechanism("spec/gates/synera.py", "spec/params.py", 'f"{_SYNERA}'),
     "graph switching": Mechanism("coldstart/graph_switching.py"),
     "mtp": Mechanism("engine/speculators/mtp.py", "engine/gguf/speculation.py", ".speculators.mtp"),
     "eagle3": Mechanism("engine/speculators/eagle3.py", "engine/gguf/speculation.py", ".speculators.eagle3"),

@@ -58,20 +58,18 @@ GROUPS = {
         },
         least=80,
     ),
-    "drafters and profiles": Group(
+    "drafters": Group(
         (
             "spec/test_early_exit.py", "spec/test_importance.py", "spec/test_parallel.py", "spec/test_real_pair.py",
-            "llm/test_profiling.py",
         ),
         without=(
-            "whatever_prefixes_come", "hit_more_often", "replies_make_a_profile", "interrupted",
-            "early_exit_leaves", "progress", "profile_alone", "verified_as_often",
+            "whatever_prefixes_come", "hit_more_often",
         ),
         cases={
             "it_changes_nothing": ("sampling]",), "logits_are_the_uncut_models_after_any_exits": ("0.6]",),
             "with_the_gate_always_open": ("0]", "5]"),
         },
-        least=30,
+        least=25,
     ),
     "pairs": Group(
         (

@@ -12,8 +12,7 @@ import numpy as np
 from edgellm.llm import LLM
 from edgellm.spec.gates.fitting import perplexity
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.gates.rules import BudgetController, BudgetGate, Rule, TailGate
-from edgellm.spec.types import Chunk, Decision
+from edgellm.spec.gates.rules import BudgetController, BudgetGate, CountedGate, Numbers, Rule
 from testkit.questions import Answers, Question, answered, reply_with
 
 _STEPS = 64  # thresholds between a share of 0 and of 1
@@ -26,11 +25,11 @@ class HybridGate(Rule):
     """
 
     def __init__(self, threshold: float) -> None:
+        super().__init__()
         self._threshold = threshold
 
-    def judge(self, chunk: Chunk, place: int) -> Decision:  # noqa: ARG002
-        least = float(chunk.confidence.min())
-        return Decision(least < self._threshold, f"confidence {least:.2f} against {self._threshold:.2f}")
+    def chances(self, confidence: Numbers, importance: Numbers) -> Numbers:  # noqa: ARG002
+        return np.where(confidence < self._threshold, 1.0, 0.0)
 
 
 def hybrid_gate(profile: Profile, budget: float, controller: BudgetController) -> BudgetGate:
@@ -38,14 +37,14 @@ def hybrid_gate(profile: Profile, budget: float, controller: BudgetController) -
 
     @lru_cache(maxsize=_STEPS + 1)
     def at(step: int) -> Rule:
-        return HybridGate(float(np.quantile(profile.tokens, step / _STEPS)))
+        return HybridGate(float(np.quantile(profile.alone.tokens, step / _STEPS)))
 
     return BudgetGate(lambda share: at(round(share * _STEPS)), budget, controller)
 
 
 def hybrid_options(profile: Profile, budget: float, controller: BudgetController) -> dict[str, Any]:
     """Return the options of a reply by the hybrid gate; `controller` keeps the budget of tokens over all replies."""
-    return {"gamma": 1, "gate": TailGate(hybrid_gate(profile, budget, controller), controller)}
+    return {"gamma": 1, "gate": CountedGate(hybrid_gate(profile, budget, controller), controller, budgeted=True)}
 
 
 def hybrid(pair: LLM, profile: Profile, budget: float, cases: Sequence[Question]) -> Answers:
@@ -64,7 +63,7 @@ class ReplyRule:
     """
 
     def __init__(self, profile: Profile, budget: float, controller: BudgetController) -> None:
-        self._perplexities, self._budget, self._controller = profile.perplexities, budget, controller
+        self._perplexities, self._budget, self._controller = profile.alone.perplexities, budget, controller
 
     def rewrites(self, confidences: Sequence[float | None]) -> bool:
         """Return whether the verifier writes a reply again whose tokens had these confidences."""

@@ -76,7 +76,7 @@ def deciding(gate: Gate, chunk: Chunk) -> float:
 def measured(model: Model, profile: Profile, gamma: int, threads: int, repeats: int) -> dict[str, Any]:
     """Return the microseconds of drafting and of every gate, for each drafted token."""
     with ExitStack() as stack:
-        found = drafters(model, tuple(layer for layer in profile.layers if layer < model.n_layer), threads, stack)
+        found = drafters(model, tuple(layer for layer in profile.terms.layers if layer < model.n_layer), threads, stack)
         for drafter in found.values():
             drafting(drafter, gamma)
         taken = alternate(repeats, *(partial(drafting, drafter, gamma) for drafter in found.values()))

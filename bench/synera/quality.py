@@ -39,7 +39,7 @@ from edgellm.llm import LLM
 from edgellm.llm.pair_stats import find_profile, read_profile
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.gates.rules import SyneraGate
+from edgellm.spec.gates.synera import SyneraGate, i_th
 from edgellm.spec.state import GenerationState
 from edgellm.storage import fingerprint, resolve
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
@@ -97,9 +97,9 @@ def at_budget(
     for gate, gamma in OTHERS:
         found[f"{gate}_{gamma}"] = answered(cases, reply_with(pairs[gamma], gate=gate, budget=budget))
     found[NO_LOOKUP] = answered(cases, reply_with(pairs[0], gate="auto", budget=budget, context_lookup=False))
-    i_th = paper.i_th(budget)
+    threshold = i_th(paper, budget)
     found["published"] = answered(cases, lambda question, seed: own.reply(
-        question.messages, max_tokens=MOST, gamma=PAPERS, gate=Published(paper, i_th, seed)
+        question.messages, max_tokens=MOST, gamma=PAPERS, gate=Published(paper, threshold, seed)
     ))  # fmt: skip
     return found
 
@@ -125,9 +125,9 @@ def profiled(made: PairName, cases: int, folder: Path, number: int, options: dic
 class Published(SyneraGate):
     """The paper's gate, whose thresholds alone keep its budget."""
 
-    def __init__(self, profile: Profile, i_th: float, seed: int) -> None:
-        super().__init__(profile.c_th, i_th, seed, profile.usual_importance)
-        self.layers = profile.layers
+    def __init__(self, profile: Profile, threshold: float, seed: int) -> None:
+        super().__init__(profile.c_th, threshold, seed, profile.usual_importance)
+        self.layers = profile.terms.layers
 
 
 def half_width(found: Mapping[str, Any]) -> float:
@@ -171,7 +171,7 @@ def at_one(made: PairName, count: int, others: Mapping[int, Path], budget: float
         verifier = remembering(big, closing)
         pair = closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=files.profile))
         alone = closing.enter_context(LLM(big, verifier=verifier))
-        pairs = {profile.gamma: pair} | {
+        pairs = {profile.terms.gamma: pair} | {
             gamma: closing.enter_context(LLM(big, draft=small, verifier=verifier, profile=file))
             for gamma, file in others.items()
         }
@@ -186,14 +186,14 @@ def at_one(made: PairName, count: int, others: Mapping[int, Path], budget: float
             paths[name] = [
                 path(
                     pair.prompt_ids(question.messages), question.score, alphabet=small, drafter=drafter,
-                    session=session, gamma=profile.gamma, most=MOST, lookup_below=hesitates,
+                    session=session, gamma=profile.terms.gamma, most=MOST, lookup_below=hesitates,
                 )
                 for question in cases
             ]  # fmt: skip
         found = at_budget(pairs, alone, profile, paper, cases, budget)
         best = {name: oracle(each, budget) for name, each in paths.items()}
         return {
-            "cases": count, "gamma": profile.gamma, "evidence": profile.evidence, "alpha": profile.alpha,
+            "cases": count, "gamma": profile.terms.gamma, "evidence": profile.evidence, "alpha": profile.alpha,
             "c_th": profile.c_th, "never": never.figures(cases), "always": always.figures(cases),
             "budgets": {str(budget): figures_at(found, best, never, always, cases)},
         }  # fmt: skip

@@ -22,8 +22,9 @@ from edgellm.llm.replies.generation import check_sampling, reporting, write
 from edgellm.llm.replies.plan import WantedReply
 from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.drafting.cost_curve import CostCurve
+from edgellm.spec.mechanisms import mechanism
 from edgellm.spec.model_sampling import ModelSampling
-from edgellm.spec.params import BUDGET_CHUNK, ReplyOptions
+from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Explanation, Ids, Notice
@@ -199,22 +200,13 @@ class LLM:
         self.engine.idle.wait()
 
     def profile(
-        self,
-        prompts: Sequence[str | Sequence[Message]],
-        *,
-        gamma: int = BUDGET_CHUNK,
-        max_tokens: int = 96,
-        layers: tuple[int, ...] | None = None,
-        context_lookup: bool = True,
-        early_exit: bool = False,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Profile:
+        self, prompts: Sequence[str | Sequence[Message]], *, progress: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ) -> Profile:  # fmt: skip
         """Profile the pair on `prompts`, verifying every token, and use the profile from now on, without saving it.
 
-        `layers` are those whose attention is importance. `context_lookup`: also find the confidence below which the
-        context's token is the better draft. `early_exit`: also measure where it pays to leave the draft model early,
-        which loads parts of the model twice. `progress` is called with the number of finished prompts and of all.
-        After an interruption, a later call with the same prompts and arguments continues. `Profile.save` saves a
+        `options` are fields of `profiling.ProfileOptions`. `progress` is called with the number of finished prompts and
+        of all. After an interruption, a later call with the same prompts and options continues. `Profile.save` saves a
         profile; `keep_profile` saves it where later processes find it.
 
         Raises:
@@ -232,14 +224,12 @@ class LLM:
                 " for.",
                 "Choose two models with one tokenizer.",
             )
-        ids = [self.prompts.ids(prompt) for prompt in prompts]
-        from edgellm.llm.profiling import profile_pair
-
+        ids, fitting = [self.prompts.ids(prompt) for prompt in prompts], mechanism("fitting")
         with self.engine.idle.suspended():
-            return profile_pair(
-                self.engine, ids, gamma=gamma, most=max_tokens, layers=layers, context_lookup=context_lookup,
-                early_exit=early_exit, progress=progress,
-            )  # fmt: skip
+            found: Profile = fitting.profile_pair(
+                self.engine, ids, fitting.ProfileOptions(**options), progress or (lambda _done, _total: None)
+            )
+        return found
 
     def hash_models(self, progress: Progress | None = None) -> None:
         """Compute the hashes of the models' files now, which a profile and a budget need, not in the background.

@@ -1,11 +1,10 @@
-"""Profiling of a pair on this device: the speed of drafting, the layer whose attention is importance, and the gates."""
+"""Profiling of a pair on this device: on prompts, or in its first replies."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from math import isfinite
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -13,136 +12,93 @@ from edgellm.engine import Ids
 from edgellm.errors import InvalidOption, ProfileStopped, Stopped
 from edgellm.llm.drafter_pool import DrafterKind
 from edgellm.llm.opening.engine import PairEngine
-from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.gates.fitting import auc, build
-from edgellm.spec.gates.profile import VERSION, Profile
-from edgellm.spec.gates.profiler import PairProfiler, ProfileProgress, PromptRecord
+from edgellm.llm.pair_stats import LEARNED, PairStats
+from edgellm.spec.gates.fitting import build
+from edgellm.spec.gates.profile import VERSION, Profile, ProfileTerms
+from edgellm.spec.gates.profiler import FirstReply, PairProfiler, Recorder
 from edgellm.spec.mechanisms import has, mechanism
 from edgellm.spec.ngram.sources import lookup_threshold
+from edgellm.spec.params import BUDGET_CHUNK
 from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.types import Notice
 
-PROMPTS = 80
-"""Most prompts to find the layer by: with some four hundred chunks an AUC is known to about 0.03."""
+_ENOUGH = 64  # verified chunks that make a profile of a new pair
 
 
-def layer_scores(records: Sequence[PromptRecord], n_layers: int, gamma: int) -> tuple[float, ...]:
-    """Return the AUC of the importance in each of the measured layers, by the verdicts on whole chunks.
+@dataclass(frozen=True, slots=True)
+class ProfileOptions:
+    """The options of a profile.
 
-    Shorter chunks at the end of a reply do not count: their length itself would seem to predict the verdict. If no
-    chunk was rejected, or every one, each AUC is NaN.
+    `gamma` drafted tokens a chunk, and replies of at most `max_tokens`. `layers` are those whose attention is
+    importance, by default the one that foretells most. `context_lookup`: also find the confidence below which the
+    context's token is the better draft. `early_exit`: also measure where it pays to leave the draft model early, which
+    loads parts of the model twice.
     """
-    rejected: list[bool] = []
-    rows: list[list[float]] = []
-    for record in records:
-        for chunks, by_layer in (
-            (record.verified, record.verified_importance),
-            (record.alone, record.alone_importance),
-        ):
-            for chunk, layers in zip(chunks, by_layer, strict=True):
-                if chunk.tokens == gamma:
-                    rejected.append(not chunk.whole)
-                    rows.append([mean for mean, _, _ in layers])
-    columns = np.array(rows, dtype=np.float64).reshape(-1, n_layers).T
-    return tuple(auc(layer, np.array(rejected, dtype=np.bool_)) for layer in columns)
+
+    gamma: int = BUDGET_CHUNK
+    max_tokens: int = 96
+    layers: tuple[int, ...] | None = None
+    context_lookup: bool = True
+    early_exit: bool = False
 
 
 def profile_pair(
-    engine: PairEngine,
-    prompts: Sequence[Ids],
-    *,
-    gamma: int,
-    most: int,
-    layers: tuple[int, ...] | None,
-    context_lookup: bool,
-    early_exit: bool,
-    progress: Callable[[int, int], None] | None,
+    engine: PairEngine, prompts: Sequence[Ids], options: ProfileOptions, progress: Callable[[int, int], None]
 ) -> Profile:
-    """Return a new profile, which is the pair's from now on."""
+    """Return a new profile, which is the pair's from now on. `progress` is called with the number of finished prompts
+    and of all."""
     known, draft, drafters, verifier = engine.knowledge, engine.draft, engine.drafters, engine.verifier
     if known is None or draft is None or drafters is None or verifier is None:
         raise InvalidOption("A profile needs both a draft model and a verifier, and one is missing.", "Name both.")
     if not prompts:
         raise InvalidOption("There are no prompts to profile the pair on.", "Give a few dozen, one per line.")
-    draft_hash, verifier_hash = known.hashes()
+    gamma, most, threads = options.gamma, options.max_tokens, engine.config.threads
     measurable = bool(draft.attention_layers) and has("importance")
-    search, given = layers is None and measurable, (layers or ()) if measurable else ()
-    all_layers = draft.attention_layers if search else given
-    terms = {
-        "hashes": [draft_hash, verifier_hash], "gamma": gamma, "most": most, "layers": list(all_layers),
-        "search": search, "lookup": context_lookup, "version": VERSION, "prompts": _digest(prompts),
-    }  # fmt: skip
-    done = ProfileProgress(known.progress_file(), terms)
+    layers = draft.attention_layers if options.layers is None else options.layers
+    terms = ProfileTerms(*known.hashes(), gamma, layers if measurable else ())
+    searches = options.layers is None and measurable
+    done = Recorder(
+        known.progress_file(),
+        {**asdict(terms), "layers": list(terms.layers), "most": most, "lookup": options.context_lookup,
+         "searches": searches, "version": VERSION, "prompts": _digest(prompts)},
+    )  # fmt: skip
     session = verifier.open(GenerationState())
-
-    def reached(count: int) -> None:
-        if progress is not None:
-            progress(count, len(prompts))
-
-    limits = GenerationLimits(most, engine.context, gamma)
-    best: int | None = None  # place of the most predictive measured layer
-    scores: tuple[float, ...] = ()
     try:
-        with drafters.taken(DrafterKind(all_layers)) as drafter:
-            by_layer = drafter.importance_by_layer if search and isinstance(drafter, ModelDrafter) else None
-            profiler = PairProfiler(drafter, session, draft.is_eog, limits, by_layer)
-            found = [each for record in done.records for each in record.disagreements]
-            for count in range(len(done.records), len(prompts)):
-                reached(count)
-                record = profiler.record(prompts[count], context_lookup)
-                found += record.disagreements
-                # The lookup run follows at once, by the threshold so far: both caches hold the prompt.
-                done.add(profiler.with_lookup(prompts[count], record, lookup_threshold(found)))
-            below = lookup_threshold(found)
-            records = [
-                profiler.with_lookup(prompt, record, below) if below else record
-                for prompt, record in zip(prompts, done.records, strict=True)
-            ]
-        if search:
-            scores = layer_scores(sample(records), len(all_layers), gamma)
-            best = int(np.nan_to_num(np.array(scores), nan=0.0).argmax())
-        layers = given if best is None else (all_layers[best],)
-        runs = [record.run(best, with_lookup=below > 0.0) for record in records]
-        points = (
-            mechanism("early exit").exit_points(
-                draft, drafters, prompts, gamma=gamma, most=most, threads=engine.config.threads
+        with drafters.taken(DrafterKind(terms.layers)) as drafter:
+            limits = GenerationLimits(most, engine.context, gamma)
+            profiler = PairProfiler(drafter, session, draft.is_eog, limits, by_layer=searches)
+            for count in range(len(done.runs), len(prompts)):
+                progress(count, len(prompts))
+                done.add(profiler.record(prompts[count], context_lookup=options.context_lookup))
+            below = lookup_threshold([each for run in done.runs for each in run.disagreements])
+            runs = [
+                profiler.with_lookup(prompt, run, below) for prompt, run in zip(prompts, done.runs, strict=True)
+            ]  # fmt: skip
+        points = ()
+        if options.early_exit:
+            points = mechanism("early exit").exit_points(
+                draft, drafters, prompts, gamma=gamma, most=most, threads=threads
             )
-            if early_exit
-            else ()
-        )
         batch = ()
         if has("parallel drafting"):
-            batch = mechanism("parallel drafting").batch_seconds(draft, prompts[0], engine.config.threads)
-    except (KeyboardInterrupt, Stopped):
+            batch = mechanism("parallel drafting").batch_seconds(draft, prompts[0], threads)
+    except BaseException as error:
         kept = done.save()
+        if not isinstance(error, KeyboardInterrupt | Stopped):
+            raise
         raise ProfileStopped(
-            f"The profile was stopped after {len(done.records)} of {len(prompts)} prompts.",
+            f"The profile was stopped after {len(done.runs)} of {len(prompts)} prompts.",
             "Run the same command to continue." if kept else "Nothing is kept of it: start it again.",
-            len(done.records), len(prompts), kept=kept,
+            len(done.runs), len(prompts), kept=kept,
         ) from None  # fmt: skip
-    except BaseException:
-        done.save()
-        raise
     finally:
         session.close()
-    profile = build(
-        runs, prompts=prompts, draft_hash=draft_hash, verifier_hash=verifier_hash, gamma=gamma, layers=layers,
-        batch_seconds=batch, exits=points, hesitates=below,
-    )  # fmt: skip
-    by_name = {
-        f"auc importance, layer {at}": round(value, 4)
-        for at, value in zip(all_layers, scores, strict=False)
-        if isfinite(value)
-    }
-    profile = replace(profile, evidence=profile.evidence | by_name)
+    fitted = build(runs, terms, prompts=prompts, hesitates=below)
+    profile = replace(fitted, batch_seconds=batch, exits=points)
     done.remove()
-    reached(len(prompts))
+    progress(len(prompts), len(prompts))
     known.use(profile, save=False)
     return profile
-
-
-def sample(records: Sequence[PromptRecord]) -> Sequence[PromptRecord]:
-    """Return at most `PROMPTS` of the records, spread evenly: prompts may be sorted by topic. At least one is given."""
-    return records[:: -(-len(records) // PROMPTS)]
 
 
 def _digest(prompts: Sequence[Ids]) -> str:
@@ -152,3 +108,56 @@ def _digest(prompts: Sequence[Ids]) -> str:
         digest.update(len(prompt).to_bytes(4, "little"))
         digest.update(np.ascontiguousarray(prompt, dtype=np.int32).tobytes())
     return digest.hexdigest()
+
+
+class FirstReplies:
+    """The first replies of a pair, which make its profile, and further ones that improve it."""
+
+    def __init__(self, stats: PairStats) -> None:
+        self._stats = stats
+        self._recorder: Recorder | None = None
+        self._announced = False
+
+    def begin(self, layers: tuple[int, ...], *, improves: bool) -> tuple[FirstReply, list[Notice]]:
+        """Return the gate of such a reply, which measures the attention of `layers`; and the notices for the user,
+        given once. With `improves` the user has asked for the profile, and gets none."""
+        notices = []
+        if not self._announced and not improves:
+            notices.append(Notice(
+                f"This pair has no profile yet. Its first {_ENOUGH} chunks are all verified to make one;"
+                " the budget is kept from then on. `edgellm profile` makes a better one from your own prompts."
+            ))  # fmt: skip
+        self._announced = True
+        return FirstReply(layers, improves=improves), notices
+
+    def end(self, gate: FirstReply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
+        """Add such a reply; return a notice for the user once the first replies make a profile."""
+        stats, profile = self._stats, self._stats.known_profile
+        if profile is not None and not (gate.improves and stats.learns()):  # A concurrent reply was first.
+            return None
+        if self._recorder is None:
+            self._recorder = Recorder(stats.first_file())
+        recorder = self._recorder
+        if (run := gate.run()) is not None:
+            recorder.add(run)
+        known = 0 if profile is None else profile.terms.chunks
+        if recorder.chunks < max(_ENOUGH, 2 * known):
+            return None if recorder.save() or not stats.saves else _UNSAVED
+        terms = ProfileTerms(*stats.hashes(), gamma, layers, origin="first replies")
+        made = build(recorder.runs, terms)
+        if not stats.saves:
+            stats.use(made, save=False)
+            return Notice("The pair has a profile now. It is not saved, because the history is off.")
+        try:
+            path = stats.use(made)
+        except OSError as error:
+            return Notice(f"The pair's profile cannot be saved ({error}). It will be made again next time.")
+        recorder.remove()
+        if gate.improves and made.terms.chunks < LEARNED:
+            recorder.save()
+        if known:
+            return Notice(f"The pair's profile is made of {made.terms.chunks} chunks now.")
+        return Notice(f"The pair has a profile now ({path}). The budget is kept from the next reply on.")
+
+
+_UNSAVED = Notice("What the pair's first replies show cannot be saved. It will be observed again next time.")

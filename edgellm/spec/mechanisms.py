@@ -32,3 +32,9 @@ def mechanism(name: str) -> Any:
     if name not in MECHANISMS:
         raise InvalidOption(f"The {name} is left out of this edgellm.", "Do without it, or install the whole package.")
     return import_module(MECHANISMS[name])
+
+
+def load(place: str) -> Any:
+    """Return what a table names as "module:attribute"."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

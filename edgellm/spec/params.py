@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgellm.errors import InvalidOption
 from edgellm.flags import AS_MODEL, flag
@@ -17,16 +17,29 @@ if TYPE_CHECKING:
     from edgellm.spec.protocols import Drafter, Gate
     from edgellm.spec.types import Sampling
 
+_RULES, _SYNERA = "edgellm.spec.gates.rules", "edgellm.spec.gates.synera"
+
+
+class GateKind(NamedTuple):
+    """A gate: the chunks that it chooses to verify; the place of its `Rule`, which keeps a budget; the budget that it
+    stands for; and whether it needs importance."""
+
+    text: str
+    rule: str = ""
+    stands_for: float | None = None
+    importance: bool = False
+
+
 GATES = {
-    "auto": "the one with the best evidence in the pair's profile",
-    "synera": "the paper's gate: confidence, then importance",
-    "confidence": "chunks of low confidence",
-    "importance": "chunks that later tokens attend to",
-    "random": "chunks at random",
-    "always": "every chunk",
-    "never": "no chunk",
+    "auto": GateKind("the one with the best evidence in the pair's profile"),
+    "synera": GateKind("the paper's gate: confidence, then importance", f"{_SYNERA}:SyneraGate", importance=True),
+    "confidence": GateKind("chunks of low confidence", f"{_RULES}:ConfidenceGate"),
+    "importance": GateKind("chunks that later tokens attend to", f"{_SYNERA}:ImportanceGate", importance=True),
+    "random": GateKind("chunks at random", f"{_RULES}:RandomGate"),
+    "always": GateKind("every chunk", stands_for=1.0),
+    "never": GateKind("no chunk", stands_for=0.0),
 }
-"""The gates, each with the chunks that it chooses to verify."""
+"""The gates by name. A mechanism is a module and its lines."""
 
 SWITCHES = {"auto": "if it pays by the profile", "on": "always", "off": "never"}
 TRUNCATIONS = ("auto", "disabled")
@@ -43,7 +56,6 @@ DEFAULT_SOURCES = ("context", "history", "analogy")
 """The default sources: calibration and reuse cost as much as they bring."""
 ANY_TOOL = "*"
 """The `tool_choice` for a call of any tool, which the model decides."""
-_WITHOUT_BUDGET = ("auto", "confidence", "always", "never")  # gates that need no budget
 MAX_STOPS, MAX_STOP_LENGTH, MAX_LOGPROBS = 16, 500, 20
 MIN_REPEAT, MAX_PENALTY, MAX_BIAS, MAX_BIASES = 0.01, 100.0, 100.0, 1024
 CHUNK = 4
@@ -102,7 +114,7 @@ class ReplyOptions:
     gate: str | Gate = _drafts(
         "auto",
         f"Rule that chooses the chunks to verify: {', '.join(GATES)}; auto: the one with the best evidence.",
-        "GATE", choices=GATES,
+        "GATE", choices={name: kind.text for name, kind in GATES.items()},
     )  # fmt: skip
     """One of `GATES`, or a custom gate. `auto` verifies everything without a budget."""
     drafter: Drafter | None = None
@@ -207,19 +219,19 @@ class ReplyOptions:
         return tuple(name for name in SOURCES if name in wanted)
 
     def _check_budget(self) -> None:
-        lossless = self.budget is None and self.gate in ("auto", "always", "never")
-        if self.drafter is not None and isinstance(self.gate, str) and not lossless:
+        kind = GATES[self.gate] if isinstance(self.gate, str) else None
+        lossless = self.budget is None and kind is not None and not kind.rule
+        if self.drafter is not None and kind is not None and not lossless:
             raise InvalidOption(
                 f"The gate {self.gate} with the budget {self.budget} only handles chunks of the draft model.",
                 "With a custom drafter, leave the budget out or give a custom gate as well.",
             )
         if self.budget is None:
-            if isinstance(self.gate, str) and self.gate not in _WITHOUT_BUDGET:
+            if kind is not None and kind.rule and self.gate != "confidence":
                 raise InvalidOption(f"The gate {self.gate} needs a budget.", "Give one, such as 0.2.")
             return
-        implied = {"always": 1.0, "never": 0.0}.get(self.gate, self.budget) if isinstance(self.gate, str) else None
-        if implied != self.budget:
-            name = f"The gate {self.gate}" if isinstance(self.gate, str) else "A custom gate"
+        if kind is None or kind.stands_for not in (None, self.budget):
+            name = "A custom gate" if kind is None else f"The gate {self.gate}"
             raise InvalidOption(
                 f"{name} does not keep a budget of {self.budget}.", "Leave one of them out, or choose the gate auto."
             )

@@ -51,7 +51,7 @@ def _everything(profile: Profile) -> None:
     Conversations().save(Conversation.new().with_turns([("user", SECRET)]))
     folder = data_dir() / "profiles"
     profile.save(folder / "words.json")
-    replace(profile.without_words(), origin="first replies").save(folder / "replies.json")
+    replace(profile.without_words(), terms=replace(profile.terms, origin="first replies")).save(folder / "replies.json")
     profile.without_words().save(folder / "none.json")
     write_state(folder / "pair.first.jsonl", SECRET)
     write_state(cache_dir() / "curves" / "curve.json", SECRET)

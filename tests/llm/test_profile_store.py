@@ -1,31 +1,38 @@
-"""Profiles: made by command or from first replies, found by what the models are, refused where they do not fit."""
+"""Profiles: made by command or from first replies, continued where they were interrupted, found by what the models are,
+refused where they do not fit."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgellm.cli.app import run
-from edgellm.engine import Message
-from edgellm.errors import InvalidOption, ProfileUnusable
+from edgellm.engine import Context, Message, Model
+from edgellm.errors import InvalidOption, ProfileStopped, ProfileUnusable
 from edgellm.llm import LLM, find_profile, profile_path, read_profile
-from edgellm.llm.pair_stats import PairStats
+from edgellm.llm.pair_stats import PairStats, forget, kept
 from edgellm.spec.drafters.parallel import MAX_BRANCHES
 from edgellm.spec.gates.profile import Profile
+from edgellm.spec.gates.profiler import PairProfiler
 from edgellm.spec.types import Explanation, Notice
+from edgellm.spec.verifier import Session
 from edgellm.storage import fingerprint
 from edgellm.storage.fingerprint import FileHash
 from testkit.gguf.split_file import split
-from tests.llm.conftest import ASKED, prompts
+from tests.llm.conftest import ASKED, PROFILED, prompts
 from tests.spec.real import case
 
 Shell = Callable[..., tuple[int, str, str]]
+MOST = 24
+FEW = prompts(PROFILED, 1)[::2]
 
 
 @pytest.fixture
@@ -62,9 +69,9 @@ def test_profile_from_end_to_end(
     kept = profile_path(*hashes(f32_pair))  # by what the models are, wherever they are
     assert str(kept) in err.replace("\n", "")
     profile = Profile.load(kept)
-    assert profile.gamma == 2
+    assert profile.terms.gamma == 2
     told = [profile.evidence[f"auc importance, layer {layer}"] for layer in range(8)]
-    assert profile.layers == (max(range(8), key=told.__getitem__),)
+    assert profile.terms.layers == (max(range(8), key=told.__getitem__),)
     assert len(profile.batch_seconds) == MAX_BRANCHES
     assert [point.layer for point in profile.exits] == [5, 6]
     assert all(0.0 <= point.left <= 1.0 and point.seconds > 0 for point in profile.exits)
@@ -130,7 +137,7 @@ def test_a_pair_without_a_profile_makes_one_of_its_first_replies(
     home: Path, f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enough = 40
-    monkeypatch.setattr("edgellm.spec.gates.profiler.ENOUGH", enough)
+    monkeypatch.setattr("edgellm.llm.profiling._ENOUGH", enough)
     asked = iter(prompts(ASKED, 6))
     news: list[Notice] = []
     verified = processes = 0
@@ -151,8 +158,8 @@ def test_a_pair_without_a_profile_makes_one_of_its_first_replies(
     assert sum("no profile yet" in notice.text for notice in news) == processes
     profile = find_profile(*hashes(f32_pair))
     assert profile is not None
-    assert profile.origin == "first replies"
-    assert profile.chunks >= enough
+    assert profile.terms.origin == "first replies"
+    assert profile.terms.chunks >= enough
     assert not list((home / "data" / "profiles").glob("*.jsonl"))
     with LLM.open(*f32_pair, threads=1) as pair:
         heard: list[Explanation] = []
@@ -184,7 +191,7 @@ def test_a_profile_of_other_models_is_refused(f32_pair: tuple[Path, Path], profi
     for pair, what in (((verifier, verifier), "draft model"), ((draft, draft), "verifier")):
         with pytest.raises(ProfileUnusable, match=f"of another {what} .*edgellm profile"):
             LLM.open(*pair, profile=profile_path)
-    assert read_profile(profile_path, *hashes(f32_pair)).origin == "prompts"
+    assert read_profile(profile_path, *hashes(f32_pair)).terms.origin == "prompts"
 
 
 def test_a_profile_of_another_version_is_refused(home: Path, f32_pair: tuple[Path, Path], profile_path: Path) -> None:
@@ -192,7 +199,7 @@ def test_a_profile_of_another_version_is_refused(home: Path, f32_pair: tuple[Pat
 
     own = place(*hashes(f32_pair))
     own.parent.mkdir(parents=True)
-    own.write_text(profile_path.read_text().replace('"version": 6', '"version": 1'))
+    own.write_text(profile_path.read_text().replace('"version": 7', '"version": 1'))
     with LLM.open(*f32_pair, threads=1) as pair:
         with pytest.raises(ProfileUnusable, match="a new one with edgellm profile"):
             list(pair.reply("Hello", budget=0.2, max_tokens=4))
@@ -214,7 +221,7 @@ def test_a_verifier_that_does_not_say_which_model_it_is(f32_pair: tuple[Path, Pa
 def test_the_bundled_pair_comes_with_its_profile(home: Path, draft_path: Path, verifier_path: Path) -> None:
     profile = find_profile(*hashes((draft_path, verifier_path)))
     assert profile is not None, "the pair is another than the profiled one; run: python -m models.profile"
-    assert profile.prompts >= 100
+    assert profile.terms.prompts >= 100
 
 
 def test_half_a_pair_cannot_be_profiled(f32_pair: tuple[Path, Path]) -> None:
@@ -227,7 +234,7 @@ def test_half_a_pair_cannot_be_profiled(f32_pair: tuple[Path, Path]) -> None:
 def test_replies_at_the_same_time_make_one_profile(
     home: Path, f32_pair: tuple[Path, Path], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.spec.gates.profiler.ENOUGH", 8)
+    monkeypatch.setattr("edgellm.llm.profiling._ENOUGH", 8)
     news: list[Notice] = []
     with LLM.open(f32_pair[0], address, threads=1) as pair:
         replies = [pair.reply(messages, max_tokens=24, budget=0.2) for messages in prompts(ASKED, 1)]
@@ -248,7 +255,7 @@ def test_a_profile_of_the_first_part_alone_is_not_used(home: Path, draft_path: P
     first = split(verifier_path, home, 2)
     draft, part = fingerprint(draft_path), sha256(first.read_bytes()).hexdigest()
     shipped = read_profile(draft_path.with_name("profile.json"), draft, fingerprint(verifier_path))
-    old = replace(shipped, verifier_hash=part)
+    old = replace(shipped, terms=replace(shipped.terms, verifier_hash=part))
     path = profile_path(draft, part)
     path.parent.mkdir(parents=True, exist_ok=True)
     old.save(path)
@@ -256,3 +263,168 @@ def test_a_profile_of_the_first_part_alone_is_not_used(home: Path, draft_path: P
     assert PairStats(FileHash(draft_path), FileHash(first), history=False).profile(needed=True) is None
     with pytest.raises(ProfileUnusable, match="another verifier"):
         PairStats(FileHash(draft_path), FileHash(first), path, history=False)
+
+
+# --- the run of a profile -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(f32_pair: tuple[Path, Path], home: Path) -> Iterator[LLM]:
+    with LLM.open(*f32_pair, threads=1) as opened:
+        yield opened
+
+
+def figures(profile: Profile) -> dict[str, Any]:
+    """Return what does not depend on the time of day."""
+    return {name: repr(getattr(profile, name)) for name in Profile.__slots__ if "seconds" not in name}
+
+
+def interrupt(pair: LLM, after: int, **options: Any) -> ProfileStopped:
+    """Begin a profile, and press Ctrl-C when `after` prompts are done."""
+
+    def reached(done: int, _total: int) -> None:
+        if done == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(ProfileStopped) as stopped:
+        pair.profile(FEW, max_tokens=MOST, progress=reached, **options)
+    return stopped.value
+
+
+def test_an_interrupted_profile_continues_and_is_the_same(
+    pair: LLM, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pair.profile(FEW, max_tokens=MOST)
+    assert whole.exits == ()  # early exits are measured only where they are asked for
+    assert not (home / "cache" / "shards").exists()
+    assert not list((home / "data" / "profiles").glob("*"))  # while it was slow, its progress was saved
+    stopped = interrupt(pair, 3)
+    assert (stopped.done, stopped.kept) == (3, True)
+    (file,) = (home / "data" / "profiles").iterdir()
+    assert file.stat().st_mode & 0o077 == 0
+    recorded: list[int] = []
+    record = PairProfiler.record
+
+    def noted(self: PairProfiler, *arguments: Any, **options: Any) -> Any:
+        recorded.append(1)
+        return record(self, *arguments, **options)
+
+    monkeypatch.setattr(PairProfiler, "record", noted)
+    continued = pair.profile(FEW, max_tokens=MOST)
+    assert len(recorded) == len(FEW) - 3
+    assert figures(continued) == figures(whole)
+    assert not file.exists()
+
+
+def test_progress_of_other_prompts_or_options_is_not_used(pair: LLM, home: Path) -> None:
+    interrupt(pair, 2)
+    assert interrupt(pair, 1, gamma=3).done == 1
+    (file,) = (home / "data" / "profiles").iterdir()
+    assert len(file.read_text().splitlines()) == 2  # the terms and one prompt
+    file.write_text("{}\nnonsense")
+    assert interrupt(pair, 0).done == 0
+
+
+def test_progress_has_no_words_in_it_and_is_forgotten_with_the_history(pair: LLM, home: Path) -> None:
+    interrupt(pair, 2)
+    (file,) = (home / "data" / "profiles").iterdir()
+    strings = {value for line in file.read_text().splitlines() for value in _strings(json.loads(line))}
+    assert all(len(value) == 64 for value in strings - {"prompts"})  # hashes
+    assert kept().profiles == 1
+    forget()
+    assert not file.exists()
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _strings(one)
+
+
+def test_without_a_history_nothing_is_kept_of_an_interrupted_profile(f32_pair: tuple[Path, Path], home: Path) -> None:
+    with LLM.open(*f32_pair, threads=1, history=False) as pair:
+        assert not interrupt(pair, 2).kept
+    assert not (home / "data" / "profiles").exists()
+
+
+def test_early_exit_leaves_at_most_the_files_of_the_chosen_layer(pair: LLM, home: Path) -> None:
+    found = pair.profile(FEW, max_tokens=MOST, early_exit=True)
+    assert found.exits
+    folder = home / "cache" / "shards"
+    assert len(list(folder.iterdir())) == (0 if found.best_exit()[0] is None else 2)
+
+
+def test_a_profile_of_long_prompts_has_few_positions_besides_those_of_a_chat(
+    f32_pair: tuple[Path, Path], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in positions times layers of all contexts that are open at once: so many keys and values are kept."""
+    opened: dict[int, int] = {}
+    most = [0]
+    init, close = Context.__init__, Context.close
+
+    def noted(self: Context, model: Model, *spec: Any, **options: Any) -> None:
+        init(self, model, *spec, **options)
+        opened[id(self)] = self.n_ctx * model.n_layer
+        most[0] = max(most[0], sum(opened.values()))
+
+    def closed(self: Context) -> None:
+        close(self)
+        opened.pop(id(self), None)
+
+    monkeypatch.setattr(Context, "__init__", noted)
+    monkeypatch.setattr(Context, "close", closed)
+    for module in ("llm.early_exit", "spec.drafters.parallel"):
+        monkeypatch.setattr(f"edgellm.{module}.MOST_READ", 96)
+    long = "- The mug is on the shelf in the hall.\n" * 60 + "\nWhere is the mug?"
+    with LLM.open(*f32_pair, threads=1, n_ctx=1024) as pair:
+        list(pair.reply(long, max_tokens=2, retrieval="off"))
+        chat, most[0] = most[0], 0
+        found = pair.profile([[Message("user", long)], *FEW], max_tokens=MOST, early_exit=True)
+    assert found.exits
+    assert most[0] <= 1.2 * chat
+
+
+def test_a_prompt_is_verified_as_often_as_its_own_reply_and_the_drafted_one(
+    pair: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each verification is one of a chunk that the profile has, except for replies that context lookup changes."""
+    asked: list[int] = []
+    submit = Session.submit
+
+    def noted(self: Session, *arguments: Any, **options: Any) -> Any:
+        asked.append(1)
+        return submit(self, *arguments, **options)
+
+    monkeypatch.setattr(Session, "submit", noted)
+    found = pair.profile(FEW, max_tokens=MOST, context_lookup=False)
+    assert len(asked) <= 2 * found.terms.chunks
+
+
+@pytest.mark.usefixtures("home")
+def test_replies_make_a_profile_and_improve_it_where_the_user_allows_it(
+    f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgellm.llm.profiling.LEARNED", 128)
+    asked = prompts(PROFILED, 4)
+    sizes: list[int] = []
+    for part in (asked[: len(asked) // 2], asked[len(asked) // 2 :]):  # two processes
+        with LLM.open(*f32_pair, threads=1) as pair:
+            for number, prompt in enumerate(part):
+                written = [token.id for token in pair.reply(prompt, max_tokens=40, learn_profile=True)]
+                assert number % 6 or written == [token.id for token in pair.reply(prompt, max_tokens=40)]
+                profile = pair.engine.knowledge.profile(True) if pair.engine.knowledge is not None else None
+                sizes.append(0 if profile is None else profile.terms.chunks)
+    made = sorted(set(sizes))
+    assert made[0] == 0
+    assert made[1] >= 64
+    assert all(more >= 2 * less for less, more in pairwise(made[1:]))
+    assert made[-1] >= 128
+    assert len(made) <= 3  # enough after 128
+
+
+def test_replies_leave_a_profile_alone_by_default(pair: LLM, home: Path) -> None:
+    for prompt in FEW[:3]:
+        list(pair.reply(prompt, max_tokens=40))
+    assert not (home / "data" / "profiles").exists()

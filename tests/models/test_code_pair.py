@@ -39,7 +39,7 @@ def test_both_models_have_the_vocabulary_that_they_were_trained_with() -> None:
 
 def test_the_profile_is_of_these_files_and_of_a_hundred_prompts() -> None:
     profile = read_profile(PAIR.profile, fingerprint(DRAFT), fingerprint(VERIFIER))
-    assert profile.prompts == len(prompts(PAIR, 25)) == 100
+    assert profile.terms.prompts == len(prompts(PAIR, 25)) == 100
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,7 @@ def test_a_profile_is_that_of_the_pair_here_and_its_budget_is_kept(
         wanted = here.profile(prompts, max_tokens=MOST)
     pair, _ = open_pair(closing, LlamaServer(engine), f32_pair[0])
     found = pair.profile(prompts, max_tokens=MOST)
-    assert (found.chunks, found.acceptance, found.alpha) == (wanted.chunks, wanted.acceptance, wanted.alpha)
+    assert (found.terms.chunks, found.acceptance, found.alpha) == (wanted.terms.chunks, wanted.acceptance, wanted.alpha)
     assert found.c_th == pytest.approx(wanted.c_th)
     assert found.verify_seconds > 0.0
     reply = pair.reply(case(2), max_tokens=48, budget=0.3, gate="auto", retrieval="off")

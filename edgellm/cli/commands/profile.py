@@ -144,9 +144,12 @@ def read_prompts(path: Path) -> list[str | list[Message]]:
 
 def figures(found: Profile) -> dict[str, Any]:
     """Return the figures of a profile for a script, without the chunks that it keeps."""
-    left_out = ("confidence", "importance", "tokens", "perplexities", "policies", "difficulty")
-    layer, why = found.best_exit()
-    return {name: value for name, value in asdict(found).items() if name not in left_out} | {
+    numbers, layer, why = asdict(found), *found.best_exit()
+    for name in ("alone", "rejected", "policies", "difficulty"):
+        del numbers[name]
+    return {
+        **numbers.pop("terms"),
+        **numbers,
         "early_exit": {"layer": layer, "reason": why},
         "best_gates": {str(policy.share): _best(found, policy.share) for policy in found.policies},
     }
@@ -162,13 +165,13 @@ def _best(found: Profile, share: float) -> dict[str, str]:
 def _print_profile(found: Profile) -> None:
     from edgellm.spec.gates.factory import AUTO
 
-    acceptance = ", ".join(f"{share:.0%}" for share in found.acceptance)
+    terms, acceptance = found.terms, ", ".join(f"{share:.0%}" for share in found.acceptance)
     batch = " / ".join(f"{seconds * 1e3:.2f}" for seconds in found.batch_seconds)
     about = facts(
         [
-            ("profiled on", f"{found.prompts} prompts, {found.chunks} chunks of {found.gamma} tokens"),
+            ("profiled on", f"{terms.prompts} prompts, {terms.chunks} chunks of {terms.gamma} tokens"),
             ("context lookup", f"below a confidence of {found.hesitates:.2f}" if found.hesitates else "never"),
-            ("rejection model", found.predictor_summary),
+            ("rejections", f"foreseen with a log loss of {found.evidence['loss']:.3f} on unseen replies"),
             ("c_th", f"{found.c_th:.3f}, the mean confidence of chunks accepted whole"),
             ("alpha", f"{found.alpha:.3f}, the chance that a drafted token is accepted"),
             ("accepted up to token", f"{acceptance} (1 to {len(found.acceptance)})"),

@@ -102,7 +102,7 @@ class ReplyWriter:
                 if not state.thought_is_full:
                     break
             if plan.first is not None and engine.knowledge is not None:
-                notice = engine.knowledge.end_first(plan.first, plan.choice.gamma, plan.kind.layers)
+                notice = engine.knowledge.first.end(plan.first, plan.choice.gamma, plan.kind.layers)
                 yield from () if notice is None else (notice,)
         finally:
             if engine.drafters is not None and own is not None:

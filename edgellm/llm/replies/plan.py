@@ -16,7 +16,7 @@ from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
 from edgellm.spec.gates.factory import GateChoice, choose, needs_profile
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.mechanisms import has, mechanism
-from edgellm.spec.params import BUDGET_CHUNK, CHUNK, ReplyOptions
+from edgellm.spec.params import BUDGET_CHUNK, CHUNK, GATES, ReplyOptions
 from edgellm.spec.types import Ids, Notice, Sampling
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _plan_pair(
     engine: PairEngine, knowledge: PairStats, draft: Model, options: ReplyOptions, sampling: Sampling
 ) -> ReplyPlan:
     """Return the plan of a reply by both models."""
-    if options.gate in ("importance", "synera") and not draft.attention_layers:
+    if isinstance(options.gate, str) and GATES[options.gate].importance and not draft.attention_layers:
         raise InvalidOption(
             f"The gate {options.gate} needs attention, and {draft.name} has none.", "Use --gate auto or confidence."
         )
@@ -143,7 +143,7 @@ def _plan_pair(
     notices: list[Notice] = []
     if learns or (wants_profile and profile is None):
         layers = default_layers(draft)
-        first, notices = knowledge.begin_first(layers, improves=learns)
+        first, notices = knowledge.first.begin(layers, improves=learns)
         reason = "the reply improves the pair's profile" if learns else "the pair has no profile yet"
         choice = GateChoice(first, reason, options.gamma or BUDGET_CHUNK, layers)
     else:

@@ -12,22 +12,22 @@ from edgellm.spec.gates.rules import (
     BudgetController,
     BudgetGate,
     ConfidenceGate,
-    CountingGate,
-    ImportanceGate,
+    CountedGate,
     NeverGate,
     RandomGate,
     Rule,
-    SyneraGate,
-    TailGate,
 )
-from edgellm.spec.params import CHUNK, ReplyOptions
+from edgellm.spec.mechanisms import load
+from edgellm.spec.params import CHUNK, GATES, ReplyOptions
 from edgellm.spec.protocols import Gate
 
 if TYPE_CHECKING:
     from edgellm.spec.gates.profile import Profile
 
-AUTO = ("worth", "confidence", "importance", "synera", "random")
-"""The gates that `auto` chooses from, the likeliest first: with equal evidence the first one wins."""
+FITTED = "worth"
+"""The name of the fitted gate, which only `auto` chooses."""
+AUTO = (FITTED, *(name for name, kind in GATES.items() if kind.rule))
+"""The gates that `auto` chooses from: with equal evidence the first one wins."""
 
 DOUBT = 0.5
 """Below this confidence a token is more likely wrong than right, and drafts after it are wasted. A device that waits
@@ -56,56 +56,45 @@ class GateChoice:
 
 def needs_profile(options: ReplyOptions) -> bool:
     """Return whether these options require a profile of the pair."""
-    return (
-        options.budget is not None and 0.0 < options.budget < 1.0 and options.gate not in ("always", "never", "random")
-    )
+    return options.budget is not None and 0.0 < options.budget < 1.0 and options.gate != "random"
 
 
 def choose(
-    options: ReplyOptions,
-    seed: int,
-    *,
-    profile: Profile | None,
-    controller: BudgetController,
-    linked: bool = False,
+    options: ReplyOptions, seed: int, *, profile: Profile | None, controller: BudgetController, linked: bool = False
 ) -> GateChoice:
     """Return the requested gate. Its draws come from `seed`, and `controller` keeps its budget.
 
     `profile` is required if `needs_profile`. `linked`: the verifier is across a link, so the device waits for it.
     """
     gate, budget = options.gate, options.budget
-    gamma = options.gamma or CHUNK
     if not isinstance(gate, str):
-        return _with_counting(gate, "a custom gate", gamma, controller)
-    if gate == "never" or budget == 0.0:
-        return GateChoice(NeverGate(), "nothing is verified, as requested", gamma)
-    if gate == "always" or budget == 1.0:
-        return _with_counting(AlwaysGate(), "everything is verified, as requested", gamma, controller)
-    if budget is None:
+        return _counted(gate, "a custom gate", options, controller)
+    if budget is None and (budget := GATES[gate].stands_for) is None:
         if gate == "confidence":
             threshold = ConfidenceGate(options.confidence_threshold, seed)
-            return _with_counting(threshold, "a confidence threshold without a budget", gamma, controller)
-        return _with_counting(AlwaysGate(), "no budget is given, so everything is verified", gamma, controller)
-    gamma = options.gamma or (CHUNK if profile is None else profile.gamma)
-    if gate == "random" or profile is None:
-        budgeted = BudgetGate(lambda share: RandomGate(share, seed), budget, controller)
-        return _with_tail(budgeted, "chunks are chosen at random", gamma, controller)
-    reason = f"the {gate} gate, as requested"
+            return _counted(threshold, "a confidence threshold without a budget", options, controller)
+        return _counted(AlwaysGate(), "no budget is given, so everything is verified", options, controller)
+    if budget == 0.0:
+        return GateChoice(NeverGate(), "nothing is verified, as requested", options.gamma or CHUNK)
+    if budget == 1.0:
+        return _counted(AlwaysGate(), "everything is verified, as requested", options, controller)
+    gamma, reason = options.gamma or CHUNK, f"the {gate} gate, as requested"
+    if profile is None:
+        chosen: Gate = BudgetGate(lambda share: RandomGate(share, seed), budget, controller)
+        return _budgeted(chosen, "chunks are chosen at random", gamma, controller)
+    gamma = options.gamma or profile.terms.gamma
     if gate == "auto":
         gate, reason = best_gate(profile, budget)
-    if gate == "worth":
-        from edgellm.spec.gates.fitted import LearnedGate
-
-        chosen: Gate = LearnedGate(profile, budget, controller, seed)
-    else:
+    if gate != FITTED:
         chosen = BudgetGate(_gate_at_share(gate, profile, seed), budget, controller)
-    layers = profile.layers if gate in ("importance", "synera") else ()
-    choice = _with_tail(chosen, reason, gamma, controller, layers)
-    if gate != "worth":
-        return choice
+        layers = profile.terms.layers if GATES[gate].importance else ()
+        return replace(_budgeted(chosen, reason, gamma, controller), layers=layers)
+    from edgellm.spec.gates.fitted import LearnedGate
+
+    choice = _budgeted(LearnedGate(profile, budget, controller, seed), reason, gamma, controller)
     lookup_below = profile.hesitates if options.context_lookup else 0.0
     note = f"; below a confidence of {lookup_below:.2f} the context's token is drafted" if lookup_below > 0.0 else ""
-    return replace(choice, stop_below=DOUBT if linked else 0.0, lookup_below=lookup_below, reason=choice.reason + note)
+    return replace(choice, stop_below=DOUBT if linked else 0.0, lookup_below=lookup_below, reason=reason + note)
 
 
 def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
@@ -116,32 +105,32 @@ def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
     gains = {name: profile.evidence.get(f"gate {name} at {share}", 0.0) for name in AUTO}
     best = max(AUTO, key=lambda name: gains[name])
     others = ", ".join(f"{name} {gains[name]:.0%}" for name in AUTO if name != best)
-    shown = "the fitted gate" if best == "worth" else f"the {best} gate"
+    shown = "the fitted gate" if best == FITTED else f"the {best} gate"
     chosen = f"with {share:.0%} of chunks verified, {gains[best]:.0%} of the profiled replies equal the verifier's"
     return best, f"{shown}: {chosen} ({others})"
 
 
+def rules_of(profile: Profile, share: float) -> dict[str, Rule]:
+    """Return the rule of each named gate that keeps a budget, at its setting for this share."""
+    return {name: load(kind.rule).at_share(profile, share, 0) for name, kind in GATES.items() if kind.rule}
+
+
 def _gate_at_share(gate: str, profile: Profile, seed: int) -> Callable[[float], Rule]:
     """Return a function from a share of chunks to the gate of that name which offloads it."""
+    kind = load(GATES[gate].rule)
 
     @lru_cache(maxsize=_STEPS + 1)
     def at(step: int) -> Rule:
-        share = step / _STEPS
-        if gate == "confidence":
-            return ConfidenceGate(profile.confidence_threshold(share), seed)
-        if gate == "importance":
-            return ImportanceGate(profile.i_th(share, coarse=False), seed, profile.usual_importance)
-        return SyneraGate(profile.c_th, profile.i_th(share), seed, profile.usual_importance)
+        rule: Rule = kind.at_share(profile, step / _STEPS, seed)
+        return rule
 
     return lambda share: at(min(_STEPS, max(1, round(share * _STEPS))))
 
 
-def _with_counting(gate: Gate, reason: str, gamma: int, controller: BudgetController) -> GateChoice:
-    return GateChoice(CountingGate(gate, controller), reason, gamma, gate.layers, controller=controller)
+def _counted(gate: Gate, reason: str, options: ReplyOptions, controller: BudgetController) -> GateChoice:
+    counted = CountedGate(gate, controller)
+    return GateChoice(counted, reason, options.gamma or CHUNK, gate.layers, controller)
 
 
-def _with_tail(
-    gate: Gate, reason: str, gamma: int, controller: BudgetController, layers: tuple[int, ...] = ()
-) -> GateChoice:
-    """Return the gate with the limit for every budget below 1: the tail of a long reply is not verified."""
-    return GateChoice(TailGate(gate, controller), reason, gamma, layers, controller=controller)
+def _budgeted(gate: Gate, reason: str, gamma: int, controller: BudgetController) -> GateChoice:
+    return GateChoice(CountedGate(gate, controller, budgeted=True), reason, gamma, controller=controller)

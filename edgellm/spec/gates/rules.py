@@ -1,10 +1,11 @@
-"""The paper's gates, which decide whether a chunk is verified, and their budget's controller."""
+"""Gates, which decide whether a chunk is verified, and the controller of their budget."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,10 @@ from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
 
-_Numbers = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    from edgellm.spec.gates.profile import Profile
+
+Numbers = npt.NDArray[np.float64]
 
 HORIZON = 48
 """Minimum number of decisions over which a deficit is corrected: a few replies. Later an eighth of all decisions, so
@@ -42,11 +46,31 @@ class NeverGate(Gate):
 
 
 class Rule(Gate):
-    """A gate that decides by the chunk and its place alone, so that a run can be repeated."""
+    """A gate that verifies a chunk with a chance by its mean confidence and importance. The draw depends on the seed
+    and on the place in the reply alone, so that a run can be repeated."""
+
+    def __init__(self, seed: int = 0, usual_importance: float = 0.0) -> None:
+        """Draw by `seed`; chunks drafted ahead, which have no measured importance, have the usual one."""
+        self._seed, self._usual_importance = seed, usual_importance
+
+    @classmethod
+    def at_share(cls, profile: Profile, share: float, seed: int) -> Self:
+        """Return the rule that verifies this share, in (0, 1), of chunks like the profiled ones."""
+        raise NotImplementedError
 
     @abstractmethod
+    def chances(self, confidence: Numbers, importance: Numbers) -> Numbers:
+        """Return the chances to be verified (n,) of chunks by their mean confidence and importance, (n,) each."""
+
     def judge(self, chunk: Chunk, place: int) -> Decision:
-        """Return the decision on `chunk`; its random draw depends on the seed and `place`."""
+        """Return the decision on `chunk`; its draw depends on the seed and `place`."""
+        measured = chunk.importance[chunk.ahead :]
+        confidence = float(chunk.confidence.sum()) / len(chunk)
+        importance = float(measured.sum()) / len(measured) if len(measured) else self._usual_importance
+        chance = float(self.chances(np.float64(confidence), np.float64(importance)))  # type: ignore[arg-type]
+        drawn = draw(self._seed, place)
+        seen = f"confidence {confidence:.2f}, importance {importance:.2f}"
+        return Decision(drawn < chance, f"{seen}: verified with a chance of {chance:.2f}, and drew {drawn:.2f}")
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
         """Return the decision on `chunk` at its place in the reply."""
@@ -54,75 +78,35 @@ class Rule(Gate):
 
 
 class RandomGate(Rule):
-    """A gate that offloads any chunk with the budget as its chance."""
+    """A gate that verifies any chunk with the budget as its chance."""
 
     def __init__(self, budget: float, seed: int = 0) -> None:
-        self._budget, self._seed = checked_share(budget, "budget"), seed
+        super().__init__(seed)
+        self._budget = checked_share(budget, "budget")
 
-    def judge(self, chunk: Chunk, place: int) -> Decision:  # noqa: ARG002
-        number = draws(self._seed, place)[0]
-        return Decision(number < self._budget, f"verified with a chance of {self._budget:.2f}: drew {number:.2f}")
+    @classmethod
+    def at_share(cls, profile: Profile, share: float, seed: int) -> Self:  # noqa: ARG003
+        return cls(share, seed)
+
+    def chances(self, confidence: Numbers, importance: Numbers) -> Numbers:  # noqa: ARG002
+        return np.full(np.shape(confidence), self._budget)
 
 
 class ConfidenceGate(Rule):
-    """Synera's coarse filter (section 4.2): confident chunks stay here, the others go with probability P_conf.
-
-    The draw depends on the seed and on the place in the reply alone, so a run can be repeated.
-    """
+    """Synera's coarse filter (section 4.2): confident chunks stay here, the others go with probability P_conf."""
 
     def __init__(self, c_th: float, seed: int = 0) -> None:
-        """Always verify a chunk whose mean confidence is not above `c_th`, in [0, 1].
+        """Always verify a chunk whose mean confidence is not above `c_th`. Raise InvalidOption outside [0, 1]."""
+        super().__init__(seed)
+        self._c_th = checked_share(c_th, "confidence threshold")
 
-        Raises:
-            InvalidOption: `c_th` is not in [0, 1].
-        """
-        self._c_th, self._seed = checked_share(c_th, "confidence threshold"), seed
+    @classmethod
+    def at_share(cls, profile: Profile, share: float, seed: int) -> Self:
+        confidence = np.array(profile.alone.confidence)
+        return cls(1.0 - solve(lambda doubt: float(p_conf(confidence, 1.0 - doubt).mean()), share, 0.0, 1.0), seed)
 
-    def judge(self, chunk: Chunk, place: int) -> Decision:
-        confidence = float(chunk.confidence.sum()) / len(chunk)
-        chance = float(p_conf(confidence, self._c_th))
-        if chance >= 1.0:
-            return Decision(True, f"confidence {confidence:.2f} is not above {self._c_th:.2f}")
-        number = draws(self._seed, place)[0]
-        return Decision(
-            number < chance,
-            f"confidence {confidence:.2f}, so verified with a chance of {chance:.2f}: drew {number:.2f}",
-        )
-
-
-class ImportanceGate(Rule):
-    """Synera's fine filter alone (section 4.2): chunks that later tokens attend to go with probability P_imp."""
-
-    def __init__(self, i_th: float, seed: int = 0, usual_importance: float = 0.0) -> None:
-        """Always offload a chunk whose mean importance is above `i_th`, and none at or below half of `i_th`.
-        `usual_importance` is used for chunks drafted ahead, which have no measured importance."""
-        self._i_th, self._seed, self._usual_importance = i_th, seed, usual_importance
-
-    def judge(self, chunk: Chunk, place: int) -> Decision:
-        measured = chunk.importance[chunk.ahead :]
-        importance = float(measured.sum()) / len(measured) if len(measured) else self._usual_importance
-        chance = float(p_imp(importance, self._i_th))
-        number = draws(self._seed, place)[1]
-        return Decision(
-            number < chance,
-            f"importance {importance:.2f}, so verified with a chance of {chance:.2f}: drew {number:.2f}",
-        )
-
-
-class SyneraGate(Rule):
-    """The paper's gate (Synera, section 4.2): a chunk is offloaded if draws from P_conf and then from P_imp both
-    succeed."""
-
-    def __init__(self, c_th: float, i_th: float, seed: int = 0, usual_importance: float = 0.0) -> None:
-        """Take `c_th` as for `ConfidenceGate`, the others as for `ImportanceGate`."""
-        self._coarse, self._fine = ConfidenceGate(c_th, seed), ImportanceGate(i_th, seed, usual_importance)
-
-    def judge(self, chunk: Chunk, place: int) -> Decision:
-        coarse = self._coarse.judge(chunk, place)
-        if not coarse.offload:
-            return coarse
-        fine = self._fine.judge(chunk, place)
-        return Decision(fine.offload, f"{coarse.reason}; {fine.reason}")
+    def chances(self, confidence: Numbers, importance: Numbers) -> Numbers:  # noqa: ARG002
+        return p_conf(confidence, self._c_th)
 
 
 @dataclass(slots=True)
@@ -173,39 +157,25 @@ class BudgetGate(Gate):
         target = self._controller.target_share(self._budget)
         if 0.0 < target < 1.0:
             # Draws are keyed by the pair's decision count, else a seed would draw the same in all replies.
-            decision = self._at(target).judge(chunk, self._controller.decided)
-        else:
-            decision = Decision(target >= 1.0, "the budget is underspent" if target else "the budget is overspent")
-        self._controller.record(decision.offload)
-        return decision
+            return self._at(target).judge(chunk, self._controller.decided)
+        return Decision(target >= 1.0, "the budget is underspent" if target else "the budget is overspent")
 
 
-class TailGate(Gate):
-    """Sequence-wise early exit (Synera, 4.3): beyond `VERIFIED_SHARE` of `max_tokens` nothing is verified any more."""
+class CountedGate(Gate):
+    """A gate whose decisions are counted. Under a budget, nothing is verified beyond `VERIFIED_SHARE` of `max_tokens`:
+    the sequence-wise early exit (Synera, 4.3)."""
 
-    def __init__(self, gate: Gate, controller: BudgetController) -> None:
-        """Wrap `gate`; its `controller` counts these chunks too, as its budget is a share of all."""
-        self._gate, self._controller = gate, controller
+    def __init__(self, gate: Gate, controller: BudgetController, *, budgeted: bool = False) -> None:
+        """Wrap `gate`; `controller` counts the unverified tail, too, as a budget is a share of all chunks."""
+        self._gate, self._controller, self._budgeted = gate, controller, budgeted
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
         written, max_tokens = state.answered, state.limits.max_tokens
-        if written >= VERIFIED_SHARE * max_tokens:
-            self._controller.record(False)
-            return Decision(False, f"{written} of at most {max_tokens} tokens are written; the rest is not verified")
-        return self._gate.decide(state, chunk)
-
-    def observe(self, state: GenerationState, turn: Round) -> None:
-        self._gate.observe(state, turn)
-
-
-class CountingGate(Gate):
-    """A counter of the decisions of a gate without controller."""
-
-    def __init__(self, gate: Gate, controller: BudgetController) -> None:
-        self._gate, self._controller = gate, controller
-
-    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
-        decision = self._gate.decide(state, chunk)
+        if self._budgeted and written >= VERIFIED_SHARE * max_tokens:
+            said = f"{written} of at most {max_tokens} tokens are written; the rest is not verified"
+            decision = Decision(False, said)
+        else:
+            decision = self._gate.decide(state, chunk)
         self._controller.record(decision.offload)
         return decision
 
@@ -213,7 +183,7 @@ class CountingGate(Gate):
         self._gate.observe(state, turn)
 
 
-def p_conf(c: float | _Numbers, c_th: float) -> _Numbers:
+def p_conf(c: float | Numbers, c_th: float) -> Numbers:
     """Return P_conf (Synera section 4.2): the probability that a chunk of mean confidence `c` is verified."""
     if c_th >= 1.0:
         return np.ones(np.shape(c))
@@ -221,26 +191,28 @@ def p_conf(c: float | _Numbers, c_th: float) -> _Numbers:
     return np.where(c <= c_th, 1.0, chances)
 
 
-def p_imp(i: float | _Numbers, i_th: float) -> _Numbers:
-    """Return P_imp (Synera section 4.2): the probability that a chunk of mean importance `i` is verified."""
-    half = max(i_th / 2.0, 1e-12)
-    chances = 1.0 / (1.0 + np.exp(-10.0 * (np.clip((i - half) / half, 0.0, 1.0) - 0.5)))
-    return np.where(i > i_th, 1.0, np.where(i <= half, 0.0, chances))
-
-
 def checked_share(value: float, name: str) -> float:
-    """Return `value` if it is in [0, 1].
-
-    Raises:
-        InvalidOption: it is not.
-    """
+    """Return `value`. Raise InvalidOption unless it is in [0, 1]."""
     if not 0.0 <= value <= 1.0:
         raise InvalidOption(f"The {name} {value} is not in [0, 1].", "Give one such as 0.8.")
     return value
 
 
-def draws(seed: int, place: int) -> tuple[float, float, float]:
-    """Return the random numbers in [0, 1) of this place: for the coarse and the fine filter, and for ties."""
-    numbers = np.random.Generator(np.random.Philox(key=seed & 2**64 - 1, counter=place))
-    coarse, fine, tie = numbers.random(3).tolist()
-    return coarse, fine, tie
+def draw(seed: int, place: int) -> float:
+    """Return the random number in [0, 1) of a place."""
+    return float(np.random.Generator(np.random.Philox(key=seed & 2**64 - 1, counter=place)).random())
+
+
+def solve(share_at: Callable[[float], float], budget: float, low: float, high: float) -> float:
+    """Return the x in [low, high] where `share_at`, which never rises with x, comes down to `budget`; by bisection.
+
+    Return `low` where even that offers no more than the budget, `high` where every x offers more.
+    """
+    if share_at(low) <= budget:
+        return low
+    if share_at(high) > budget:
+        return high
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if share_at(middle) > budget else (low, middle)
+    return high

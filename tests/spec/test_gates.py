@@ -1,0 +1,217 @@
+"""Gates: the paper's equation, draws that can be repeated, and a share that is the budget whatever the scores do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgellm.errors import InvalidOption
+from edgellm.llm.early_exit import best_exit
+from edgellm.spec.drafters.parallel import choose_branches
+from edgellm.spec.gates.factory import AUTO, GateChoice, best_gate, choose, needs_profile
+from edgellm.spec.gates.fitted import LearnedGate
+from edgellm.spec.gates.offload_policy import NAMES, Logistic, Policy
+from edgellm.spec.gates.profile import ExitPoint, Profile, ProfileTerms, UnverifiedReplies
+from edgellm.spec.gates.rules import (
+    HORIZON,
+    AlwaysGate,
+    BudgetController,
+    BudgetGate,
+    ConfidenceGate,
+    NeverGate,
+    RandomGate,
+    p_conf,
+    solve,
+)
+from edgellm.spec.gates.synera import ImportanceGate
+from edgellm.spec.params import GATES, ReplyOptions
+from edgellm.spec.types import Chunk
+from tests.spec.fakes import at
+
+RNG = np.random.default_rng(3)
+CONFIDENCE, IMPORTANCE = tuple(RNG.beta(5, 1, 100).tolist()), tuple(RNG.uniform(0.1, 0.4, 100).tolist())
+
+
+def logistic(first: float, n: int, bias: float) -> Logistic:
+    """Judges by the first signal alone, which it takes as it is but for its logarithm."""
+    return Logistic((0.0,) * n, (1.0,) * n, (first, *[0.0] * (n - 1)), bias)
+
+
+def profile(scores: object = None) -> Profile:
+    scores = tuple(RNG.uniform(0, 0.5, 100).tolist()) if scores is None else tuple(np.asarray(scores).tolist())
+    return Profile(
+        ProfileTerms("a", "b", 4, (1,), 50, 300), UnverifiedReplies(CONFIDENCE, IMPORTANCE, CONFIDENCE, (1.0, 2.0)),
+        0.8, 0.8, (0.8, 0.7, 0.6, 0.5), logistic(1.0, len(NAMES), -1.0),
+        (Policy(0.2, logistic(0.0, len(NAMES) + 1, 1.0), scores),), 0.01, 0.05,
+        {"gate synera at 0.2": 0.6, "gate worth at 0.2": 0.7, "gate random at 0.2": 0.2, "gate confidence at 0.4": 0.5},
+        (0.01, 0.012, 0.02, 0.03),
+    )  # fmt: skip
+
+
+PROFILE = profile()
+
+
+def drafted(rng: np.random.Generator, ahead: int = 0) -> Chunk:
+    """A chunk as unsure as profiled ones are, or a little more so."""
+    return Chunk(
+        np.ones(4, np.int32), rng.beta(4, 1, 4).astype(np.float32), rng.uniform(0, 1, 4).astype(np.float32),
+        importance=rng.uniform(0.1, 0.3, 4 if not ahead else 0).astype(np.float32), ahead=ahead,
+    )  # fmt: skip
+
+
+def of(*confidence: float) -> Chunk:
+    values = np.array(confidence, dtype=np.float32)
+    return Chunk(np.ones(len(values), dtype=np.int32), values, values)
+
+
+def chosen(gate: str, budget: float | None, controller: BudgetController | None = None) -> GateChoice:
+    options = ReplyOptions(gate=gate, budget=budget)
+    return choose(options, 1, profile=PROFILE, controller=controller or BudgetController())
+
+
+@pytest.mark.parametrize(
+    ("c", "c_th", "expected"),
+    [(0.5, 0.7, 1.0), (0.7, 0.7, 1.0), (0.85, 0.7, 0.5), (1.0, 0.7, 1 / (1 + math.exp(5))), (1.0 + 1e-7, 1.0, 1.0),
+     (0.95, 0.8, 1 / (1 + math.exp(2.5)))],
+)  # fmt: skip
+def test_p_conf_is_the_papers_equation(c: float, c_th: float, expected: float) -> None:
+    assert p_conf(c, c_th) == pytest.approx(expected)
+
+
+@given(c=st.floats(0, 1), c_th=st.floats(0, 1))
+def test_p_conf_is_a_probability_that_falls_with_confidence(c: float, c_th: float) -> None:
+    assert 0.0 < p_conf(c, c_th) <= 1.0
+    assert p_conf(c, c_th) >= p_conf(min(1.0, c + 0.05), c_th)
+
+
+def test_the_share_of_chunks_offloaded_is_p_conf_and_the_draws_can_be_repeated() -> None:
+    def offloaded(seed: int) -> list[bool]:
+        gate = ConfidenceGate(0.6, seed)
+        return [gate.judge(of(0.75, 0.85, 0.95), written).offload for written in range(4000)]
+
+    assert np.mean(offloaded(3)) == pytest.approx(p_conf(0.85, 0.6), abs=0.03)
+    assert offloaded(1) == offloaded(1) != offloaded(2)
+
+
+def test_each_decision_has_its_reason() -> None:
+    assert "confidence 0.50" in (said := ConfidenceGate(0.7).judge(of(0.4, 0.6), 0)).reason
+    assert said.offload
+    assert AlwaysGate().decide(at(0), of(1.0)).offload
+    assert not NeverGate().decide(at(0), of(0.1)).offload
+
+
+@pytest.mark.parametrize("c_th", [-0.1, 1.1, math.nan])
+def test_a_threshold_that_is_no_probability_is_refused(c_th: float) -> None:
+    with pytest.raises(InvalidOption, match="not in"):
+        ConfidenceGate(c_th)
+
+
+@pytest.mark.parametrize("budget", [0.1, 0.3, 0.7])
+@pytest.mark.parametrize("gate", sorted(set(GATES) - {"always", "never"}))
+def test_every_gate_keeps_its_budget_on_chunks_that_were_not_profiled(gate: str, budget: float) -> None:
+    """Also in the tail of a reply, which is never verified."""
+    controller, rng = BudgetController(), np.random.default_rng(5)
+    for _ in range(60):  # replies
+        choice = chosen(gate, budget, controller)
+        for place in range(10):
+            decision = choice.gate.decide(at(place, 10), drafted(rng, ahead=4 * (place % 3 == 1)))
+            assert not (decision.offload and place >= 8)
+    assert controller.share == pytest.approx(budget, abs=0.03)
+
+
+def test_auto_takes_the_best_evidence_and_says_it() -> None:
+    assert best_gate(PROFILE, 0.25)[0] == "worth"
+    assert "70%" in best_gate(PROFILE, 0.25)[1]
+    assert best_gate(PROFILE, 0.9)[0] == "confidence"
+    assert best_gate(replace(PROFILE, evidence={}), 0.2)[0] == AUTO[0]
+    assert [chosen(gate, 0.2).layers for gate in ("auto", "synera", "confidence")] == [(), (1,), ()]
+
+
+@pytest.mark.parametrize(
+    ("options", "needs"),
+    [({}, False), ({"budget": 1.0, "gate": "synera"}, False), ({"budget": 0.0}, False),
+     ({"budget": 0.3, "gate": "random"}, False), ({"budget": 0.3}, True)],
+)  # fmt: skip
+def test_what_needs_a_profile(options: dict[str, object], needs: bool) -> None:
+    assert needs_profile(ReplyOptions(**options)) == needs  # type: ignore[arg-type]
+
+
+def test_a_gate_of_your_own_is_counted_and_names_its_layers() -> None:
+    class Own(NeverGate):
+        layers = (1, 2)
+
+    controller = BudgetController()
+    own = choose(ReplyOptions(gate=Own()), 1, profile=None, controller=controller)
+    own.gate.decide(at(0), drafted(RNG))
+    assert (controller.decided, controller.share, own.layers) == (1, 0.0, (1, 2))
+
+
+def test_what_is_owed_is_paid_back() -> None:
+    controller = BudgetController(decided=100, offloaded=10)
+    assert controller.share == 0.1
+    assert controller.target_share(0.2) == pytest.approx(0.2 + 10 / HORIZON)
+    for offloaded, wanted in ((100, 0.0), (0, 1.0)):
+        controller = BudgetController(100, offloaded)
+        assert controller.target_share(0.6) == wanted
+        gate = BudgetGate(lambda share: RandomGate(share, 1), 0.6, controller)
+        assert gate.decide(at(0), drafted(RNG)).offload == wanted
+
+
+def test_importance_that_was_not_measured_counts_as_the_usual_one() -> None:
+    chunk = drafted(RNG, ahead=4)
+    assert not ImportanceGate(0.2, 1).judge(chunk, 0).offload
+    assert ImportanceGate(0.2, 1, usual_importance=0.3).judge(chunk, 0).offload
+
+
+def spend(profiled: np.ndarray, scores: np.ndarray, budget: float) -> list[bool]:
+    """Return which chunks of these scores, from 0.5 to 0.9, the fitted gate offloads."""
+    made, controller, found = profile(profiled), BudgetController(), []
+    hope = replace(made.policies[0].continuation, bias=30.0)
+    made = replace(made, rejected=replace(made.rejected, bias=0.0), policies=(Policy(0.2, hope, tuple(profiled)),))
+    for place, score in enumerate(scores.tolist()):
+        doubt = score / (1.0 - score) - 1.0  # The gate takes its logarithm.
+        decision = LearnedGate(made, budget, controller, place).decide(at(0), of(math.exp(-doubt)))
+        controller.record(decision.offload)
+        found.append(decision.offload)
+    return found
+
+
+@given(budget=st.floats(0.05, 0.95), seed=st.integers(0, 99), drift=st.floats(-0.05, 0.05))
+@settings(max_examples=20)
+def test_the_share_spent_is_the_budget_even_where_scores_drift(budget: float, seed: int, drift: float) -> None:
+    rng = np.random.default_rng(seed)
+    taken = spend(rng.uniform(0.55, 0.8, 200), rng.uniform(0.55, 0.8, 800) + drift, budget)
+    assert np.mean(taken) == pytest.approx(budget, abs=0.03)
+
+
+def test_the_best_chunks_are_the_ones_taken_and_equal_ones_are_shared_out() -> None:
+    rng = np.random.default_rng(1)
+    scores = rng.uniform(0.5, 0.8, 2000)
+    taken = np.array(spend(rng.uniform(0.5, 0.8, 500), scores, 0.2))
+    best = scores >= np.quantile(scores, 0.8)
+    assert (taken & best).sum() / best.sum() > 0.85
+    assert np.mean(spend(np.full(50, 0.6), np.full(1000, 0.6), 0.3)) == pytest.approx(0.3, abs=0.02)
+
+
+def test_a_falling_share_is_solved_for() -> None:
+    assert solve(lambda x: 1.0 - x, 0.25, 0.0, 1.0) == pytest.approx(0.75)
+    assert solve(lambda _: 0.1, 0.25, 0.0, 1.0) == 0.0
+    assert solve(lambda _: 0.9, 0.25, 0.0, 1.0) == 1.0
+
+
+def test_as_many_guesses_as_a_verdict_leaves_time_for() -> None:
+    seconds = (0.010, 0.012, 0.020, 0.030)
+    assert "2 guesses: one token of each takes 12.0 ms, a verdict 50.0 ms" in choose_branches(seconds, 0.05, 4)[1]
+    assert choose_branches((0.01, 0.03, 0.05, 0.07), 0.02, 4)[0] == 1  # where rows cost much, one is drafted further
+
+
+def test_where_an_early_exit_pays() -> None:
+    points = ExitPoint(5, 0.5, 0.999, 0.7, 1.0), ExitPoint(6, 0.6, 0.999, 0.8, 1.0), ExitPoint(7, 0.9, 0.9, 0.5, 1.0)
+    assert best_exit(points)[0] == 5
+    assert best_exit(points[2:])[0] is None  # fast, and wrong
+    assert PROFILE.best_exit() == (None, "early exit was not measured")
