@@ -15,7 +15,7 @@ from edgellm.llm.opening.engine import PairEngine
 from edgellm.llm.pair_stats import LEARNED, PairStats
 from edgellm.spec.gates.fitting import build
 from edgellm.spec.gates.profile import VERSION, Profile, ProfileTerms
-from edgellm.spec.gates.profiler import FirstReply, PairProfiler, Recorder
+from edgellm.spec.gates.profiler import FirstReply, PairProfiler, RunRecorder
 from edgellm.spec.mechanisms import has, mechanism
 from edgellm.spec.ngram.sources import lookup_threshold
 from edgellm.spec.params import BUDGET_CHUNK
@@ -57,7 +57,7 @@ def profile_pair(
     layers = draft.attention_layers if options.layers is None else options.layers
     terms = ProfileTerms(*known.hashes(), gamma, layers if measurable else ())
     searches = options.layers is None and measurable
-    done = Recorder(
+    done = RunRecorder(
         known.progress_file(),
         {**asdict(terms), "layers": list(terms.layers), "most": most, "lookup": options.context_lookup,
          "searches": searches, "version": VERSION, "prompts": _digest(prompts)},
@@ -115,7 +115,7 @@ class FirstReplies:
 
     def __init__(self, stats: PairStats) -> None:
         self._stats = stats
-        self._recorder: Recorder | None = None
+        self._recorder: RunRecorder | None = None
         self._announced = False
 
     def begin(self, layers: tuple[int, ...], *, improves: bool) -> tuple[FirstReply, list[Notice]]:
@@ -136,7 +136,7 @@ class FirstReplies:
         if profile is not None and not (gate.improves and stats.learns()):  # A concurrent reply was first.
             return None
         if self._recorder is None:
-            self._recorder = Recorder(stats.first_file())
+            self._recorder = RunRecorder(stats.first_file())
         recorder = self._recorder
         if (run := gate.run()) is not None:
             recorder.add(run)

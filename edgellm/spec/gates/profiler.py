@@ -2,7 +2,7 @@
 
 Offline, prompts are answered with everything verified, and by the draft model alone (`PairProfiler`). A new pair is
 observed in its first replies, in which every chunk is verified (`FirstReply`). Observations are kept in a file, so that
-a run can be continued (`Recorder`).
+a run can be continued (`RunRecorder`).
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _doubt(chunk: Chunk) -> float:
     return float(chunk.confidence[differs].min(initial=1.0))
 
 
-class Recorder:
+class RunRecorder:
     """Observed replies, kept in a file until they make a profile: figures, and no words of prompts or replies."""
 
     def __init__(self, path: Path | None, terms: Mapping[str, Any] | None = None) -> None:

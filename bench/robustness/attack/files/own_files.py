@@ -36,7 +36,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.layers.measuring import DeviceFigures, LinkSpeed
 from edgellm.rpc.trust.identity import trust_folder, web_certificate
 from edgellm.rpc.trust.trust import Peer, Right, Trust
-from edgellm.spec.gates.profiler import Recorder
+from edgellm.spec.gates.profiler import RunRecorder
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chat_log import Conversation, Conversations, set_max_age, typed_lines
 from edgellm.storage.layers.manifest import manifest_of
@@ -101,7 +101,7 @@ _FIRST = {"verified": [_CHUNK], "alone": [], "confidence": [0.5], "draft_seconds
 
 
 def _load_first() -> None:
-    Recorder(next((trust_folder().parent / "profiles").glob("*.first.jsonl")))
+    RunRecorder(next((trust_folder().parent / "profiles").glob("*.first.jsonl")))
 
 
 OWN = (
