@@ -22,7 +22,7 @@ from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile
 from edgellm.engine.gguf.tokenizer import tokenizer_hash
 from edgellm.engine.grammar import Grammar
 from edgellm.engine.native import ShouldStop, lib, never
-from edgellm.engine.tokenizing.tokenizer import CONTROL, VocabTokenizer, attributes
+from edgellm.engine.tokenizing import CONTROL, VocabTokenizer, attributes
 from edgellm.engine.vocabulary import Ids, Vocabulary
 from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
 

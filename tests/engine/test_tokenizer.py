@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import cache
 from pathlib import Path
 
@@ -12,8 +13,7 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Model
 from edgellm.engine.model import TEXT_ONLY
-from edgellm.engine.tokenizing.processes import TokenizerProcesses
-from edgellm.engine.tokenizing.tokenizer import DEPTH, SLICE, Slicer, Special, any_of, apart
+from edgellm.engine.tokenizing import DEPTH, TokenizerProcesses, slices, tokenized
 from edgellm.errors import PromptTooLong, Stopped, TextRefused
 from testkit.gguf.random_model import CONTROL, Shape, write
 from testkit.hostile.inputs import PRE_TOKENIZERS, TEXTS
@@ -43,13 +43,12 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelOf]:
 
 def whole(model: Model, text: str, special: bool) -> list[int]:
     """What llama.cpp makes of the text in one call."""
-    return model._tokenizer._encode_in_process(text.encode(), special).tolist()
+    return tokenized(model._vocab, text.encode(), special).tolist()
 
 
 def in_slices(model: Model, text: str, special: bool) -> list[int]:
     """The same, cut wherever it may be."""
-    slicer = model._tokenizer._slicer
-    pattern, found, start = slicer._pattern(special), [], 0
+    pattern, found, start = model._tokenizer._safe_place, [], 0
     places = [match.start() for match in pattern.finditer(text)] if pattern else []
     for end in [*places, len(text)]:
         found += whole(model, text[start:end], special)
@@ -128,8 +127,8 @@ def test_what_takes_too_long_is_ended(model_of: ModelOf, monkeypatch: pytest.Mon
     model = model_of("exaone-moe")
     process = TokenizerProcesses(model.path, model.n_vocab)
     process.tokenize(b"one", False, lambda: False)
-    monkeypatch.setattr("edgellm.engine.tokenizing.processes.SECONDS", 0.0)
-    monkeypatch.setattr("edgellm.engine.tokenizing.processes.BYTES_A_SECOND", 2**60)
+    monkeypatch.setattr("edgellm.engine.tokenizing.SECONDS", 0.0)
+    monkeypatch.setattr("edgellm.engine.tokenizing.BYTES_A_SECOND", 2**60)
     with pytest.raises(TextRefused, match="of the processor"):
         process.tokenize(b"\r\n" * 2**20, False, lambda: False)
     process.close()
@@ -172,28 +171,22 @@ def test_nothing_is_refused_for_its_length_that_fits(f32_pair: tuple[Path, Path]
         model._tokenizer.check_length(text, len(ids))
 
 
-def test_control_tokens_by_the_megabyte_are_cut_between_them(model_of: ModelOf) -> None:
-    model = model_of("gpt-2")
-    parts = list(model._tokenizer._slicer.slices(CONTROL[0] * 80_000, special=True))
-    assert all(part.bounded for part in parts)
-    assert max(len(part.text) for part in parts) < 40_000
-    assert len(model.tokenize(CONTROL[0] * 80_000, special=True)) == 80_000
+def test_a_text_is_cut_into_slices_where_that_is_safe(model_of: ModelOf) -> None:
+    """What cannot be cut goes elsewhere, in one piece: each costs a round trip."""
+    words = model_of("gpt-2")._tokenizer._safe_place
+    for text in ("two one " * 40_000, "one\n" + "-" * 40_000 + " two" * 40_000):
+        parts = list(slices(text, words, DEPTH))
+        assert "".join(part for part, _ in parts) == text
+        assert {len(part) < 10_000 for part, bounded in parts if bounded} == {True}
+        assert sum(not bounded for _, bounded in parts) == text.count("\n")
+    assert list(slices(CONTROL[0] * 80_000, words, DEPTH)) == [(CONTROL[0] * 80_000, False)]
+    assert len(model_of("gpt-2").tokenize(CONTROL[0] * 8_000, special=True)) == 8_000
 
 
-def test_what_is_tokenised_elsewhere_goes_there_in_few_pieces() -> None:
-    """Each costs a round trip: where nothing is safe here, a text of 4 MiB went there a control token at a time."""
-    text = CONTROL[0] * 80_000
-    fatal = Slicer("gpt2", "whitespace", lambda: [Special(CONTROL[0], control=True)])
-    parts = list(fatal.slices(text, special=True))
-    assert "".join(part.text for part in parts) == text
-    assert len(parts) <= 1 + len(text) // SLICE
-
-
-def test_a_special_token_that_could_overlap_another_is_not_cut_at() -> None:
-    assert apart({"<a>", "<b>", "\n", "\n\n", "b>", "xyx"}) == {"<a>"}
-    assert any_of({"<a>", "<b>", "+"}) == r"(?:\+|<(?:a>|b>))"
-    cut = [part.text for part in Slicer("gpt2", "gpt-2", lambda: None).slices("a b " * 20_000, special=True)]
-    assert cut == ["a b " * 20_000]  # a special token would take the space beside it along
-    across = Slicer("gpt2", "tekken", lambda: [Special("two one", control=True)])
-    assert len(list(across.slices("two one " * 4 * DEPTH, special=True))) > 1
-    assert [len(part.text) for part in across.slices("three " * DEPTH, special=True)] == [6 * DEPTH]
+def test_words_within_a_special_token_are_not_cut_at(model_of: ModelOf) -> None:
+    for specials, cut in ((["<a>"], True), (["two one"], False), (None, False)):
+        tokenizer = copy(model_of("gpt-2")._tokenizer)
+        vars(tokenizer).pop("_safe_place", None)
+        vars(tokenizer)["_specials"] = specials
+        assert (tokenizer._safe_place is not None) is cut
+    assert model_of("exaone-moe")._tokenizer._safe_place is None

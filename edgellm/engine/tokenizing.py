@@ -1,0 +1,279 @@
+"""Text to tokens, so that no text kills the process, or keeps it busy for long without a way to stop.
+
+Short texts go straight to llama.cpp. Longer ones are cut where the ids stay the same, and parts that cannot be cut go
+to a process of their own, which can be killed. The ids are always llama.cpp's own.
+
+llama.cpp runs most pre-tokenizers through a recursive `std::regex`: a match of some 26,000 characters overflows a stack
+of 8 MiB and kills the process. Its search for special tokens takes quadratic time in their number. A short slice has
+neither problem, and between slices the tokenising can be stopped.
+
+No pre-tokenizer below matches a letter together with the white space after it, or a Chinese character together with
+the comma or full stop after it: a match always ends there, and none looks back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import repeat
+from pathlib import Path
+
+import numpy as np
+
+from edgellm.engine import native
+from edgellm.engine.native import ShouldStop, lib, never
+from edgellm.engine.vocabulary import Ids
+from edgellm.errors import EngineFailed, ModelUnsupported, PromptTooLong, Stopped, TextRefused
+from edgellm.isolation.child import Child, ChildFailed, ChildKind, LimitExceeded, Limits
+from edgellm.isolation.serving import Functions, Report
+from edgellm.system import address_space, limit
+
+DEPTH = 1_000
+"""Characters between safe places for a recursive pre-tokenizer: each takes 316 bytes of a stack of maybe 512 KiB."""
+SLICE = 8_192
+"""Least characters of a slice, in any process: shorter slices only add calls of some milliseconds each."""
+FLAT = 32_768
+"""Characters between safe places for a pre-tokenizer without recursion."""
+
+# Pre-tokenizers (`tokenizer.ggml.pre`) whose expressions llama.cpp implements by hand, or whose matches are short.
+_LIST = """
+    llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe chatglm-bpe glm4 glm5
+    gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe gigachat a.x-4.0 mellum
+    modern-bert mpt olmo jais trillion granite-docling exaone4 starcoder refact command-r smollm codeshell exaone
+    minerva-7b mellum2 qwen2 deepseek-r1-qwen kormo f2llmv2 qwen35 stablelm2 hunyuan solar-open megrez grok-2 kimi-k2
+    laguna gemma4 granite-embed-multi-311m sarvam-moe
+"""
+_FLAT = frozenset(_LIST.split())
+# Pre-tokenizers that leave words together: a letter and the space after it may be in one match, or in no match at all.
+_JOINING = frozenset(("exaone-moe", "superbpe", "whitespace", "gemma4", "granite-embed-multi-311m", "sarvam-moe"))
+_FATAL = frozenset(("whitespace",))  # llama.cpp aborts at the first space
+
+_WORD_END = re.compile(r"(?<=[A-Za-z])(?=[ \n])|(?<=[\u4e00-\u9fa5])(?=[\uff0c\u3002\u3001])")
+_LIKELY = 4  # characters per token in ordinary text: a text with more per allowed token may be too long
+_MOST_OF_A_BYTE = 4  # bytes of a text for which a byte of a token may stand: a mark of a space, an unknown character
+_TAKES_SPACE = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP
+CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+_SPECIAL = CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED
+_INT, _POINTER, _TEXT, _FLAG = ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_bool
+_tokenize = native.bind(lib.llama_tokenize, _INT, _POINTER, _TEXT, _INT, _POINTER, _INT, _FLAG, _FLAG)
+attributes = native.bind_nonblocking(lib.llama_vocab_get_attr, ctypes.c_int, ctypes.c_void_p, ctypes.c_int32)
+_text = native.bind_nonblocking(lib.llama_vocab_get_text, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32)
+
+STACK = 256 * 2**20
+"""Bytes of stack for one text: enough for a match of 800,000 characters. Memory is taken only as it is used."""
+MEMORY = 2**30  # bytes beyond what the vocabulary needs
+SECONDS = 1.0  # processor time for any text
+BYTES_A_SECOND = 250_000  # text per further second: a third of the slowest rate measured
+KIND = ChildKind("edgellm.engine.tokenizing", "tokenises long texts", idle=120.0)
+
+
+def slices(text: str, safe_place: re.Pattern[str] | None, gap: int) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of `text`, and whether each has no stretch of more than `gap` characters without a safe place."""
+
+    def find(start: int, end: int) -> int | None:
+        found = safe_place.search(text, start, end) if safe_place is not None else None
+        return found.start() if found is not None else None
+
+    start = safe = 0
+    while len(text) - safe > gap:
+        far = safe + gap
+        cut = find(safe + 1 + gap // 2, far) or find(safe + 1, far)
+        if cut is None:
+            if start < safe:
+                yield text[start:safe], True
+            cut = find(max(far, safe + SLICE), len(text)) or len(text)
+            yield text[safe:cut], False
+            start = cut
+        elif cut - start >= SLICE:  # not shorter, since each call prepares the regular expressions again
+            yield text[start:cut], True
+            start = cut
+        safe = cut
+    if start < len(text):
+        yield text[start:], True
+
+
+class VocabTokenizer:
+    """The tokenizer of one loaded vocabulary."""
+
+    def __init__(self, vocab: int, path: Path, name: str, kind: str, pre: str, pieces: Callable[[], Sequence[bytes]]):
+        """Set up; `vocab` is llama.cpp's pointer, `path` its file and `name` the model's. `kind` and `pre` are the
+        file's `tokenizer.ggml.model` and `tokenizer.ggml.pre`; `pieces` returns the bytes of every token."""
+        self._vocab, self._path, self._name, self._pieces = vocab, path, name, pieces
+        self._none = lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_NONE
+        self._exact = kind in ("gpt2", "llama")  # every byte of a text is in one of its tokens
+        bpe = kind == "gpt2"
+        flat = kind in ("llama", "gemma4") or (bpe and pre in _FLAT)
+        self._words = bpe and pre not in _JOINING
+        self._gap = 0 if pre in _FATAL or not (bpe or flat) else FLAT if flat else DEPTH
+        self._whole = min(self._gap, SLICE)
+
+    def encode(
+        self, text: str, *, special: bool = False, most: int | None = None, should_stop: ShouldStop = never
+    ) -> Ids:
+        """Return the ids of `text`, shape (n,), without BOS or EOS. `special`: control tokens in it are parsed as such.
+
+        Raises:
+            ModelUnsupported: the file contains no tokenizer.
+            PromptTooLong: the text has more than `most` tokens; raised as soon as that is certain.
+            TextRefused: llama.cpp fails on the text, or takes too long over it.
+            Stopped: `should_stop` returned True.
+        """
+        if self._none:
+            raise ModelUnsupported(f"{self._name} contains no tokenizer.", "Use a whole model file.")
+        if len(text) <= self._whole:
+            return self._encode_in_process(text.encode("utf-8", "replace"), special)
+        self.check_length(text, most)
+        found: list[Ids] = []
+        count = 0
+        for part, bounded in slices(text, self._safe_place, self._gap):
+            if should_stop():
+                raise Stopped("Tokenising was cancelled.")
+            data = part.encode("utf-8", "replace")
+            if bounded:
+                found.append(self._encode_in_process(data, special))
+            else:
+                found.append(self._processes.tokenize(data, special, should_stop))
+            count += len(found[-1])
+            if most is not None and count > most:
+                raise _too_long(f"more than {most}", most)
+        return np.concatenate(found) if len(found) > 1 else found[0]
+
+    def check_length(self, text: str, most: int | None) -> None:
+        """Raise PromptTooLong where `text` certainly has more than `most` tokens, without tokenising it."""
+        if most is None or not self._exact or len(text) <= max(_LIKELY * most, self._whole) or self._specials is None:
+            return  # the text may fit, or tokenising takes no time
+        fewest = len(text.encode("utf-8", "replace")) // (_MOST_OF_A_BYTE * max(map(len, self._pieces())))
+        if fewest > most:
+            raise _too_long(f"at least {fewest}", most)
+
+    def close(self) -> None:
+        """End the processes; not to be called while a text is being tokenised."""
+        if "_processes" in vars(self):
+            self._processes.close()
+
+    @cached_property
+    def _processes(self) -> TokenizerProcesses:
+        return TokenizerProcesses(self._path, lib.llama_vocab_n_tokens(self._vocab))
+
+    def _encode_in_process(self, data: bytes, special: bool) -> Ids:
+        return tokenized(self._vocab, data, special)
+
+    @cached_property
+    def _safe_place(self) -> re.Pattern[str] | None:
+        """The expression of places at which a text may be cut: ends of words, unless they are within a special token."""
+        if not self._words or self._specials is None or any(map(_WORD_END.search, self._specials)):
+            return None
+        return _WORD_END
+
+    @cached_property
+    def _specials(self) -> list[str] | None:
+        """The texts that llama.cpp looks for first; None where one of them takes adjacent white space along."""
+        size = lib.llama_vocab_n_tokens(self._vocab)
+        found = []
+        for token, attribute in enumerate(map(attributes, repeat(self._vocab, size), range(size))):
+            if attribute & _SPECIAL:
+                if attribute & _TAKES_SPACE:
+                    return None
+                found.append(_text(self._vocab, token).decode("utf-8", "replace"))
+        return found
+
+
+def tokenized(vocab: int, data: bytes, special: bool) -> Ids:
+    """Return what llama.cpp makes of a text in one call."""
+    capacity = len(data) + 16
+    while True:
+        ids = np.empty(capacity, dtype=np.int32)
+        n = _tokenize(vocab, data, len(data), ids.ctypes.data, capacity, False, special)
+        if n >= 0:
+            return ids[:n].copy()
+        if -n <= capacity:
+            raise EngineFailed(f"llama.cpp cannot tokenise {len(data)} bytes of text.", "Shorten the text.")
+        capacity = -n
+
+
+def _too_long(count: str, most: int) -> PromptTooLong:
+    return PromptTooLong(
+        f"The prompt has {count} tokens, and the context holds {most + 1} with the reply.",
+        "Shorten the prompt, its context files or the history.",
+    )
+
+
+class TokenizerProcesses:
+    """Processes for texts, one for each at the same time; one process is kept for the next text."""
+
+    def __init__(self, path: Path, n_vocab: int) -> None:
+        """Start no process yet. `n_vocab` is the size of the vocabulary, which a process must find again."""
+        self._words = str(path), str(n_vocab)
+        self._kept: Child | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def tokenize(self, data: bytes, special: bool, should_stop: ShouldStop) -> Ids:
+        """Return the ids of a text in UTF-8, shape (n,). `special`: control tokens in it are parsed as such.
+
+        Raises:
+            Stopped: `should_stop` returned True. The process is gone.
+            TextRefused: the text took too much time, or crashed the process, which is gone.
+            EngineFailed: the vocabulary could not be loaded again, or the process was ended from outside.
+        """
+        with self._lock:
+            child, self._kept = self._kept or Child(KIND, *self._words, environment=_environment()), None
+        what = f"A text of {len(data)} bytes cannot be tokenised"
+        size = np.dtype(np.int32).itemsize * (len(data) + 16)
+        limits = Limits(size, SECONDS + len(data) / BYTES_A_SECOND, STACK + MEMORY)
+        try:
+            answer = child.call("tokenize", limits, data, should_stop, special=special)
+        except LimitExceeded as error:
+            next_step = "Shorten it, or remove encoded data and names of control tokens."
+            raise TextRefused(f"{what}: {error}.", next_step) from None
+        except ChildFailed as error:
+            next_step = "Break up or remove long runs of one kind, such as encoded data or rows of dashes."
+            raise TextRefused(f"{what}: llama.cpp fails on it, and {error}.", next_step) from None
+        finally:
+            with self._lock:
+                kept = child.alive and self._kept is None and not self._closed
+                self._kept = child if kept else self._kept
+            if not kept:
+                child.close()
+        return np.frombuffer(answer.data, dtype=np.int32).copy()
+
+    def close(self) -> None:
+        """End the process that is kept."""
+        with self._lock:
+            self._closed, child, self._kept = True, self._kept, None
+        if child is not None:
+            child.close()
+
+
+def _environment() -> dict[str, str]:
+    # A crash is an answer here, and a debugger would take seconds.
+    return {**os.environ, "GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def functions(_report: Report, path: str, n_vocab: str) -> Functions:
+    """Load the vocabulary of a model file, in the child, and return the function `tokenize`, whose answer is int32."""
+    native.start()
+    params = lib.llama_model_default_params()
+    params.vocab_only, params.n_gpu_layers = True, 0
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    vocab = lib.llama_model_get_vocab(model) if model else None
+    if not model or lib.llama_vocab_n_tokens(vocab) != int(n_vocab):
+        raise EngineFailed("The vocabulary cannot be loaded a second time.", "Check that the model file still exists.")
+    limit("RLIMIT_CORE", 0)
+    if (size := address_space()) is not None:
+        limit("RLIMIT_AS", size + STACK + MEMORY)
+
+    def tokenize(text: memoryview, special: bool) -> bytes:
+        ids: list[bytes] = []
+        thread = threading.Thread(target=lambda: ids.append(tokenized(vocab, bytes(text), special).tobytes()))
+        threading.stack_size(STACK)
+        thread.start()
+        threading.stack_size(0)
+        thread.join()
+        return ids[0]
+
+    return {"tokenize": tokenize}
