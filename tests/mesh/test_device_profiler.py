@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from edgellm import system
-from edgellm.engine import Model, ModelFile
+from edgellm.engine import ModelFile
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.engine.hardware import ComputeDevice, Hardware
-from edgellm.engine.model import LoadSpec
 from edgellm.errors import MeasureFailed
 from edgellm.mesh import device_profiler, weight_cache
 from edgellm.mesh.device_profiler import measure_device
@@ -143,23 +142,6 @@ def test_what_was_measured_elsewhere_is_not_used(
     assert measure_device(blocks, folder=tmp_path, unit=CARD).seconds == card.seconds
     cards[:] = [replace(cards[0], description="a faster card")]
     assert measure_device(blocks, folder=tmp_path, unit=CARD).reason == "the processor was a card"
-
-
-def test_layers_are_timed_and_loaded_as_they_will_be_computed(
-    blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded: list[Hardware] = []
-    load = Model.load
-
-    def noted(path: Path, spec: LoadSpec) -> Model:
-        loaded.append(spec.hardware)
-        return load(path, spec)
-
-    monkeypatch.setattr(Model, "load", noted)
-    hardware = Hardware(threads=1, cache_type="q8_0")
-    measure_device(blocks, folder=tmp_path, unit=ComputeUnit(hardware))
-    assert len(loaded) >= 2  # once from the disk, and once to compute
-    assert set(loaded) == {hardware}
 
 
 def test_where_loading_is_slower_than_reading_that_is_what_counts(

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.layer_range import LayerRange
-from edgellm.mesh import stage_queue as waiting
 from edgellm.mesh.messages import MicroBatch, StageSpec
 from edgellm.mesh.stage_queue import SHARED_ROWS, StageQueue
 
@@ -67,16 +66,6 @@ def test_who_goes_together(came: list[tuple[int, int]], go: list[int]) -> None:
 )
 def test_where_few_rows_do_not_pay_the_oldest_goes_alone(came: list[tuple[int, int]], go: int) -> None:
     assert [entry.batch.number for entry in line(*came).next(1, least=4)] == list(range(go))
-
-
-def test_a_token_waits_for_one_part_of_a_prompt_and_a_part_for_one_token() -> None:
-    made, order = line(*((0, 256) for _ in range(4))), []
-    for number in range(4, 12):  # before each step comes a token, of one of two sessions
-        made.put(batch(1 + number % 2, number))
-        (entry,) = made.next(1, least=4)
-        made.remove(entry)
-        order.append(entry.batch.number)
-    assert order == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 def test_a_token_goes_ahead_of_a_part_that_is_under_way_but_once() -> None:
@@ -143,8 +132,3 @@ def test_whatever_comes_nobody_overtakes_and_nobody_is_left(steps: list[tuple[in
         pass
     assert len(made) == 0
     assert done == expected
-
-
-def test_without_company_each_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "SHARED_ROWS", 1)  # as `bench.mesh.micro_batching` does
-    assert numbers(line((0, 1), (1, 1))) == [0]

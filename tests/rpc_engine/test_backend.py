@@ -13,8 +13,8 @@ import pytest
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import EngineFailed
 from edgellm.rpc_engine import backend
+from testkit import ROOT
 
-ROOT = Path(__file__).parents[3]
 _START = """
 from edgellm.rpc_engine.backend import RpcServer
 from edgellm.engine.hardware import Hardware

@@ -98,17 +98,6 @@ def test_a_model_computes_through_the_tunnel_as_it_does_here(
         client.close()
 
 
-def test_a_second_client_of_the_session_is_served_after_the_first(
-    session: RpcSession, f32_pair: tuple[Path, Path]
-) -> None:
-    port = session.open()
-    for _ in range(2):
-        client = RpcClient(f32_pair[1], port)
-        session.admit(client.process.pid)
-        assert client.say("begin") == "loaded"
-        client.close()
-
-
 def test_another_process_of_this_machine_gets_no_byte_through(session: RpcSession) -> None:
     port = session.open()
     session.admit(os.getppid())
@@ -117,13 +106,6 @@ def test_another_process_of_this_machine_gets_no_byte_through(session: RpcSessio
         with suppress(OSError):
             stranger.sendall(b"\x0e" + bytes(8))
             assert stranger.recv(1) == b""
-
-
-def test_what_is_offered_is_said(endpoint: Endpoint) -> None:
-    offer = ask_offer(endpoint)
-    assert "RPC backend" in offer.server
-    assert offer.memory <= 2 * MEMORY
-    assert offer.unit == ""
 
 
 def test_without_the_right_to_compute_nobody_is_served(endpoint: Endpoint, host: Trust, guest: Trust) -> None:
@@ -171,13 +153,6 @@ def test_the_server_ends_with_the_session(session: RpcSession) -> None:
     session.close()
     assert eventually(lambda: not rpc_servers())
     assert not session.lost.done()
-
-
-def test_the_server_ends_with_its_clients_right(session: RpcSession, host: Trust, guest: Trust) -> None:
-    session.open()
-    host.peers.revoke(guest.identity.id, [Right.COMPUTE])
-    assert "no right to compute" in session.lost.result(60).what
-    assert eventually(lambda: not rpc_servers())
 
 
 def test_a_server_that_dies_ends_the_session_and_the_client_but_not_the_worker(

@@ -19,7 +19,7 @@ from edgellm.services.server.servers import VerifierServer
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
-from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
+from edgellm.verifier.scheduler import SchedulerLimits
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 from tests.services.test_verification_service import Device, verify
 
@@ -82,22 +82,6 @@ def test_a_device_that_does_not_read_is_dropped_and_nobody_else_notices(
         assert server.counters.verdicts == done + 1  # nothing more is computed for the other
         remote.close()
         deaf.stop()
-
-
-def test_a_wait_is_estimated_from_answers_of_late() -> None:
-    pace = Scheduler(SchedulerLimits())
-    assert pace.wait_seconds(0) == 0.0
-    assert pace.wait_seconds(10) == 10 * pace.wait_seconds(1) > 0.0  # a guess
-    pace.on_batch((), 3.0, 0)
-    assert pace.wait_seconds(2) == 6.0
-    pace = Scheduler(SchedulerLimits())
-    for _ in range(200):
-        pace.on_batch((), 0.5, 0)  # prefill
-        pace.on_batch((), 1.5, 4)
-    assert pace.wait_seconds(8) == pytest.approx(4.0, rel=0.05)
-    for _ in range(500):
-        pace.on_batch((), 0.1, 1)  # it has become faster
-    assert pace.wait_seconds(8) == pytest.approx(0.8, rel=0.05)
 
 
 @pytest.mark.parametrize(("estimate", "told"), [(0.3211, 322), (0.0, 50), (1e9, MAX_BUSY_MS)])

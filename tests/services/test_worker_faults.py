@@ -179,18 +179,6 @@ def test_over_a_link_only_who_may_compute_is_answered(
         RemoteDevice(Endpoint("host", paired_worker.address)).describe(verifier_cut.work.model)
 
 
-def test_what_does_not_fit_with_its_caches_is_refused_with_the_numbers(verifier_cut: Cut) -> None:
-    work, layers = verifier_cut.work, verifier_cut.layers
-    weights = sum(layers.path(work.model, layer).stat().st_size for layer in range(12))
-    with WorkerServer(WeightCache(layers, memory=weights + 1_000_000), ANYWHERE) as worker:
-        member = RemoteDevice(Endpoint("a", worker.address))
-        assert member.describe(work.model).memory == weights + 1_000_000
-        pipeline, future = asked((member.stage_host(), work))
-        with pytest.raises(DeviceLost, match=r"Layers 1-12 of .* take \d+ MB, and \d+ MB for 2 replies of 256 tokens"):
-            future.result(120)
-        pipeline.close()
-
-
 @pytest.mark.parametrize("side", ["edgellm.mesh.stage.Judgement", "edgellm.services.client.stage_client.read_event"])
 def test_an_error_of_python_at_either_end_fails_the_request_with_its_text(
     verifier_cut: Cut, monkeypatch: pytest.MonkeyPatch, side: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,24 +12,21 @@ import numpy as np
 import pytest
 
 from edgellm.coldstart import hardware
-from edgellm.layer_range import LayerRange, StageShare
-from edgellm.mesh.coordinator import Mesh
+from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
 from edgellm.mesh.messages import MicroBatch, StageAnswer, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
-from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import ComputeUnit, MemoryReservation, WeightCache
 from edgellm.services.client.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server import mesh_service
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import GREEDY, Chunk
 from testkit.processes.worker import WorkerProcess
 from tests.engine.logits import some_ids
 from tests.mesh.conftest import verifier_cut, whole
-from tests.mesh.folder import FolderLayers, reserve
-from tests.mesh.household import NOTHING, Cut, Whole, all_at_once, asker, even, logits_of, write
+from tests.mesh.folder import reserve
+from tests.mesh.household import NOTHING, Cut, Whole, asker, even, logits_of, write
 from tests.services.conftest import ANYWHERE
 from tests.services.meshing import PROMPT, meshed, workers
 
@@ -123,22 +119,6 @@ def test_this_process_may_be_a_stage_too(workers: list[WorkerServer], verifier_c
     pipeline.close()
 
 
-def test_a_worker_that_stops_is_replaced(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
-    told: list[str] = []
-    verifier = meshed(workers, verifier_cut.work, told.append)
-    session = verifier.open(GenerationState())
-    own, text = whole.text(PROMPT, 12), PROMPT
-    for at in range(12):
-        if at == 4:
-            workers[1].stop()
-        token = session.submit(text, NOTHING).result().tokens
-        assert int(token[0]) == own[at]
-        text = np.append(text, token).astype(np.int32)
-    assert "b" not in [share.name for share in verifier.mesh.shares]
-    assert "b: it does not answer, or no longer does" in told[0]
-    verifier.close()
-
-
 def test_weights_stay_warm_for_the_next_coordinator(workers: list[WorkerServer], verifier_cut: Cut) -> None:
     verifier = meshed(workers[:1], verifier_cut.work)
     verifier.open(GenerationState()).submit(PROMPT, NOTHING).result()
@@ -156,53 +136,6 @@ def test_a_worker_that_computes_elsewhere_than_it_was_measured_is_not_measured(v
             found = RemoteDevice(Endpoint("a", worker.address), known=measured).describe(model)
         assert (found.unit, found.flops == measured.flops) == (unit, known)
         assert found.layers.stored == frozenset(range(12))
-
-
-def test_pieces_of_several_layers_are_not_cut_when_it_is_planned_anew(
-    verifier_cut: Cut, whole: Whole, tmp_path: Path
-) -> None:
-    """Of three devices the one in the middle is lost; what it had began within a piece of the others."""
-    threes, work = FolderLayers(tmp_path, 3), verifier_cut.work
-    threes.cut(verifier_cut.path)
-    with ExitStack() as running:
-        places = []
-        for name, layers in (("a", threes), ("b", verifier_cut.layers), ("c", threes)):
-            worker = running.enter_context(WorkerServer(WeightCache(layers), ANYWHERE))
-            places.append((worker, RemoteDevice(Endpoint(name, worker.address))))
-        (_, a), (lost, b), (_, c) = places
-        able = a.describe(work.model).layers
-        assert (able.begins, able.ends) == (frozenset({0, 3, 6, 9}), frozenset({2, 5, 8, 11}))
-        assert (b.describe(work.model).layers.begins, b.describe(work.model).layers.ends) == (None, None)
-        ends = {"a": LayerRange(0, 3), "b": LayerRange(3, 9), "c": LayerRange(9, 12)}
-        mesh = Mesh([a, b, c], [StageShare(*one) for one in ends.items()], work)
-        verifier = MeshVerifier(mesh, lambda _token: False)
-        session = verifier.open(GenerationState())
-        own = whole.text(PROMPT, 2)
-        assert session.submit(PROMPT, NOTHING).result().tokens.tolist() == own[:1]
-        lost.stop()
-        text = np.append(PROMPT, own[:1]).astype(np.int32)
-        assert session.submit(text, NOTHING).result().tokens.tolist() == own[1:]
-        assert {share.name for share in mesh.shares} <= {"a", "c"}
-        assert all(able.takes(share.layers) for share in mesh.shares)
-        verifier.close()
-
-
-def test_drafts_cross_the_mesh_in_blocks(workers: list[WorkerServer], verifier_cut: Cut, whole: Whole) -> None:
-    verifier = meshed(workers, verifier_cut.work)
-    session = verifier.open(GenerationState())
-    own = whole.text(PROMPT, 9)
-    verdict = session.submit(PROMPT, Chunk(np.array(own[:8], np.int32))).result()
-    assert (verdict.accepted, verdict.tokens.tolist()) == (8, own[8:])
-    verifier.close()
-
-
-def test_several_replies_at_once_are_the_whole_models_own(
-    workers: list[WorkerServer], verifier_cut: Cut, whole: Whole
-) -> None:
-    verifier = meshed(workers[:2], replace(verifier_cut.work, sessions=4))
-    prompts = [some_ids(20 + 5 * seed, 2000, seed) for seed in range(4)]
-    assert all_at_once(verifier, GREEDY, prompts, 16) == [whole.text(prompt, 16) for prompt in prompts]
-    verifier.close()
 
 
 class Telling(WeightCache):
