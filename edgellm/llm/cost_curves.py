@@ -7,32 +7,33 @@ measurement.
 
 from __future__ import annotations
 
+import json
 import platform
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter, time
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
 from edgellm import __version__
-from edgellm.engine import HEADS, Context, ContextSpec, LMHead, Model, ModelFile, ShouldStop, head_pays, never
+from edgellm.engine import HEADS, Context, ContextSpec, LMHead, Model, ShouldStop, head_pays, never
 from edgellm.engine.gguf.memory import cache_bytes_per_token
-from edgellm.engine.hardware import Hardware, placement
 from edgellm.engine.kv.layer_rows import Bytes
 from edgellm.engine.lm_head import head_of
 from edgellm.engine.native import default_threads
 from edgellm.engine.timing import BUSY, CpuWait, is_plausible, minimum_times, plausible_times
-from edgellm.errors import Stopped
+from edgellm.errors import StateDamaged, Stopped
 from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafting.cost_curve import DEPTH_STEP, KNOTS, CostCurve
 from edgellm.storage import History
 from edgellm.storage.fingerprint import FileHash
-from edgellm.storage.state import from_json, read_cached, write_cached
+from edgellm.storage.state import from_json, read_json, write_state
 from edgellm.system import cache_dir, processor
 
 MAX_AGE = 30 * 86_400.0  # seconds
@@ -48,7 +49,7 @@ _WORTH = 40  # duration of a measurement in decodes of one row, within these lim
 _ORDER = (1, 4, 2, 8, 16, 32, 3, 6, 12, 24, 64, 48)  # lengths, the most informative first
 _QUICK_SECONDS = 0.01  # seconds below which a decode is repeated
 _DEPTH = 1024  # positions before the deep decodes, which show the cost of attention
-_DEEP_ROWS, _DEEP_ROUNDS = 16, 4  # most rows and rounds of deep decodes
+_DEEP_ROWS = 16  # most rows of deep decodes
 _DEEP_MEMORY = 0.05  # memory of the deep positions, as a share of the weights'
 SHARED = 0.5
 """Assumed share of waiting in decodes that shared the cores."""
@@ -77,31 +78,25 @@ def estimated_curve(model: Model) -> CostCurve:
 
 @dataclass(frozen=True, slots=True)
 class StoredCurve:
-    """A cost curve as it is stored: `seconds[i]` for a decode of `rows[i]` rows, the cost of a `change`, and the
-    seconds of `heads`. It was measured at `taken` (seconds since 1970, UTC) on `device`. `estimated`: it is a guess,
-    corrected by the decodes of replies. `attention` as for `CostCurve`."""
+    """A cost curve as it is stored: of a model on `device`, measured at `taken` (seconds since 1970, UTC); or a guess,
+    corrected by the decodes of replies, where decodes are not padded by it (`CostCurve.filled`)."""
 
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]
-    change: float
-    heads: tuple[float, ...]
+    curve: CostCurve
     taken: float
     device: str
-    attention: tuple[float, float]
-    estimated: bool = False
 
-    @property
-    def plausible(self) -> bool:
-        """Return whether a device can have such times."""
-        rows, seconds, heads = self.rows, self.seconds, self.heads
-        if not (len(rows) == len(seconds) > 0 and rows[0] == 1 and list(rows) == sorted(set(rows))):
-            return False
-        if not all(0.0 < taken < inf for taken in (*seconds, *heads)):
-            return False
-        if not all(0.0 <= taken < inf for taken in (self.change, *self.attention)):
-            return False
-        one = seconds[0] + heads[0] if heads else seconds[0]  # A single row is measured with its head.
-        return self.change <= MAX_CHANGE * one and is_plausible(rows, (one, *seconds[1:]))
+
+def is_possible(curve: CostCurve) -> bool:
+    """Return whether a device can have the times of a curve."""
+    rows, seconds, heads = curve.rows, curve.seconds, curve.heads
+    if not (len(rows) == len(seconds) > 0 and rows[0] == 1 and list(rows) == sorted(set(rows))):
+        return False
+    if not all(0.0 < taken < inf for taken in (*seconds, *heads)):
+        return False
+    if len(curve.attention) != 2 or not all(0.0 <= taken < inf for taken in (curve.change, *curve.attention)):
+        return False
+    one = seconds[0] + heads[0] if heads else seconds[0]  # A single row is measured with its head.
+    return curve.change <= MAX_CHANGE * one and is_plausible(rows, (one, *seconds[1:]))
 
 
 def curve_path(model_hash: str, threads: int, placement: str = "") -> Path:
@@ -111,38 +106,20 @@ def curve_path(model_hash: str, threads: int, placement: str = "") -> Path:
     return cache_dir() / "curves" / f"{model_hash[:16]}-{threads}-{where}.json"
 
 
-def read_curve(path: Path, device: str) -> StoredCurve | None:
-    """Return the curve stored for `device`; None if there is none, or it is damaged, implausible or too old."""
-    if (curve := read_cached(path, lambda fields: from_json(StoredCurve, fields))) is None:
+def read_curve(path: Path, device: str) -> CostCurve | None:
+    """Return the curve stored for `device`; None if there is none, or it is damaged, impossible or too old."""
+    found = None
+    with suppress(StateDamaged):
+        found = read_json(path, lambda fields: from_json(StoredCurve, fields))
+    if found is None or found.device != device or not 0.0 <= time() - found.taken <= MAX_AGE:
         return None
-    recent = 0.0 <= time() - curve.taken <= MAX_AGE
-    return curve if recent and curve.plausible and curve.device == device else None
+    return found.curve if is_possible(found.curve) else None
 
 
-def token_seconds(file: ModelFile, hardware: Hardware, threads: int | None) -> float | None:
-    """Return the measured seconds of a token of a model on `hardware` of this device; None without a measurement."""
-    known = FileHash(file.path).known
-    if known is None:
-        return None
-    n_params = sum(tensor.n_elements for tensor in file.header.tensors)
-    used = threads or hardware.threads or default_threads(n_params)
-    curve = read_curve(curve_path(known, used, placement(hardware)), _device())
-    if curve is None or curve.estimated:
-        return None
-    return curve.seconds[0] + sum(curve.heads[:1])
-
-
-def write_curve(path: Path, curve: StoredCurve) -> None:
+def write_curve(path: Path, curve: CostCurve, device: str) -> None:
     """Write a curve to disk. If that fails, it is measured again next time."""
-    write_cached(path, asdict(curve))
-
-
-class Waiting(Protocol):
-    """A counter, from its creation on, of this process's waits for a processor, like `CpuWait`."""
-
-    def share(self) -> float:
-        """Return the share of the time in which threads wanted to run that they spent waiting."""
-        ...
+    with suppress(OSError):
+        write_state(path, json.dumps(asdict(StoredCurve(curve, time(), device))))
 
 
 class ModelCurve:
@@ -150,15 +127,14 @@ class ModelCurve:
 
     def __init__(
         self, model: Model, threads: int | None, file_hash: FileHash, idle: IdleWork | None = None, *,
-        history: bool = True, waiting: Callable[[], Waiting] = CpuWait,
+        history: bool = True, waiting: Callable[[], Any] = CpuWait,
     ) -> None:  # fmt: skip
         """Use the stored curve, or an estimate until `idle` has measured; without `idle`, the caller measures. Without
-        `history`, and while the history is off, corrections from replies are not saved. `waiting` counts how long this
-        process waits for a processor."""
+        `history`, and while the history is off, corrections from replies are not saved. `waiting` makes counters like
+        `CpuWait`."""
         self._model, self._threads, self._hash, self._idle, self._history = model, threads, file_hash, idle, history
         self._waiting = waiting
         self._curve: CostCurve | None = None
-        self._measured = False
         self._measure_at = 0.0  # monotonic time of the next measurement in the background
         self._measurement = CurveMeasurement()
         self._lock, self._measuring = threading.Lock(), threading.Lock()
@@ -166,14 +142,14 @@ class ModelCurve:
     @property
     def measured(self) -> bool:
         """Return whether the curve was measured, now or earlier, and is not an estimate."""
-        return self._measured
+        return self._curve is not None and self._curve.filled
 
     def current(self) -> CostCurve:
         """Return the best known curve, without waiting."""
         with self._lock:
-            if self._curve is None and (path := self._path()) is not None:
-                self._use_stored(path)
-            if not self._measured and self._idle is not None and monotonic() >= self._measure_at:
+            if self._curve is None and (known := self._hash.known) is not None:
+                self._use_stored(self._file(known))
+            if not self.measured and self._idle is not None and monotonic() >= self._measure_at:
                 self._measure_at = inf
                 self._idle.add(self.measure)
             self._curve = self._curve or estimated_curve(self._model)
@@ -188,24 +164,23 @@ class ModelCurve:
             Stopped: `should_stop` returned True; the next call continues.
             OSError: the model's file cannot be read.
         """
-        self._hash.compute(should_stop)
+        path = self._file(self._hash.compute(should_stop))
         while not self._measuring.acquire(timeout=0.05):
             if should_stop():
                 raise Stopped
         try:
             with self._lock:
-                path = self._file(self._hash.compute())
-                if not self._measured:
+                if not self.measured:
                     self._use_stored(path)
-                if self._measured and self._curve is not None:
+                if self._curve is not None and self._curve.filled:
                     return self._curve
             curve, busy = self._measure(should_stop, progress)
             with self._lock:
                 if busy:
                     self._measure_at = monotonic() + AGAIN
                     return replace(curve, doubtful=True)
-                write_curve(path, _stored(curve))
-                self._curve, self._measured = curve, True
+                write_curve(path, curve, _device())
+                self._curve = curve
                 return curve
         finally:
             self._measuring.release()
@@ -217,29 +192,17 @@ class ModelCurve:
             self._curve = curve
             known = self._hash.quick()
             if known is not None and wait_share <= BUSY and self._history and History().on:
-                write_curve(self._file(known), _stored(curve, estimated=not self._measured))
-
-    @property
-    def _n_threads(self) -> int:
-        return self._threads or self._model.hardware.threads or default_threads(self._model.n_params)
-
-    def _path(self) -> Path | None:
-        """Return the curve's file, None while the model's hash is not known."""
-        known = self._hash.known
-        return None if known is None else self._file(known)
+                write_curve(self._file(known), curve, _device())
 
     def _file(self, model_hash: str) -> Path:
-        return curve_path(model_hash, self._n_threads, self._model.placement)
+        threads = self._threads or self._model.hardware.threads or default_threads(self._model.n_params)
+        return curve_path(model_hash, threads, self._model.placement)
 
     def _use_stored(self, path: Path) -> None:
         """Use the stored curve, if there is one and it fits."""
         known = read_curve(path, _device())
-        if known is None or bool(known.heads) != head_pays(self._model):
-            return
-        self._measured = not known.estimated
-        self._curve = CostCurve(
-            known.rows, known.seconds, known.change, self._measured, known.heads, known.estimated, known.attention
-        )
+        if known is not None and bool(known.heads) == head_pays(self._model):
+            self._curve = known
 
     def _measure(self, should_stop: ShouldStop, progress: Callable[[float], None] | None) -> tuple[CostCurve, bool]:
         """Return a curve, and whether other programs took the processor while it was measured."""
@@ -254,12 +217,6 @@ class ModelCurve:
                 if busy := max(waiting.share(), SHARED if context.native.shared else 0.0) > BUSY:
                     self._measurement = CurveMeasurement()
             return curve, busy
-
-
-def _stored(curve: CostCurve, *, estimated: bool = False) -> StoredCurve:
-    return StoredCurve(
-        curve.rows, curve.seconds, curve.change, curve.heads, time(), _device(), curve.attention, estimated
-    )
 
 
 def _device() -> str:
@@ -358,7 +315,7 @@ class CurveMeasurement:
             return timed(rows) if rows == 1 or fresh < _QUICK_SECONDS else fresh  # A single row is slow after many.
 
         deep = minimum_times(
-            settled, (1, many), rounds=_DEEP_ROUNDS, seconds=limit, at_least=2, clock=perf_counter,
+            settled, (1, many), rounds=_ROUNDS, seconds=limit, at_least=2, clock=perf_counter,
             samples=self._deep_samples,
         )  # fmt: skip
         one, all_rows = deep[1] - found[1], deep[many] - found[many]

@@ -43,7 +43,6 @@ class NgramRuntime:
         self._prompt_cache = prompt_cache
         self.model, self._n_ctx, self._threads, self._curve = model, n_ctx, threads, curve
         self._self_verifier: LocalVerifier | None = None
-        self._measured = curve is None  # The policy uses a measured curve.
         self._waiting = CpuWait()
         self._verifier: Verifier | None = None  # verifier of the last reply
         self._shared = 0  # its decodes that shared the cores, at the last correction
@@ -87,9 +86,8 @@ class NgramRuntime:
         """Return a retriever from `sources` for one reply, until `end`; None while another reply uses the index."""
         index = self.index
         copies = index.take(sources)
-        if copies is not None and self._curve is not None and self._curve.measured > self._measured:
-            index.policy.use_curve(self.curve())
-            self._measured = True
+        if copies is not None and not index.policy.cost.given.filled and (curve := self.curve()).filled:
+            index.policy.use_curve(curve)  # It has been measured.
         return copies
 
     def end(self) -> None:
@@ -112,23 +110,21 @@ class NgramRuntime:
     def correct(self, cost: DecodeCost) -> None:
         """Keep the curve that decodes follow if it has moved, unless the machine's load explains that."""
         with self._lock:
-            if self._curve is None or not (cost.drifted if self._curve.measured else cost.decodes >= _LEARNED):
+            known = self._curve
+            if known is None or known.measured != cost.given.filled:  # `cost` follows the old estimate.
                 return
-            if self._curve.measured > self._measured:  # `cost` follows the old estimate.
+            if not (cost.drifted if known.measured else cost.decodes >= _LEARNED):
                 return
             wait_share, shared = self._waiting.share(), self._verifier.shared if self._verifier is not None else 0
             if shared > self._shared:
                 wait_share = max(wait_share, SHARED)
             self._shared = shared
-            if self._measured and wait_share > BUSY and 1.0 <= cost.factor <= _MAX_LOAD:
+            if known.measured and wait_share > BUSY and 1.0 <= cost.factor <= _MAX_LOAD:
                 return
-            curve = replace(cost.corrected(), doubtful=wait_share > BUSY or not self._measured)
-            current = self._curve.current()
-            if current.rows != curve.rows:  # The curve was measured meanwhile; `cost` follows the old estimate.
-                return
-            moved = np.log(np.array(curve.seconds) / np.array(current.seconds))
+            curve = replace(cost.corrected(), doubtful=wait_share > BUSY or not known.measured)
+            moved = np.log(np.array(curve.seconds) / np.array(known.current().seconds))
             if np.abs(moved).max() > np.log(1.0 + DRIFT):
-                self._curve.learn(curve, wait_share)
+                known.learn(curve, wait_share)
 
     @property
     def head_note(self) -> str:

@@ -15,14 +15,15 @@ from edgellm.engine.timing import BUSY
 from edgellm.llm import cost_curves
 from edgellm.llm.cost_curves import MAX_AGE, ModelCurve, StoredCurve, estimated_curve, read_curve, write_curve
 from edgellm.llm.idle_work import IdleWork
+from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.storage.fingerprint import FileHash
 
-KEPT = StoredCurve((1, 2, 4), (0.5, 0.75, 1.25), 0.125, (0.25, 0.5), time.time(), "a chip", (0.0, 1e-6))
+KEPT = CostCurve((1, 2, 4), (0.5, 0.75, 1.25), 0.125, True, (0.25, 0.5), attention=(0.0, 1e-6))
 
 
 def test_what_was_kept_is_read(tmp_path: Path) -> None:
     path = tmp_path / "new" / "curve.json"
-    write_curve(path, KEPT)
+    write_curve(path, KEPT, "a chip")
     assert read_curve(path, "a chip") == KEPT
     assert read_curve(path, "another chip") is None
 
@@ -43,7 +44,10 @@ def test_what_was_kept_is_read(tmp_path: Path) -> None:
 )
 def test_a_curve_that_no_device_can_have_or_that_is_too_old_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
     path = tmp_path / "curve.json"
-    path.write_text(json.dumps(asdict(KEPT) | change))
+    stored = asdict(StoredCurve(KEPT, time.time(), "a chip"))
+    for name, value in change.items():
+        (stored if name in stored else stored["curve"])[name] = value
+    path.write_text(json.dumps(stored))
     assert read_curve(path, "a chip") is None
 
 
@@ -54,31 +58,29 @@ def test_a_curve_that_no_device_can_have_or_that_is_too_old_is_none(tmp_path: Pa
         "no JSON",
         "[]",
         '{"rows": [1, 2]}',
-        '{"rows": [1, 2], "seconds": [1.0], "change": 0, "heads": [], REST}',
-        '{"rows": [], "seconds": [], "change": 0, "heads": [], REST}',
-        '{"rows": [2, 4], "seconds": [1.0, 2.0], "change": 0, "heads": [], REST}',
-        '{"rows": [1, 4, 2], "seconds": [1.0, 2.0, 3.0], "change": 0, "heads": [], REST}',
-        '{"rows": [1, 2], "seconds": [1.0, 0.0], "change": 0, "heads": [], REST}',
-        '{"rows": [1, "x"], "seconds": [1.0, 2.0], "change": 0, "heads": [], REST}',
-        '{"rows": 1, "seconds": 2, "change": 0, "heads": [], REST}',
-        '{"rows": [1, 2], "seconds": [1.0, 2.0], "heads": []}',
-        '{"rows": [1, 2], "seconds": [1.0, 2.0], "change": 0, REST}',
-        '{"rows": [1, 2], "seconds": [1.0, 2.0], "change": 0, "heads": [0.0], REST}',
-        '{"rows": [1, 2], "seconds": [1.0, 2.0], "change": 0, "heads": [NaN], REST}',
-        '{"rows": [1, 2], "seconds": [1.0, 2.0], "change": -1, "heads": [], REST}',
-        '{"rows": [1, 2], "seconds": [1.0, 2.0], "change": NaN, "heads": [], REST}',
-        '{"rows": [1, 2], "seconds": [1.0, 2.0], "change": Infinity, "heads": [], REST}',
+        '{"rows": [1, 2], "seconds": [1.0], "change": 0, "heads": []}',
+        '{"rows": [], "seconds": [], "change": 0, "heads": []}',
+        '{"rows": [2, 4], "seconds": [1.0, 2.0], "change": 0, "heads": []}',
+        '{"rows": [1, 4, 2], "seconds": [1.0, 2.0, 3.0], "change": 0, "heads": []}',
+        '{"rows": [1, 2], "seconds": [1.0, 0.0], "change": 0, "heads": []}',
+        '{"rows": [1, "x"], "seconds": [1.0, 2.0], "change": 0, "heads": []}',
+        '{"rows": 1, "seconds": 2, "change": 0, "heads": []}',
+        '{"rows": [1, 2], "seconds": [1.0, 2.0], "change": 0, "heads": [0.0]}',
+        '{"rows": [1, 2], "seconds": [1.0, 2.0], "change": 0, "heads": [NaN]}',
+        '{"rows": [1, 2], "seconds": [1.0, 2.0], "change": -1, "heads": []}',
+        '{"rows": [1, 2], "seconds": [1.0, 2.0], "change": NaN, "heads": []}',
+        '{"rows": [1, 2], "seconds": [1.0, 2.0], "change": Infinity, "heads": []}',
     ],
 )
 def test_a_damaged_curve_is_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "curve.json"
-    path.write_text(text.replace("REST", f'"taken": {time.time()}, "device": "a chip"'))
+    path.write_text(f'{{"curve": {text}, "taken": {time.time()}, "device": "a chip"}}')
     assert read_curve(path, "a chip") is None
 
 
 def test_where_it_cannot_be_kept_nothing_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    write_curve(tmp_path / "file" / "curve.json", KEPT)
+    write_curve(tmp_path / "file" / "curve.json", KEPT, "a chip")
 
 
 @pytest.fixture

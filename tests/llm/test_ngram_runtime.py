@@ -209,6 +209,11 @@ def kept_curve(home: Path, model: Path) -> Path:
     return kept
 
 
+def change(kept: Path, **changes: object) -> None:
+    stored = json.loads(kept.read_text())
+    kept.write_text(json.dumps(stored | {"curve": stored["curve"] | changes}))
+
+
 def test_the_cost_curve_is_measured_once_and_kept(
     f32_pair: tuple[Path, Path], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +221,7 @@ def test_the_cost_curve_is_measured_once_and_kept(
         ids(pair.reply(case(5), max_tokens=4))
         pair.curve()
     kept = kept_curve(home, f32_pair[1])
-    curve = json.loads(kept.read_text())
+    curve = json.loads(kept.read_text())["curve"]
     assert curve["rows"][0] == 1
     assert curve["rows"] == [rows for rows in KNOTS if rows in curve["rows"]]  # on a busy machine not all of them
     assert len(curve["seconds"]) == len(curve["rows"]) >= 3
@@ -243,11 +248,11 @@ def test_a_curve_of_heads_that_are_late_is_of_no_use_where_they_are_not(
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         pair.curve()
     kept = kept_curve(home, f32_pair[1])
-    kept.write_text(json.dumps({**json.loads(kept.read_text()), "heads": [1e-3] * len(HEADS)}))
+    change(kept, heads=[1e-3] * len(HEADS))
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=2))
         assert pair.curve().heads == ()
-    assert json.loads(kept.read_text())["heads"] == []
+    assert json.loads(kept.read_text())["curve"]["heads"] == []
 
 
 class Slow:
@@ -306,9 +311,9 @@ def test_a_curve_that_proves_wrong_is_corrected_and_kept(
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         true = pair.curve()
     kept = kept_curve(home, f32_pair[1])
-    curve = json.loads(kept.read_text())
+    curve = json.loads(kept.read_text())["curve"]
     spoiled = [second * factor for second in curve["seconds"]]
-    kept.write_text(json.dumps({**curve, "seconds": spoiled, "change": 0.0}))
+    change(kept, seconds=spoiled, change=0.0)
     observe, steady = DecodeCost.observe, DecodeCost(true)
 
     def observed(self: DecodeCost, drafted: int | None, tokens: int, _seconds: float) -> None:
@@ -317,7 +322,7 @@ def test_a_curve_that_proves_wrong_is_corrected_and_kept(
     monkeypatch.setattr(DecodeCost, "observe", observed)
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         ids(pair.reply(case(5), max_tokens=MOST))  # before the pair is closed, it is kept already
-        corrected = json.loads(kept.read_text())
+        corrected = json.loads(kept.read_text())["curve"]
     assert corrected["seconds"][0] == pytest.approx(true.seconds[0], rel=0.1)
 
 
