@@ -83,7 +83,7 @@ GROUPS = {
             "the_verifier_writes_what_it_writes_alone": ("auto]", "reuse]"),
             "a_pair_writes_what_its_verifier": ("gpt-oss]", "qwen35]", "deepseek2]", "mamba2]"),
             "copies_and_stays_itself": ("qwen35]",), "without_the_layer": ("True-qwen35]", "False-glm4moe]"),
-            "with_either_drafter": ("qwen35]",), "fill_the_tail": ("True]",),
+            "beside_a_draft_model": ("qwen35]",),
         },
         least=25,
     ),

@@ -77,7 +77,6 @@ async def greet(
     capabilities = Capabilities(
         reply.model[:_NAME], reply.context_length, reply.logprobs, reply.penalties, reply.grammars,
         Choice(reply.likely_tokens if reply.HasField("likely_tokens") else None, reply.draws_itself),
-        reply.drafts_extra,
     )  # fmt: skip
     return VerifierInfo(
         capabilities, reply.vocabulary.hex(), min(ours.size, reply.vocabulary_size),

@@ -44,7 +44,6 @@ class LossyVerification(Verification):
         self._error: VerifierUnavailable | None = None  # why the verifier is away or busy
         self._slow_verdicts = 0  # consecutive verdicts that were too late
         self._last_verdict = monotonic()  # time of the last verdict
-        self._verified = False  # True after the first verdict, before which the prompt was read
         self._notices: list[Notice] = []
         self._prefill: Future[Verdict] | None = None
         if announce and session.ready():
@@ -63,24 +62,19 @@ class LossyVerification(Verification):
         return _BUSY if isinstance(self._error, VerifierBusy) else _AWAY
 
     def verify(self, chunk: Chunk, ahead: Ahead) -> Verdict | None:
-        tail = self._state.terms.tail
-        writes_on = not len(chunk) if tail is None else tail.second()
         try:
             read, self._prefill = self._prefill, None
             if read is not None and len(chunk):
                 ahead(chunk, until=read.done)
             before = None if read is None else self._link.wait(read)
-            verdict = self._verdict(self._link, chunk, ahead, writes_on=writes_on)
+            verdict = self._verdict(self._link, chunk, ahead)
         except (VerifierBusy, VerifierLost) as error:
             self._handle(error)
             return None
         if before is not None:
             up, down = verdict.bytes_up + before.bytes_up, verdict.bytes_down + before.bytes_down
             verdict = replace(verdict, bytes_up=up, bytes_down=down)
-        began, self._last_verdict = self._last_verdict, monotonic()
-        if tail is not None and self._verified:
-            tail.record(writes_on, verdict.accepted + len(verdict.tokens), self._last_verdict - began)
-        self._slow_verdicts, self._verified = 0, True
+        self._slow_verdicts, self._last_verdict = 0, monotonic()
         return verdict
 
     def _busy_at_first(self) -> VerifierBusy | None:

@@ -85,7 +85,6 @@ class Capabilities:
     penalties: bool = False  # it follows sampling rules with penalties
     grammars: bool = False  # it follows sampling rules with a constraint
     choice: Choice = WHOLE_ROWS  # the set that tokens are chosen from
-    drafts_extra: bool = False  # extra tokens are drafted, so that a pass writes several
     speculator: str = ""  # name of the speculator on the states of sessions in this process
     can_be_lost: bool = True  # it may be away or busy for a while
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from edgellm.engine import ShouldStop, never
 from edgellm.spec.constraint import ReplyGrammar
-from edgellm.spec.drafting.bandit import Bandit
 from edgellm.spec.ngram.sources import ContextLookup, Cursor
 from edgellm.spec.types import GREEDY, NO_IDS, Channel, Expected, Ids, PromptProgress, Sampling
 
@@ -27,8 +26,7 @@ class GenerationLimits:
     context: int = 4096  # positions for prompt and reply together
     gamma: int = 4  # drafted tokens a chunk
     extra: int = 0
-    """Tokens beyond the next one that are asked for at once, for fewer round trips on a link: without a draft, or
-    whenever `VerdictTerms.tail` chooses so."""
+    """Tokens beyond the next one that are asked for at once, without a draft, for fewer round trips on a link."""
     max_thinking: int | None = None  # of a thought before the answer
     max_total: int | None = None  # of both
 
@@ -55,7 +53,6 @@ class VerdictTerms:
     logprobs: int | None = None  # verdicts have log-probabilities of their tokens, and of as many others
     expect: Callable[[Expected], None] | None = None  # called with next-token predictions at positions of the prompt
     filling: Filling = NOT_FILLED  # padding of decodes in this process
-    tail: Bandit | None = None  # whether `extra` tokens are asked for, also behind drafts; None: not there
 
 
 class GenerationState:

@@ -148,12 +148,12 @@ class Verification:
 
     def verify(self, chunk: Chunk, ahead: Ahead) -> Verdict | None:
         """Return the verdict on `chunk`, or None if the verifier is unavailable; `ahead` drafts meanwhile."""
-        return None if self._session is None else self._verdict(self._session, chunk, ahead, writes_on=not len(chunk))
+        return None if self._session is None else self._verdict(self._session, chunk, ahead)
 
-    def _verdict(self, session: Session, chunk: Chunk, ahead: Ahead, *, writes_on: bool) -> Verdict:
-        """Return the verdict on `chunk`. With `writes_on`, extra tokens are asked for, as many as there is room for."""
+    def _verdict(self, session: Session, chunk: Chunk, ahead: Ahead) -> Verdict:
+        """Return the verdict on `chunk`. Without a draft, extra tokens are asked for, as many as there is room for."""
         room = self._state.tokens_left - len(chunk) - 1
-        extra = max(0, min(self._state.limits.extra, room)) if writes_on else 0
+        extra = 0 if len(chunk) else max(0, min(self._state.limits.extra, room))
         pending = session.submit(self._state.ids, chunk, extra)
         if len(chunk):
             ahead(chunk, until=pending.done)

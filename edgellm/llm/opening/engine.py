@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
@@ -33,7 +33,6 @@ from edgellm.llm.model_loading import (
 from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.llm.opening.elsewhere import OpenedVerifier, fit_remote, remote_verifier
 from edgellm.llm.pair_stats import PairStats
-from edgellm.spec.drafting.bandit import Bandit
 from edgellm.spec.model_sampling import ModelSampling, sampling_of
 from edgellm.spec.protocols import Verifier
 from edgellm.storage import History
@@ -41,24 +40,12 @@ from edgellm.storage.default_pair import resolve_pair
 from edgellm.storage.saved_prompts import SavedPrompts
 from edgellm.verifier.in_process import LocalVerifier
 
-_VERDICTS = 8  # verdicts with extra tokens, and without, before the faster arm is chosen
-_REPLIES = 2  # replies with the draft model, and with the speculator, before the faster arm is chosen
-
 
 class _Closable(Protocol):
     def close(self) -> None: ...
 
 
 T = TypeVar("T", bound=_Closable)
-
-
-@dataclass(frozen=True, slots=True)
-class PairBandits:
-    """What a pair tries out in its replies: the draft model or the verifier's `speculator`, and chunks of the draft
-    model alone or with extra tokens (`tail`) of a linked verifier."""
-
-    speculator: Bandit = field(default_factory=lambda: Bandit(_REPLIES))
-    tail: Bandit = field(default_factory=lambda: Bandit(_VERDICTS))
 
 
 class PairEngine:
@@ -84,7 +71,7 @@ class PairEngine:
         self.closing = ExitStack()
         self.closing.callback(self.idle.close)
         self.elsewhere: OpenedVerifier | None = None
-        self.fit, self.placement, self.bandits = PairFit(), PairPlacement(None, None, Counter()), PairBandits()
+        self.fit, self.placement = PairFit(), PairPlacement(None, None, Counter())
 
     @classmethod
     def open(cls, config: EngineConfig, progress: Progress | None = None) -> Self:

@@ -57,8 +57,6 @@ def write(
                 retrieval.end()
             if engine.knowledge is not None and stats.verdict_seconds is not None:
                 engine.knowledge.observe_verdicts(stats.verdict_seconds, stats.verdicts_on_drafts)
-        if copies is not None and engine.draft is not None:
-            engine.bandits.speculator.record(plan.speculates, stats.tokens, stats.seconds_decoding)
         if stats.finish_reason == "stop":
             retrieval.add(prompt, stats.ids)
 
@@ -113,8 +111,7 @@ class ReplyWriter:
         engine, plan, request, copies = self._engine, self._plan, self._request, self._copies
         options, choice, verifier = request.options, plan.choice, self._verifier
         policy = None if copies is None else engine.retrieval.index.policy
-        asks_tail = engine.linked and plan.checked and verifier is not None and verifier.capabilities.drafts_extra
-        asks_extra = copies is not None or (asks_tail if self._drafts else options.drafter is None)
+        asks_extra = copies is not None or not (self._drafts or options.drafter is not None)
         alike = verifier is None or verifier.capabilities.choice.draws_alike(request.sampling)
         limits = GenerationLimits(
             options.max_tokens, engine.context, choice.gamma if copies is None else MAX_DRAFT,
@@ -131,7 +128,6 @@ class ReplyWriter:
         terms = VerdictTerms(
             options.logprobs, expect=None if copies is None else copies.expect,
             filling=NOT_FILLED if policy is None else policy.cost.given.behind(len(request.prompt)).filling(),
-            tail=engine.bandits.tail if self._drafts and asks_tail else None,
         )  # fmt: skip
         return GenerationState(
             request.prompt, request.sampling, limits, rules=rules, terms=terms, should_stop=should_stop,

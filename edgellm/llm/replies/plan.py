@@ -227,9 +227,7 @@ def _choose_speculator(engine: PairEngine, options: ReplyOptions, plan: ReplyPla
     if not plan.checked:
         return False, f"{nothing}: not everything is verified"
     if verifier is not None and engine.draft is not None:
-        if plan.kind.layers or options.early_exit == "on" or not engine.bandits.speculator.second():
-            return False, f"{nothing}: the draft model drafts in this reply"
-        return True, f"{name} drafts in this reply, in place of the draft model"
+        return False, f"{nothing}: the draft model drafts"
     return True, f"{name} drafts where that is faster"
 
 

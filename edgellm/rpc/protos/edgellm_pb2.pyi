@@ -19,7 +19,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash", "logprobs", "chat_template", "penalties", "drafts_extra", "grammars", "behind", "likely_tokens", "draws_itself", "tokenizer", "sampling")
+    __slots__ = ("protocol", "vocabulary", "vocabulary_size", "model", "context_length", "model_hash", "logprobs", "chat_template", "penalties", "grammars", "behind", "likely_tokens", "draws_itself", "tokenizer", "sampling")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -29,7 +29,6 @@ class HelloReply(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     PENALTIES_FIELD_NUMBER: _ClassVar[int]
-    DRAFTS_EXTRA_FIELD_NUMBER: _ClassVar[int]
     GRAMMARS_FIELD_NUMBER: _ClassVar[int]
     BEHIND_FIELD_NUMBER: _ClassVar[int]
     LIKELY_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -45,14 +44,13 @@ class HelloReply(_message.Message):
     logprobs: bool
     chat_template: str
     penalties: bool
-    drafts_extra: bool
     grammars: bool
     behind: str
     likely_tokens: int
     draws_itself: bool
     tokenizer: bytes
     sampling: Sampling
-    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., chat_template: _Optional[str] = ..., penalties: _Optional[bool] = ..., drafts_extra: _Optional[bool] = ..., grammars: _Optional[bool] = ..., behind: _Optional[str] = ..., likely_tokens: _Optional[int] = ..., draws_itself: _Optional[bool] = ..., tokenizer: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., vocabulary: _Optional[bytes] = ..., vocabulary_size: _Optional[int] = ..., model: _Optional[str] = ..., context_length: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., chat_template: _Optional[str] = ..., penalties: _Optional[bool] = ..., grammars: _Optional[bool] = ..., behind: _Optional[str] = ..., likely_tokens: _Optional[int] = ..., draws_itself: _Optional[bool] = ..., tokenizer: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
 
 class VocabularyHashes(_message.Message):
     __slots__ = ("blocks", "model")

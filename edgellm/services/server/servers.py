@@ -168,10 +168,7 @@ class VerifierServer(SessionServer):
             self._worker.fill(*curve.filling())
             self.pieces = self._worker.use_curve(curve.rows, curve.seconds)
         name, vocabulary = name_of(model.path), model.vocabulary
-        capabilities = Capabilities(
-            name, self.context_length, logprobs=True, penalties=True, grammars=True,
-            drafts_extra=engine.speculator is not None,
-        )  # fmt: skip
+        capabilities = Capabilities(name, self.context_length, logprobs=True, penalties=True, grammars=True)
         info = VerifierInfo(
             capabilities, vocabulary.fingerprint, vocabulary.size, sampling_of(model.file), model_hash,
             model.chat_template_source,

@@ -95,7 +95,7 @@ class VerifyingModel:
             protocol=PROTOCOL, vocabulary=self.fingerprint, vocabulary_size=self.vocabulary.size, model=info.model,
             context_length=can.context_length, model_hash=bytes.fromhex(info.model_hash),
             chat_template=info.chat_template if len(info.chat_template.encode()) <= _MAX_TEMPLATE else "",
-            logprobs=can.logprobs, penalties=can.penalties, grammars=can.grammars, drafts_extra=can.drafts_extra,
+            logprobs=can.logprobs, penalties=can.penalties, grammars=can.grammars,
             behind=info.behind, likely_tokens=can.choice.likely, draws_itself=can.choice.draws_itself,
             tokenizer=hashlib.sha256(self.tokenizer).digest() if self.tokenizer else b"",
             sampling=write_wanted(info.sampling),
