@@ -356,6 +356,10 @@ class HardwareOptions:
     cache_type: Values = _hardware("Type of the keys and values.", "f16|q8_0|q4_0", "f16")
     flash_attn: Values = _hardware("Flash attention.", "auto|on|off", "where it is faster")
     mlock: Values = _hardware("Keep the weights in memory.", "on|off", "off")
+    reproducible: Values = _hardware(
+        "Write the same text, however its tokens are computed together: with drafts or without, fresh or continued, "
+        "for one client or several. Slower.", "on|off", "off",
+    )  # fmt: skip
 
     @property
     def given(self) -> dict[str, Values]:
@@ -390,6 +394,7 @@ class HardwareOptions:
             threads=value("threads", number=True, auto=None), n_ctx=value("ctx_size", number=True, auto=None),
             n_batch=value("batch_size", number=True, auto=None), cache_type=self._text("cache_type", role),
             flash_attn=value("flash_attn", auto=None, **_SWITCH), mlock=bool(value("mlock", **_SWITCH)),
+            reproducible=bool(value("reproducible", **_SWITCH)),
         )  # fmt: skip
 
     def of_planned(self) -> Hardware:

@@ -7,12 +7,14 @@ batch whose arrays are numpy's, one numpy view over the logits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
-from edgellm.engine import llama_api, native
+from edgellm import system
+from edgellm.engine import llama_api, native, row_padding
 from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf.cuttable import row_factor
 from edgellm.engine.graph_hooks import Capture, Recorder
@@ -22,13 +24,17 @@ from edgellm.engine.kv.prompt_cache import CachedSequence, PromptCache
 from edgellm.engine.kv.sequences import NO_ID, SeqRows, Sequences, split
 from edgellm.engine.llama_api import NO_OBSERVER, LlamaBatch, NativeContext
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
-from edgellm.engine.model import Model
+from edgellm.engine.model import Model, probe_of
 from edgellm.engine.native import Stop
+from edgellm.engine.row_padding import Padding
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported
 
 if TYPE_CHECKING:
     from edgellm.engine.speculators.speculator import Speculator
+
+
+_TRIED = ContextSpec(row_padding.POSITIONS, n_batch=row_padding.POSITIONS, reproducible=True)
 
 
 class Context:
@@ -55,7 +61,9 @@ class Context:
             capture.check(model.n_layer)
         self.model, asked = model, open_spec.native
         self.captured = None if capture is None else Recorder(capture, spec.n_seq, spec.unified)
-        head = LMHead.open(model, asked.threads) if spec.lazy and capture is None else None
+        self._padding = self._found_padding(spec) if spec.reproducible else None
+        lazy = spec.lazy and capture is None and self._padding is None  # rows of a head alone are another pass
+        head = LMHead.open(model, asked.threads) if lazy else None
         self._lazy_head = None if head is None else LazyHead(head)
         observer = self.captured or self._lazy_head
         self._saved = None if prompt_cache is None else CachedSequence(prompt_cache, self._kind())
@@ -73,7 +81,8 @@ class Context:
         self._sequences = Sequences(spec.n_seq, spec.n_ctx)
         self._lost: dict[int, int] = {}  # positions in the cache of sequences whose rest must be read again
         self._progress: Callable[[int, int], None] | None = None
-        self._batch = LlamaBatch(asked.rows, spec.n_ctx, planes=model.position_planes)
+        self._room = spec.n_ctx + (row_padding.MOST if spec.reproducible else 0)
+        self._batch = LlamaBatch(asked.rows, self._room, planes=model.position_planes)
         outer = None if capture is None else {capture.stop_after, *capture.outputs}
         # The last layer's output holds only rows with logits.
         self._flag_all = bool(outer and model.n_layer - 1 in outer)
@@ -85,6 +94,39 @@ class Context:
         asked = self.spec.native
         by_length = any("rope_factors_long" in tensor.name for tensor in self.model.header.tensors)
         return f"{native.commit()} {asked.cache_type} {asked.flash} {self.spec.n_ctx if by_length else ''}"
+
+    def _found_padding(self, spec: ContextSpec) -> Padding:
+        """Return the padding by which logits do not depend on batches.
+
+        Raises:
+            ModelUnsupported: there is none, or the model's state cannot drop padding.
+        """
+        model, threads = self.model, self.spec.native.threads
+        if spec.padding is not None:
+            return spec.padding
+
+        def fits(padding: Padding) -> bool:
+            tried = replace(_TRIED, threads=threads, exact=self.spec.exact, padding=padding)
+            with Context(model, tried) as context:
+
+                def decode(ids: Ids, position: int, outputs: int) -> Floats:
+                    context.rollback(position)
+                    return context.decode(ids, outputs=outputs)
+
+                return not context._cache.recurrent and row_padding.agree(decode, model.n_vocab)
+
+        features = native.features().instructions
+        key = f"{probe_of(model.file, model.spec).key()} {features} {threads} {self.spec.native.cache_type}"
+        found = None
+        if not model.offloaded:
+            folder = system.cache_dir() / "probed"
+            found = row_padding.kept(key, folder, lambda: next(filter(fits, row_padding.PADDINGS), None))
+        if found is None:
+            raise ModelUnsupported(
+                f"This llama.cpp computes {model.name} differently with each number of tokens at once.",
+                "Leave out --reproducible.",
+            )
+        return found
 
     @property
     def n_ctx(self) -> int:
@@ -362,6 +404,8 @@ class Context:
             return self.decode_rows((SeqRows(seq, ids, outputs),))[0]
         start = self._begin(seq, n, outputs)
         try:
+            if self._padding is not None:
+                return self._decode_padded((SeqRows(seq, ids, outputs),))[0]
             rows = self._widths[n] if n < len(self._widths) and not row_by_row else n
             if n < rows <= self.n_ctx - start:
                 return self._decode_filled(seq, ids, outputs, start, rows)
@@ -418,9 +462,11 @@ class Context:
         if wanted > self.n_batch:
             raise InvalidOption(f"{wanted} rows of logits exceed n_batch.", f"Ask for at most {self.n_batch} at once.")
         try:
-            heads, rest = split(rows, self.n_batch)
+            heads, rest = split(rows, self.n_batch - (0 if self._padding is None else row_padding.MOST * len(rows)))
             total = sum(len(r.ids) for r in rows)
             self._decode_heads(heads, total)
+            if self._padding is not None:
+                return self._decode_padded(rest)
             at = 0
             for r in rest:
                 at = self._place(at, r.seq, r.ids, r.outputs)
@@ -442,8 +488,7 @@ class Context:
         for r in heads:
             if self._progress is not None:
                 self._progress(done, total)
-            self._run(self._place(0, r.seq, r.ids, 0), self._batch.tokens)
-            self._sequences.lengths[r.seq] += len(r.ids)
+            self.decode(r.ids, seq=r.seq, outputs=0)
             done += len(r.ids)
         self._save({r.seq for r in heads})
         if heads and self._progress is not None:
@@ -526,6 +571,29 @@ class Context:
             self._lose(seq, self._cache.truncate(seq, end, start + rows), end)
         self._sequences.lengths[seq] = end
         return self.native.rows(outputs)
+
+    def _decode_padded(self, rows: Sequence[SeqRows]) -> list[Floats]:
+        """Decode rows of sequences, each padded with copies of its last row, which are dropped. As many rows more have
+        logits: the head, too, computes a row by how many there are."""
+        padding, lengths = cast(Padding, self._padding), self._sequences.lengths
+        end, shown, places = 0, 0, []
+        for r in rows:
+            first, n, padded = end, len(r.ids), padding.rows(len(r.ids))
+            after = self._place(first, r.seq, r.ids, 0)
+            end = self._batch.fill(after, first + padded, lengths[r.seq] + n, 0)
+            wanted = padding.rows(r.outputs) if r.outputs else 0
+            last = min(padded, n - r.outputs + wanted)
+            self._batch.show(first + last - wanted, first + last)
+            places.append(shown + n - r.outputs - (last - wanted))
+            shown += wanted
+        self._cache.begin_shared_batch({r.seq for r in rows})
+        self._run(end, self._batch.tokens)
+        for r in rows:
+            now = lengths[r.seq] + padding.rows(len(r.ids))
+            lengths[r.seq] += len(r.ids)
+            self._lose(r.seq, self._cache.truncate(r.seq, lengths[r.seq], now), lengths[r.seq])
+        view = self.native.rows(shown)
+        return [view[at : at + r.outputs] for at, r in zip(places, rows, strict=True)]
 
     def _begin(self, seq: int, n: int, outputs: int) -> int:
         """Return the length of the sequence if `n` more positions with `outputs` rows of logits are possible."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgellm.engine import native
+from edgellm.engine import native, row_padding
 from edgellm.engine.gguf.memory import output_rows
 from edgellm.engine.graph_hooks import Capture, attention_rows
 from edgellm.engine.hardware import DEFAULT_CACHE, N_BATCH, QUANTISED
@@ -12,6 +12,7 @@ from edgellm.engine.kv.kv_cache import snapshots_that_fit
 from edgellm.engine.llama_api import NativeSpec
 from edgellm.engine.model import Model
 from edgellm.engine.native import lib
+from edgellm.engine.row_padding import Padding
 from edgellm.errors import InvalidOption
 
 
@@ -35,7 +36,8 @@ class ContextSpec:
     1% longer. `rolls_back`: where the model's state is recurrent, keep snapshots of it, so that drafted tokens at the
     end of a batch can be rolled back at once; otherwise checkpoints are saved to roll back to. `speculates`: the
     model's `speculator` is opened beside it, if it has one. `whole_window`: keep all positions of a sliding window, so
-    that rows can be rolled back, which cannot be read again.
+    that rows can be rolled back, which cannot be read again. `reproducible`: passes are padded so that logits do not
+    depend on how the ids were batched, to the bit; by `padding`, which a trial finds where it is None.
     """
 
     n_ctx: int
@@ -50,6 +52,8 @@ class ContextSpec:
     rolls_back: bool = False
     speculates: bool = False
     whole_window: bool = False
+    reproducible: bool = False
+    padding: Padding | None = None
 
     def _check(self, n_batch: int) -> None:
         """Raise InvalidOption for sizes with which llama.cpp cannot open a context, or aborts."""
@@ -71,6 +75,17 @@ class ContextSpec:
                 " sequences.", "Give 0 or more, with a unified cache.",
             )  # fmt: skip
 
+    def _flash(self, model: Model, cells: int) -> bool:
+        """Return whether to use flash attention, where it is possible."""
+        hardware = model.hardware
+        if self.reproducible:
+            return False
+        asked = hardware.flash_attn if self.flash is None else self.flash
+        if asked is not None:
+            return asked
+        heads = model.header.number("attention.head_count", 1)
+        return hardware.cache_type in QUANTISED or native.flash_pays(model.n_params, heads, cells, model.offloaded)
+
     def resolved(self, model: Model, capture: Capture | None) -> OpenSpec:
         """Return the resolved options of a context over `model` with this `capture`.
 
@@ -84,17 +99,20 @@ class ContextSpec:
         hardware, cells = model.hardware, self.n_ctx * self.n_seq
         if self.spare is not None:
             cells = min(self.n_ctx + self.spare, cells)
-        n_batch = max(self.n_seq, hardware.n_batch or N_BATCH) if self.n_batch is None else self.n_batch
+        flash = self._flash(model, cells)
+        plain = not flash and not native.is_small(model.n_params)
+        rows = hardware.n_batch or (native.PLAIN_BATCH if plain else N_BATCH)
+        n_batch = max(self.n_seq, rows) if self.n_batch is None else self.n_batch
         self._check(n_batch)
+        spare = row_padding.MOST if self.reproducible else 0
+        cells += spare * self.n_seq
         attends = capture is not None and bool(capture.attention)
         if attends:
             n_batch = min(n_batch, attention_rows(model.header, cells))
         n_batch = max(self.n_seq, min(n_batch, cells))
+        if self.reproducible:  # a whole batch needs no padding
+            n_batch = max(row_padding.MOST * self.n_seq, n_batch // row_padding.MOST * row_padding.MOST)
         exact = model.is_f32 if self.exact is None else self.exact
-        flash = hardware.flash_attn if self.flash is None else self.flash
-        if flash is None:
-            quantised = hardware.cache_type in QUANTISED and not exact
-            flash = quantised or native.flash_pays(model.n_params, n_batch, model.offloaded)
         flash = flash and not exact and not attends
         wanted = hardware.cache_type  # without flash attention, llama.cpp has no quantised values
         default = wanted is None or (wanted in QUANTISED and not flash)
@@ -108,7 +126,7 @@ class ContextSpec:
             cache_type="f32" if exact else DEFAULT_CACHE if default else str(wanted),
             flash=flash,
             snapshots=snapshots_that_fit(model.header, model.size_bytes, self.n_seq) if self.rolls_back else 0,
-            whole_window=self.whole_window,
+            whole_window=self.whole_window or self.reproducible,
             outputs=output_rows(self.n_seq, n_batch) if few else 0,
         )
         return OpenSpec(self.n_ctx, exact, native_spec)

@@ -36,7 +36,8 @@ class Hardware:
     `gpu_layers`: layers on graphics cards, `ALL_LAYERS` for all. `devices`: the names of the cards to use; empty for
     all. `tensor_split`: shares of the model for each device. `threads`: of a decode on the processor. `n_ctx`:
     positions of a context. `n_batch`: rows of a batch. `cache_type`: of keys and values, a key of `CACHE_TYPES`.
-    `flash_attn`: whether flash attention is used. `mlock`: keep the weights in memory.
+    `flash_attn`: whether flash attention is used. `mlock`: keep the weights in memory. `reproducible`: a text does not
+    depend on how its tokens are batched.
     """
 
     gpu_layers: int | None = None
@@ -48,6 +49,7 @@ class Hardware:
     cache_type: str | None = None
     flash_attn: bool | None = None
     mlock: bool = False
+    reproducible: bool = False
 
     def __post_init__(self) -> None:
         """Raise InvalidOption for a value that llama.cpp cannot use."""
@@ -67,6 +69,10 @@ class Hardware:
         if self.cache_type in QUANTISED and self.flash_attn is False:
             raise InvalidOption(
                 f"A cache of type {self.cache_type} needs flash attention.", "Leave --flash-attn on, or use f16."
+            )
+        if self.reproducible and (self.cache_type in QUANTISED or self.flash_attn):
+            raise InvalidOption(
+                "Replies are reproducible without flash attention only.", "Leave out --flash-attn and --cache-type."
             )
 
 
@@ -134,7 +140,7 @@ def placement(hardware: Hardware) -> str:
     Measurements hold for one placement only.
     """
     if not hardware.gpu_layers:
-        return ""
+        return "reproducible" if hardware.reproducible else ""
     names = "+".join(device.name for device in offload_devices(hardware.devices))
     layers = "all" if hardware.gpu_layers == ALL_LAYERS else str(hardware.gpu_layers)
     return re.sub(r"[^\w+-]", "_", f"{layers}-on-{names}") if names else ""

@@ -61,6 +61,10 @@ class LlamaBatch:
         self._flags[at : at + outputs] = 1
         return rows
 
+    def show(self, first: int, end: int) -> None:
+        """Ask for logits of the rows from `first` up to before `end`."""
+        self._flags[first:end] = 1
+
     def embeddings(self, rows: Floats) -> Any:
         """Return a batch of contiguous `rows`, which must outlive its decoding. Flags are shared, and positions, which
         must have been put."""

@@ -208,7 +208,10 @@ class ModelCurve:
         """Return a curve, and whether other programs took the processor while it was measured."""
         depth = deepest(self._model)
         n_ctx, lazy = depth + _PREFIX + KNOTS[-1], head_pays(self._model)
-        with Context(self._model, ContextSpec(n_ctx, threads=self._threads, lazy=lazy, rolls_back=True)) as context:
+        spec = ContextSpec(
+            n_ctx, threads=self._threads, lazy=lazy, rolls_back=True, reproducible=self._model.hardware.reproducible
+        )
+        with Context(self._model, spec) as context:
             context.set_cancel(should_stop)
             waiting = self._waiting()
             try:

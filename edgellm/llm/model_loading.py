@@ -298,7 +298,10 @@ def verifier_of(
     """Return a verifier over `model`."""
 
     def context() -> Context:
-        spec = ContextSpec(n_ctx, threads=threads, lazy=head_pays(model), rolls_back=True, speculates=True)
+        spec = ContextSpec(
+            n_ctx, threads=threads, lazy=head_pays(model), rolls_back=True, speculates=True,
+            reproducible=model.hardware.reproducible,
+        )  # fmt: skip
         return Context(model, spec, prompt_cache=prompt_cache)
 
     return LocalVerifier(model, ContextPool(context), n_ctx)

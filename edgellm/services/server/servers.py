@@ -155,7 +155,7 @@ class VerifierServer(SessionServer):
         rows = max(limits.rows, sessions, MAX_CHUNK + 1)
         spec = ContextSpec(
             self.context_length, sessions, rows, options.threads, unified=False, lazy=head_pays(model), rolls_back=True,
-            speculates=True,
+            speculates=True, reproducible=model.hardware.reproducible,
         )  # fmt: skip
         engine = Context(model, spec)
         drafts = None

@@ -1,0 +1,1 @@
+"""Real weights and real text."""
