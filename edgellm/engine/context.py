@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 
 from edgellm import system
-from edgellm.engine import llama_api, native, row_padding
+from edgellm.engine import llama_api, native
 from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf.cuttable import row_factor
 from edgellm.engine.graph_hooks import Capture, Recorder
+from edgellm.engine.kv import row_padding
 from edgellm.engine.kv.kv_cache import KVCache, checkpoint_bytes
 from edgellm.engine.kv.layer_rows import LayerRows
 from edgellm.engine.kv.prompt_cache import CachedSequence, PromptCache
+from edgellm.engine.kv.row_padding import Padding
 from edgellm.engine.kv.sequences import NO_ID, SeqRows, Sequences, split
 from edgellm.engine.llama_api import NO_OBSERVER, LlamaBatch, NativeContext
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
 from edgellm.engine.model import Model, probe_of
 from edgellm.engine.native import Stop
-from edgellm.engine.row_padding import Padding
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported
 
@@ -61,8 +62,9 @@ class Context:
             capture.check(model.n_layer)
         self.model, asked = model, open_spec.native
         self.captured = None if capture is None else Recorder(capture, spec.n_seq, spec.unified)
-        self._padding = self._found_padding(spec) if spec.reproducible else None
-        lazy = spec.lazy and capture is None and self._padding is None  # rows of a head alone are another pass
+        if spec.reproducible:
+            self.spec = replace(open_spec, padding=self._found_padding(spec))
+        lazy = spec.lazy and capture is None and not spec.reproducible  # rows of a head alone are another pass
         head = LMHead.open(model, asked.threads) if lazy else None
         self._lazy_head = None if head is None else LazyHead(head)
         observer = self.captured or self._lazy_head
@@ -81,8 +83,8 @@ class Context:
         self._sequences = Sequences(spec.n_seq, spec.n_ctx)
         self._lost: dict[int, int] = {}  # positions in the cache of sequences whose rest must be read again
         self._progress: Callable[[int, int], None] | None = None
-        self._room = spec.n_ctx + (row_padding.MOST if spec.reproducible else 0)
-        self._batch = LlamaBatch(asked.rows, self._room, planes=model.position_planes)
+        room = spec.n_ctx + (row_padding.MOST if spec.reproducible else 0)
+        self._batch = LlamaBatch(asked.rows, room, planes=model.position_planes)
         outer = None if capture is None else {capture.stop_after, *capture.outputs}
         # The last layer's output holds only rows with logits.
         self._flag_all = bool(outer and model.n_layer - 1 in outer)
@@ -404,7 +406,7 @@ class Context:
             return self.decode_rows((SeqRows(seq, ids, outputs),))[0]
         start = self._begin(seq, n, outputs)
         try:
-            if self._padding is not None:
+            if self.spec.padding is not None:
                 return self._decode_padded((SeqRows(seq, ids, outputs),))[0]
             rows = self._widths[n] if n < len(self._widths) and not row_by_row else n
             if n < rows <= self.n_ctx - start:
@@ -449,12 +451,7 @@ class Context:
         if len(rows) == 1 and embedded is None and len(rows[0].ids) <= self.n_batch:
             return [self.decode(rows[0].ids, seq=rows[0].seq, outputs=rows[0].outputs)]
         if embedded is not None:
-            embedded, total = self._rows(embedded), sum(len(r.ids) for r in rows)
-            if total > self.n_batch or embedded.shape != (total, self.model.n_embd):
-                raise InvalidOption(
-                    f"Embedding rows of shape {embedded.shape} for {total} positions.",
-                    f"Give ({total}, {self.model.n_embd}), at most {self.n_batch} at once.",
-                )
+            embedded = self._embedded(rows, embedded)
         starts = {r.seq: self._begin(r.seq, len(r.ids), r.outputs) for r in rows}
         wanted = sum(r.outputs for r in rows)
         if len(starts) < len(rows):
@@ -462,10 +459,10 @@ class Context:
         if wanted > self.n_batch:
             raise InvalidOption(f"{wanted} rows of logits exceed n_batch.", f"Ask for at most {self.n_batch} at once.")
         try:
-            heads, rest = split(rows, self.n_batch - (0 if self._padding is None else row_padding.MOST * len(rows)))
+            heads, rest = split(rows, self.n_batch - (0 if self.spec.padding is None else row_padding.MOST * len(rows)))
             total = sum(len(r.ids) for r in rows)
             self._decode_heads(heads, total)
-            if self._padding is not None:
+            if self.spec.padding is not None:
                 return self._decode_padded(rest)
             at = 0
             for r in rest:
@@ -481,6 +478,16 @@ class Context:
             self._restore(starts)
             raise
         return self._views([(len(r.ids), r.outputs) for r in rest])
+
+    def _embedded(self, rows: Sequence[SeqRows], embedded: Floats) -> Floats:
+        """Return embedding rows as llama.cpp wants them. Raise InvalidOption for a wrong number of them."""
+        embedded, total = self._rows(embedded), sum(len(r.ids) for r in rows)
+        if total > self.n_batch or embedded.shape != (total, self.model.n_embd):
+            raise InvalidOption(
+                f"Embedding rows of shape {embedded.shape} for {total} positions.",
+                f"Give ({total}, {self.model.n_embd}), at most {self.n_batch} at once.",
+            )
+        return embedded
 
     def _decode_heads(self, heads: Sequence[SeqRows], total: int) -> None:
         """Decode the first of `total` rows, a batch for each of `heads`."""
@@ -575,7 +582,7 @@ class Context:
     def _decode_padded(self, rows: Sequence[SeqRows]) -> list[Floats]:
         """Decode rows of sequences, each padded with copies of its last row, which are dropped. As many rows more have
         logits: the head, too, computes a row by how many there are."""
-        padding, lengths = cast(Padding, self._padding), self._sequences.lengths
+        padding, lengths = cast(Padding, self.spec.padding), self._sequences.lengths
         end, shown, places = 0, 0, []
         for r in rows:
             first, n, padded = end, len(r.ids), padding.rows(len(r.ids))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgellm.engine import native, row_padding
+from edgellm.engine import native
 from edgellm.engine.gguf.memory import output_rows
 from edgellm.engine.graph_hooks import Capture, attention_rows
 from edgellm.engine.hardware import DEFAULT_CACHE, N_BATCH, QUANTISED
+from edgellm.engine.kv import row_padding
 from edgellm.engine.kv.kv_cache import snapshots_that_fit
+from edgellm.engine.kv.row_padding import Padding
 from edgellm.engine.llama_api import NativeSpec
 from edgellm.engine.model import Model
 from edgellm.engine.native import lib
-from edgellm.engine.row_padding import Padding
 from edgellm.errors import InvalidOption
 
 
@@ -134,8 +135,10 @@ class ContextSpec:
 
 @dataclass(frozen=True, slots=True)
 class OpenSpec:
-    """The resolved options of a context: `n_ctx` positions of a sequence, `exact`, and llama.cpp's parameters."""
+    """The resolved options of a context: `n_ctx` positions of a sequence, `exact`, llama.cpp's parameters, and the
+    `padding` of passes."""
 
     n_ctx: int
     exact: bool
     native: NativeSpec
+    padding: Padding | None = None

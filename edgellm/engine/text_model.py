@@ -18,11 +18,11 @@ from edgellm.engine.chat.messages import Message
 from edgellm.engine.chat.prompt import ChatTemplate, Tokenizer
 from edgellm.engine.chat.template import Template
 from edgellm.engine.chat.thinking import ThinkingMarkup, find_markup, fitting
+from edgellm.engine.chat.tokenizing import CONTROL, VocabTokenizer, attributes
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile
 from edgellm.engine.gguf.tokenizer import tokenizer_hash
 from edgellm.engine.grammar import Grammar
 from edgellm.engine.native import ShouldStop, lib, never
-from edgellm.engine.tokenizing import CONTROL, VocabTokenizer, attributes
 from edgellm.engine.vocabulary import Ids, Vocabulary
 from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
 

@@ -22,13 +22,13 @@ NOT_FILLED: Filling = (), ()
 class GenerationLimits:
     """The limits of a reply, in tokens; None: no limit."""
 
-    max_tokens: int = 512  # of an answer
+    max_tokens: int = 512  # an answer
     context: int = 4096  # positions for prompt and reply together
     gamma: int = 4  # drafted tokens a chunk
     extra: int = 0
     """Tokens beyond the next one that are asked for at once, without a draft, for fewer round trips on a link."""
-    max_thinking: int | None = None  # of a thought before the answer
-    max_total: int | None = None  # of both
+    max_thinking: int | None = None  # a thought before the answer
+    max_total: int | None = None  # both together
 
 
 @dataclass(frozen=True, slots=True)

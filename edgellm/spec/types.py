@@ -154,7 +154,7 @@ class Chunk:
     logits: tuple[Floats, ...] | None = None  # the draft model's (n_vocab,), if requested; empty for a copied token
     ahead: int = 0  # first tokens, which were drafted while waiting for a verdict
     tail: int = 0  # last tokens, which were copied after a model's draft
-    reason: str = ""  # of its length, if explanations are requested
+    reason: str = ""  # why it is as long, if explanations are requested
     context_match: ContextMatch | None = None  # set by a drafter that looks tokens up in the context
 
     def __len__(self) -> int:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.engine import Model
+from edgellm.engine.chat.tokenizing import DEPTH, TokenizerProcesses, slices, tokenized
 from edgellm.engine.model import TEXT_ONLY
-from edgellm.engine.tokenizing import DEPTH, TokenizerProcesses, slices, tokenized
 from edgellm.errors import PromptTooLong, Stopped, TextRefused
 from testkit.gguf.random_model import CONTROL, Shape, write
 from testkit.hostile.inputs import PRE_TOKENIZERS, TEXTS
@@ -127,8 +127,8 @@ def test_what_takes_too_long_is_ended(model_of: ModelOf, monkeypatch: pytest.Mon
     model = model_of("exaone-moe")
     process = TokenizerProcesses(model.path, model.n_vocab)
     process.tokenize(b"one", False, lambda: False)
-    monkeypatch.setattr("edgellm.engine.tokenizing.SECONDS", 0.0)
-    monkeypatch.setattr("edgellm.engine.tokenizing.BYTES_A_SECOND", 2**60)
+    monkeypatch.setattr("edgellm.engine.chat.tokenizing.SECONDS", 0.0)
+    monkeypatch.setattr("edgellm.engine.chat.tokenizing.BYTES_A_SECOND", 2**60)
     with pytest.raises(TextRefused, match="of the processor"):
         process.tokenize(b"\r\n" * 2**20, False, lambda: False)
     process.close()

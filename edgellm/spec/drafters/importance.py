@@ -31,7 +31,7 @@ class AttentionMeter:
                 f"Open it with Capture(attention={layers}).",
             )
         self._layers, self._recorder = layers, recorder
-        self._rows: list[list[Floats]] = []  # of each token, each layer's attention to the chunk (heads, tokens so far)
+        self._rows: list[list[Floats]] = []  # each token's attention in each layer to the chunk (heads, tokens so far)
         self._cells: list[int] = []  # cells of the chunk's tokens, where sequences share cells
         self._before = np.empty(0, dtype=np.bool_)
 

@@ -33,12 +33,11 @@ class ChunkBuilder:
         falls below the entry of `floors` for that place. `cursor` offers the context's tokens.
         """
         rules = state.rules
-        self._gamma, self.stop_below, self._floors = gamma, rules.stop_below, floors
+        self._rules, self._gamma, self._floors = rules, gamma, floors
         self._sampling = state.sampling if sampling is None else sampling
-        self._draws = not (self._sampling.greedy or rules.greedy)
         self._text = state.ids if text is None else text
         self._grammar = rules.grammar if sampling is None else None
-        self._cursor, self._lookup_below = cursor, rules.lookup_below
+        self._cursor = cursor
         self.ids: list[int] = []
         self._survival = 1.0
         self._facts: list[Top2] = []
@@ -55,7 +54,7 @@ class ChunkBuilder:
         if grammar is not None and not grammar.follows(self._so_far(), np.array([facts.id], dtype=np.int32)):
             facts = top2(grammar.masked(logits, self._so_far()))
         token = facts.id
-        if self._draws:
+        if not (sampling.greedy or self._rules.greedy):
             found = distribution(logits, sampling)
             if grammar is not None:
                 found = grammar.limited(found, logits, self._so_far())
@@ -77,7 +76,7 @@ class ChunkBuilder:
         """Return `token`, or the context's token if the model is not confident."""
         offered, matched, _ = cursor.offer()
         differs = offered >= 0 and offered != token and matched >= MIN_MATCH
-        copied = differs and confidence < self._lookup_below and self._grammar is None
+        copied = differs and confidence < self._rules.lookup_below and self._grammar is None
         if copied:
             token = offered
         self._matches.append((offered, matched, copied))
@@ -87,7 +86,7 @@ class ChunkBuilder:
     def full(self) -> bool:
         at = len(self.ids)
         copied = bool(self._matches) and self._matches[-1][2]
-        if at >= self._gamma or (self._facts[-1].p1 < self.stop_below and not copied):
+        if at >= self._gamma or (self._facts[-1].p1 < self._rules.stop_below and not copied):
             return True
         return at <= len(self._floors) and self._survival < self._floors[at - 1]
 

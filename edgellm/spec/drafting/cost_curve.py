@@ -38,7 +38,7 @@ class CostCurve:
     """Seconds of a decode by its number of rows, if the previous decode had as many, at the beginning of a context."""
 
     rows: tuple[int, ...]  # ascending, from 1
-    seconds: tuple[float, ...]  # of decodes with `rows`; without the LM head, if there are `heads`
+    seconds: tuple[float, ...]  # a decode with `rows`; without the LM head, if there are `heads`
     change: float = 0.0  # more after a decode with other rows: llama.cpp rebuilds its graph
     filled: bool = False
     """Decodes are padded to a multiple of four, or a measured number of rows: a number in between can be slower than

@@ -68,7 +68,7 @@ STACK = 256 * 2**20
 MEMORY = 2**30  # bytes beyond what the vocabulary needs
 SECONDS = 1.0  # processor time for any text
 BYTES_A_SECOND = 250_000  # text per further second: a third of the slowest rate measured
-KIND = ChildKind("edgellm.engine.tokenizing", "tokenises long texts", idle=120.0)
+KIND = ChildKind("edgellm.engine.chat.tokenizing", "tokenises long texts", idle=120.0)
 
 
 def slices(text: str, safe_place: re.Pattern[str] | None, gap: int) -> Iterator[tuple[str, bool]]:
@@ -164,7 +164,7 @@ class VocabTokenizer:
 
     @cached_property
     def _safe_place(self) -> re.Pattern[str] | None:
-        """The expression of places at which a text may be cut: ends of words, unless they are within a special token."""
+        """The places at which a text may be cut: ends of words, unless they are within a special token."""
         if not self._words or self._specials is None or any(map(_WORD_END.search, self._specials)):
             return None
         return _WORD_END
@@ -260,7 +260,7 @@ def functions(_report: Report, path: str, n_vocab: str) -> Functions:
     params = lib.llama_model_default_params()
     params.vocab_only, params.n_gpu_layers = True, 0
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
-    vocab = lib.llama_model_get_vocab(model) if model else None
+    vocab = lib.llama_model_get_vocab(model) if model else 0
     if not model or lib.llama_vocab_n_tokens(vocab) != int(n_vocab):
         raise EngineFailed("The vocabulary cannot be loaded a second time.", "Check that the model file still exists.")
     limit("RLIMIT_CORE", 0)
