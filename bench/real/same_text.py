@@ -3,7 +3,8 @@
 The model alone, without copies, is what all other ways are compared with: asked again, with copies, with the draft
 model, with copies and the draft model, with drafts in each round whether that pays or not, after a restart with saved
 prompts, in the second turn of a conversation read whole and continued, and at a served verifier of eight clients at
-once, over a link of loopback. Greedy, or at a temperature with a seed. Each line of the questions has `turns`.
+once, over a link of loopback. Greedy, or at a temperature with a seed. `asked` has a question a line, as Spec-Bench has
+them, with `turns`; without it four questions are asked, one of which is about a long text.
 """
 
 from __future__ import annotations
@@ -24,8 +25,15 @@ from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Token
+from edgellm.storage import resolve
+from testkit import ROOT
 
 CLIENTS = 8
+QUESTIONS = (
+    "What is photosynthesis?",
+    "Write a short story about a lighthouse.",
+    "A train leaves at 9:40 and arrives at 12:15. How long does it take? Think step by step.",
+)
 SAVED = 2**31
 """Bytes of saved prompts at most."""
 Prompt: TypeAlias = str | Sequence[Message]
@@ -103,7 +111,7 @@ def ways(
         with opened(history=True, prompt_cache=SAVED) as again:
             restarted.append(written(again, turn, off))
     yield "second turn, after a restart", second, restarted
-    with Model.load(Path(verifier), LoadSpec(hardware)) as model:
+    with Model.load(resolve(verifier), LoadSpec(hardware)) as model:
         yield "eight clients, over a link", plain, at_once(model, draft, prompts, default, n_ctx)
 
 
@@ -117,17 +125,19 @@ def table(figures: Mapping[str, Any]) -> str:
 
 
 def measure(
-    verifier: Annotated[str, "a file"] = "models/verifier.gguf",
-    draft: str = "none",
-    asked: Annotated[Path | None, "JSON lines; without them one question about the bundled home"] = None,
+    verifier: str = "smollm2:135m",
+    draft: str = "smollm2:draft",
+    asked: Annotated[Path | None, "JSON lines"] = None,
     count: Annotated[int, "questions, spread over the file"] = 12,
     tokens: Annotated[int, "of a reply at most"] = 96,
     temperature: float = 0.0,
-    reproducible: Annotated[int, "1: with --reproducible"] = 0,
-    n_ctx: Annotated[int, "positions"] = 1024,
+    reproducible: Annotated[int, "1: with --reproducible"] = 1,
+    n_ctx: Annotated[int, "positions"] = 4096,
 ) -> Iterator[Figures]:
     """Yield the figures after each way."""
-    found = [Question("home", "When is the film night?")] if asked is None else questions(asked)
+    text = (ROOT / "docs/guide/mesh.md").read_text(encoding="utf-8")[:6_000]
+    own = [Question("own", question) for question in (*QUESTIONS, f"Summarise this text.\n\n{text}")]
+    found = own if asked is None else questions(asked)
     found = found[:: max(1, len(found) // count)][:count]
     options = {"max_tokens": tokens, "temperature": temperature, "seed": 7}
     rows: list[dict[str, Any]] = []
@@ -139,7 +149,7 @@ def measure(
         ]
         rows.append({"way": way, "replies": len(found), "equal": len(found) - len(different), "different": different})
         yield {
-            "verifier": Path(verifier).name,
+            "verifier": verifier,
             "tokens": tokens,
             "temperature": temperature,
             "reproducible": bool(reproducible),

@@ -87,9 +87,8 @@ def test_a_verifier_that_follows_none_is_not_asked(served: LLM, monkeypatch: pyt
 
 def test_context_lookup_does_not_break_the_grammar(pair: LLM) -> None:
     """With a budget, tokens of the context replace doubtful drafts, which the grammar may forbid."""
-    state = GenerationState(rules=DraftRules(grammar=ReplyGrammar(Listed(1), Constraint("", 0))))
-    drafts = ChunkBuilder(state, 4, cursor=Offering())
-    drafts._lookup_below = 1.0
+    rules = DraftRules(grammar=ReplyGrammar(Listed(1), Constraint("", 0)), lookup_below=1.0)
+    drafts = ChunkBuilder(GenerationState(rules=rules), 4, cursor=Offering())
     assert drafts.add(np.array([0.0, 1.0, 2.0], np.float32), Top2(2, 0.6, 0.2)) == 1
 
 
