@@ -16,6 +16,8 @@ from edgellm.engine.model import Model
 from edgellm.engine.native import lib
 from edgellm.errors import InvalidOption
 
+_PLAIN_BATCH = 128  # rows without flash attention: more are not faster, and their scores take memory
+
 
 @dataclass(frozen=True, slots=True)
 class ContextSpec:
@@ -76,17 +78,6 @@ class ContextSpec:
                 " sequences.", "Give 0 or more, with a unified cache.",
             )  # fmt: skip
 
-    def _flash(self, model: Model, cells: int) -> bool:
-        """Return whether to use flash attention, where it is possible."""
-        hardware = model.hardware
-        if self.reproducible:
-            return False
-        asked = hardware.flash_attn if self.flash is None else self.flash
-        if asked is not None:
-            return asked
-        heads = model.header.number("attention.head_count", 1)
-        return hardware.cache_type in QUANTISED or native.flash_pays(model.n_params, heads, cells, model.offloaded)
-
     def resolved(self, model: Model, capture: Capture | None) -> OpenSpec:
         """Return the resolved options of a context over `model` with this `capture`.
 
@@ -100,9 +91,7 @@ class ContextSpec:
         hardware, cells = model.hardware, self.n_ctx * self.n_seq
         if self.spare is not None:
             cells = min(self.n_ctx + self.spare, cells)
-        flash = self._flash(model, cells)
-        plain = not flash and not native.is_small(model.n_params)
-        rows = hardware.n_batch or (native.PLAIN_BATCH if plain else N_BATCH)
+        rows = hardware.n_batch or (_PLAIN_BATCH if self.reproducible else N_BATCH)
         n_batch = max(self.n_seq, rows) if self.n_batch is None else self.n_batch
         self._check(n_batch)
         spare = row_padding.MOST if self.reproducible else 0
@@ -114,7 +103,11 @@ class ContextSpec:
         if self.reproducible:  # a whole batch needs no padding
             n_batch = max(row_padding.MOST * self.n_seq, n_batch // row_padding.MOST * row_padding.MOST)
         exact = model.is_f32 if self.exact is None else self.exact
-        flash = flash and not exact and not attends
+        flash = hardware.flash_attn if self.flash is None else self.flash
+        if flash is None:
+            quantised = hardware.cache_type in QUANTISED and not exact
+            flash = quantised or native.flash_pays(model.n_params, n_batch, model.offloaded)
+        flash = flash and not exact and not attends and not self.reproducible
         wanted = hardware.cache_type  # without flash attention, llama.cpp has no quantised values
         default = wanted is None or (wanted in QUANTISED and not flash)
         few = model.spec.few_outputs and not (capture and capture.outputs)

@@ -149,10 +149,7 @@ _TINY = 4_000_000  # parameters
 _SMALL = 50_000_000
 _SMALL_LAYER = 4_000_000
 _AT_ONCE = 4  # rows that llama.cpp's products with quantised weights take together on a processor
-_LARGE = 1_000_000_000  # parameters; a larger model was not measured
-_SCORES = 64 * 2**20  # bytes of a batch's attention scores
-PLAIN_BATCH = 128
-"""Rows of a batch without flash attention by default: more are not faster, and take more memory."""
+_TILE = 64  # rows that flash attention computes together
 _WARN, _CONTINUED = 3, 5
 _Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -384,16 +381,14 @@ def default_threads(n_params: int) -> int:
     return 1 if n_params < _TINY else available_threads()
 
 
-def flash_pays(n_params: int, heads: int, cells: int, offloaded: bool = False) -> bool:
-    """Return whether flash attention is faster for a model of that size, over `cells` positions with so many `heads`.
+def flash_pays(n_params: int, rows: int, offloaded: bool = False) -> bool:
+    """Return whether flash attention is faster for a model of that size, decoding up to `rows` rows at once.
     `offloaded`: some of its layers are on a graphics card.
 
-    On a processor it takes the rows of a batch of fewer than 64 one by one. Without it SmolLM2 with 135 M parameters
-    decodes 11 % faster behind 600 tokens and 23 % behind 1,900, and verifies eight drafted tokens 21 and 46 % faster;
-    reading takes 9 % longer. With 0.5 billion parameters it is 5, 17, 14 and 36 %, and 2 to 4 %. But each row then has
-    a score for each head and position, which in a long context takes memory.
+    On a processor it takes the rows of a batch of fewer than 64 one by one: verification then takes several times as
+    long in a small model, and a tenth longer in a model of 0.5 billion parameters, whose prefill is a tenth faster.
     """
-    return offloaded or n_params >= _LARGE or 4 * PLAIN_BATCH * heads * cells > _SCORES
+    return offloaded or (rows >= _TILE and not is_small(n_params))
 
 
 def is_small(n_params: int) -> bool:

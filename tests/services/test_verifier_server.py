@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ from edgellm.errors import (
     PortTaken,
     Stopped,
     VerifierLost,
+    VerifierUnreachable,
 )
 from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
@@ -70,21 +72,50 @@ def until_it_computes(server: VerifierServer) -> None:
         time.sleep(0.001)
 
 
-def test_a_device_waits_for_a_verifier_that_loads_or_is_measured_yet(exact: Model) -> None:
+SERVES = """
+import sys
+from pathlib import Path
+from edgellm.llm.cost_curves import estimated_curve
+from edgellm.services.server.listener import Listening
+from edgellm.services.server.servers import VerifierOptions, serve_verifier
+
+def measure(model):
+    sys.stdin.readline()
+    return estimated_curve(model)
+
+options = VerifierOptions(1, context=64, threads=1)
+server = serve_verifier(Path(sys.argv[1]), Listening(port=int(sys.argv[2])), options, measure=measure)
+sys.stdin.read()
+server.stop(0.0)
+"""
+
+
+def test_a_device_waits_for_a_verifier_that_is_measured_yet(exact: Model) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = Address(*free.getsockname())
+    command = [sys.executable, "-c", SERVES, str(exact.path), str(address.port)]
     said: list[str] = []
-    server = VerifierServer(None, ANYWHERE)
-    server.prepare("loading it")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
 
-    def on_wait(doing: str) -> None:
-        said.append(doing)
-        if doing == "loading it":
-            server.prepare("measuring it")
-        else:
-            server.use(exact, VerifierOptions(1, context=64, threads=1))
+        def on_wait(doing: str) -> None:
+            said.append(doing)
+            if doing.startswith("measuring") and process.stdin is not None:
+                process.stdin.write("\n")
+                process.stdin.flush()
 
-    with server:
-        RemoteVerifier(server.address, exact.vocabulary, timing=NEVER, on_wait=on_wait).close()
-    assert said == ["loading it", "measuring it"]
+        end = time.monotonic() + 120
+        while True:
+            try:
+                remote = RemoteVerifier(address, exact.vocabulary, timing=NEVER, on_wait=on_wait)
+                break
+            except VerifierUnreachable:  # it does not listen yet
+                assert time.monotonic() < end
+                assert process.poll() is None
+        assert said[-1] == f"measuring {remote.capabilities.name}"
+        remote.close()
+        process.stdin.close()
+        assert process.wait(120) == 0
 
 
 def test_who_waits_for_a_verifier_may_leave(exact: Model) -> None:
@@ -166,6 +197,21 @@ def test_nothing_new_is_taken_while_stopping(own: VerifierServer, events: list[S
     with pytest.raises(VerifierLost):
         late.submit(prompt, Chunk()).result()
     assert len(pending.result().tokens) == 151
+    remote.close()
+
+
+def test_the_same_port_can_be_served_again_at_once(exact: Model, prompt: Ids) -> None:
+    with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1) as first:
+        address = first.address
+        remote = RemoteVerifier(address, exact.vocabulary, timing=replace(PATIENT, retry=0.02, retry_most=0.05))
+        session = remote.open(GenerationState())
+        before = session.submit(prompt, Chunk()).result()
+    with VerifierServer(exact, address, sessions=1, context=POSITIONS, threads=1):
+        end = time.monotonic() + 120
+        while not session.ready() and time.monotonic() < end:
+            time.sleep(0.01)
+        after = session.submit(np.concatenate((prompt, before.tokens)), Chunk()).result()
+        assert after.bytes_up > before.bytes_up  # a new verifier needs all tokens, and has none of the old
     remote.close()
 
 

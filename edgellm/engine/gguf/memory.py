@@ -188,7 +188,7 @@ class MemoryEstimate:
         (none with flash attention), or the logits.
         """
         params = self.params * layers + (self.vocabulary * self.width if ends else 0)
-        flash = not self.exact and native.flash_pays(params, self.heads, _cells(context))
+        flash = not self.exact and native.flash_pays(params, rows)
         largest = max(
             3 * self.ff + _FLASH * self.width,
             self.vocabulary + _OUTPUT * self.width if ends else 0,

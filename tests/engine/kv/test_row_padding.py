@@ -1,0 +1,98 @@
+"""Reproducible contexts: logits do not depend on how ids were batched, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgellm.engine import Context, ContextSpec, Ids, Model, SeqRows
+from edgellm.engine.hardware import Hardware
+from edgellm.engine.kv import row_padding
+from edgellm.engine.kv.row_padding import NONE, POSITIONS, Padding, agree, kept
+from edgellm.errors import InvalidOption, ModelUnsupported
+from edgellm.system import bundled_dirs
+
+SPEC = ContextSpec(100, n_batch=64, threads=1, reproducible=True)
+
+
+@pytest.fixture(scope="module")
+def quantised() -> Iterator[Model]:
+    """A model with weights that llama.cpp lays out for products of four rows, on processors that have them."""
+    with Model.load(bundled_dirs()[1] / "smollm2" / "draft.gguf") as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def ids(quantised: Model) -> Ids:
+    return np.random.default_rng(3).integers(0, quantised.n_vocab, 100).astype(np.int32)
+
+
+def test_a_padding_rounds_up() -> None:
+    assert [NONE.rows(n) for n in (1, 5)] == [1, 5]
+    assert [Padding(2).rows(n) for n in (1, 2, 5)] == [2, 2, 5]
+    assert [Padding(4, 4).rows(n) for n in (1, 4, 5)] == [4, 4, 8]
+
+
+@pytest.mark.parametrize("padding", row_padding.PADDINGS, ids=str)
+def test_the_cheapest_padding_is_found_by_which_all_passes_agree(padding: Padding) -> None:
+    """A decoder that computes a row by its place in a product of `multiple` rows, or by whether it is alone."""
+
+    def decodes(padded: Padding, rows: Ids, position: int, outputs: int) -> np.ndarray:
+        n = padded.rows(len(rows))
+        places = np.arange(len(rows) - outputs, len(rows))
+        alone = n < padding.least or (places >= n - n % padding.multiple)
+        return np.stack((position + places, alone * np.ones(outputs)), axis=1).astype(np.float32)
+
+    fits = [one for one in row_padding.PADDINGS if agree(lambda *asked, one=one: decodes(one, *asked), 10)]
+    assert fits[0] == padding
+
+
+def test_what_was_found_is_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    assert kept("a", folder, lambda: Padding(4, 4)) == Padding(4, 4)
+    assert kept("a", folder, lambda: NONE) == Padding(4, 4)
+    assert kept("b", folder, lambda: None) is None
+    assert kept("b", folder, lambda: NONE) is None
+    next(folder.iterdir()).write_text("{", encoding="utf-8")
+    assert {kept("a", folder, lambda: NONE), kept("b", folder, lambda: NONE)} >= {NONE}
+
+
+def test_logits_do_not_depend_on_pieces_outputs_or_room(quantised: Model, ids: Ids) -> None:
+    with Context(quantised, SPEC) as context:
+        expected = None
+        for pieces in ((100,), (64, 36), (1, 2, 3, 5, 89), (50, 7, 43), (99, 1)):
+            context.clear()
+            at = 0
+            for piece in pieces:
+                rows = context.decode(ids[at : at + piece], outputs=min(piece, 1 + at % 5)).copy()
+                at += piece
+            assert context.length() == 100
+            assert expected is None or np.array_equal(rows[-1], expected)
+            expected = rows[-1]
+
+
+def test_logits_do_not_depend_on_other_sequences(quantised: Model, ids: Ids) -> None:
+    spec = ContextSpec(48, n_seq=3, n_batch=64, threads=1, unified=False, reproducible=True)
+    with Context(quantised, spec) as context:
+        for seq in range(3):
+            context.decode(ids[seq : 20 + seq], seq=seq)
+        together = [rows.copy() for rows in context.decode_rows([SeqRows(seq, ids[40:43], 3) for seq in range(3)])]
+        for seq in range(3):
+            context.rollback(20, seq)
+            assert np.array_equal(context.decode(ids[40:43], seq=seq, outputs=3), together[seq])
+            context.rollback(20, seq)
+            single = [context.decode(ids[at : at + 1], seq=seq)[0].copy() for at in range(40, 43)]
+            assert np.array_equal(single, together[seq])
+
+
+def test_what_cannot_be_reproducible_says_so(quantised: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidOption, match="without flash attention"):
+        Hardware(reproducible=True, flash_attn=True)
+    monkeypatch.setattr(row_padding, "PADDINGS", ())
+    monkeypatch.setenv("EDGELLM_HOME", "/nowhere")
+    with pytest.raises(ModelUnsupported, match="Leave out --reproducible"):
+        Context(quantised, SPEC)
+    assert POSITIONS > 512
