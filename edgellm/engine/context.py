@@ -495,7 +495,11 @@ class Context:
         for r in heads:
             if self._progress is not None:
                 self._progress(done, total)
-            self.decode(r.ids, seq=r.seq, outputs=0)
+            if self.spec.padding is not None:
+                self._decode_padded((r,))
+            else:
+                self._run(self._place(0, r.seq, r.ids, 0), self._batch.tokens)
+                self._sequences.lengths[r.seq] += len(r.ids)
             done += len(r.ids)
         self._save({r.seq for r in heads})
         if heads and self._progress is not None:

@@ -122,7 +122,10 @@ class NgramRuntime:
             if known.measured and wait_share > BUSY and 1.0 <= cost.factor <= _MAX_LOAD:
                 return
             curve = replace(cost.corrected(), doubtful=wait_share > BUSY or not known.measured)
-            moved = np.log(np.array(curve.seconds) / np.array(known.current().seconds))
+            current = known.current()
+            if current.rows != curve.rows:  # The curve was measured meanwhile; `cost` follows the old one.
+                return
+            moved = np.log(np.array(curve.seconds) / np.array(current.seconds))
             if np.abs(moved).max() > np.log(1.0 + DRIFT):
                 known.learn(curve, wait_share)
 

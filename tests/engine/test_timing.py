@@ -118,7 +118,7 @@ for other in others:
 def test_where_the_system_does_not_tell_the_load_average_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(system, "_THREADS", tmp_path / "none")
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.setattr("os.getloadavg", lambda: (8.0, 0.0, 0.0))
+    monkeypatch.setattr("psutil.getloadavg", lambda: (8.0, 0.0, 0.0))
     assert CpuWait().share() == 0.75
-    monkeypatch.setattr("os.getloadavg", lambda: (0.5, 0.0, 0.0))
+    monkeypatch.setattr("psutil.getloadavg", lambda: (0.5, 0.0, 0.0))
     assert CpuWait().share() == 0.0
