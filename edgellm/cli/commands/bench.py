@@ -13,7 +13,7 @@ from edgellm.cli.options import DRAFT, VERIFIER, HardwareOptions, only, refuse_g
 from edgellm.errors import InvalidOption
 
 ROOT = Path(__file__).resolve().parents[3]
-_SUITES = "synera, coordgen, papers, csgo, mesh, engine, models, clients, cli, upstream or robustness"
+_SUITES = "synera, coordgen, papers, csgo, mesh, engine, models, real, clients, cli, upstream or robustness"
 
 
 @with_records
