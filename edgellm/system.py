@@ -77,14 +77,15 @@ def unlock_part(file: int, start: int, size: int) -> None:
 
 def locked_parts(file: int) -> Iterator[tuple[int, int]]:
     """Yield the start and the size of each part of an open file that whoever has opened it again has locked."""
-    gaps = [(0, _END)]
-    while gaps and sys.platform == "linux":
-        start, end = gaps.pop()
-        asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
-        kind, _, first, size, _ = _LOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked))
-        if kind != fcntl.F_UNLCK:
-            yield first, size
-            gaps += [gap for gap in ((start, first), (first + size, end)) if gap[0] < gap[1]]
+    if sys.platform == "linux":
+        gaps = [(0, _END)]
+        while gaps:
+            start, end = gaps.pop()
+            asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
+            kind, _, first, size, _ = _LOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked))
+            if kind != fcntl.F_UNLCK:
+                yield first, size
+                gaps += [gap for gap in ((start, first), (first + size, end)) if gap[0] < gap[1]]
 
 
 def is_mine(found: os.stat_result) -> bool:
@@ -96,7 +97,9 @@ def is_mine(found: os.stat_result) -> bool:
 
 def user() -> str:
     """Return the user's number, "0" where there is none."""
-    return "0" if sys.platform == "win32" else str(os.getuid())
+    if sys.platform == "win32":
+        return "0"
+    return str(os.getuid())
 
 
 def close_to_others(file: int) -> None:

@@ -37,7 +37,7 @@ def deadly(on_amx: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     child = tmp_path / "child"
     began = tmp_path / "began"
     began.write_bytes(pack({"progress": 0.0}))
-    child.write_text(f"#!/bin/sh\ncat {began}\nkill -SEGV $$\n")
+    child.write_text(f"#!/bin/sh\nhead -c 1 >/dev/null\ncat {began}\nkill -SEGV $$\n")
     child.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(child))
 
