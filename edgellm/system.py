@@ -86,6 +86,7 @@ def locked_parts(file: int) -> Iterator[tuple[int, int]]:
             if kind != fcntl.F_UNLCK:
                 yield first, size
                 gaps += [gap for gap in ((start, first), (first + size, end)) if gap[0] < gap[1]]
+    yield from ()
 
 
 def is_mine(found: os.stat_result) -> bool:
