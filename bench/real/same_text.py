@@ -4,7 +4,8 @@ The model alone, without copies, is what all other ways are compared with: asked
 model, with copies and the draft model, with drafts in each round whether that pays or not, after a restart with saved
 prompts, in the second turn of a conversation read whole and continued, and at a served verifier of eight clients at
 once, over a link of loopback. Greedy, or at a temperature with a seed. `asked` has a question a line, as Spec-Bench has
-them, with `turns`; without it four questions are asked, one of which is about a long text.
+them, with `turns`; without it four questions are asked, one of which is about a long text. A reply some of whose tokens
+were not checked, because the verifier was too busy, is not counted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.types import Token
+from edgellm.spec.types import UNVERIFIED, Token
 from edgellm.storage import resolve
 from testkit import ROOT
 
@@ -34,15 +35,15 @@ QUESTIONS = (
     "Write a short story about a lighthouse.",
     "A train leaves at 9:40 and arrives at 12:15. How long does it take? Think step by step.",
 )
-SAVED = 2**31
-"""Bytes of saved prompts at most."""
+SAVED = 2**31  # bytes of saved prompts at most
 Prompt: TypeAlias = str | Sequence[Message]
 Ask: TypeAlias = Callable[[LLM, Prompt], list[int]]
 
 
 def written(pair: LLM, prompt: Prompt, options: ReplyOptions) -> list[int]:
-    """Return the tokens of a reply."""
-    return [event.id for event in pair.reply(prompt, options) if isinstance(event, Token)]
+    """Return the tokens of a reply; none where some were not checked, as a verifier across the link was too busy."""
+    tokens = [event for event in pair.reply(prompt, options) if isinstance(event, Token)]
+    return [] if any(token.source in UNVERIFIED for token in tokens) else [token.id for token in tokens]
 
 
 def conversation(prompt: str, reply: bytes) -> list[Message]:
@@ -145,16 +146,11 @@ def measure(
         different = [
             (f"{number} ({question.category})", first_difference(one, other))
             for number, (question, one, other) in enumerate(zip(found, wanted, got, strict=True))
-            if one != other
+            if other and one != other
         ]
-        rows.append({"way": way, "replies": len(found), "equal": len(found) - len(different), "different": different})
-        yield {
-            "verifier": verifier,
-            "tokens": tokens,
-            "temperature": temperature,
-            "reproducible": bool(reproducible),
-            "rows": rows,
-        }
+        checked = sum(map(bool, got))
+        rows.append({"way": way, "replies": checked, "equal": checked - len(different), "different": different})
+        yield {"verifier": verifier, "tokens": tokens, "rows": rows}
 
 
 def failures(figures: Mapping[str, Any]) -> list[str]:
