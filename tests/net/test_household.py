@@ -110,12 +110,10 @@ def test_doctor_tells_multicast_from_tcp(paired: tuple[Device, Device, Device]) 
 
 
 @pytest.mark.nightly
-def test_a_copied_identity_is_found_by_both(paired: tuple[Device, Device, Device], tmp_path: Path) -> None:
+def test_a_copied_identity_is_found(paired: tuple[Device, Device, Device], tmp_path: Path) -> None:
     a, b, _ = paired
     copy = Device(b.name, tmp_path / "copy")
     copytree(a.home, copy.home)
     with copy.running(*SERVE, "10.77.0.2", until=UP):
         assert "10.77.0.2 announces the identity" in findings(a.doctor(), "identity", "problem")
         assert "has this device's identity" in a.edge("chat", "--peer", "10.77.0.2:50151", "Hello")
-        with a.running(*SERVE, "10.77.0.1", until="announces the identity of this device"):
-            pass
