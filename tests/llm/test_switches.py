@@ -128,7 +128,7 @@ def test_gates_that_need_importance_work_with_guesses_ahead(linked: LLM, gate: s
         assert sources <= set(Source) - {Source.VERIFIER, Source.RETRIEVED}
         decided, offloaded = decided + reply.summary.rounds, offloaded + reply.summary.chunks_verified
         hits += reply.summary.guesses_hit
-    assert offloaded / decided == pytest.approx(0.4, abs=0.1)
+    assert offloaded / decided == pytest.approx(0.4, abs=0.15)  # of about 40 decisions
     assert hits > 0
 
 

@@ -40,9 +40,8 @@ NONE = Padding()
 PADDINGS = (NONE, Padding(2), Padding(4, 4), Padding(8, 8))
 """The paddings that are tried, the cheapest first."""
 MOST = 8  # rows that padding adds at most
-_WIDTHS = (1, 2, 3, 5, 7, 8, 16)
+_WIDTHS, _LONG = (1, 2, 3, 5, 7, 8, 16), (61, 64, 100)
 """Rows of the passes that are tried, which cover the kernels' tiles and what is left over of them."""
-_LONG = (61, 64, 100)
 _DEEP = 520  # positions before them: some kernels differ only behind the first 512
 POSITIONS = _DEEP + max(_LONG)
 
