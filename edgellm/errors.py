@@ -16,6 +16,8 @@ class EdgeError(Exception):
     """Base class of every error that edgellm raises on purpose."""
 
     exit_code = 1
+    rpc_status = "INTERNAL"
+    """The gRPC status with which this error ends the call of another device."""
 
     def __init__(self, what: str, next_step: str) -> None:
         """`what`: what is wrong, with the value, in one sentence. `next_step`: what to do, in one sentence."""
@@ -55,6 +57,8 @@ class InputNotText(EdgeError):
 class ModelNotFound(EdgeError):
     """There is no such file, alias or cached model."""
 
+    rpc_status = "NOT_FOUND"
+
 
 class ModelCorrupt(EdgeError):
     """The file is not a GGUF file, or its header contradicts its length."""
@@ -67,6 +71,8 @@ class ModelUnsupported(EdgeError):
 class VocabularyMismatch(EdgeError):
     """Draft model and verifier have different vocabularies. `tokenizer` is the SHA-256 in hex of the one that the
     verifier sends to devices; "" if it sends none."""
+
+    rpc_status = "FAILED_PRECONDITION"
 
     def __init__(self, what: str, next_step: str, tokenizer: str = "") -> None:
         super().__init__(what, next_step)
@@ -117,6 +123,8 @@ class TextRefused(EdgeError):
 class ContextFull(EdgeError):
     """A decode would exceed the last position of the context."""
 
+    rpc_status = "OUT_OF_RANGE"
+
 
 class Stopped(EdgeError):
     """The computation was cancelled."""
@@ -164,13 +172,19 @@ class TrustUnusable(EdgeError):
 class ProtocolError(EdgeError):
     """The other device violated the protocol."""
 
+    rpc_status = "INVALID_ARGUMENT"
+
 
 class PeerTooOld(ProtocolError):
     """The other device has an older version of the protocol."""
 
+    rpc_status = "FAILED_PRECONDITION"
+
 
 class PeerTooNew(ProtocolError):
     """The other device has a newer version of the protocol."""
+
+    rpc_status = "FAILED_PRECONDITION"
 
 
 class VerifierUnavailable(EdgeError):
@@ -204,6 +218,8 @@ class VerifierSlow(VerifierLost):
 class DeviceStuck(EdgeError):
     """A device does not read the messages of the verifier."""
 
+    rpc_status = "RESOURCE_EXHAUSTED"
+
 
 class PullFailed(EdgeError):
     """A download failed; the part that has arrived is kept."""
@@ -212,37 +228,55 @@ class PullFailed(EdgeError):
 class DiskFull(EdgeError):
     """The disk is full; the part that has arrived is kept."""
 
+    rpc_status = "RESOURCE_EXHAUSTED"
+
 
 class LayersRefused(EdgeError):
     """A layer store refuses layers: the store is full, or the layers differ from the announced ones."""
+
+    rpc_status = "INVALID_ARGUMENT"
 
 
 class LayersCorrupt(LayersRefused):
     """The arrived layers differ from the announced ones; none were kept."""
 
+    rpc_status = "DATA_LOSS"
+
 
 class StoreFull(LayersRefused):
     """The layer store would exceed its size limit."""
+
+    rpc_status = "RESOURCE_EXHAUSTED"
 
 
 class StoreBusy(LayersRefused):
     """Another process is changing the layer store."""
 
+    rpc_status = "ABORTED"
+
 
 class LayersMissing(EdgeError):
     """Layers of a model are missing from this store, or incomplete."""
+
+    rpc_status = "NOT_FOUND"
 
 
 class DeviceLost(EdgeError):
     """The connection to a device is lost, or it makes no progress."""
 
+    rpc_status = "DEADLINE_EXCEEDED"
+
 
 class MeasureFailed(EdgeError):
     """A device or a link could not be measured."""
 
+    rpc_status = "OUT_OF_RANGE"
+
 
 class MemoryShort(EdgeError):
     """A device has too little memory for its layers."""
+
+    rpc_status = "FAILED_PRECONDITION"
 
 
 def _restored(kind: type[EdgeError], args: tuple[object, ...], state: Mapping[str, object]) -> EdgeError:

@@ -75,7 +75,8 @@ READ_TIMEOUT_SECONDS = 10.0  # limit for a device to read a frame
 MAX_BUSY_MS = 60_000  # a device asks again after this time at the latest
 BLOCK = 256  # tokens of a vocabulary that share one hash
 
-SERVICE = pb.DESCRIPTOR.services_by_name["Verification"].full_name
+CONTRACT = pb.DESCRIPTOR.services_by_name["Verification"]
+SERVICE = CONTRACT.full_name
 HELLO, COMPARE_VOCABULARY = f"/{SERVICE}/Hello", f"/{SERVICE}/CompareVocabulary"
 TOKENIZER, SESSION = f"/{SERVICE}/Tokenizer", f"/{SERVICE}/Session"
 

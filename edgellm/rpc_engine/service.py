@@ -15,38 +15,24 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
-
-import grpc
-import grpc.aio
+from typing import Any
 
 from edgellm import system
 from edgellm.engine.native import VERSION
-from edgellm.errors import (
-    SAME_VERSION,
-    DeviceStuck,
-    EdgeError,
-    EngineFailed,
-    MemoryShort,
-    PeerTooNew,
-    PeerTooOld,
-    ProtocolError,
-    StateDamaged,
-)
+from edgellm.errors import SAME_VERSION, EdgeError, EngineFailed, ProtocolError, StateDamaged
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, first_of
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, caller_id
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.rpc_engine.backend import HOST, RpcServer, server_kind
-from edgellm.rpc_engine.session import MAX_BUFFER, RPC_ENGINE, RPC_SERVICE, SESSION_BYTES, carry
+from edgellm.rpc_engine.session import MAX_BUFFER, RPC_CONTRACT, RPC_ENGINE, SESSION_BYTES, carry
 from edgellm.services.server.listener import (
     EventKind,
-    Handler,
     Notify,
     Service,
-    Statuses,
+    Stream,
     made_in_thread,
     next_message,
     write_in_time,
@@ -62,9 +48,13 @@ _SHARE = 0.5  # default share of the free disk space
 class TooManySessions(EdgeError):
     """A device has as many RPC servers as it may have."""
 
+    rpc_status = "RESOURCE_EXHAUSTED"
+
 
 class SessionGone(EdgeError):
     """A caller has no session of this name."""
+
+    rpc_status = "NOT_FOUND"
 
 
 @dataclass(slots=True, eq=False)
@@ -79,17 +69,7 @@ class _Served:
 class RpcEngineService(Service):
     """The calls of `rpc_engine.proto`."""
 
-    right = Right.COMPUTE
-    statuses: ClassVar[Statuses] = {
-        DeviceStuck: grpc.StatusCode.INVALID_ARGUMENT,
-        ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
-        PeerTooOld: grpc.StatusCode.FAILED_PRECONDITION,
-        PeerTooNew: grpc.StatusCode.FAILED_PRECONDITION,
-        MemoryShort: grpc.StatusCode.FAILED_PRECONDITION,
-        TooManySessions: grpc.StatusCode.RESOURCE_EXHAUSTED,
-        SessionGone: grpc.StatusCode.NOT_FOUND,
-        EngineFailed: grpc.StatusCode.ABORTED,
-    }
+    contract, right, over = RPC_CONTRACT, Right.COMPUTE, "An RPC session has ended"
 
     def __init__(self, cache: WeightCache, notify: Notify, guard: AuthInterceptor | None) -> None:
         """Serve where the `cache` has its layers computed, from its memory. With a `guard`, answer only paired devices
@@ -100,24 +80,21 @@ class RpcEngineService(Service):
         self._sessions: dict[bytes, _Served] = {}
         self._starting = 0
 
-    def handlers(self) -> Handler:
-        return self._handler(RPC_SERVICE, (self.offer,), (self.serve, self.tunnel), over="An RPC session has ended")
+    def owner(self, stream: Stream) -> str:
+        return super().owner(stream) or _THIS_MACHINE
 
-    def _owner(self, context: Context) -> str:
-        return _THIS_MACHINE if self._guard is None else caller_id(context).digest.hex()
-
-    async def offer(self, data: bytes, context: Context) -> pb.OfferReply:
+    async def offer(self, data: bytes, context: Stream) -> pb.OfferReply:
         """Reply with this device's offer."""
         check_version(parse_message(pb.OfferRequest, data).protocol, RPC_ENGINE, "the other device")
         what, program = await asyncio.to_thread(server_kind)
         memory, _ = await asyncio.to_thread(self._cache.available)
-        cached = await asyncio.to_thread(self._tensors.size, self._owner(context))
+        cached = await asyncio.to_thread(self._tensors.size, self.owner(context))
         own = VERSION if what and program is None else ""
         return pb.OfferReply(
             protocol=RPC_ENGINE, server=what, version=own, memory=memory, unit=self._cache.unit.name, cached=cached
         )
 
-    async def serve(self, _orders: Any, stream: Context) -> None:
+    async def serve(self, _orders: Any, stream: Stream) -> None:
         """Serve one session, from Begin to the end of the stream."""
         order = await next_message(stream, pb.RpcOrder) or pb.RpcOrder()
         if order.WhichOneof("order") != "begin" or len(order.begin.session) != SESSION_BYTES:
@@ -132,7 +109,7 @@ class RpcEngineService(Service):
         reserved = await asyncio.to_thread(self._cache.reserve_bytes, begin.memory, what)
         self._starting += 1
         try:
-            session = await self._started(begin, self._owner(stream))
+            session = await self._started(begin, self.owner(stream))
         except BaseException:
             reserved.close()
             raise
@@ -165,25 +142,25 @@ class RpcEngineService(Service):
 
         return await made_in_thread(start, lambda session: session.server.close())
 
-    async def _orders(self, stream: Context, session: _Served) -> None:
+    async def _orders(self, stream: Stream, session: _Served) -> None:
         while (order := await next_message(stream, pb.RpcOrder)) is not None:
             if order.WhichOneof("order") != "whole":
                 raise ProtocolError("The session was begun twice, or an order is empty.", SAME_VERSION)
             if session.folder is not None:
                 await asyncio.to_thread(self._tensors.confirm, session.folder)
 
-    async def _beats(self, stream: Context, session: _Served) -> None:
+    async def _beats(self, stream: Stream, session: _Served) -> None:
         while session.server.alive:
             await write_in_time(stream, pb.RpcReport(beat=pb.Beat()))
             await asyncio.sleep(HEARTBEAT_SECONDS)
         words = session.server.last_words()
         raise EngineFailed(f"The RPC server has ended: {words or 'without a word'}.", "Begin another session.")
 
-    async def tunnel(self, _frames: Any, stream: Context) -> None:
+    async def tunnel(self, _frames: Any, stream: Stream) -> None:
         """Carry one connection to the server of a session of the caller."""
         frame = await next_message(stream, pb.RpcFrame) or pb.RpcFrame()
         session = self._sessions.get(frame.session)
-        if session is None or session.owner != self._owner(stream):
+        if session is None or session.owner != self.owner(stream):
             raise SessionGone("The caller has no such session.", "Begin one.")
         try:
             socket = await asyncio.open_connection(HOST, session.server.port, limit=MAX_BUFFER)

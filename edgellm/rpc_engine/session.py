@@ -28,8 +28,8 @@ from edgellm.services.mesh_codec import check_engine
 
 RPC_ENGINE = 1
 """Version of `rpc_engine.proto`."""
-RPC_SERVICE = pb.DESCRIPTOR.services_by_name["RpcEngine"].full_name
-OFFER, SERVE, TUNNEL = (f"/{RPC_SERVICE}/{name}" for name in ("Offer", "Serve", "Tunnel"))
+RPC_CONTRACT = pb.DESCRIPTOR.services_by_name["RpcEngine"]
+OFFER, SERVE, TUNNEL = (f"/{RPC_CONTRACT.full_name}/{name}" for name in ("Offer", "Serve", "Tunnel"))
 SESSION_BYTES = 16
 MAX_DATA = 2**20
 """Bytes of a frame."""

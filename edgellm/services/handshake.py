@@ -122,8 +122,8 @@ def hello(vocabulary: Vocabulary, model: str = "") -> pb.HelloRequest:
 
 
 def printable(said: str) -> str:
-    """Return a verifier's own words, cut to what a line can show."""
-    return "".join(filter(str.isprintable, said))[:_SAID]
+    """Return a verifier's own words, cut to what a line can show: without what it would have its user do."""
+    return "".join(filter(str.isprintable, said.partition("\n")[0]))[:_SAID]
 
 
 def model_missing(where: str, said: str) -> ModelNotFound:

@@ -43,8 +43,8 @@ from edgellm.spec.verifier import VerifyRequest
 
 MESH = 6
 """Version of `mesh.proto`."""
-SERVICE = pb.DESCRIPTOR.services_by_name["Mesh"].full_name
-HOLDS, WORK, CARRY = f"/{SERVICE}/Holds", f"/{SERVICE}/Work", f"/{SERVICE}/Carry"
+CONTRACT = pb.DESCRIPTOR.services_by_name["Mesh"]
+HOLDS, WORK, CARRY = (f"/{CONTRACT.full_name}/{name}" for name in ("Holds", "Work", "Carry"))
 _KINDS = ("compute", "load", "got")
 _F16_MOST = 65_504.0
 _MAX_LAYERS = 4_096

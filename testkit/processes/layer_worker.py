@@ -8,40 +8,28 @@ With `--home` it serves paired devices only, as the device with that home folder
 from __future__ import annotations
 
 import argparse
-import asyncio
 import signal
-from functools import partial
 from pathlib import Path
 
-from edgellm.mesh.device_profiler import measure_device
+from edgellm.mesh.layer_sources import StoredLayers
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import bind, new_server
-from edgellm.rpc.layers.service import layer_handlers
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
-from edgellm.rpc.trust.handshake import welcome_handlers
 from edgellm.rpc.trust.trust import Trust
+from edgellm.services.server.servers import WorkerServer
 from edgellm.storage.layers.store import LayerStore
 
 
-async def serve(address: Address, store: LayerStore, trust: Trust | None) -> None:
+def serve(address: Address, store: LayerStore, trust: Trust | None) -> None:
     """Serve until SIGINT or SIGTERM."""
-    over = asyncio.Event()
+    stored = StoredLayers(store)
+    server = WorkerServer(
+        WeightCache(stored), address, on_event=lambda event: print(event.text), trust=trust, stored=stored
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
-    server = new_server()
-    guard = None if trust is None else AuthInterceptor(trust, print)
-    watch = None if guard is None else asyncio.create_task(guard.watch())
-    measurer = partial(measure_device, folder=store.root)
-    server.add_generic_rpc_handlers((layer_handlers(store, guard, print, measurer, trust),))
-    if trust is not None and guard is not None:
-        server.add_generic_rpc_handlers((welcome_handlers(trust, guard, []),))
-    at = bind(server, address, trust)
-    await server.start()
-    print(f"listening at {at}", flush=True)
-    await over.wait()
-    if watch is not None:
-        watch.cancel()
-    await server.stop(0)
+        signal.signal(number, lambda *_: server.request_stop())
+    print(f"listening at {server.start()}", flush=True)
+    while not server.wait(1.0):  # signals are handled between two waits
+        pass
 
 
 def main() -> None:
@@ -54,7 +42,7 @@ def main() -> None:
     args = parser.parse_args()
     trust = None if args.home is None else Trust.load(args.home / "data" / "trust")
     store = LayerStore(args.store, int(args.limit * 1e9))
-    asyncio.run(serve(Address(args.host, args.port), store, trust))
+    serve(Address(args.host, args.port), store, trust)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
@@ -14,55 +14,65 @@ import grpc.aio
 import pytest
 
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import bind, new_server, run_in_network_loop
+from edgellm.rpc.channel import CONTRACT, HELLO, SESSION, bind, new_server, run_in_network_loop
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust import auth_interceptor as guards
 from edgellm.rpc.trust import handshake as greetings
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
-from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
+from edgellm.rpc.trust.handshake import OfferedModel
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL
+from edgellm.services.server.listener import Listener, Notify, Service
 from tests.rpc.strangers import device
 
 OFFER = OfferedModel("verifier", "big", 123, "ab" * 32)
 P = ParamSpec("P")
-SECRET = "/test.Service/Secret"
-STREAM = "/test.Service/Stream"
+SECRET, STREAM = HELLO, SESSION
 Said = list[str]
-_END: Any = vars(grpc.aio)["EOF"]
 
 
-async def secret(_request: Any, _context: Any) -> bytes:
-    return b"the secret"
+class Secrets(Service):
+    """Calls with a secret for whoever may verify."""
+
+    contract, right = CONTRACT, Right.VERIFY
+
+    async def hello(self, _request: bytes, _context: Any) -> bytes:
+        return b"the secret"
+
+    compare_vocabulary = tokenizer = hello
+
+    async def session(self, _request: Any, context: Any) -> None:
+        """Says something, then waits to be asked."""
+        await context.write(b"hello")
+        while isinstance(await context.read(), bytes):
+            await context.write(b"more")
 
 
-async def stream(_request: Any, context: Any) -> None:
-    """Says something, then waits to be asked."""
-    await context.write(b"hello")
-    while (await context.read()) is not _END:
-        await context.write(b"more")
+class Door(Listener):
+    """A server with one service."""
+
+    def __init__(
+        self, trust: Trust | None, said: Said, make: Callable[[Notify, AuthInterceptor | None], Service]
+    ) -> None:
+        super().__init__(Address("127.0.0.1", 0), trust, lambda event: said.append(event.text))
+        self._make = make
+        self._offers.append(OFFER)
+
+    def _services(self, guard: AuthInterceptor | None) -> Sequence[Service]:
+        return (self._make(self._notify, guard),)
 
 
 @asynccontextmanager
-async def serving(trust: Trust, said: Said | None = None) -> AsyncIterator[Address]:
-    """A device with a secret for whoever may `verify`."""
-    server = new_server()
-    guard = AuthInterceptor(trust, (said if said is not None else []).append)
-    watch = asyncio.create_task(guard.watch())
-    methods = {
-        "Secret": grpc.unary_unary_rpc_method_handler(guard.wrap(secret, Right.VERIFY)),
-        "Stream": grpc.stream_stream_rpc_method_handler(guard.wrap(stream, Right.VERIFY)),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", methods),))
-    server.add_generic_rpc_handlers((welcome_handlers(trust, guard, [OFFER]),))
-    address = bind(server, Address("127.0.0.1", 0), trust)
-    await server.start()
+async def serving(
+    trust: Trust | None, said: Said | None = None, make: Callable[[Notify, AuthInterceptor | None], Service] = Secrets
+) -> AsyncIterator[Address]:
+    """A device with a service, for paired devices alone where there is trust."""
+    door = Door(trust, [] if said is None else said, make)
     try:
-        yield address
+        yield await asyncio.to_thread(door.start)
     finally:
-        watch.cancel()
-        await server.stop(None)
+        await asyncio.to_thread(door.stop, 0.0)
 
 
 async def ask_for(channel: grpc.aio.Channel, method: str) -> Any:

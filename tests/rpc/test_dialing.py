@@ -71,8 +71,8 @@ async def test_what_listens_on_the_machine_is_not_touched_for_a_device_elsewhere
     store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And every failure is the same."""
-    monkeypatch.setattr("edgellm.rpc.layers.measuring.is_local_caller", lambda _context: False)
-    monkeypatch.setattr("edgellm.rpc.layers.measuring.announced_addresses", lambda _peer, _seconds: [])
+    monkeypatch.setattr("edgellm.services.server.layer_service.is_local_caller", lambda _context: False)
+    monkeypatch.setattr("edgellm.services.server.layer_service.announced_addresses", lambda _peer, _seconds: [])
     monkeypatch.setattr(peer_probe, "FAILED_SECONDS", 0.0)
     owner, desk, phone = (device(tmp_path / name) for name in ("owner", "desk", "phone"))
     befriend(desk, owner, "compute")
@@ -111,7 +111,7 @@ async def test_a_device_that_has_moved_is_looked_for_where_it_announces_itself(
     store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgellm.rpc.layers.measuring.SECONDS", 0.02)
-    monkeypatch.setattr("edgellm.rpc.layers.measuring.is_local_caller", lambda _context: False)
+    monkeypatch.setattr("edgellm.services.server.layer_service.is_local_caller", lambda _context: False)
     owner, desk, phone = (device(tmp_path / name) for name in ("owner", "desk", "phone"))
     for worker in (desk, phone):
         befriend(worker, owner, "compute")
@@ -119,7 +119,7 @@ async def test_a_device_that_has_moved_is_looked_for_where_it_announces_itself(
     announced: list[Any] = []
     async with taking(store, desk) as at_desk, taking(store, phone) as at_phone:
         announced.append(at_phone)
-        where = "edgellm.rpc.layers.measuring.announced_addresses"
+        where = "edgellm.services.server.layer_service.announced_addresses"
         monkeypatch.setattr(where, lambda _peer, _seconds: announced)
         async with open_channel(at_desk, owner, desk.identity.id) as channel:
             assert (await request_link_measurement(channel, "desk", phone.identity.id, at_phone)).up > 0

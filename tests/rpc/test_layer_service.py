@@ -15,7 +15,7 @@ from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, list_layers
 from edgellm.rpc.trust.trust import Trust
 from edgellm.storage.layers.manifest import LayerPiece, Manifest
 from edgellm.storage.layers.store import CleanResult, LayerStore
-from tests.rpc.doors import in_loop
+from tests.rpc.doors import in_loop, serving
 from tests.rpc.layering import bring, taking
 from tests.rpc.strangers import befriend, device
 
@@ -120,8 +120,6 @@ async def test_the_pace_is_kept() -> None:
 async def test_who_serves_no_layers_says_so(
     tmp_path: Path, manifest: Manifest, host: Trust, guest: Trust, cut: Cut
 ) -> None:
-    from tests.rpc.doors import serving
-
     async with serving(host) as address:
         with pytest.raises(ProtocolError, match="does not store layers"):
             await bring(address, manifest, [1], cut, guest)

@@ -8,9 +8,9 @@ import grpc
 import pytest
 
 from edgellm.rpc.channel import open_channel
-from edgellm.rpc.layers import service
 from edgellm.rpc.layers.codec import method, write_manifest
 from edgellm.rpc.protos import layers_pb2 as pb
+from edgellm.services.server import layer_service
 from edgellm.storage.layers.manifest import Manifest
 from edgellm.storage.layers.store import LayerStore
 from tests.rpc.doors import in_loop
@@ -74,8 +74,8 @@ async def ended(call: Any, frames: list[pb.PutFrame | bytes], close: bool = True
 async def test_a_sender_that_falls_silent_does_not_block_the_store(
     store: LayerStore, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(service, "DRAIN_SECONDS", 0.2)
+    monkeypatch.setattr(layer_service, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(layer_service, "DRAIN_SECONDS", 0.2)
     async with taking(store) as address, open_channel(address) as channel:
         call: Any = channel.stream_stream
         running = call(method("Put"))()

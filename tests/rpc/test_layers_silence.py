@@ -17,6 +17,7 @@ from edgellm.rpc.layers import codec
 from edgellm.rpc.layers.codec import WINDOW
 from edgellm.rpc.layers.upload import Cut
 from edgellm.rpc.protos import layers_pb2 as pb
+from edgellm.services.server import listener
 from edgellm.storage.layers.incoming_piece import IncomingPiece
 from edgellm.storage.layers.manifest import Manifest
 from edgellm.storage.layers.store import LayerStore
@@ -49,7 +50,9 @@ class silent:  # noqa: N801  # used as a function
         handler = grpc.stream_stream_rpc_method_handler(
             self._put, pb.PutFrame.FromString, pb.PutReply.SerializeToString
         )
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(codec.SERVICE, {"Put": handler}),))
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(codec.CONTRACT.full_name, {"Put": handler}),)
+        )
         address = bind(self._server, Address("127.0.0.1", 0))
         await self._server.start()
         return address, self._frames
@@ -88,7 +91,7 @@ async def test_signs_of_life_are_given_while_the_disk_is_read(
         return finish(self)
 
     monkeypatch.setattr(IncomingPiece, "finish", slow)
-    monkeypatch.setattr(codec, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(listener, "BEAT_SECONDS", 0.05)
     monkeypatch.setattr("edgellm.rpc.layers.upload.REPLY_SECONDS", 2.0)
     async with taking(store) as address:
         done, _ = await bring(address, manifest, [1], cut)

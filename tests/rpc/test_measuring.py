@@ -14,7 +14,7 @@ from edgellm.engine.gguf.synthetic_layers import Blocks
 from edgellm.errors import DeviceLost, EdgeError, MeasureFailed, NotPermitted, ProtocolError
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
-from edgellm.rpc.layers import codec, measuring
+from edgellm.rpc.layers import measuring
 from edgellm.rpc.layers.codec import method
 from edgellm.rpc.layers.measuring import (
     DeviceFigures,
@@ -26,6 +26,7 @@ from edgellm.rpc.layers.measuring import (
     write_figures,
 )
 from edgellm.rpc.protos import layers_pb2 as pb
+from edgellm.services.server import listener
 from edgellm.storage.layers.store import LayerStore
 from testkit.network.relay import Network, Relay
 from tests.rpc.doors import in_loop
@@ -55,7 +56,7 @@ class Measuring:
 
 @in_loop
 async def test_a_device_says_what_it_has_measured(store: LayerStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(listener, "BEAT_SECONDS", 0.02)
     measurer = Measuring(seconds=0.1)
     async with taking(store, measurer=measurer) as address, open_channel(address) as channel:
         assert await measure(channel, "desk", BLOCKS, 60.0) == FIGURES

@@ -2,64 +2,63 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from edgellm.errors import (
     SAME_VERSION,
     DeviceLost,
-    DiskFull,
     EdgeError,
     LayersCorrupt,
     LayersMissing,
     LayersRefused,
     MeasureFailed,
     NotPermitted,
-    PeerTooNew,
-    PeerTooOld,
     ProtocolError,
     StoreBusy,
     StoreFull,
 )
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method
-from edgellm.rpc.trust.trust import Right
+from edgellm.rpc.versions import parse_message
 from edgellm.storage.layers.manifest import MAX_PIECES, LayerPiece, Manifest
 from edgellm.storage.layers.store import HeldModel, StoreFacts
 
-T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 PROTOCOL = 1
 WINDOW = 2**20  # most unacknowledged bytes in flight
 FRAME = 2**18  # bytes of a portion that this side sends
-MAX_PORTION = 2**20
-SILENT_SECONDS = 60.0  # the device's wait for a portion
 REPLY_SECONDS = 30.0  # the sender's wait for a reply or a heartbeat
-BEAT_SECONDS = 1.0
 
-SERVICE = pb.DESCRIPTOR.services_by_name["Layers"].full_name
-_STATUS: tuple[tuple[grpc.StatusCode, tuple[type[EdgeError], ...], type[EdgeError] | None], ...] = (
-    (grpc.StatusCode.FAILED_PRECONDITION, (PeerTooOld, PeerTooNew), ProtocolError),
-    (grpc.StatusCode.INVALID_ARGUMENT, (ProtocolError,), LayersRefused),
-    (grpc.StatusCode.DATA_LOSS, (LayersCorrupt,), LayersCorrupt),
-    (grpc.StatusCode.RESOURCE_EXHAUSTED, (StoreFull, DiskFull), StoreFull),
-    (grpc.StatusCode.ABORTED, (StoreBusy,), StoreBusy),
-    (grpc.StatusCode.INVALID_ARGUMENT, (LayersRefused,), LayersRefused),
-    (grpc.StatusCode.NOT_FOUND, (LayersMissing,), LayersMissing),
-    (grpc.StatusCode.DEADLINE_EXCEEDED, (DeviceLost,), None),
-    (grpc.StatusCode.OUT_OF_RANGE, (EdgeError,), MeasureFailed),
-)
-"""Status codes, the errors that they stand for, and the error that the other side raises; None: the device is lost."""
+CONTRACT = pb.DESCRIPTOR.services_by_name["Layers"]
+_ERRORS: dict[str, type[EdgeError]] = {
+    "FAILED_PRECONDITION": ProtocolError,
+    "INVALID_ARGUMENT": LayersRefused,
+    "DATA_LOSS": LayersCorrupt,
+    "RESOURCE_EXHAUSTED": StoreFull,
+    "ABORTED": StoreBusy,
+    "NOT_FOUND": LayersMissing,
+    "OUT_OF_RANGE": MeasureFailed,
+}
+"""Errors by the statuses with which the other side ends a call; with any other one the device is lost."""
 
 
 def method(name: str) -> str:
     """Return the gRPC path of one of the service's methods."""
-    return f"/{SERVICE}/{name}"
+    return f"/{CONTRACT.full_name}/{name}"
+
+
+async def ask(channel: grpc.aio.Channel, call: str, name: str, request: Message, reply: type[M], seconds: float) -> M:
+    """Return the reply of the device `name` to a `call` with one answer. Raise the device's error, or DeviceLost."""
+    with call_errors(name):
+        return parse_message(
+            reply, await channel.unary_unary(method(call), None, bytes)(request.SerializeToString(), timeout=seconds)
+        )
 
 
 def write_pieces(pieces: Iterable[LayerPiece]) -> list[pb.Piece]:
@@ -115,69 +114,25 @@ def read_places(indices: Sequence[int], manifest: Manifest) -> list[int]:
     return found
 
 
-def with_error_status(
-    method: Method, guard: AuthInterceptor | None, right: Right, notify: Callable[[str], None]
-) -> Any:
-    """Wrap `method`: callers need this right if there is a `guard`, and an EdgeError ends the call with its message."""
-
-    async def answering(request: Any, context: Context) -> Any:
-        try:
-            return await method(request, context)
-        except EdgeError as error:
-            notify(error.what)
-            await context.abort(_status(error), f"{error.what}\n{error.next_step}")
-
-    return answering if guard is None else guard.wrap(answering, right)
-
-
-async def in_thread(work: Callable[[], T], beat: Callable[[], Awaitable[Any]] | None = None) -> T:
-    """Run slow work in a thread, and call `beat` every second meanwhile. If the call is cancelled, wait for the work
-    all the same, so that no file is closed under it."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        while not (await asyncio.wait({task}, timeout=BEAT_SECONDS))[0]:
-            if beat is not None:
-                await beat()
-        return task.result()
-    finally:
-        if not task.done():
-            await asyncio.wait({task})
-
-
 @contextmanager
 def call_errors(name: str) -> Iterator[None]:
     """Raise the status of a failed call to `name` as an error of ours."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        raise error_from_status(error.code(), error.details(), name) from None
+        raise error_from_status(error.code().name, error.details() or "", name) from None
 
 
-def _status(error: EdgeError) -> grpc.StatusCode:
-    return next(code for code, kinds, _ in _STATUS if isinstance(error, kinds))
-
-
-def error_from_status(code: grpc.StatusCode, text: str | None, name: str) -> EdgeError:
+def error_from_status(status: str, text: str, name: str) -> EdgeError:
     """Return the error that the other side, `name`, gave as the status of a call, or DeviceLost."""
-    what, _, step = (text or "").partition("\n")
-    if code is grpc.StatusCode.UNIMPLEMENTED:
+    what, _, step = text.partition("\n")
+    if status == "UNIMPLEMENTED":
         return ProtocolError(f"{name} does not store layers.", "Start a worker there: edgellm serve --role worker")
-    if code is grpc.StatusCode.PERMISSION_DENIED:
+    if status == "PERMISSION_DENIED":
         return NotPermitted(f"{name} refuses: {what}", step or "Ask the device's owner for the right.")
-    for status_code, _, kind in _STATUS:
-        if status_code is code and kind is not None:
-            return kind(f"{name}: {what}", step or "Check the messages on that device.")
+    if kind := _ERRORS.get(status):
+        return kind(f"{name}: {what}", step or "Check the messages on that device.")
     return DeviceLost(
-        f"The connection to {name} was lost ({code.name.lower()}: {text}).",
+        f"The connection to {name} was lost ({status.lower()}: {what}).",
         "Try again; what has arrived there is kept.",
     )
-
-
-def refusal(error: EdgeError) -> pb.Refused:
-    return pb.Refused(status=_status(error).value[0], what=error.what, next_step=error.next_step)
-
-
-def error_from_refusal(message: pb.Refused, name: str) -> EdgeError:
-    """Return the error that the other side, `name`, sent in the middle of a call."""
-    code = next((code for code in grpc.StatusCode if code.value[0] == message.status), grpc.StatusCode.UNKNOWN)
-    return error_from_status(code, f"{message.what}\n{message.next_step}", name)

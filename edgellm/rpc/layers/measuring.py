@@ -1,49 +1,26 @@
-"""Measurements of a device and of the line to it, and the service that takes them for another device."""
+"""Measurements of a device and of the line to it."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-import grpc
 import grpc.aio
 
 from edgellm.engine.gguf.synthetic_layers import HEADER_MOST, Blocks
 from edgellm.engine.timing import BUSY, is_plausible, lower_quartile
-from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, MeasureFailed, ProtocolError
+from edgellm.errors import SAME_VERSION, DeviceLost, ProtocolError
 from edgellm.rpc.address import Address
-from edgellm.rpc.discovery.peer_probe import (
-    BROWSE_SECONDS,
-    FAILED_SECONDS,
-    announced_addresses,
-    dialable_addresses,
-    is_local_caller,
-    uniform_failure,
-)
-from edgellm.rpc.layers.codec import (
-    PROTOCOL,
-    REPLY_SECONDS,
-    call_errors,
-    error_from_status,
-    in_thread,
-    method,
-    with_error_status,
-)
+from edgellm.rpc.layers.codec import PROTOCOL, REPLY_SECONDS, ask, call_errors, error_from_status, method
 from edgellm.rpc.protos import layers_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method
-from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
-from edgellm.rpc.trust.trust import Peer, Right, Trust
-from edgellm.rpc.versions import check_version, parse_message
 
 SECONDS = 0.8  # approximate time for each way
 _FRAME = 2**16
 _FIRST, _MOST = 2**18, 2**25  # bytes
-_SENT_MOST = 2**26
 _ROUND_TRIPS = 9
 _ROUNDS = 5
 
@@ -62,26 +39,6 @@ class LinkSpeed:
             raise ProtocolError("The device sent an invalid bandwidth measurement.", "Measure it again.")
 
 
-async def serve_measurement(_frames: Any, stream: Context) -> None:
-    """Serve a measurement on the device's side: count received bytes, report the count, and send bytes on request."""
-    received, first, last = 0, 0.0, 0.0
-    while isinstance(data := await stream.read(), bytes):
-        frame = parse_message(pb.FlowFrame, data)
-        if frame.data:
-            last = time.perf_counter()
-            first = first or last
-            received += len(frame.data)
-        elif frame.want:
-            if frame.want > _SENT_MOST:
-                raise ProtocolError(
-                    f"A measurement of {frame.want} bytes is too large.", f"Ask for at most {_SENT_MOST}."
-                )
-            for size in _sizes(frame.want):
-                await stream.write(pb.FlowFrame(data=bytes(size)))
-        else:
-            await stream.write(pb.FlowFrame(come=received, seconds=last - first))
-
-
 async def measure_link(channel: grpc.aio.Channel, name: str) -> LinkSpeed:
     """Measure the connection from this device to the other end of `channel`; this takes some seconds. The burst that a
     network lets through after a pause is left out: each way is measured only after a first part of the bytes has
@@ -93,7 +50,7 @@ async def measure_link(channel: grpc.aio.Channel, name: str) -> LinkSpeed:
             async with asyncio.timeout(REPLY_SECONDS):
                 return await _measure(call)
     except asyncio.InvalidStateError:
-        raise error_from_status(await call.code(), await call.details(), name) from None
+        raise error_from_status((await call.code()).name, await call.details() or "", name) from None
     except TimeoutError:
         raise DeviceLost(
             f"The connection to {name} is too slow to measure.", "Move the device closer to the access point."
@@ -123,7 +80,7 @@ async def _measure(call: Any) -> LinkSpeed:
 
 async def _send(call: Any, size: int) -> tuple[int, float]:
     """Send bytes; return how many have arrived at the other end in all, and the seconds that they took."""
-    for part in _sizes(size):
+    for part in frame_sizes(size):
         await call.write(pb.FlowFrame(data=bytes(part)))
     await call.write(pb.FlowFrame())
     reply = await _read(call)
@@ -144,7 +101,8 @@ def _round_size(size: int, taken: float) -> int:
     return int(min(_MOST, max(_FIRST, SECONDS / _ROUNDS * size / max(taken, 1e-6))))
 
 
-def _sizes(size: int) -> list[int]:
+def frame_sizes(size: int) -> list[int]:
+    """Return the sizes of frames that have `size` bytes together."""
     return [_FRAME] * (size // _FRAME) + ([size % _FRAME] if size % _FRAME else [])
 
 
@@ -159,10 +117,8 @@ async def request_link_measurement(
     channel: grpc.aio.Channel, name: str, device: DeviceID, address: Address | None
 ) -> LinkSpeed:
     """Have a device measure its connection to another device."""
-    call = channel.unary_unary(method("Line"), pb.LineRequest.SerializeToString, pb.LineReply.FromString)
     request = pb.LineRequest(protocol=PROTOCOL, device=device.digest, address=str(address or ""))
-    with call_errors(name):
-        reply: pb.LineReply = await call(request, timeout=REPLY_SECONDS)
+    reply = await ask(channel, "Line", name, request, pb.LineReply, REPLY_SECONDS)
     return LinkSpeed(reply.round_trip, reply.up, reply.down)
 
 
@@ -252,90 +208,3 @@ async def measure(channel: grpc.aio.Channel, name: str, blocks: Blocks, max_age:
             if reply.WhichOneof("reply") == "figures":
                 return read_figures(reply.figures)
     raise ProtocolError(f"{name} has finished its measurement without sending the result.", "Measure it again.")
-
-
-Measurer = Callable[[Blocks, float, Callable[[str], None]], DeviceFigures]
-"""Measures this device with the given layers, unless its last figures are at most that many seconds old; reports its
-progress to the callback."""
-
-
-class MeasureService:
-    """Measures this device and its connections for others. Lives in one event loop; one measurement at a time."""
-
-    def __init__(
-        self,
-        guard: AuthInterceptor | None,
-        notify: Callable[[str], None],
-        measurer: Measurer | None,
-        trust: Trust | None,
-    ) -> None:
-        self._guard, self._notify, self._measurer, self._trust = guard, notify, measurer, trust
-        self._lock = asyncio.Lock()
-
-    def methods(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        def guarded(method: Method) -> Any:
-            return with_error_status(method, self._guard, Right.COMPUTE, self._notify)
-
-        return {
-            "Measure": grpc.unary_stream_rpc_method_handler(
-                guarded(self.measure), pb.MeasureRequest.FromString, pb.MeasureReply.SerializeToString
-            ),
-            "Flow": grpc.stream_stream_rpc_method_handler(
-                guarded(serve_measurement), None, pb.FlowFrame.SerializeToString
-            ),
-            "Line": grpc.unary_unary_rpc_method_handler(
-                guarded(self.line), pb.LineRequest.FromString, pb.LineReply.SerializeToString
-            ),
-        }
-
-    async def measure(self, request: pb.MeasureRequest, stream: Context) -> None:
-        """Measure in a thread, and send heartbeats meanwhile. Send the figures last."""
-        check_version(request.protocol, PROTOCOL, "the other device")
-        if (measurer := self._measurer) is None:
-            raise MeasureFailed("This device does not measure itself.", "Start a worker: edgellm serve --role worker")
-        blocks, progress = read_blocks(request), ["waiting for another measurement"]
-        async with self._lock:
-            figures = await in_thread(
-                lambda: measurer(blocks, request.oldest, progress.append),
-                lambda: stream.write(pb.MeasureReply(doing=progress[-1])),
-            )
-        await stream.write(pb.MeasureReply(figures=write_figures(figures)))
-
-    async def line(self, request: pb.LineRequest, context: Context) -> pb.LineReply:
-        """Measure the connection from here to another device that is paired with this one."""
-        check_version(request.protocol, PROTOCOL, "the other device")
-        if self._trust is None:
-            raise MeasureFailed("This device is not paired with any other.", "Pair the devices first: edgellm pair")
-        if len(request.device) != 32:
-            raise ProtocolError(f"A device ID has {len(request.device)} bytes.", SAME_VERSION)
-        device = DeviceID(bytes(request.device))
-        peer = self._trust.peers.get(device)
-        if peer is None:
-            raise MeasureFailed(
-                f"The device {device.short} is not paired with this one.",
-                "Pair the two devices, so that they can connect directly.",
-            )
-        local = is_local_caller(context)
-        failure = MeasureFailed(
-            f"{peer.name} cannot be measured from here.", "Check that it is on, and that the two are still paired."
-        )
-        async with uniform_failure(local, [EdgeError, TimeoutError, grpc.aio.AioRpcError], failure):
-            async with asyncio.timeout(FAILED_SECONDS):
-                channel = await _connect(self._trust, peer, request.address, local)
-            async with channel:
-                line = await measure_link(channel, peer.name)
-        return pb.LineReply(round_trip=line.round_trip, up=line.up, down=line.down)
-
-
-async def _connect(trust: Trust, peer: Peer, requested: str, local: bool) -> grpc.aio.Channel:
-    """Return an open channel to a paired device, at a known or announced address. Raise EdgeError if none answers."""
-    addresses = dialable_addresses(peer, requested, local)
-    if not any(requested == str(address) for address in addresses) and not local:
-        addresses += await asyncio.to_thread(announced_addresses, peer, BROWSE_SECONDS)
-    failure: EdgeError = MeasureFailed(f"No address of {peer.name} is known.", "Pair the two devices again.")
-    for address in dict.fromkeys(addresses):
-        try:
-            return (await connect_authenticated(address, trust, peer.id))[0]
-        except EdgeError as error:
-            failure = error
-    raise failure

@@ -17,8 +17,9 @@ from edgellm.rpc.layers.codec import (
     PROTOCOL,
     REPLY_SECONDS,
     WINDOW,
+    ask,
     call_errors,
-    error_from_refusal,
+    error_from_status,
     method,
     read_facts,
     write_manifest,
@@ -56,19 +57,15 @@ class RateLimiter:
 
 async def list_layers(channel: grpc.aio.Channel, name: str, seconds: float = REPLY_SECONDS) -> StoreFacts:
     """Return the layers that this device has uploaded to another one, and the limits of that device's store."""
-    call = channel.unary_unary(method("Held"), pb.HeldRequest.SerializeToString, pb.HeldReply.FromString)
-    with call_errors(name):
-        reply: pb.HeldReply = await call(pb.HeldRequest(protocol=PROTOCOL), timeout=seconds)
+    reply = await ask(channel, "Held", name, pb.HeldRequest(protocol=PROTOCOL), pb.HeldReply, seconds)
     check_version(reply.protocol, PROTOCOL, name)
     return read_facts(reply)
 
 
 async def clean(channel: grpc.aio.Channel, name: str, fingerprint: str = "") -> CleanResult:
     """Remove pieces that are not in use from a device, of the model with this `fingerprint` or of all."""
-    call = channel.unary_unary(method("Clean"), pb.CleanRequest.SerializeToString, pb.CleanReply.FromString)
-    with call_errors(name):
-        request = pb.CleanRequest(protocol=PROTOCOL, fingerprint=bytes.fromhex(fingerprint))
-        reply: pb.CleanReply = await call(request, timeout=REPLY_SECONDS)
+    request = pb.CleanRequest(protocol=PROTOCOL, fingerprint=bytes.fromhex(fingerprint))
+    reply = await ask(channel, "Clean", name, request, pb.CleanReply, REPLY_SECONDS)
     return CleanResult(reply.pieces, reply.size, reply.in_use)
 
 
@@ -145,7 +142,7 @@ class _UploadStream:
             with call_errors(self._name):
                 while isinstance(reply := await self._call.read(), pb.PutReply):
                     if reply.WhichOneof("reply") == "refused":
-                        raise error_from_refusal(reply.refused, self._name)
+                        raise error_from_status(reply.refused.status, reply.refused.why, self._name)
                     self._replies.put_nowait(reply)
             self._replies.put_nowait(None)
         except EdgeError as error:

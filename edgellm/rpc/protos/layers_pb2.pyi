@@ -105,14 +105,12 @@ class PutReply(_message.Message):
     def __init__(self, there: _Optional[_Union[There, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ..., checking: _Optional[_Union[Checking, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("status", "what", "next_step")
+    __slots__ = ("status", "why")
     STATUS_FIELD_NUMBER: _ClassVar[int]
-    WHAT_FIELD_NUMBER: _ClassVar[int]
-    NEXT_STEP_FIELD_NUMBER: _ClassVar[int]
-    status: int
-    what: str
-    next_step: str
-    def __init__(self, status: _Optional[int] = ..., what: _Optional[str] = ..., next_step: _Optional[str] = ...) -> None: ...
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    status: str
+    why: str
+    def __init__(self, status: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class There(_message.Message):
     __slots__ = ("pieces",)

@@ -88,7 +88,7 @@ def explained(error: grpc.aio.AioRpcError) -> str:
         return "the server there is not a worker (start one with edgellm serve --role worker)."
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return "it does not answer, or no longer does."
-    return error.details() or error.code().name
+    return (error.details() or error.code().name).replace("\n", " ")
 
 
 class PeerWatch:

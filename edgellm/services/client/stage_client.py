@@ -163,8 +163,7 @@ class RemoteStageHost:
         except TimeoutError:
             ended = StageLost(lost(f"no answer from {self.endpoint.address}."))
         except grpc.aio.AioRpcError as error:
-            blamed = error.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED)
-            ended = StageLost(lost(explained(error)), blamed)
+            ended = StageLost(lost(explained(error)), blamed=error.code() is not grpc.StatusCode.ABORTED)
         except ProtocolError as error:
             ended = StageLost(lost(f"it violates the protocol: {error}"))
         except EdgeError as error:

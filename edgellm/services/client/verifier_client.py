@@ -20,7 +20,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parse_message
 from edgellm.services.client.connection import Connection, OnWait
 from edgellm.services.client.link import PeerWatch, ServiceLink, Timing
-from edgellm.services.handshake import VerifierInfo
+from edgellm.services.handshake import VerifierInfo, printable
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify
 from edgellm.spec.lost_verifier import VerdictWork
 from edgellm.spec.protocols import Capabilities, Verifier
@@ -213,7 +213,7 @@ class Stream:
             connection.loop_pause()
             error = lost(f"The verifier violates the protocol: {fault}")
         except grpc.aio.AioRpcError as status:
-            why = status.details() or status.code().name
+            why = printable(status.details() or status.code().name)
             if status.code() in _REFUSALS:
                 connection.loop_pause()
                 error = lost(f"The verifier refuses: {why}")

@@ -33,6 +33,7 @@ from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import MAX_TOKENIZER_PART, parse_message
 from edgellm.services.client.link import dial
+from edgellm.services.handshake import printable
 from edgellm.storage.state import read_state, write_state
 from edgellm.system import cache_dir
 
@@ -140,7 +141,7 @@ async def _read(
 
 
 def _refused(where: ModelAddress, error: grpc.aio.AioRpcError) -> EdgeError:
-    why = error.details() or error.code().name
+    why = printable(error.details() or error.code().name)
     if error.code() is grpc.StatusCode.PERMISSION_DENIED:
         return NotPermitted(f"The verifier at {where} refuses.", why)
     return VerifierUnreachable(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 
 from edgellm.errors import DeviceStuck, EdgeError
@@ -27,18 +29,18 @@ from edgellm.rpc.channel import (
     new_server,
     run_in_network_loop,
 )
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method, caller_id
 from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc.versions import parse_message
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
-Handler: TypeAlias = "grpc.GenericRpcHandler[Any, Any]"
-
-Statuses: TypeAlias = Mapping[type[EdgeError], grpc.StatusCode]
+Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
 GRACE_SECONDS = 10.0  # limit for calls in flight when the server is stopped
+BEAT_SECONDS = 1.0  # pause between two signs of life while slow work goes on
+_SETTLE_SECONDS = 1.0  # wait for a write that is cancelled
 
 
 class EventKind(StrEnum):
@@ -147,8 +149,8 @@ class Listener:
         if self._on_event is not None:
             self._on_event(ServerEvent(kind, what))
 
-    def _handlers(self, guard: AuthInterceptor | None) -> Sequence[Handler]:
-        """Return the handlers of the services."""
+    def _services(self, guard: AuthInterceptor | None) -> Sequence[Service]:
+        """Return the services."""
         raise NotImplementedError
 
     def _listening(self) -> None:
@@ -169,7 +171,7 @@ class Listener:
             guard = AuthInterceptor(self.trust, partial(self._notify, EventKind.REFUSED))
             watch = asyncio.create_task(guard.watch())
             server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, self._offers),))
-        server.add_generic_rpc_handlers(tuple(self._handlers(guard)))
+        server.add_generic_rpc_handlers([service.handler() for service in self._services(guard)])
         try:
             self.address = bind(server, self.address, self.trust)
             await server.start()
@@ -198,73 +200,94 @@ class Listener:
 
 
 class Service:
-    """Calls that devices with a `right` may make, or every caller on this machine. Lives in one event loop."""
+    """The calls of a contract, for devices with a `right`, or for every caller on this machine. Each is answered by the
+    method of its name. Lives in one event loop."""
 
-    right: Right
-    statuses: ClassVar[Statuses]
-    """The status with which an error ends a call; INTERNAL by default."""
+    contract: ClassVar[ServiceDescriptor]
+    right: ClassVar[Right]
+    over: ClassVar[str] = ""
+    """The report that an error has ended a stream, such as "A stage has ended"; without it there is none."""
 
     def __init__(self, notify: Notify, guard: AuthInterceptor | None) -> None:
         """With a `guard`, answer only paired devices that have the right."""
         self._notify, self._guard = notify, guard
 
-    def handlers(self) -> Handler:
-        """Return the handler of all calls, for `grpc.aio.Server.add_generic_rpc_handlers`."""
-        raise NotImplementedError
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """Return the handler of all calls. They take bytes, to parse only after the guard."""
+        made = {}
+        for call in self.contract.methods:
+            name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", call.name).lower()
+            kind = _KINDS[call.client_streaming, call.server_streaming]
+            made[call.name] = kind(self._answering(getattr(self, name), call.server_streaming))
+        return grpc.method_handlers_generic_handler(self.contract.full_name, made)
 
-    def _handler(
-        self, service: str, unary: Sequence[Method], streams: Sequence[Method], sent: Sequence[Method] = (),
-        over: str = "",
-    ) -> Handler:  # fmt: skip
-        """Return the handler of calls that are named like their methods: with one answer, with streams both ways, or
-        whose answer is `sent` in parts. They take bytes, to parse only after the guard. Streams say that they are
-        `over`, as for `answering`."""
-        kinds = (
-            (grpc.unary_unary_rpc_method_handler, unary, ""), (grpc.stream_stream_rpc_method_handler, streams, over),
-            (grpc.unary_stream_rpc_method_handler, sent, ""),
-        )  # fmt: skip
-        made = {
-            method.__name__.title().replace("_", ""): kind(self.answering(method, said))
-            for kind, methods, said in kinds
-            for method in methods
-        }
-        return grpc.method_handlers_generic_handler(service, made)
+    def right_for(self, call: Method) -> Right:  # noqa: ARG002
+        """Return the right that a call needs."""
+        return self.right
 
-    def answering(self, method: Method, over: str = "") -> Any:
-        """Return the `method` for gRPC: only for callers with the right, and ended by an error's status. Then it is
-        reported that it is `over`, such as "A stage has ended"."""
+    def owner(self, stream: Stream) -> str:
+        """Return the device that a caller's things belong to; "" for all callers on this machine."""
+        return "" if self._guard is None else str(caller_id(stream))
+
+    def _answering(self, call: Method, streams: bool) -> Any:
+        """Return a `call` for gRPC: only for callers with the right, and ended by an error's status."""
 
         async def answered(request: Any, context: Context) -> Any:
             try:
-                answer = await method(request, context)
+                answer = await call(request, context)
                 return answer.SerializeToString() if isinstance(answer, Message) else answer
             except EdgeError as error:
-                if over:
-                    self._notify(EventKind.FAILED, f"{over}: {error.what}")
-                await context.abort(self.statuses.get(type(error), grpc.StatusCode.INTERNAL), self._said(error))
+                if streams and self.over:
+                    self._notify(EventKind.FAILED, f"{self.over}: {error.what}")
+                await context.abort(grpc.StatusCode[error.rpc_status], f"{error.what}\n{error.next_step}")
 
-        return answered if self._guard is None else self._guard.wrap(answered, self.right)
-
-    def _said(self, error: EdgeError) -> str:
-        return str(error)
+        return answered if self._guard is None else self._guard.wrap(answered, self.right_for(call))
 
 
-async def next_message(stream: Context, kind: type[M]) -> M | None:
+_KINDS: dict[tuple[bool, bool], Callable[..., Any]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+"""The kinds of calls: streams from the caller and to it."""
+
+
+async def next_message(stream: Stream, kind: type[M]) -> M | None:
     """Return the next message of a stream; None at its end. Raises ProtocolError."""
     data = await stream.read()
     return parse_message(kind, data) if isinstance(data, bytes) else None
 
 
-async def write_in_time(stream: Context, message: Message) -> None:
+async def write_in_time(stream: Stream, message: Message) -> None:
     """Send a message, and wait until the device takes it, so that messages never queue up. Raises DeviceStuck: the
-    device does not read."""
+    device does not read. A write that is cancelled may go on for a while: gRPC does not end a stream while it writes
+    its first message."""
+    writing = asyncio.ensure_future(stream.write(message.SerializeToString()))
     try:
         async with asyncio.timeout(READ_TIMEOUT_SECONDS):
-            await stream.write(message.SerializeToString())
+            await asyncio.shield(writing)
     except TimeoutError:
         raise DeviceStuck(
             f"The device has not read its stream for {READ_TIMEOUT_SECONDS:g} seconds.", "Begin another session."
         ) from None
+    finally:
+        if not writing.done():
+            await asyncio.wait({writing}, timeout=_SETTLE_SECONDS)
+            writing.cancel()
+
+
+async def in_thread(work: Callable[[], T], beat: Callable[[], Awaitable[Any]] | None = None) -> T:
+    """Run slow work in a thread, and call `beat` every second meanwhile. If the call is cancelled, wait for the work
+    all the same, so that nothing is closed under it."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        while not (await asyncio.wait({task}, timeout=BEAT_SECONDS))[0]:
+            if beat is not None:
+                await beat()
+        return task.result()
+    finally:
+        if not task.done():
+            await asyncio.wait({task})
 
 
 async def made_in_thread(make: Callable[[], T], close: Callable[[T], None]) -> T:

@@ -5,32 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any
 
-import grpc
 import grpc.aio
 
 from edgellm.engine.native import VERSION
-from edgellm.errors import (
-    SAME_VERSION,
-    DeviceStuck,
-    DiskFull,
-    EdgeError,
-    LayersMissing,
-    LayersRefused,
-    MemoryShort,
-    PeerTooNew,
-    PeerTooOld,
-    ProtocolError,
-    StoreFull,
-)
+from edgellm.errors import SAME_VERSION, EdgeError, LayersMissing, ProtocolError
 from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.messages import Event, Failed, MicroBatch, StageLost, StageSpec, TraceWanted
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, READ_TIMEOUT_SECONDS, first_of
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, first_of
 from edgellm.rpc.discovery.peer_probe import dialable_addresses, is_local_caller, uniform_failure
 from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.protos import mesh_pb2 as pb
@@ -41,32 +28,41 @@ from edgellm.rpc.versions import parse_message
 from edgellm.services.client.link import dial
 from edgellm.services.mesh_codec import (
     CARRY,
+    CONTRACT,
     MESH,
-    SERVICE,
     read_micro_batch,
     read_work,
     write_event,
     write_micro_batch,
     write_working,
 )
-from edgellm.services.server.listener import EventKind, Handler, Notify, Service, Statuses, made_in_thread, next_message
+from edgellm.services.server.listener import (
+    EventKind,
+    Notify,
+    Service,
+    Stream,
+    made_in_thread,
+    next_message,
+    write_in_time,
+)
 from edgellm.storage.layers.manifest import LayerPiece
 
 CONNECT_SECONDS = 15.0  # the next stage may have to be prepared first
 MEET_SECONDS = 10.0  # the preceding stage's wait until the coordinator has prepared this one
-_SETTLE_SECONDS = 1.0
 _INDIRECT = "The coordinator forwards micro-batches."
 _ERRORS = (EdgeError, grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError)
-
-Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class ForwardingFailed(EdgeError):
     """The next stage cannot be reached, or can no longer be reached."""
 
+    rpc_status = "ABORTED"
+
 
 class StageIdle(EdgeError):
     """A stage that is not used is closed to free its memory."""
+
+    rpc_status = "ABORTED"
 
 
 class StageForwarder:
@@ -138,10 +134,17 @@ class StageForwarder:
 
 @dataclass(slots=True, eq=False)
 class _ServedStage:
-    """A stage, and the events that wait for its coordinator."""
+    """A stage, the events that wait for its coordinator, and the lock of the stream to it: gRPC writes one message at a
+    time."""
 
     stage: Stage
     out: asyncio.Queue[Event]
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def report(self, stream: Stream, report: pb.Report) -> None:
+        """Send a report to the coordinator."""
+        async with self.writing:
+            await write_in_time(stream, report)
 
     def put(self, message: pb.MeshParcel) -> None:
         """Queue a micro-batch. An invalid one fails alone, because the stage has other sessions."""
@@ -154,33 +157,17 @@ class _ServedStage:
 class WorkerService(Service):
     """The calls of `mesh.proto`."""
 
-    right = Right.COMPUTE
-    statuses: ClassVar[Statuses] = {
-        ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
-        PeerTooOld: grpc.StatusCode.INVALID_ARGUMENT,
-        PeerTooNew: grpc.StatusCode.INVALID_ARGUMENT,
-        LayersRefused: grpc.StatusCode.INVALID_ARGUMENT,
-        LayersMissing: grpc.StatusCode.FAILED_PRECONDITION,
-        MemoryShort: grpc.StatusCode.FAILED_PRECONDITION,
-        StoreFull: grpc.StatusCode.FAILED_PRECONDITION,
-        DiskFull: grpc.StatusCode.FAILED_PRECONDITION,
-        StageIdle: grpc.StatusCode.RESOURCE_EXHAUSTED,
-        ForwardingFailed: grpc.StatusCode.ABORTED,
-    }
+    contract, right, over = CONTRACT, Right.COMPUTE, "A stage has ended"
 
     def __init__(
-        self, cache: WeightCache, *, notify: Notify, trust: Trust | None, guard: AuthInterceptor | None,
+        self, cache: WeightCache, notify: Notify, guard: AuthInterceptor | None, trust: Trust | None,
         stored: StoredLayers | None = None,
     ) -> None:  # fmt: skip
-        """With a `guard`, answer only paired devices with the right to compute here. `stored` are the `cache`'s layers
-        that other devices uploaded."""
+        """`stored` are the `cache`'s layers that other devices uploaded."""
         super().__init__(notify, guard)
         self._cache, self._stored, self._trust = cache, stored, trust
         self._stages: dict[bytes, _ServedStage] = {}
         self._changed = asyncio.Condition()
-
-    def handlers(self) -> Handler:
-        return self._handler(SERVICE, (self.holds,), (self.work, self.carry), over="A stage has ended")
 
     async def holds(self, data: bytes, _context: Stream) -> pb.HoldsReply:
         """Reply with the layers of a model that are here."""
@@ -234,15 +221,9 @@ class WorkerService(Service):
                 forwarder = StageForwarder(prepare, self._trust, is_local_caller(stream))
             stage.start()
             async with self._registered(prepare.stage, served):
-                coordinator = _ReportStream(stream)
-                try:
-                    await first_of(
-                        self._orders(served, stream),
-                        self._reports(served, forwarder, coordinator),
-                        self._heartbeats(stage, coordinator),
-                    )
-                finally:
-                    await coordinator.settle()
+                await first_of(
+                    self._orders(served, stream), self._reports(served, forwarder, stream), self._beats(served, stream)
+                )
         finally:
             closing = asyncio.ensure_future(asyncio.to_thread(stage.close))
             if forwarder is not None:
@@ -293,7 +274,7 @@ class WorkerService(Service):
                 case _:
                     raise ProtocolError("The stage was prepared twice, or an order is empty.", SAME_VERSION)
 
-    async def _reports(self, served: _ServedStage, forwarder: StageForwarder | None, to: _ReportStream) -> None:
+    async def _reports(self, served: _ServedStage, forwarder: StageForwarder | None, stream: Stream) -> None:
         """Send the stage's events: rows to the next stage if it can be reached, all else to the coordinator."""
         wide = served.stage.work.wide
         while True:
@@ -303,36 +284,11 @@ class WorkerService(Service):
             if isinstance(event, MicroBatch) and forwarder is not None and await forwarder.connected():
                 await forwarder.send(write_micro_batch(event, wide))
             elif (report := write_event(event, wide)) is not None:
-                await to.write(report)
+                await served.report(stream, report)
 
-    async def _heartbeats(self, stage: Stage, to: _ReportStream) -> None:
+    async def _beats(self, served: _ServedStage, stream: Stream) -> None:
         """Send heartbeats, as long as the stage is used."""
-        while True:
-            await to.write(write_working(stage.progress))
+        while served.stage.idle <= self._cache.keep:
+            await served.report(stream, write_working(served.stage.progress))
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            if stage.idle > self._cache.keep:
-                raise StageIdle(f"There was no request for {self._cache.keep:g} seconds.", "Prepare the stage again.")
-
-
-class _ReportStream:
-    """The stream of a stage's reports. They are written one after the other, as gRPC demands."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream, self._one_at_a_time = stream, asyncio.Lock()
-        self._writing: asyncio.Future[None] | None = None
-
-    async def write(self, report: pb.Report) -> None:
-        """Send a report. Raise DeviceStuck if the coordinator does not read it in time."""
-        try:
-            async with self._one_at_a_time, asyncio.timeout(READ_TIMEOUT_SECONDS):
-                self._writing = asyncio.ensure_future(self._stream.write(report.SerializeToString()))
-                await asyncio.shield(self._writing)
-        except TimeoutError:
-            raise DeviceStuck("The coordinator does not read its stream.", "Prepare another stage.") from None
-
-    async def settle(self) -> None:
-        """Wait for a write under way: gRPC does not end a stream while it writes its first message."""
-        if self._writing is not None:
-            await asyncio.wait({self._writing}, timeout=_SETTLE_SECONDS)
-            if self._writing.done() and not self._writing.cancelled():
-                self._writing.exception()  # asyncio logs an error that nobody has read
+        raise StageIdle(f"There was no request for {self._cache.keep:g} seconds.", "Prepare the stage again.")

@@ -21,12 +21,12 @@ from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import MAX_CHUNK, run_in_network_loop
-from edgellm.rpc.layers.service import layer_handlers
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.handshake import OfferedModel
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.handshake import VerifierInfo
-from edgellm.services.server.listener import EventKind, Handler, Listener, Listening, Notify, OnEvent, Service
+from edgellm.services.server.layer_service import LayerService
+from edgellm.services.server.listener import EventKind, Listener, Listening, Notify, OnEvent, Service
 from edgellm.services.server.mesh_service import WorkerService
 from edgellm.services.server.verification_service import VerificationService, VerifyingModel, tokenizer_to_send
 from edgellm.spec.drafting.cost_curve import CostCurve
@@ -73,12 +73,12 @@ class SessionServer(Listener):
             self._add(self._service, model)
             self._begin(model)
 
-    def _handlers(self, guard: AuthInterceptor | None) -> Sequence[Handler]:
-        self._service = VerificationService(notify=self._notify, guard=guard)
+    def _services(self, guard: AuthInterceptor | None) -> Sequence[Service]:
+        self._service = VerificationService(self._notify, guard)
         self._service.prepare(self._preparing)
         for model in self._verifying:
             self._add(self._service, model)
-        return (self._service.handlers(),)
+        return (self._service,)
 
     def _add(self, service: VerificationService, model: VerifyingModel) -> None:
         info = model.info
@@ -281,17 +281,14 @@ class WorkerServer(Listener):
         """Release all weights."""
         self.cache.evict_unused(everything=True)
 
-    def _handlers(self, guard: AuthInterceptor | None) -> Sequence[Handler]:
-        service = WorkerService(self.cache, notify=self._notify, trust=self.trust, guard=guard, stored=self._stored)
-        handlers = [service.handlers()]
-        handlers += [make(self.cache, self._notify, guard).handlers() for make in self._more]
+    def _services(self, guard: AuthInterceptor | None) -> Sequence[Service]:
+        services: list[Service] = [WorkerService(self.cache, self._notify, guard, self.trust, self._stored)]
+        services += [make(self.cache, self._notify, guard) for make in self._more]
         if self._stored is not None:
-            measurer = partial(
-                measure_device, folder=self._stored.store.root, unit=self.cache.unit, memory=self.cache.available
-            )
-            uploaded = partial(self._notify, EventKind.CONNECTED)
-            handlers.append(layer_handlers(self._stored.store, guard, uploaded, measurer, self.trust))
-        return handlers
+            store, unit = self._stored.store, self.cache.unit
+            measurer = partial(measure_device, folder=store.root, unit=unit, memory=self.cache.available)
+            services.append(LayerService(store, self._notify, guard, measurer, self.trust))
+        return services
 
     def _listening(self) -> None:
         self._tidying = asyncio.create_task(self._evict_unused())

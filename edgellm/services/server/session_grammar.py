@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from edgellm.errors import SAME_VERSION, InvalidOption, ProtocolError
+from edgellm.services.server.listener import in_thread
 from edgellm.spec.constraint import GrammarState, ReplyGrammar
 from edgellm.spec.types import NO_IDS, Constraint, Verdict
 from edgellm.spec.verifier import VerifyRequest
@@ -44,11 +45,7 @@ class GrammarOwner:
     async def run(self, work: Callable[[], R]) -> R:
         """Return the result of `work`, in a thread: one at a time, also where a device leaves meanwhile."""
         async with self._turn:
-            running = asyncio.ensure_future(asyncio.to_thread(work))
-            try:
-                return await asyncio.shield(running)
-            finally:
-                await asyncio.wait({running})
+            return await in_thread(work)
 
 
 class SessionGrammar:

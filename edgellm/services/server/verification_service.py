@@ -10,35 +10,28 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, ClassVar, TypeAlias
+from typing import Any
 from weakref import WeakValueDictionary
-
-import grpc
-import grpc.aio
 
 from edgellm.engine import ModelFile, Vocabulary
 from edgellm.engine.gguf.tokenizer import tokenizer_file
 from edgellm.errors import (
     SAME_VERSION,
-    ContextFull,
-    DeviceStuck,
     EdgeError,
     ModelNotFound,
     ModelUnsupported,
-    PeerTooNew,
-    PeerTooOld,
     ProtocolError,
     VerifierBusy,
     VocabularyMismatch,
 )
-from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, PROTOCOL, SERVICE
+from edgellm.rpc.channel import CONTRACT, HEARTBEAT_SECONDS, MAX_BUSY_MS, PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, caller_id
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, check_version, parse_message
 from edgellm.services.handshake import PREPARING, VerifierInfo, first_different_block
 from edgellm.services.server.fairness import Pacing, Queue
-from edgellm.services.server.listener import EventKind, Handler, Notify, Service, Statuses, next_message, write_in_time
+from edgellm.services.server.listener import EventKind, Notify, Service, Stream, next_message, write_in_time
 from edgellm.services.server.session_grammar import GrammarOwner, SessionGrammar
 from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, write_verdict, write_wanted
 from edgellm.spec.constraint import GrammarState
@@ -124,11 +117,10 @@ def find_model(models: Sequence[VerifyingModel], wanted: str) -> VerifyingModel:
     raise ModelNotFound(what, "Name one of them.")
 
 
-Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
-
-
 class NotReady(EdgeError):
     """A verifier cannot verify yet: what it does is told to the device, which asks again."""
+
+    rpc_status = PREPARING.name
 
 
 class _Reply:
@@ -150,21 +142,10 @@ class _Reply:
 class VerificationService(Service):
     """The calls of the contract, for each of several models."""
 
-    right = Right.VERIFY
-    statuses: ClassVar[Statuses] = {
-        NotReady: PREPARING,
-        ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
-        PeerTooOld: grpc.StatusCode.FAILED_PRECONDITION,
-        PeerTooNew: grpc.StatusCode.FAILED_PRECONDITION,
-        VocabularyMismatch: grpc.StatusCode.FAILED_PRECONDITION,
-        ModelNotFound: grpc.StatusCode.NOT_FOUND,
-        ContextFull: grpc.StatusCode.OUT_OF_RANGE,
-        DeviceStuck: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    }
+    contract, right = CONTRACT, Right.VERIFY
 
-    def __init__(self, *, notify: Notify, guard: AuthInterceptor | None = None) -> None:
-        """Serve no model yet. With a `guard`, only paired devices with the right to have drafts verified are
-        answered."""
+    def __init__(self, notify: Notify, guard: AuthInterceptor | None = None) -> None:
+        """Serve no model yet."""
         super().__init__(notify, guard)
         self._models: tuple[VerifyingModel, ...] = ()
         self._pacing = Pacing()
@@ -180,12 +161,6 @@ class VerificationService(Service):
     def add(self, model: VerifyingModel) -> None:
         """Serve another model from now on."""
         self._models = (*self._models, model)
-
-    def handlers(self) -> Handler:
-        return self._handler(SERVICE, (self.hello, self.compare_vocabulary), (self.session,), (self.tokenizer,))
-
-    def _said(self, error: EdgeError) -> str:
-        return error.what
 
     def drain(self) -> None:
         """Answer only requests received so far from now on, and tell every session."""
@@ -225,7 +200,7 @@ class VerificationService(Service):
         try:
             await self._serve(session, stream)
         except EdgeError as error:
-            kind = EventKind.REFUSED if type(error) in self.statuses else EventKind.FAILED
+            kind = EventKind.FAILED if error.rpc_status == EdgeError.rpc_status else EventKind.REFUSED
             self._notify(kind, f"Session {number} is closed: {error.what}")
             raise
         finally:
@@ -235,10 +210,8 @@ class VerificationService(Service):
     def _tenant(self, stream: Stream) -> Tenant:
         """Return the tenant of a stream: a paired device is one tenant over all its connections; on this machine each
         connection is one, and all may share cached prompts."""
-        if self._guard is None:
-            return Tenant(stream.peer())
-        device = caller_id(stream).digest.hex()
-        return Tenant(device, cache_salt=device)
+        device = self.owner(stream)
+        return Tenant(device or stream.peer(), cache_salt=device)
 
     async def _serve(self, session: _Reply, stream: Stream) -> None:
         number, tenant = session.number, session.tenant

@@ -1,0 +1,269 @@
+"""The calls of `layers.proto`: store layers for other devices, list them, and measure this device and its lines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import grpc.aio
+
+from edgellm.engine.gguf.synthetic_layers import Blocks
+from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, MeasureFailed, ProtocolError, StoreBusy
+from edgellm.rpc.discovery.peer_probe import (
+    BROWSE_SECONDS,
+    FAILED_SECONDS,
+    announced_addresses,
+    dialable_addresses,
+    is_local_caller,
+    uniform_failure,
+)
+from edgellm.rpc.layers.codec import CONTRACT, PROTOCOL, read_manifest, read_places, write_facts
+from edgellm.rpc.layers.measuring import DeviceFigures, frame_sizes, measure_link, read_blocks, write_figures
+from edgellm.rpc.protos import layers_pb2 as pb
+from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method
+from edgellm.rpc.trust.handshake import connect_authenticated
+from edgellm.rpc.trust.identity import DeviceID
+from edgellm.rpc.trust.trust import Peer, Right, Trust
+from edgellm.rpc.versions import check_version, parse_message
+from edgellm.services.server.listener import EventKind, Notify, Service, Stream, in_thread
+from edgellm.storage.layers.incoming_piece import IncomingPiece
+from edgellm.storage.layers.store import OWN, LayerStore
+
+MAX_PORTION = 2**20
+SILENT_SECONDS = 60.0  # wait for a portion
+DRAIN_SECONDS = 5.0  # time for which a refused stream is still read
+_SENT_MOST = 2**26  # bytes for a measurement
+
+Measurer = Callable[[Blocks, float, Callable[[str], None]], DeviceFigures]
+"""Measures this device with the given layers, unless its last figures are at most that many seconds old; reports its
+progress to the callback."""
+
+
+class _Upload:
+    """A stream that brings pieces. It ends when the same device opens another."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.superseded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.Event()
+
+
+class LayerService(Service):
+    """The calls about layers, for devices with the right to files, and measurements, for those with the right to
+    compute. Disk access is in threads; one measurement of the device at a time."""
+
+    contract = CONTRACT
+    over = "An upload or a measurement has ended"
+
+    def __init__(
+        self, store: LayerStore, notify: Notify, guard: AuthInterceptor | None = None, measurer: Measurer | None = None,
+        trust: Trust | None = None,
+    ) -> None:  # fmt: skip
+        """Without a `measurer` this device cannot be measured; with `trust` it also measures its connections to other
+        paired devices."""
+        super().__init__(notify, guard)
+        self._store, self._measurer, self._trust = store, measurer, trust
+        self._uploads: dict[str, _Upload] = {}
+        self._measuring = asyncio.Lock()
+
+    def right_for(self, call: Method) -> Right:
+        return Right.COMPUTE if call in (self.measure, self.flow, self.line) else Right.FILES
+
+    def owner(self, stream: Stream) -> str:
+        return super().owner(stream) or OWN
+
+    async def held(self, data: bytes, stream: Stream) -> pb.HeldReply:
+        """Reply with the layers that the caller has uploaded."""
+        check_version(parse_message(pb.HeldRequest, data).protocol, PROTOCOL, "the other device")
+        return write_facts(await asyncio.to_thread(self._store.facts, self.owner(stream)))
+
+    async def clean(self, data: bytes, stream: Stream) -> pb.CleanReply:
+        """Remove the pieces that the caller has uploaded and that are not in use."""
+        request = parse_message(pb.CleanRequest, data)
+        check_version(request.protocol, PROTOCOL, "the other device")
+        removed = await asyncio.to_thread(self._store.clean, request.fingerprint.hex() or None, self.owner(stream))
+        return pb.CleanReply(**asdict(removed))
+
+    async def put(self, _frames: Any, stream: Stream) -> None:
+        """Receive pieces, one after the other."""
+        upload = _Upload(self.owner(stream))
+        earlier = self._uploads.get(upload.device)
+        self._uploads[upload.device] = upload
+        try:
+            if earlier is not None:
+                if not earlier.superseded.done():
+                    earlier.superseded.set_result(None)
+                await earlier.ended.wait()
+            await self._receive(stream, upload)
+        except EdgeError as error:
+            upload.ended.set()
+            await _refuse(stream, error)
+            raise
+        finally:
+            upload.ended.set()
+            if self._uploads.get(upload.device) is upload:
+                del self._uploads[upload.device]
+
+    async def _receive(self, stream: Stream, upload: _Upload) -> None:
+        first = await _next(stream, upload)
+        if first.WhichOneof("frame") != "wanted":
+            raise ProtocolError("The first frame is not Wanted.", SAME_VERSION)
+        check_version(first.wanted.protocol, PROTOCOL, "the other device")
+        manifest = read_manifest(first.wanted.recipe)
+        indices = read_places(first.wanted.pieces, manifest)
+        pieces = [manifest.pieces[index] for index in indices]
+        with ExitStack() as held:
+            reserving = self._store.receiving(manifest, pieces, upload.device)
+            receiving = await in_thread(partial(held.enter_context, reserving))
+            arrivals = [
+                pb.Arrived(
+                    piece=index, size=self._store.arrived(piece, upload.device),
+                    whole=self._store.find(piece) is not None,
+                )
+                for index, piece in zip(indices, pieces, strict=True)
+            ]  # fmt: skip
+            await _send(stream, there=pb.There(pieces=arrivals))
+            for arrival in arrivals:
+                if not arrival.whole:
+                    piece = manifest.pieces[arrival.piece]
+                    with await in_thread(partial(receiving, piece), partial(_beat, stream)) as incoming:
+                        await self._fill(stream, upload, arrival.piece, incoming)
+        self._notify(EventKind.CONNECTED, f"{len(indices)} pieces of {manifest.name} are complete.")
+
+    async def _fill(self, stream: Stream, upload: _Upload, index: int, incoming: IncomingPiece) -> None:
+        await _send(stream, arrived=pb.Arrived(piece=index, size=incoming.size))
+        while incoming.size < incoming.piece.size:
+            frame = await _next(stream, upload)
+            portion = frame.portion
+            if frame.WhichOneof("frame") != "portion" or portion.piece != index or portion.offset != incoming.size:
+                raise ProtocolError(
+                    f"Expected a portion of piece {index} at {incoming.size}, but received piece {portion.piece} at"
+                    f" {portion.offset}.", SAME_VERSION
+                )  # fmt: skip
+            if not 0 < len(portion.data) <= MAX_PORTION:
+                raise ProtocolError(
+                    f"A portion has {len(portion.data)} bytes; {MAX_PORTION} are allowed.", SAME_VERSION
+                )
+            await in_thread(partial(incoming.append, portion.data))
+            if incoming.size < incoming.piece.size:
+                await _send(stream, arrived=pb.Arrived(piece=index, size=incoming.size))
+        await in_thread(incoming.finish, partial(_beat, stream))
+        await _send(stream, arrived=pb.Arrived(piece=index, size=incoming.size, whole=True))
+
+    async def measure(self, data: bytes, stream: Stream) -> None:
+        """Measure this device in a thread, and send heartbeats meanwhile. Send the figures last."""
+        request = parse_message(pb.MeasureRequest, data)
+        check_version(request.protocol, PROTOCOL, "the other device")
+        if (measurer := self._measurer) is None:
+            raise MeasureFailed("This device does not measure itself.", "Start a worker: edgellm serve --role worker")
+        blocks, progress = read_blocks(request), ["waiting for another measurement"]
+
+        async def beat() -> None:
+            await stream.write(pb.MeasureReply(doing=progress[-1]).SerializeToString())
+
+        try:
+            async with self._measuring:
+                figures = await in_thread(lambda: measurer(blocks, request.oldest, progress.append), beat)
+        except EdgeError as error:
+            raise MeasureFailed(error.what, error.next_step) from None
+        await stream.write(pb.MeasureReply(figures=write_figures(figures)).SerializeToString())
+
+    async def flow(self, _frames: Any, stream: Stream) -> None:
+        """Serve a measurement of a line: count received bytes, report the count, and send bytes on request."""
+        received, first, last = 0, 0.0, 0.0
+        while isinstance(data := await stream.read(), bytes):
+            frame = parse_message(pb.FlowFrame, data)
+            if frame.data:
+                last = time.perf_counter()
+                first = first or last
+                received += len(frame.data)
+            elif frame.want > _SENT_MOST:
+                raise ProtocolError(
+                    f"A measurement of {frame.want} bytes is too large.", f"Ask for at most {_SENT_MOST}."
+                )
+            elif frame.want:
+                for size in frame_sizes(frame.want):
+                    await stream.write(pb.FlowFrame(data=bytes(size)).SerializeToString())
+            else:
+                await stream.write(pb.FlowFrame(come=received, seconds=last - first).SerializeToString())
+
+    async def line(self, data: bytes, stream: Stream) -> pb.LineReply:
+        """Measure the connection from here to another device that is paired with this one."""
+        request = parse_message(pb.LineRequest, data)
+        check_version(request.protocol, PROTOCOL, "the other device")
+        if self._trust is None:
+            raise MeasureFailed("This device is not paired with any other.", "Pair the devices first: edgellm pair")
+        if len(request.device) != 32:
+            raise ProtocolError(f"A device ID has {len(request.device)} bytes.", SAME_VERSION)
+        device = DeviceID(bytes(request.device))
+        peer = self._trust.peers.get(device)
+        if peer is None:
+            raise MeasureFailed(
+                f"The device {device.short} is not paired with this one.",
+                "Pair the two devices, so that they can connect directly.",
+            )
+        local = is_local_caller(stream)
+        failure = MeasureFailed(
+            f"{peer.name} cannot be measured from here.", "Check that it is on, and that the two are still paired."
+        )
+        async with uniform_failure(local, [EdgeError, TimeoutError, grpc.aio.AioRpcError], failure):
+            async with asyncio.timeout(FAILED_SECONDS):
+                channel = await _connect(self._trust, peer, request.address, local)
+            async with channel:
+                speed = await measure_link(channel, peer.name)
+        return pb.LineReply(**asdict(speed))
+
+
+async def _connect(trust: Trust, peer: Peer, requested: str, local: bool) -> grpc.aio.Channel:
+    """Return an open channel to a paired device, at a known or announced address. Raise EdgeError if none answers."""
+    addresses = dialable_addresses(peer, requested, local)
+    if requested not in map(str, addresses) and not local:
+        addresses += await asyncio.to_thread(announced_addresses, peer, BROWSE_SECONDS)
+    failure: EdgeError = MeasureFailed(f"No address of {peer.name} is known.", "Pair the two devices again.")
+    for address in dict.fromkeys(addresses):
+        try:
+            return (await connect_authenticated(address, trust, peer.id))[0]
+        except EdgeError as error:
+            failure = error
+    raise failure
+
+
+async def _send(stream: Stream, **reply: Any) -> None:
+    await stream.write(pb.PutReply(**reply).SerializeToString())
+
+
+async def _beat(stream: Stream) -> None:
+    await _send(stream, checking=pb.Checking())
+
+
+async def _refuse(stream: Stream, error: EdgeError) -> None:
+    """Send the error, and read on for a while: gRPC hides from a peer that still writes how its stream ended."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            await _send(stream, refused=pb.Refused(status=error.rpc_status, why=f"{error.what}\n{error.next_step}"))
+            while isinstance(await stream.read(), bytes):
+                pass
+
+
+async def _next(stream: Stream, upload: _Upload) -> pb.PutFrame:
+    """Return the next frame."""
+    reading: asyncio.Future[Any] = asyncio.ensure_future(stream.read())
+    try:
+        done, _ = await asyncio.wait(
+            {reading, upload.superseded}, timeout=SILENT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
+        if upload.superseded in done:
+            raise StoreBusy("The same device has opened another upload.", "Wait until that one has ended.")
+        if not done:
+            raise DeviceLost(f"No portion has arrived for {SILENT_SECONDS:g} seconds.", "Start the upload again.")
+        data = reading.result()
+    finally:
+        reading.cancel()
+    if not isinstance(data, bytes):
+        raise ProtocolError("The upload ended before every piece was complete.", "Start the upload again.")
+    return parse_message(pb.PutFrame, data)
