@@ -68,11 +68,11 @@ class Clocked(Context):
         self.unseen = [1] * devices  # tokens of each sequence that the next request finds uncached
         self.batches: list[list[tuple[int, int, int]]] = []
 
-    def decode_rows(self, rows: Sequence[SeqRows], embedded: Floats | None = None) -> list[Floats]:
+    def decode_rows(self, rows: Sequence[SeqRows]) -> list[Floats]:
         began = perf_counter()
         if not self.batches:
             self.began = began
-        views = super().decode_rows(rows, embedded)
+        views = super().decode_rows(rows)
         self.seconds += perf_counter() - began
         self.batches.append([(entry.seq, len(entry.ids), entry.outputs) for entry in rows])
         return views

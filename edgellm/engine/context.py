@@ -41,9 +41,7 @@ _TRIED = ContextSpec(row_padding.POSITIONS, n_batch=row_padding.POSITIONS, repro
 class Context:
     """Sequences of positions, decoded by one model. For one thread at a time.
 
-    Without flash attention a single token of a small model is decoded beside a copy of itself, which is dropped at
-    once: llama.cpp has a fast attention for two rows and more. Logits are views into llama.cpp's buffer: copy any that
-    must outlive the next decode.
+    Logits are views into llama.cpp's buffer: copy any that must outlive the next decode.
     """
 
     def __init__(
@@ -77,9 +75,10 @@ class Context:
         )  # fmt: skip
         if not self._cache.exists:
             raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
-        self._speculator = None
+        self.speculator: Speculator | None = None
+        """The speculator that drafts from this context's states."""
         if spec.speculates and capture is None and model.speculator is not None:
-            self._speculator = model.speculator.beside(self.native, spec.n_ctx, asked, model.n_vocab)
+            self.speculator = model.speculator.beside(self.native, spec.n_ctx, asked, model.n_vocab)
         self._sequences = Sequences(spec.n_seq, spec.n_ctx)
         self._lost: dict[int, int] = {}  # positions in the cache of sequences whose rest must be read again
         self._progress: Callable[[int, int], None] | None = None
@@ -89,7 +88,6 @@ class Context:
         # The last layer's output holds only rows with logits.
         self._flag_all = bool(outer and model.n_layer - 1 in outer)
         self._widths: Sequence[int] = ()
-        self.fill(())
 
     def _kind(self) -> str:
         """Return a name for all that a sequence's state depends on besides the model."""
@@ -167,11 +165,6 @@ class Context:
             self.model.header, self.n_ctx, self.n_seq, recurrent=cache.recurrent, window=cache.window
         )
 
-    @property
-    def speculator(self) -> Speculator | None:
-        """The speculator that drafts from this context's states; None without one."""
-        return self._speculator
-
     def set_cancel(
         self, should_stop: Callable[[], bool] | None, progress: Callable[[int, int], None] | None = None
     ) -> None:
@@ -181,8 +174,8 @@ class Context:
         batches calls `progress` before the first and after each batch, with the number of rows computed and of all.
         """
         self.native.set_cancel(should_stop)
-        if self._speculator is not None:
-            self._speculator.set_cancel(should_stop if isinstance(should_stop, Stop) else None)
+        if self.speculator is not None:
+            self.speculator.set_cancel(should_stop if isinstance(should_stop, Stop) else None)
         self._progress = progress
 
     def fill(self, widths: Sequence[int], heads: Sequence[float] = ()) -> None:
@@ -194,14 +187,7 @@ class Context:
         """
         if self.lazy_head is not None and heads:
             self.lazy_head.take(heads)
-        spec, capture = self.spec, None if self.captured is None else self.captured.capture
-        fills = capture is None and not self._cache.recurrent
-        widths = widths if fills else ()
-        rows_only = capture is None or (capture.stop_after is None and not capture.outputs)
-        small = not spec.native.flash and not spec.exact and native.is_small(self.model.n_params)
-        if rows_only and small and not self._cache.recurrent:
-            widths = (0, 2, *widths[2:])
-        self._widths = widths
+        self._widths = () if self.captured is not None or self._cache.recurrent else widths
 
     def close(self) -> None:
         """Close the context; its memory is freed once no view of the logits is left."""
@@ -210,9 +196,9 @@ class Context:
             lengths = self._sequences.lengths
             lengths[0] = self._cache.settle(0, self._lost.pop(0, lengths[0]))
             self._saved.keep(self.cached(), self._cache.size(0), self.save, whole=not self._cache.plain)
-        if self._speculator is not None:
-            self._speculator.close()
-            self._speculator = None
+        if self.speculator is not None:
+            self.speculator.close()
+            self.speculator = None
         self.native.close()
         self._cache.close()
         if self._lazy_head is not None:
@@ -247,8 +233,8 @@ class Context:
         if length == now:
             return
         self._sequences.lengths[seq] = length
-        if self._speculator is not None:
-            self._speculator.truncate(seq, length)
+        if self.speculator is not None:
+            self.speculator.truncate(seq, length)
         if seq in self._lost:
             now = self._lost.pop(seq)
             if now <= length:
@@ -295,20 +281,9 @@ class Context:
             raise InvalidOption(
                 "Sequences of a context with separate buffers cannot branch.", "Open the context with unified=True."
             )
-        _ = self.native.owned
-        if self._sequences.known(src) != self._sequences.known(dst):
-            self.reread(src)
-            self._copy(src, dst)
-
-    def _copy(self, src: int, dst: int) -> None:
-        self._lost.pop(dst, None)
-        if self._speculator is not None:
-            self._speculator.clear(dst)
-        copied = self._cache.copy(src, dst)
-        self._sequences.copy(src, dst)
-        self._lose(
-            dst, self._lost.get(src, self._sequences.lengths[src]) if copied else 0, self._sequences.lengths[src]
-        )
+        length = self.length(src)
+        self.reread(src)
+        self.copy_prefix(src, dst, length)
 
     def copy_prefix(self, src: int, dst: int, length: int) -> None:
         """Copy the first `length` positions of `src` to sequence `dst`, without computing them; also across buffers.
@@ -322,7 +297,12 @@ class Context:
         if not 0 <= length <= self.length(src):
             raise InvalidOption(f"Cannot copy {length} positions.", f"The sequence has {self.length(src)}.")
         if self._sequences.known(dst) != src:
-            self._copy(src, dst)
+            self._lost.pop(dst, None)
+            if self.speculator is not None:
+                self.speculator.clear(dst)
+            copied, whole = self._cache.copy(src, dst), self.length(src)
+            self._sequences.copy(src, dst)
+            self._lose(dst, self._lost.get(src, whole) if copied else 0, whole)
         self.rollback(length, dst)
 
     def layer_rows(self, positions: int, seq: int = 0) -> list[LayerRows] | None:
@@ -363,8 +343,8 @@ class Context:
         """Empty a sequence."""
         self._sequences.lengths[self._sequences.known(seq)] = 0
         self._lost.pop(seq, None)
-        if self._speculator is not None:
-            self._speculator.clear(seq)
+        if self.speculator is not None:
+            self.speculator.clear(seq)
         _ = self.native.owned
         self._cache.clear(seq)
 
@@ -401,7 +381,10 @@ class Context:
         """
         n, row_by_row = len(ids), self._row_by_row
         if row_by_row and 1 < outputs <= n:
-            return self._decode_row_by_row(ids, seq, outputs)
+            self._sequences.check_fits(seq, n)
+            at = n - outputs + 1
+            rest = (SeqRows(seq, ids[row : row + 1]) for row in range(at, n))
+            return np.concatenate(self._decode_apart((SeqRows(seq, ids[:at]), *rest)))
         if n > self.n_batch:
             return self.decode_rows((SeqRows(seq, ids, outputs),))[0]
         start = self._begin(seq, n, outputs)
@@ -437,21 +420,19 @@ class Context:
             return rows
         return LazyLogits(lazy, outputs, reached or [0.5**row for row in range(1, outputs)])
 
-    def decode_rows(self, rows: Sequence[SeqRows], embedded: Floats | None = None) -> list[Floats]:
+    def decode_rows(self, rows: Sequence[SeqRows]) -> list[Floats]:
         """Append to several sequences in one llama.cpp batch; return one view of (outputs, n_vocab) per entry.
 
         Rows beyond `n_batch` are decoded in earlier batches, so that the last one holds every row with an output.
-        `embedded`: float32 rows, (n, n_embd), in place of all the ids, which must fit one batch.
+        Either all entries have embedding rows, or none.
 
         Raises:
             ContextFull, InvalidOption, EngineFailed: as for `decode`; nothing was changed in any sequence.
         """
-        if len(rows) > 1 and embedded is None and not self._may_share(rows):
-            return self._decode_one_by_one(rows)
-        if len(rows) == 1 and embedded is None and len(rows[0].ids) <= self.n_batch:
+        if not rows or (len(rows) > 1 and not self._may_share(rows)):
+            return self._decode_apart(rows)
+        if len(rows) == 1 and rows[0].embedded is None and len(rows[0].ids) <= self.n_batch:
             return [self.decode(rows[0].ids, seq=rows[0].seq, outputs=rows[0].outputs)]
-        if embedded is not None:
-            embedded = self._embedded(rows, embedded)
         starts = {r.seq: self._begin(r.seq, len(r.ids), r.outputs) for r in rows}
         wanted = sum(r.outputs for r in rows)
         if len(starts) < len(rows):
@@ -464,30 +445,44 @@ class Context:
             self._decode_heads(heads, total)
             if self.spec.padding is not None:
                 return self._decode_padded(rest)
-            at = 0
-            for r in rest:
-                at = self._place(at, r.seq, r.ids, r.outputs)
             self._cache.begin_shared_batch(starts)
-            if at:
-                self._run(at, self._batch.tokens if embedded is None else self._batch.embeddings(embedded))
+            self._decode_batch(rest)
             if heads and self._progress is not None:
                 self._progress(total, total)
-            for r in rest:
-                self._sequences.lengths[r.seq] += len(r.ids)
         except BaseException:
             self._restore(starts)
             raise
         return self._views([(len(r.ids), r.outputs) for r in rest])
 
-    def _embedded(self, rows: Sequence[SeqRows], embedded: Floats) -> Floats:
-        """Return embedding rows as llama.cpp wants them. Raise InvalidOption for a wrong number of them."""
-        embedded, total = self._rows(embedded), sum(len(r.ids) for r in rows)
-        if total > self.n_batch or embedded.shape != (total, self.model.n_embd):
+    def decode_embeddings(self, rows: Floats, *, seq: int = 0, outputs: int = 1) -> Floats:
+        """Decode like `decode`, with float32 rows of shape (n, n_embd) as they enter the first layer, in place of ids.
+
+        `cached` shows such positions as -1.
+        """
+        return self.decode_rows((SeqRows.of_embedded(rows, seq, outputs),))[0]
+
+    def _decode_batch(self, rows: Sequence[SeqRows]) -> None:
+        """Decode rows that fit one batch."""
+        at = 0
+        for r in rows:
+            at = self._place(at, r.seq, r.ids, r.outputs)
+        embedded = [r.embedded for r in rows if r.embedded is not None]
+        entering = self._entering(embedded, at) if embedded else None
+        self._run(at, self._batch.tokens if entering is None else self._batch.embeddings(entering))
+        for r in rows:
+            self._sequences.lengths[r.seq] += len(r.ids)
+
+    def _entering(self, parts: Sequence[Floats], total: int) -> Floats:
+        """Return `total` embedding rows as llama.cpp wants them, which may scale them before the first layer. Raise
+        InvalidOption for a wrong number of them."""
+        rows = np.concatenate(parts)
+        if rows.shape != (total, self.model.n_embd):
             raise InvalidOption(
-                f"Embedding rows of shape {embedded.shape} for {total} positions.",
-                f"Give ({total}, {self.model.n_embd}), at most {self.n_batch} at once.",
+                f"Embedding rows of shape {rows.shape} for {total} positions.", f"Give ({total}, {self.model.n_embd})."
             )
-        return embedded
+        if (factor := row_factor(self.model.header)) != 1.0:
+            rows = rows * np.float32(factor)
+        return np.ascontiguousarray(rows, dtype=np.float32)
 
     def _decode_heads(self, heads: Sequence[SeqRows], total: int) -> None:
         """Decode the first of `total` rows, a batch for each of `heads`."""
@@ -498,10 +493,11 @@ class Context:
             if self.spec.padding is not None:
                 self._decode_padded((r,))
             else:
-                self._run(self._place(0, r.seq, r.ids, 0), self._batch.tokens)
-                self._sequences.lengths[r.seq] += len(r.ids)
+                self._decode_batch((r,))
             done += len(r.ids)
-        self._save({r.seq for r in heads})
+        if not self._cache.plain:  # the end of a long prompt may change
+            for seq in {r.seq for r in heads}:
+                self._cache.save(seq, self._sequences.lengths[seq])
         if heads and self._progress is not None:
             self._progress(done, total)
 
@@ -514,58 +510,15 @@ class Context:
             return False
         return self._cache.may_share(n) and (not self._cache.snapshots or sum(n.values()) <= self.n_batch)
 
-    def _decode_row_by_row(self, ids: Ids, seq: int, outputs: int) -> Floats:
-        """Decode like `decode`, with one row of logits in a batch."""
-        start, at = self.length(seq), len(ids) - outputs + 1
-        self._sequences.check_fits(seq, len(ids))
+    def _decode_apart(self, parts: Sequence[SeqRows]) -> list[Floats]:
+        """Decode like `decode_rows`, each part in batches of its own."""
+        before = {r.seq: self.length(r.seq) for r in parts}
         try:
-            rows = [self.decode(ids[:at], seq=seq).copy()]
-            rows += [self.decode(ids[row : row + 1], seq=seq).copy() for row in range(at, len(ids))]
-        except BaseException:
-            self.rollback(start, seq)
-            raise
-        return np.concatenate(rows)
-
-    def _decode_one_by_one(self, rows: Sequence[SeqRows]) -> list[Floats]:
-        """Decode like `decode_rows`, each sequence in batches of its own."""
-        before = {r.seq: self.length(r.seq) for r in rows}
-        try:
-            return [self.decode(r.ids, seq=r.seq, outputs=r.outputs).copy() for r in rows]
+            return [self.decode_rows((r,))[0].copy() for r in parts]
         except BaseException:
             for seq, length in before.items():
                 self.rollback(length, seq)
             raise
-
-    def decode_embeddings(self, rows: Floats, *, seq: int = 0, outputs: int = 1) -> Floats:
-        """Decode like `decode`, with float32 rows of shape (n, n_embd) as they enter the first layer, in place of ids.
-
-        `cached` shows such positions as -1.
-        """
-        rows = self._rows(rows)
-        if rows.ndim != 2 or rows.shape[1] != self.model.n_embd:
-            raise InvalidOption(f"Embedding rows of shape {rows.shape}.", f"Give (n, {self.model.n_embd}).")
-        start = self._begin(seq, len(rows), outputs)
-        none = np.full(min(len(rows), self.n_batch), NO_ID, dtype=np.int32)
-        try:
-            while True:
-                last = len(rows) <= self.n_batch
-                size = len(rows) if last else min(self.n_batch, len(rows) - outputs)
-                self._place(0, seq, none[:size], outputs if last else 0)
-                self._run(size, self._batch.embeddings(rows[:size]))
-                self._sequences.lengths[seq] += size
-                if last:
-                    break
-                rows = rows[size:]
-        except BaseException:
-            self._restore({seq: start})
-            raise
-        return self._views([(size, outputs)])[0]
-
-    def _rows(self, rows: Floats) -> Floats:
-        """Return rows as llama.cpp wants them, which may scale them before the first layer."""
-        if (factor := row_factor(self.model.header)) != 1.0:
-            rows = rows * np.float32(factor)
-        return np.ascontiguousarray(rows, dtype=np.float32)
 
     def _decode_filled(self, seq: int, ids: Ids, outputs: int, start: int, rows: int) -> Floats:
         """Decode `ids` in a batch of `rows` rows, padded with copies of the last row, which are dropped."""
@@ -575,7 +528,7 @@ class Context:
         heads = 1 < outputs < len(self._widths) and self.lazy_head is None
         more = self._widths[outputs] - outputs if heads else 0
         try:
-            self._run(self._batch.fill(n, rows, end, min(more, rows - n)), self._batch.tokens, rows - n)
+            self._run(self._batch.fill(n, rows, end, min(more, rows - n)), self._batch.tokens)
         except ContextFull:  # the ids alone may fit
             self._run(n, self._batch.tokens)
         else:
@@ -624,23 +577,17 @@ class Context:
         """Put `ids` into the batch from row `at` on, and into the record; return the row after them."""
         if self._cache.recurrent:
             self._cache.begin_batch(seq, self._sequences.lengths[seq], len(ids), outputs)
-        if self._speculator is not None:
-            self._speculator.place(at, seq, self._sequences.lengths[seq], len(ids))
+        if self.speculator is not None:
+            self.speculator.place(at, seq, self._sequences.lengths[seq], len(ids))
         return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs, self._flag_all)
 
-    def _run(self, n: int, batch: Any, copies: int = 0) -> None:
-        """Decode the first `n` rows of a batch; the last `copies` of them are not shown."""
+    def _run(self, n: int, batch: Any) -> None:
+        """Decode the first `n` rows of a batch."""
         if self.captured is not None:
-            self.captured.begin(n, copies)
+            self.captured.begin(n)
         self.native.decode(batch, n, self.captured or self._lazy_head or NO_OBSERVER)
-        if self._speculator is not None:
-            self._speculator.note()
-
-    def _save(self, seqs: set[int]) -> None:
-        """Save checkpoints of sequences in the middle of a long prompt: its end may change."""
-        if not self._cache.plain:
-            for seq in seqs:
-                self._cache.save(seq, self._sequences.lengths[seq])
+        if self.speculator is not None:
+            self.speculator.note()
 
     def _views(self, rows: Sequence[tuple[int, int]]) -> list[Floats]:
         """Return the logits for the entries of the last batch, given as (rows, rows with logits wanted)."""
@@ -656,8 +603,8 @@ class Context:
     def _restore(self, starts: dict[int, int]) -> None:
         for seq, start in starts.items():
             now, self._sequences.lengths[seq] = self._sequences.lengths[seq], start
-            if self._speculator is not None:
-                self._speculator.truncate(seq, start)
+            if self.speculator is not None:
+                self.speculator.truncate(seq, start)
             if not self.native.closed:  # another thread may have closed the context
                 self._lost.pop(seq, None)
                 self._lose(seq, self._cache.distrust(seq, start, now), start)

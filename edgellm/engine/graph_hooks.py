@@ -160,7 +160,6 @@ class Recorder:
         self._visible = np.empty(0, dtype=np.bool_)
         self._stops = capture.stop_after is not None
         self._rows = 0  # rows of the next batch
-        self._copies = 0  # rows at the batch's end that are not shown
         self._to_come = 0
         self._parts: dict[bytes, list[Floats]] = {}
         self._buffers = _BufferPool()
@@ -180,9 +179,9 @@ class Recorder:
         """Have the next decodes stop after `Capture.stop_after`, or go on to the logits."""
         self._stops = early
 
-    def begin(self, rows: int, copies: int) -> None:
-        """Announce a batch of `rows` rows, of which the last `copies` are not shown."""
-        self._rows, self._copies = rows, copies
+    def begin(self, rows: int) -> None:
+        """Announce a batch of `rows` rows."""
+        self._rows = rows
 
     def attend(self, keys: slice | None) -> None:
         """Keep attention to these `keys` only, from the next decode on; None: read none (in a prefill it is large)."""
@@ -268,7 +267,7 @@ class Recorder:
             ggml.ggml_backend_tensor_get(address, there, 0, data.nbytes)
             return data
         if self.shared:
-            self._visible = self._mask(_Tensor.from_address(address).src[1], cols, rows - 1 - self._copies)
+            self._visible = self._mask(_Tensor.from_address(address).src[1], cols, rows - 1)
         first, end, _ = (self._keys or _ALL).indices(cols)
         width = max(0, end - first)
         data, there = self._buffers.take((streams * heads, rows, width))
@@ -276,8 +275,6 @@ class Recorder:
             ggml.ggml_backend_tensor_get_2d(
                 address, there, 4 * first, 4 * width, streams * heads * rows, 4 * cols, 4 * width
             )
-        if self._copies:
-            return data[:, : rows - self._copies]
         # Several streams hold a sequence each: their rows follow each other.
         return np.concatenate(np.split(data, streams), axis=1) if streams > 1 else data
 

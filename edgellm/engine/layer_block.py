@@ -14,7 +14,7 @@ from edgellm.engine import native
 from edgellm.engine.context import Context
 from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.graph_hooks import Capture
-from edgellm.engine.kv.sequences import NO_ID, SeqRows
+from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.model import Model
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import EngineFailed, InvalidOption
@@ -33,8 +33,7 @@ class BlockRows:
 class Block:
     """A shard (`cut`) with a cache of its own for `n_seq` sequences of `n_ctx` positions. For one thread at a time.
 
-    A block with the model's `head` gives logits, every other block the output rows of its last layer. As a `Context`
-    decodes a single token beside a copy of itself, so does a block of small layers with a single row. Rows of several
+    A block with the model's `head` gives logits, every other block the output rows of its last layer. Rows of several
     sequences take less time together than one by one where there are at least `rows_that_pay` of them.
     """
 
@@ -55,8 +54,6 @@ class Block:
             capture=capture,
         )
         self.rows_that_pay = native.rows_that_pay(model.n_params, model.n_layer, model.offloaded)
-        plain = not (self._context.spec.native.flash or self._context.spec.exact)
-        self._doubles = plain and native.has_small_layers(model.n_params, model.n_layer)
 
     def forward(self, given: Ids | Floats, *, start: int, seq: int = 0, outputs: int = 0) -> Floats:
         """Compute ids (n,) or rows (n, n_embd) for the positions from `start` on; drop what the cache holds from there.
@@ -89,44 +86,20 @@ class Block:
         for one in passages:
             context.rollback(one.start, one.seq)
         order = sorted(range(len(passages)), key=lambda at: passages[at].seq)
-        ordered = [passages[at] for at in order]  # llama.cpp's pieces of a batch take consecutive sequences
-        times = 2 if self._twice(ordered) else 1
-        found = self._decoded(ordered, times)
-        if times == 2:
-            for one in ordered:
-                context.rollback(one.start + 1, one.seq)
-            found = [rows[:1] for rows in found]
+        # llama.cpp's pieces of a batch take consecutive sequences.
+        found = context.decode_rows([self._rows(passages[at]) for at in order])
+        if not self.head:
+            if context.captured is None:
+                raise EngineFailed("The block captured no rows.", "Report this.")
+            shown = context.captured.output(self._last)
+            found = [shown[at * n : (at + 1) * n] for at in range(len(order))]
         return [found[order.index(at)] for at in range(len(order))]
 
-    def _twice(self, passages: Sequence[BlockRows]) -> bool:
-        """Return whether single rows are computed beside copies of themselves, for which there must be room."""
-        if not self._doubles or len(passages[0].data) > 1 or 2 * len(passages) > self._context.n_batch:
-            return False
-        if self.head and len(passages) == 1 and passages[0].data.ndim == 1:
-            return False  # the context itself decodes this token beside a copy
-        return all(one.start + 1 < self._context.n_ctx for one in passages)
-
-    def _decoded(self, passages: Sequence[BlockRows], times: int) -> list[Floats]:
-        """Return the output rows of each passage, with every row given `times` times."""
-        context, n = self._context, times * len(passages[0].data)
-        wanted = [times * one.outputs if self.head else 0 for one in passages]
-        data = passages[0].data if len(passages) == 1 else np.concatenate([one.data for one in passages])
-        data = data if times == 1 else np.repeat(data, times, axis=0)
-        ids = data.astype(np.int32, copy=False) if data.ndim == 1 else np.full(len(data), NO_ID, dtype=np.int32)
-        embedded = None if data.ndim == 1 else data.astype(np.float32, copy=False)
-        if len(passages) > 1:
-            parts = [SeqRows(one.seq, ids[at * n : (at + 1) * n], wanted[at]) for at, one in enumerate(passages)]
-            found = context.decode_rows(parts, embedded)
-        elif embedded is None:
-            found = [context.decode(ids, seq=passages[0].seq, outputs=wanted[0])]
-        else:
-            found = [context.decode_embeddings(embedded, seq=passages[0].seq, outputs=wanted[0])]
-        if self.head:
-            return found
-        if context.captured is None:
-            raise EngineFailed("The block captured no rows.", "Report this.")
-        shown = context.captured.output(self._last)
-        return [shown[at * n : (at + 1) * n] for at in range(len(passages))]
+    def _rows(self, passage: BlockRows) -> SeqRows:
+        outputs = passage.outputs if self.head else 0
+        if passage.data.ndim == 1:
+            return SeqRows(passage.seq, passage.data.astype(np.int32, copy=False), outputs)
+        return SeqRows.of_embedded(passage.data.astype(np.float32, copy=False), passage.seq, outputs)
 
     @property
     def threads(self) -> int:

@@ -396,11 +396,6 @@ def is_small(n_params: int) -> bool:
     return n_params < _SMALL
 
 
-def has_small_layers(n_params: int, n_layer: int) -> bool:
-    """Return whether attention is most of the work of a part of a model with `n_layer` layers."""
-    return n_params < _SMALL_LAYER * n_layer
-
-
 def rows_that_pay(n_params: int, n_layer: int, offloaded: bool = False) -> int:
     """Return the least number of rows for which one pass through these layers takes less time than a pass for each.
     `offloaded`: they are on a graphics card.
@@ -408,7 +403,7 @@ def rows_that_pay(n_params: int, n_layer: int, offloaded: bool = False) -> int:
     On a processor fewer rows than that go through large layers one by one, and the pass costs a tenth more
     (`python -m bench.mesh.micro_batching`); with small layers other work takes most of the time.
     """
-    return 2 if offloaded or has_small_layers(n_params, n_layer) else _AT_ONCE
+    return 2 if offloaded or n_params < _SMALL_LAYER * n_layer else _AT_ONCE
 
 
 def available_threads() -> int:

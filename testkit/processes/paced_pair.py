@@ -45,9 +45,9 @@ class Paced(Context):
         self._pace = pace
         super().__init__(*arguments, **options)
 
-    def _run(self, n: int, batch: Any, copies: int = 0) -> None:
+    def _run(self, n: int, batch: Any) -> None:
         end = time.perf_counter() + self._pace
-        super()._run(n, batch, copies)
+        super()._run(n, batch)
         time.sleep(max(0.0, end - time.perf_counter()))
 
 

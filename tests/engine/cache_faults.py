@@ -92,8 +92,8 @@ def _shared_state() -> Iterator[None]:
     """What is decoded in a branch changes the text that it came from."""
     decode_rows = Context.decode_rows
 
-    def shared(self: Context, rows: Sequence[SeqRows], embedded: Floats | None = None) -> list[Floats]:
-        found = decode_rows(self, rows, embedded)
+    def shared(self: Context, rows: Sequence[SeqRows]) -> list[Floats]:
+        found = decode_rows(self, rows)
         if [one.seq for one in rows] == [0, 1]:
             lib.llama_memory_seq_cp(lib.llama_get_memory(self.native.owned.pointer), 1, 0, -1, -1)
         return found
@@ -107,8 +107,8 @@ def _rows_of_the_other() -> Iterator[None]:
     """Each of two sequences has the other's logits."""
     decode_rows = Context.decode_rows
 
-    def mixed(self: Context, rows: Sequence[SeqRows], embedded: Floats | None = None) -> list[Floats]:
-        return decode_rows(self, rows, embedded)[::-1]
+    def mixed(self: Context, rows: Sequence[SeqRows]) -> list[Floats]:
+        return decode_rows(self, rows)[::-1]
 
     with patch.object(Context, "decode_rows", mixed):
         yield

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Context, ContextSpec, Model, SeqRows, native
 from edgellm.errors import ContextFull, InvalidOption
-from tests.engine.conftest import QWEN, MakeModel
-from tests.engine.logits import CLOSE, ROUNDED, difference, one_by_one, some_ids
+from tests.engine.conftest import MakeModel
+from tests.engine.logits import CLOSE, difference, one_by_one, some_ids
 
 
 @pytest.mark.parametrize("k", [2, 5, 33])
@@ -18,13 +18,6 @@ def test_a_batch_gives_the_logits_of_single_decodes(exact_model: Model, context:
     ids = some_ids(66)
     rows = [context.decode(ids[i : i + k], outputs=len(ids[i : i + k])).copy() for i in range(0, len(ids), k)]
     assert difference(np.concatenate(rows), one_by_one(exact_model, ids)) < CLOSE
-
-
-def test_a_batch_of_another_architecture(make_model: MakeModel) -> None:
-    model = make_model(QWEN)
-    ids = some_ids(20, model.n_vocab)
-    with Context(model, ContextSpec(n_ctx=32, threads=1)) as context:
-        assert difference(context.decode(ids, outputs=20), one_by_one(model, ids)) < CLOSE
 
 
 def test_exactness_follows_the_weights(exact_model: Model, draft_model: Model) -> None:
@@ -54,21 +47,6 @@ def test_what_exceeds_a_batch_is_split(exact_model: Model) -> None:
             assert len(logits) == outputs
             assert outputs == 0 or difference(logits, reference[50 - outputs :]) < CLOSE
             assert small.cached().tolist() == ids.tolist()
-
-
-def test_no_outputs_give_no_logits(context: Context) -> None:
-    assert context.decode(some_ids(5), outputs=0).shape == (0, context.model.n_vocab)
-    assert context.length() == 5
-
-
-def test_rollback_forgets(exact_model: Model, context: Context) -> None:
-    ids = some_ids(60)
-    reference = one_by_one(exact_model, ids)
-    context.decode(ids[:20])
-    context.decode(some_ids(30, seed=1))
-    context.rollback(20)
-    assert context.cached().tolist() == ids[:20].tolist()
-    assert difference(context.decode(ids[20:], outputs=40), reference[20:]) < CLOSE
 
 
 @pytest.mark.parametrize("length", [-1, 6])
@@ -229,42 +207,3 @@ def test_flash_attention_is_left_out_where_it_is_slower(draft_model: Model, exac
         assert asked.spec.native.flash
     pays = native.flash_pays
     assert (pays(500_000_000, 512), pays(500_000_000, 32), pays(5_000_000, 512)) == (True, False, False)
-
-
-@pytest.mark.processor
-def test_a_single_token_of_a_small_model_is_decoded_beside_a_copy(
-    draft_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids = some_ids(12)
-    sizes: list[int] = []
-    run = Context._run
-
-    def counted(self: Context, n: int, batch: object, copies: int = 0) -> None:
-        sizes.append(n)
-        run(self, n, batch, copies)
-
-    monkeypatch.setattr(Context, "_run", counted)
-    with (
-        Context(draft_model, ContextSpec(n_ctx=12, threads=1)) as paired,
-        Context(draft_model, ContextSpec(n_ctx=12, threads=1, flash=True)) as single,
-    ):
-        one = np.concatenate([paired.decode(ids[i : i + 1]).copy() for i in range(12)])
-        assert sizes == [2] * 11 + [1]  # no room for a copy at the end
-        assert paired.cached().tolist() == ids.tolist()
-        two = np.concatenate([single.decode(ids[i : i + 1]).copy() for i in range(12)])
-        assert sizes[12:] == [1] * 12
-        assert difference(one, two) < ROUNDED
-        paired.rollback(5)
-        assert difference(paired.decode(ids[5:], outputs=7), two[5:]) < ROUNDED
-
-
-def test_where_no_cell_is_left_for_the_copy_the_token_goes_alone(draft_model: Model) -> None:
-    # llama.cpp rounds the cells up to 256: two sequences fill all but one of them
-    with Context(draft_model, ContextSpec(n_ctx=255, n_seq=2, spare=1, threads=1)) as context:
-        context.decode(some_ids(150), seq=0)
-        context.decode(some_ids(105), seq=1)
-        context.decode(some_ids(1), seq=1)
-        assert context.length(1) == 106
-        with pytest.raises(ContextFull):
-            context.decode(some_ids(1), seq=0)
-        assert context.length(0) == 150

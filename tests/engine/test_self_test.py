@@ -128,9 +128,9 @@ def test_rows_that_are_wrong_together_are_decoded_one_by_one(
     widest = Counter[int]()
     run = Context._run
 
-    def noted(self: Context, n: int, batch: Any, copies: int = 0) -> None:
+    def noted(self: Context, n: int, batch: Any) -> None:
         widest[sum(self._batch._flags[:n])] += 1
-        run(self, n, batch, copies)
+        run(self, n, batch)
 
     monkeypatch.setattr(Context, "_run", noted)
     with Model.load(architectures("qwen3"), faults=()) as model:

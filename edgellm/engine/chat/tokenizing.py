@@ -1,23 +1,17 @@
 """Text to tokens, so that no text kills the process, or keeps it busy for long without a way to stop.
 
-Short texts go straight to llama.cpp. Longer ones are cut where the ids stay the same, and parts that cannot be cut go
-to a process of their own, which can be killed. The ids are always llama.cpp's own.
-
 llama.cpp runs most pre-tokenizers through a recursive `std::regex`: a match of some 26,000 characters overflows a stack
-of 8 MiB and kills the process. Its search for special tokens takes quadratic time in their number. A short slice has
-neither problem, and between slices the tokenising can be stopped.
-
-No pre-tokenizer below matches a letter together with the white space after it, or a Chinese character together with
-the comma or full stop after it: a match always ends there, and none looks back.
+of 8 MiB and kills the process. Its search for special tokens takes quadratic time in their number. So a text of some
+length goes to a thread with a larger stack, and a long one to a process of its own, which can be killed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
@@ -27,32 +21,19 @@ import numpy as np
 from edgellm.engine import native
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.vocabulary import Ids
-from edgellm.errors import EngineFailed, ModelUnsupported, PromptTooLong, Stopped, TextRefused
+from edgellm.errors import EngineFailed, ModelUnsupported, PromptTooLong, TextRefused
 from edgellm.isolation.child import Child, ChildFailed, ChildKind, LimitExceeded, Limits
 from edgellm.isolation.serving import Functions, Report
 from edgellm.system import address_space, limit
 
 DEPTH = 1_000
-"""Characters between safe places for a recursive pre-tokenizer: each takes 316 bytes of a stack of maybe 512 KiB."""
-SLICE = 8_192
-"""Least characters of a slice, in any process: shorter slices only add calls of some milliseconds each."""
-FLAT = 32_768
-"""Characters between safe places for a pre-tokenizer without recursion."""
+"""Characters for which any thread's stack is enough: each takes 316 bytes of a stack of maybe 512 KiB."""
+LONG = 32_768
+"""Characters beyond which a text goes to another process, which takes some tenths of a second to start."""
+_STACK_OF_LONG = 2**24  # bytes
+_ALWAYS_APART = frozenset(("whitespace", "superbpe"))
+"""Pre-tokenizers (`tokenizer.ggml.pre`) with which llama.cpp aborts at a space, or takes cubic time for digits."""
 
-# Pre-tokenizers (`tokenizer.ggml.pre`) whose expressions llama.cpp implements by hand, or whose matches are short.
-_LIST = """
-    llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe chatglm-bpe glm4 glm5
-    gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe gigachat a.x-4.0 mellum
-    modern-bert mpt olmo jais trillion granite-docling exaone4 starcoder refact command-r smollm codeshell exaone
-    minerva-7b mellum2 qwen2 deepseek-r1-qwen kormo f2llmv2 qwen35 stablelm2 hunyuan solar-open megrez grok-2 kimi-k2
-    laguna gemma4 granite-embed-multi-311m sarvam-moe
-"""
-_FLAT = frozenset(_LIST.split())
-# Pre-tokenizers that leave words together: a letter and the space after it may be in one match, or in no match at all.
-_JOINING = frozenset(("exaone-moe", "superbpe", "whitespace", "gemma4", "granite-embed-multi-311m", "sarvam-moe"))
-_FATAL = frozenset(("whitespace",))  # llama.cpp aborts at the first space
-
-_WORD_END = re.compile(r"(?<=[A-Za-z])(?=[ \n])|(?<=[\u4e00-\u9fa5])(?=[\uff0c\u3002\u3001])")
 _LIKELY = 4  # characters per token in ordinary text: a text with more per allowed token may be too long
 _MOST_OF_A_BYTE = 4  # bytes of a text for which a byte of a token may stand: a mark of a space, an unknown character
 _TAKES_SPACE = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP
@@ -61,39 +42,13 @@ _SPECIAL = CONTROL | lib.LLAMA_TOKEN_ATTR_USER_DEFINED
 _INT, _POINTER, _TEXT, _FLAG = ctypes.c_int32, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_bool
 _tokenize = native.bind(lib.llama_tokenize, _INT, _POINTER, _TEXT, _INT, _POINTER, _INT, _FLAG, _FLAG)
 attributes = native.bind_nonblocking(lib.llama_vocab_get_attr, ctypes.c_int, ctypes.c_void_p, ctypes.c_int32)
-_text = native.bind_nonblocking(lib.llama_vocab_get_text, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32)
 
 STACK = 256 * 2**20
-"""Bytes of stack for one text: enough for a match of 800,000 characters. Memory is taken only as it is used."""
+"""Bytes of stack for a long text: enough for a match of 800,000 characters. Memory is taken only as it is used."""
 MEMORY = 2**30  # bytes beyond what the vocabulary needs
 SECONDS = 1.0  # processor time for any text
 BYTES_A_SECOND = 250_000  # text per further second: a third of the slowest rate measured
 KIND = ChildKind("edgellm.engine.chat.tokenizing", "tokenises long texts", idle=120.0)
-
-
-def slices(text: str, safe_place: re.Pattern[str] | None, gap: int) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of `text`, and whether each has no stretch of more than `gap` characters without a safe place."""
-
-    def find(start: int, end: int) -> int | None:
-        found = safe_place.search(text, start, end) if safe_place is not None else None
-        return found.start() if found is not None else None
-
-    start = safe = 0
-    while len(text) - safe > gap:
-        far = safe + gap
-        cut = find(safe + 1 + gap // 2, far) or find(safe + 1, far)
-        if cut is None:
-            if start < safe:
-                yield text[start:safe], True
-            cut = find(max(far, safe + SLICE), len(text)) or len(text)
-            yield text[safe:cut], False
-            start = cut
-        elif cut - start >= SLICE:  # not shorter, since each call prepares the regular expressions again
-            yield text[start:cut], True
-            start = cut
-        safe = cut
-    if start < len(text):
-        yield text[start:], True
 
 
 class VocabTokenizer:
@@ -105,11 +60,7 @@ class VocabTokenizer:
         self._vocab, self._path, self._name, self._pieces = vocab, path, name, pieces
         self._none = lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_NONE
         self._exact = kind in ("gpt2", "llama")  # every byte of a text is in one of its tokens
-        bpe = kind == "gpt2"
-        flat = kind in ("llama", "gemma4") or (bpe and pre in _FLAT)
-        self._words = bpe and pre not in _JOINING
-        self._gap = 0 if pre in _FATAL or not (bpe or flat) else FLAT if flat else DEPTH
-        self._whole = min(self._gap, SLICE)
+        self._most_here = LONG if kind in ("gpt2", "llama", "gemma4") and pre not in _ALWAYS_APART else 0
 
     def encode(
         self, text: str, *, special: bool = False, most: int | None = None, should_stop: ShouldStop = never
@@ -124,27 +75,21 @@ class VocabTokenizer:
         """
         if self._none:
             raise ModelUnsupported(f"{self._name} contains no tokenizer.", "Use a whole model file.")
-        if len(text) <= self._whole:
-            return self._encode_in_process(text.encode("utf-8", "replace"), special)
         self.check_length(text, most)
-        found: list[Ids] = []
-        count = 0
-        for part, bounded in slices(text, self._safe_place, self._gap):
-            if should_stop():
-                raise Stopped("Tokenising was cancelled.")
-            data = part.encode("utf-8", "replace")
-            if bounded:
-                found.append(self._encode_in_process(data, special))
-            else:
-                found.append(self._processes.tokenize(data, special, should_stop))
-            count += len(found[-1])
-            if most is not None and count > most:
-                raise _too_long(f"more than {most}", most)
-        return np.concatenate(found) if len(found) > 1 else found[0]
+        data = text.encode("utf-8", "replace")
+        if len(text) > self._most_here:
+            ids = self._processes.tokenize(data, special, should_stop)
+        elif len(text) > DEPTH:
+            ids = in_thread(self._vocab, data, special, _STACK_OF_LONG)
+        else:
+            ids = tokenized(self._vocab, data, special)
+        if most is not None and len(ids) > most:
+            raise _too_long(str(len(ids)), most)
+        return ids
 
     def check_length(self, text: str, most: int | None) -> None:
         """Raise PromptTooLong where `text` certainly has more than `most` tokens, without tokenising it."""
-        if most is None or not self._exact or len(text) <= max(_LIKELY * most, self._whole) or self._specials is None:
+        if most is None or not self._exact or len(text) <= max(_LIKELY * most, LONG) or self._takes_space:
             return  # the text may fit, or tokenising takes no time
         fewest = len(text.encode("utf-8", "replace")) // (_MOST_OF_A_BYTE * max(map(len, self._pieces())))
         if fewest > most:
@@ -159,27 +104,12 @@ class VocabTokenizer:
     def _processes(self) -> TokenizerProcesses:
         return TokenizerProcesses(self._path, lib.llama_vocab_n_tokens(self._vocab))
 
-    def _encode_in_process(self, data: bytes, special: bool) -> Ids:
-        return tokenized(self._vocab, data, special)
-
     @cached_property
-    def _safe_place(self) -> re.Pattern[str] | None:
-        """The places at which a text may be cut: ends of words, unless they are within a special token."""
-        if not self._words or self._specials is None or any(map(_WORD_END.search, self._specials)):
-            return None
-        return _WORD_END
-
-    @cached_property
-    def _specials(self) -> list[str] | None:
-        """The texts that llama.cpp looks for first; None where one of them takes adjacent white space along."""
+    def _takes_space(self) -> bool:
+        """Return whether a special token takes adjacent white space along, which is then in no token."""
         size = lib.llama_vocab_n_tokens(self._vocab)
-        found = []
-        for token, attribute in enumerate(map(attributes, repeat(self._vocab, size), range(size))):
-            if attribute & _SPECIAL:
-                if attribute & _TAKES_SPACE:
-                    return None
-                found.append(_text(self._vocab, token).decode("utf-8", "replace"))
-        return found
+        found = map(attributes, repeat(self._vocab, size), range(size))
+        return any(attribute & _SPECIAL and attribute & _TAKES_SPACE for attribute in found)
 
 
 def tokenized(vocab: int, data: bytes, special: bool) -> Ids:
@@ -193,6 +123,19 @@ def tokenized(vocab: int, data: bytes, special: bool) -> Ids:
         if -n <= capacity:
             raise EngineFailed(f"llama.cpp cannot tokenise {len(data)} bytes of text.", "Shorten the text.")
         capacity = -n
+
+
+_stack_size = threading.Lock()
+
+
+def in_thread(vocab: int, data: bytes, special: bool, stack: int) -> Ids:
+    """Return `tokenized` of a text, by a thread with a stack of so many bytes."""
+    with ThreadPoolExecutor(1) as pool:
+        with _stack_size:
+            threading.stack_size(stack)
+            found = pool.submit(tokenized, vocab, data, special)
+            threading.stack_size(0)
+        return found.result()
 
 
 def _too_long(count: str, most: int) -> PromptTooLong:
@@ -268,12 +211,6 @@ def functions(_report: Report, path: str, n_vocab: str) -> Functions:
         limit("RLIMIT_AS", size + STACK + MEMORY)
 
     def tokenize(text: memoryview, special: bool) -> bytes:
-        ids: list[bytes] = []
-        thread = threading.Thread(target=lambda: ids.append(tokenized(vocab, bytes(text), special).tobytes()))
-        threading.stack_size(STACK)
-        thread.start()
-        threading.stack_size(0)
-        thread.join()
-        return ids[0]
+        return in_thread(vocab, bytes(text), special, STACK).tobytes()
 
     return {"tokenize": tokenize}

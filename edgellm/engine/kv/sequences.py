@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgellm.engine.vocabulary import Ids, common_prefix
+from edgellm.engine.vocabulary import Floats, Ids, common_prefix
 from edgellm.errors import ContextFull, InvalidOption
 
 NO_ID = -1
@@ -63,11 +63,24 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class SeqRows:
-    """Ids to append to sequence `seq`; logits are wanted of the last `outputs` of them."""
+    """Ids to append to sequence `seq`; logits are wanted of the last `outputs` of them. Float32 rows (n, n_embd) may be
+    `embedded` in place of ids, as they enter the first layer."""
 
     seq: int
     ids: Ids
     outputs: int = 1
+    embedded: Floats | None = None
+
+    @classmethod
+    def of_embedded(cls, rows: Floats, seq: int = 0, outputs: int = 1) -> SeqRows:
+        """Return embedding rows (n, n_embd) to append; their ids are `NO_ID`."""
+        return cls(seq, np.full(len(rows), NO_ID, dtype=np.int32), outputs, rows)
+
+    def part(self, start: int, end: int, outputs: int) -> SeqRows:
+        """Return the rows from `start` up to before `end`."""
+        return SeqRows(
+            self.seq, self.ids[start:end], outputs, None if self.embedded is None else self.embedded[start:end]
+        )
 
 
 def split(rows: Sequence[SeqRows], most: int) -> tuple[list[SeqRows], list[SeqRows]]:
@@ -79,11 +92,10 @@ def split(rows: Sequence[SeqRows], most: int) -> tuple[list[SeqRows], list[SeqRo
     heads, rest = [], []
     total = sum(len(r.ids) for r in rows)
     for r in rows:
-        ids = r.ids
-        while total > most and len(ids) > r.outputs:
-            size = min(most, len(ids) - r.outputs)
-            heads.append(SeqRows(r.seq, ids[:size], 0))
-            total -= size
-            ids = ids[size:]
-        rest.append(SeqRows(r.seq, ids, r.outputs))
+        at, n = 0, len(r.ids)
+        while total > most and n - at > r.outputs:
+            size = min(most, n - at - r.outputs)
+            heads.append(r.part(at, at + size, 0))
+            total, at = total - size, at + size
+        rest.append(r.part(at, n, r.outputs))
     return heads, rest
