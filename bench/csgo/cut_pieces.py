@@ -21,7 +21,7 @@ def main() -> None:
         whole = WholeModel(file)
     for part in sys.argv[2:]:
         first, last = map(int, part.split("-"))
-        for piece in whole.files(LayerRange(first, last + 1)):
+        for piece in whole.layers.files(LayerRange(first, last + 1)):
             with piece.using():
                 pass
 

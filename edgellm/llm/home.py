@@ -155,9 +155,10 @@ class LocalDevice:
         self._whole, self._cache, self._known = whole, WeightCache(whole, unit=unit), known
 
     def describe(self, model: str) -> Device:  # noqa: ARG002 - there is only this one
-        layers, pieces = LayersOnDevice(self._whole.held, self._cache.warm(self._whole)), self._whole.pieces
-        if pieces is not None:
-            begins, ends = (frozenset(one.start for one in pieces), frozenset(one.last for one in pieces))
+        own = self._whole.layers
+        layers = LayersOnDevice(own.held, self._cache.warm(own))
+        if own.pieces is not None:
+            begins, ends = (frozenset(one.start for one in own.pieces), frozenset(one.last for one in own.pieces))
             layers = replace(layers, begins=begins, ends=ends)
         return self._known.updated(layers, float(self._cache.available()[0]), self._cache.unit.name)
 

@@ -128,14 +128,16 @@ class _Deployment:
 
     async def _copy_here(self, part: DeployPart, state: _Part) -> None:
         state.change(activity="cutting")
-        held = sum(self.store.arrived(piece) for piece in self.manifest.covering(part.layers))
-        total = state.now.total
+        pieces, total, done = self.manifest.covering(part.layers), state.now.total, 0
+        held = sum(map(self.store.arrived, pieces))
         state.uploaded(UploadProgress(held, total, 0))
 
-        def progress(share: float) -> None:
-            state.uploaded(UploadProgress(max(held, int(share * total)), total, 0))
+        def complete(piece: LayerPiece) -> None:
+            nonlocal done
+            done += piece.size
+            state.uploaded(UploadProgress(max(held, done), total, 0))
 
-        await asyncio.to_thread(cut_layers, self.model, self.manifest, part.layers, self.store, progress)
+        await asyncio.to_thread(cut_layers, self.model, self.manifest, part.layers, self.store, complete)
 
     async def _send(self, worker: Worker, places: Sequence[int], state: _Part) -> None:
         """Send the pieces. Retry as long as bytes arrive, and give a lost device some time to come back."""

@@ -43,44 +43,28 @@ class LayerFile:
     using: Callable[[], AbstractContextManager[Path]] = field(compare=False)
 
 
-class ModelLayers(Protocol):
-    """The layers of one model that are on this device."""
+@dataclass(frozen=True, slots=True)
+class ModelLayers:
+    """The layers of one model on this device: `held`, in files with these `keys`.
 
-    @property
-    def held(self) -> frozenset[int]:
-        """The layers on this device."""
-        ...
+    Stages begin and end with `pieces`, none of which overlap; None if a stage may hold any layers. `files` returns the
+    files that make up some layers, in order; none if they are not here, or not by themselves. `header` returns the
+    header of the whole model, or of a part of it.
+    """
 
-    @property
-    def pieces(self) -> tuple[LayerRange, ...] | None:
-        """The pieces with which stages begin and end, none of which overlap; None if a stage may hold any layers. A
-        whole model's pieces are the layers between two cuts."""
-        ...
-
-    @property
-    def keys(self) -> Collection[str]:
-        """The keys of the files that `files` may return."""
-        ...
-
-    def files(self, layers: LayerRange) -> Sequence[LayerFile]:
-        """Return the files that make up these layers, in order; none if the layers are not here, or not by
-        themselves."""
-        ...
-
-    def header(self) -> GgufHeader:
-        """Return the header of the whole model, or of a part of it."""
-        ...
+    held: frozenset[int]
+    pieces: tuple[LayerRange, ...] | None
+    keys: frozenset[str]
+    files: Callable[[LayerRange], Sequence[LayerFile]]
+    header: Callable[[], GgufHeader]
 
 
 class LayerSource(Protocol):
     """Layers of models on this device."""
 
     def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> ModelLayers | None:
-        """Return the layers of a model, or None if none are here.
-
-        `model` is the fingerprint of the whole model, and `pieces` are pieces of that very model that may be used where
-        only pieces are here.
-        """
+        """Return the layers of a model, by the fingerprint of the whole; None if none are here. Where only pieces are
+        here, `pieces` may be used, which are of that very model."""
         ...
 
 
@@ -102,11 +86,11 @@ class WholeModel:
         the file cannot be cut; OSError: the file cannot be read."""
         header = file.header
         self._file, self.model, self.n_layers = file, fingerprint(file.path), check_cuttable(header)
-        self.held, self.keys = frozenset(range(self.n_layers)), (self.model,)
-        self.pieces: tuple[LayerRange, ...] | None = None
-        points = cut_points(header)
-        if len(points) < self.n_layers:
-            self.pieces = tuple(LayerRange(*ends) for ends in pairwise([*points, self.n_layers]))
+        pieces = tuple(LayerRange(*ends) for ends in pairwise([*cut_points(header), self.n_layers]))
+        self.layers = ModelLayers(
+            frozenset(range(self.n_layers)), pieces if len(pieces) < self.n_layers else None, frozenset((self.model,)),
+            self._files, lambda: header,
+        )  # fmt: skip
         self._lines, self._store, self._hashing = grid_lines(header), store or LayerStore(), threading.Lock()
         self._sizes, self._others = [0] * self.n_layers, 0
         for tensor in header.tensors:
@@ -116,18 +100,15 @@ class WholeModel:
             elif int(block[1]) < self.n_layers:
                 self._sizes[int(block[1])] += tensor.nbytes
 
-    def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> WholeModel | None:  # noqa: ARG002
-        return self if model == self.model else None
+    def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> ModelLayers | None:  # noqa: ARG002
+        return self.layers if model == self.model else None
 
-    def files(self, layers: LayerRange) -> Sequence[LayerFile]:
+    def _files(self, layers: LayerRange) -> Sequence[LayerFile]:
         return [
             LayerFile(one, self._size(one), self.model, partial(self._using, one))
             for one in grid(layers, self._lines)
             if one.stop <= self.n_layers
         ]
-
-    def header(self) -> GgufHeader:
-        return self._file.header
 
     def own_pieces(self, wanted: Collection[LayerRange] = ()) -> tuple[LayerPiece, ...]:
         """Return the pieces of this file whose hashes are known, and the pieces of the `wanted` layers, which may be
@@ -167,39 +148,31 @@ class StoredLayers:
     def __init__(self, store: LayerStore) -> None:
         self.store = store
 
-    def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> StoredModelLayers | None:  # noqa: ARG002
-        here = self.store.complete(pieces)
-        return StoredModelLayers(self.store, here) if here else None
-
-
-class StoredModelLayers:
-    """Pieces of one model that are in a store."""
-
-    def __init__(self, store: LayerStore, pieces: Sequence[LayerPiece]) -> None:
-        """Set up: plans use the first of `pieces` that do not overlap, while a stage may use all."""
-        self._store, self._pieces = store, {piece.layers: piece for piece in pieces}
-        self.keys = frozenset(piece.sha256 for piece in pieces)
+    def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> ModelLayers | None:  # noqa: ARG002
+        """Return the layers: plans use the first of the pieces that do not overlap, while a stage may use all."""
+        here = {piece.layers: piece for piece in self.store.complete(pieces)}
         chosen, held = list[LayerRange](), set[int]()
-        for layers in self._pieces:
+        for layers in here:
             if held.isdisjoint(layers):
                 chosen.append(layers)
                 held.update(layers)
-        self.held = frozenset(held)
-        self.pieces = tuple(sorted(chosen)) if any(len(layers) > 1 for layers in chosen) else None
 
-    def files(self, layers: LayerRange) -> Sequence[LayerFile]:
-        found = [self._pieces[one] for one in chain(self._pieces, layers)]
-        return [LayerFile(one.layers, one.size, one.sha256, partial(self._using, one)) for one in found]
+        def files(layers: LayerRange) -> Sequence[LayerFile]:
+            found = [here[one] for one in chain(here, layers)]
+            return [LayerFile(one.layers, one.size, one.sha256, partial(self._using, one)) for one in found]
 
-    def header(self) -> GgufHeader:
-        """Return the header of the last piece: it gives the size of the vocabulary, while the first piece's may list
-        every token."""
-        with self._using(max(self._pieces.values(), key=lambda piece: piece.last)) as path:
-            return check_gguf(path)
+        def header() -> GgufHeader:
+            # The last piece gives the size of the vocabulary, while the first piece's header may list every token.
+            with self._using(max(here.values(), key=lambda piece: piece.last)) as path:
+                return check_gguf(path)
+
+        split = tuple(sorted(chosen)) if any(len(layers) > 1 for layers in chosen) else None
+        keys = frozenset(piece.sha256 for piece in here.values())
+        return ModelLayers(frozenset(held), split, keys, files, header) if here else None
 
     @contextmanager
     def _using(self, piece: LayerPiece) -> Iterator[Path]:
-        with self._store.using([piece]) as (path,):
+        with self.store.using([piece]) as (path,):
             yield path
 
 

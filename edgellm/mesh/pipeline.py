@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -170,8 +170,29 @@ class StageRecord:
         self.host, self.work = host, work
         self.loaded = 0
         self.spans: list[TraceSpan] = []
-        self._requested = perf_counter()
+        self._requested = self._asked = perf_counter()
         self.began = self._requested
+        self._traced = threading.Event()  # set unless a trace is waited for
+        self._traced.set()
+
+    def ask_trace(self) -> None:
+        """Ask for the spans since the last call."""
+        self.spans.clear()
+        self._traced.clear()
+        self._asked = perf_counter()
+        self.host.send(TraceWanted())
+
+    def wait_for_trace(self, seconds: float) -> None:
+        """Wait for the trace that was asked for; one that comes later is dropped."""
+        self._traced.wait(seconds)
+        self._traced.set()
+
+    def keep_trace(self, trace: StageTrace) -> None:
+        """Keep a stage's spans, if they were asked for."""
+        if not self._traced.is_set():
+            self.observe(trace.at, self._asked)
+            self.spans.extend(trace.spans)
+            self._traced.set()
 
     def observe(self, at: float, sent: float | None = None) -> None:
         """Record a message, written `at` seconds on the stage's clock, which has just arrived. Written after the
@@ -191,15 +212,6 @@ class StageRecord:
         return self.loaded >= len(self.work.layers)
 
 
-@dataclass(slots=True)
-class _Traces:
-    """The stages whose traces are waited for, and when they were asked."""
-
-    missing: set[int]
-    complete: threading.Event = field(default_factory=threading.Event)
-    sent: float = field(default_factory=perf_counter)
-
-
 class Pipeline:
     """Stages that hold a whole model in order. Any number of threads may call `ask`, one at a time per session."""
 
@@ -213,7 +225,6 @@ class Pipeline:
         self._numbers = count(1)
         # The number of a request's first micro-batch, and the future, by the number of its last micro-batch.
         self._asked: dict[int, tuple[int, Future[StageAnswer]]] = {}
-        self._traces: _Traces | None = None
         self._lock = threading.Lock()
         self._retired = False
         for at, record in reversed(list(enumerate(self.records))):  # a stage begins before its predecessor sends
@@ -253,15 +264,11 @@ class Pipeline:
     def measured(self) -> list[StageRecord]:
         """Return the records, each with the stage's spans since the last call; a stage that does not answer in time has
         none."""
-        with self._lock:
-            traces = self._traces = _Traces(set(range(len(self.records))))
         for record in self.records:
-            record.spans.clear()
-            record.host.send(TraceWanted())
-        if self.lost is None:
-            traces.complete.wait(_TRACE_SECONDS)
-        with self._lock:
-            self._traces = None
+            record.ask_trace()
+        until = perf_counter() + (_TRACE_SECONDS if self.lost is None else 0.0)
+        for record in self.records:
+            record.wait_for_trace(max(0.0, until - perf_counter()))
         return self.records
 
     def close(self) -> None:
@@ -273,10 +280,7 @@ class Pipeline:
     def retire(self) -> None:
         """Release the stages as soon as no request is open. Nothing may be asked any more."""
         self._retired = True
-        self._close_if_retired()
-
-    def _close_if_retired(self) -> None:
-        if self._retired and not self._asked:
+        if not self._asked:
             self.close()
 
     def _on_event(self, at: int, event: Event) -> None:
@@ -295,20 +299,11 @@ class Pipeline:
                     record.observe(event.at)
                     self._deadline.restart()
             case StageTrace():
-                self._keep_trace(at, event)
+                record.keep_trace(event)
             case StageLost():
                 self._record_loss(record.host.name, event)
-        self._close_if_retired()
-
-    def _keep_trace(self, at: int, trace: StageTrace) -> None:
-        """Keep a stage's spans, if they were asked for."""
-        with self._lock:
-            if (traces := self._traces) is not None and at in traces.missing:
-                self.records[at].observe(trace.at, traces.sent)
-                self.records[at].spans.extend(trace.spans)
-                traces.missing.discard(at)
-                if not traces.missing:
-                    traces.complete.set()
+        if self._retired and not self._asked:
+            self.close()
 
     def _record_loss(self, name: str, lost: StageLost) -> None:
         """Record that the pipeline has lost a stage, if it is the first loss, and fail all pending requests."""

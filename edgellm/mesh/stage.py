@@ -242,12 +242,10 @@ class Stage:
         results: list[Event | None] = []
         for entry, rows in zip(group, found, strict=True):
             # The rows are copied, because the block reuses their memory before all of them have moved on.
-            entry.advance(None if last else rows.copy())
+            entry.advance(None if last else rows.copy(), self._trace.clock - begin)
             if last:
-                results.append(self._result(entry, rows, begin))
+                results.append(self._result(entry, rows))
         end = self._trace.clock
-        for entry in group:
-            entry.computed(end - begin)
         with self._changed:
             self._trace.record("compute", group[0].batch.number, begin, end)
         for entry, result in zip(group, results, strict=False):
@@ -261,8 +259,8 @@ class Stage:
         if event is not None:
             self._post(event)
 
-    def _result(self, entry: InFlight, rows: Floats, begin: float) -> Event | None:
-        """Return the event for a micro-batch that has gone through the last block, in a pass that began at `begin`.
+    def _result(self, entry: InFlight, rows: Floats) -> Event | None:
+        """Return the event for a micro-batch that has gone through the last block.
 
         The last stage applies the verification rule, so that verdicts travel instead of rows of a large vocabulary.
         """
@@ -277,7 +275,7 @@ class Stage:
             judgement.judge(rows, len(request.draft), lambda _token: False)
         except EdgeError as error:
             return Failed(batch.number, error)
-        verdict = replace(judgement.verdict(), seconds=entry.seconds + self._trace.clock - begin)
+        verdict = replace(judgement.verdict(), seconds=entry.seconds)
         return StageAnswer(batch.number, verdict, rows.copy() if request.logits else None)
 
 

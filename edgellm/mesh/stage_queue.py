@@ -44,13 +44,9 @@ class InFlight:
         """Return the input of the micro-batch's next block."""
         return BlockRows(self.data, self.batch.start, self.batch.session, self.batch.outputs)
 
-    def computed(self, seconds: float) -> None:
-        """Add a pass."""
-        self.seconds += seconds
-
-    def advance(self, data: Floats | None = None) -> None:
-        """Record that the micro-batch has gone through one more block, with this output; None after the last block."""
-        self.at += 1
+    def advance(self, data: Floats | None = None, seconds: float = 0.0) -> None:
+        """Record a pass of `seconds` through one more block, with this output; None after the last block."""
+        self.at, self.seconds = self.at + 1, self.seconds + seconds
         if data is not None:
             self.data = data
 

@@ -108,18 +108,6 @@ class _Entry:
         self.open.close()
 
 
-class MemoryReservation:
-    """Memory that is reserved until the reservation is closed."""
-
-    def __init__(self, weights: WeightCache, size: int) -> None:
-        self._weights, self.size = weights, size
-
-    def close(self) -> None:
-        """Release the memory; a second call does nothing."""
-        size, self.size = self.size, 0
-        self._weights.release(size)
-
-
 def overhead(costs: MemoryEstimate, work: StageSpec, pieces: Iterable[LayerRange]) -> int:
     """Return the bytes that a stage takes beside the weights of its pieces: caches, and each block's batch buffers."""
     size = costs.cache(len(work.layers), work.context, work.sessions)
@@ -170,52 +158,53 @@ class WeightCache:
             free, reason = self.memory - self._reserved, "its limit for layers"
         return max(1, free), reason
 
-    def reserve(self, work: StageSpec, model: ModelLayers, files: Sequence[LayerFile]) -> MemoryReservation:
-        """Reserve the memory that a stage of these files needs besides its weights. Wait a moment if other stages use
-        it. Raises MemoryShort: the stage does not fit, with its weights, beside what is in use."""
-        if self.memory is None:
-            return MemoryReservation(self, 0)
+    def reserve(self, work: StageSpec, model: ModelLayers, files: Sequence[LayerFile]) -> ExitStack:
+        """Reserve the memory that a stage of these files needs besides its weights, until the result is closed. Wait a
+        moment if other stages use it. Raises MemoryShort: the stage does not fit, with its weights, beside what is in
+        use."""
+        if (limit := self.memory) is None:
+            return ExitStack()
         size = overhead(costs_of(model.header(), self.unit.hardware.cache_type), work, [file.layers for file in files])
         weights = sum(file.size for file in files)
+        replies = "one reply" if work.sessions == 1 else f"{work.sessions} replies"
+        needed = (
+            f"Layers {work.layers} of {work.name} take {weights / 1e6:.0f} MB, and {size / 1e6:.0f} MB for {replies} of"
+            f" {work.context} tokens"
+        )
+        return self._reserve(size, weights, limit, lambda: limit - self._in_use(files), needed)
+
+    def reserve_bytes(self, size: int, what: str) -> ExitStack:
+        """Reserve memory for `what`, which is no stage, until the result is closed; unused weights are unloaded for it.
+        Wait a moment if memory is in use. Raises MemoryShort: it does not fit beside what is in use."""
+        if size > self.available()[0]:
+            self.evict_unused(everything=True)
+        (free, _), limit = self.unit.available(), self.memory
+        needed = f"{what} takes {size / 1e6:.0f} MB here"
+        return self._reserve(
+            size, 0, free, lambda: free if limit is None else min(free, limit - self._in_use(())), needed
+        )
+
+    def _reserve(self, size: int, weights: int, most: int, left: Callable[[], int], needed: str) -> ExitStack:
+        """Reserve `size` bytes once they are `left` beside `weights`; there are never more than `most`."""
         deadline = time.monotonic() + _WAIT_SECONDS
         with self._freed:
-            while weights + size + (used := self._in_use(files)) > self.memory:
-                too_large = weights + size > self.memory
-                if too_large or not self._freed.wait(deadline - time.monotonic()):
-                    replies = "one reply" if work.sessions == 1 else f"{work.sessions} replies"
+            while weights + size > (found := left()):
+                if weights + size > most or not self._freed.wait(deadline - time.monotonic()):
                     raise MemoryShort(
-                        f"Layers {work.layers} of {work.name} take {weights / 1e6:.0f} MB, and"
-                        f" {size / 1e6:.0f} MB for {replies} of {work.context} tokens; {used / 1e6:.0f} MB of the"
-                        f" {self.memory / 1e6:.0f} MB for layers are in use.",
+                        f"{needed}, and {max(0, found) / 1e6:.0f} MB are left.",
                         "Give this device fewer layers, a shorter context, or more memory with --memory.",
                     )
             self._reserved += size
-        return MemoryReservation(self, size)
-
-    def reserve_bytes(self, size: int, what: str) -> MemoryReservation:
-        """Reserve memory for `what`, which is no stage; unused weights are unloaded for it. Wait a moment if memory is
-        in use. Raises MemoryShort: it does not fit beside what is in use."""
-        if size > self.available()[0]:
-            self.evict_unused(everything=True)
-        free, _ = self.unit.available()
-        deadline = time.monotonic() + _WAIT_SECONDS
-        with self._freed:
-            while size > (left := free if self.memory is None else min(free, self.memory - self._in_use(()))):
-                if size > free or not self._freed.wait(deadline - time.monotonic()):
-                    raise MemoryShort(
-                        f"{what} takes {size / 1e6:.0f} MB here, and {left / 1e6:.0f} MB are left.",
-                        "Give this device fewer layers, or more memory with --memory.",
-                    )
-            self._reserved += size
-        return MemoryReservation(self, size)
+        reservation = ExitStack()
+        reservation.callback(self._release, size)
+        return reservation
 
     def _in_use(self, excluded: Sequence[LayerFile]) -> int:
         """Return the bytes that stages use, without the weights of the files `excluded`."""
         weights = (file.size for file, entry in self._entries.items() if entry.users and file not in excluded)
         return self._reserved + sum(weights)
 
-    def release(self, size: int) -> None:
-        """Give back `size` reserved bytes."""
+    def _release(self, size: int) -> None:
         with self._freed:
             self._reserved -= size
             self._freed.notify_all()
@@ -262,32 +251,31 @@ class WeightCache:
     def evict_unused(self, everything: bool = False) -> int:
         """Unload the files that have been unused for `keep` seconds, or all unused ones if `everything`; return how
         many."""
-        now = self._clock()
         with self._lock:
-            old = [
-                file
-                for file, entry in self._entries.items()
-                if not entry.users and (everything or now - entry.used > self.keep)
-            ]
+            before = float("inf") if everything else self._clock() - self.keep
+            old = [file for file in self._unused() if self._entries[file].used < before]
             for file in old:
                 self._entries.pop(file).close()
         return len(old)
+
+    def _unused(self) -> list[LayerFile]:
+        """Return the files that no stage uses, the least recently used first."""
+        unused = (file for file, entry in self._entries.items() if not entry.users)
+        return sorted(unused, key=lambda file: self._entries[file].used)
 
     def _make_room(self, file: LayerFile) -> None:
         """Unload the least recently used files until `file` fits."""
         if self.memory is None:
             return
-        used = self._reserved + sum(loaded.size for loaded in self._entries)
-        idle = sorted(
-            (one for one, entry in self._entries.items() if not entry.users), key=lambda one: self._entries[one].used
-        )
-        while used + file.size > self.memory and idle:
-            oldest = idle.pop(0)
+        used, unused = self._reserved + sum(loaded.size for loaded in self._entries), self._unused()
+        while used + file.size > self.memory:
+            if not unused:
+                raise MemoryShort(
+                    f"Loading {file.layers.named} takes {file.size / 1e6:.0f} MB; {used / 1e6:.0f} MB of the"
+                    f" {self.memory / 1e6:.0f} MB for layers are in use, {self._reserved / 1e6:.0f} MB of them for"
+                    " caches.",
+                    "Give this device fewer layers, or more memory with --memory.",
+                )
+            oldest = unused.pop(0)
             used -= oldest.size
             self._entries.pop(oldest).close()
-        if used + file.size > self.memory:
-            raise MemoryShort(
-                f"Loading {file.layers.named} takes {file.size / 1e6:.0f} MB; {used / 1e6:.0f} MB of the"
-                f" {self.memory / 1e6:.0f} MB for layers are in use, {self._reserved / 1e6:.0f} MB of them for caches.",
-                "Give this device fewer layers, or more memory with --memory.",
-            )

@@ -37,11 +37,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # `at` is in microseconds since then
 _ID = re.compile(r"[0-9a-f]{8}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SCHEMA = """
-CREATE TABLE entry (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, at INTEGER NOT NULL, size INTEGER NOT NULL,
-                    question TEXT NOT NULL, reply TEXT NOT NULL);
-CREATE INDEX entry_age ON entry (kind, at, size);
-CREATE TABLE conversation (id TEXT PRIMARY KEY, at INTEGER NOT NULL, turns TEXT NOT NULL);
-CREATE INDEX conversation_age ON conversation (at)
+CREATE TABLE IF NOT EXISTS entry (
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, at INTEGER NOT NULL, size INTEGER NOT NULL, question TEXT NOT NULL,
+    reply TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS entry_age ON entry (kind, at, size);
+CREATE TABLE IF NOT EXISTS conversation (id TEXT PRIMARY KEY, at INTEGER NOT NULL, turns TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS conversation_age ON conversation (at)
 """
 
 _BEYOND = """
@@ -175,12 +177,11 @@ class History(ChatLog):
         a quarter of `MAX_BYTES`. A lone surrogate, which is not a character, becomes U+FFFD."""
         if not self.on:
             return
-        before = oldest()
+        before, question, reply = _microseconds(oldest()), _truncated(question), _truncated(reply)
         with self._database.writing() as db:
             if not self.on:  # the history may have been turned off meanwhile
                 return
-            db.remove("entry WHERE kind = ? AND at < ?", self.kind, _microseconds(before))
-            question, reply = _truncated(question), _truncated(reply)
+            db.remove("entry WHERE kind = ? AND at < ?", self.kind, before)
             size = _ENTRY_OVERHEAD + len(question.encode()) + len(reply.encode())
             if self._total(db) + size > MAX_BYTES:
                 db.remove(_BEYOND, self.kind, MAX_BYTES // 2 - size)
@@ -192,11 +193,9 @@ class History(ChatLog):
         that is too long for the rest of the limit is skipped. Empty while the history is off."""
         if not self.on:
             return []
-        before = oldest()
-        found: list[ChatEntry] = []
+        found, before = list[ChatEntry](), _microseconds(oldest())
         with self._database.reading() as db:
-            rows = db.execute(_NEWEST, (self.kind, _microseconds(before), MAX_BYTES // _ENTRY_OVERHEAD))
-            for question, reply in rows:
+            for question, reply in db.execute(_NEWEST, (self.kind, before, MAX_BYTES // _ENTRY_OVERHEAD)):
                 if len(question) + len(reply) <= limit_bytes:
                     found.append(ChatEntry(question.decode(errors="replace"), reply.decode(errors="replace")))
                     limit_bytes -= len(question) + len(reply)
@@ -205,11 +204,10 @@ class History(ChatLog):
     def facts(self) -> HistoryFacts:
         """Return facts about the stored entries, whether the history is on or off."""
         with self._database.reading() as db:
-            rows = db.execute("SELECT at FROM entry WHERE kind = ? ORDER BY at", (self.kind,))
-            times = [when for (at,) in rows if (when := _time(at)) is not None]
+            rows = "SELECT count(*), min(at), max(at) FROM entry WHERE kind = ? AND typeof(at) = 'integer'"
+            count, first, last = db.execute(rows, (self.kind,)).fetchone()
             size = self._total(db) + sum(path.lstat().st_size for path in self._database.aside())
-        first, last = (times[0], times[-1]) if times else (None, None)
-        return HistoryFacts(self.path, self.on, len(times), size, first, last)
+        return HistoryFacts(self.path, self.on, count, size, _time(first), _time(last))
 
     def _total(self, db: DatabaseConnection) -> int:
         return int(db.execute("SELECT total(size) FROM entry WHERE kind = ?", (self.kind,)).fetchone()[0])
@@ -256,7 +254,7 @@ class Conversations(ChatLog):
             raise ConversationTooLong(
                 f"This conversation has {len(text)} bytes; at most {MAX_BYTES} can be stored.", "Start a new one."
             )
-        before = oldest()
+        before = _microseconds(oldest())
         with self._database.writing() as db:
             if replaces is not None:
                 found = db.execute("SELECT at FROM conversation WHERE id = ?", (conversation.id,)).fetchone()
@@ -265,7 +263,7 @@ class Conversations(ChatLog):
                     raise ConversationChanged(f"This conversation {what} meanwhile.", "Read it again.")
             values = (conversation.id, _microseconds(conversation.when), text.decode())
             db.execute("INSERT OR REPLACE INTO conversation VALUES (?, ?, ?)", values)
-            db.remove("conversation WHERE at < ?", _microseconds(before))
+            db.remove("conversation WHERE at < ?", before)
             newest = "SELECT id FROM conversation ORDER BY at DESC LIMIT ?"
             db.remove(f"conversation WHERE id NOT IN ({newest})", MAX_CONVERSATIONS)
 
@@ -302,9 +300,9 @@ def _conversation(number: bytes, at: int, turns: bytes) -> Conversation | None:
     return Conversation(conversation_id, when, read, name, page)
 
 
-def _time(at: int) -> datetime | None:
+def _time(at: int | None) -> datetime | None:
     try:
-        return _EPOCH + timedelta(microseconds=at)
+        return None if at is None else _EPOCH + timedelta(microseconds=at)
     except (TypeError, OverflowError):
         return None
 

@@ -1,4 +1,4 @@
-"""An SQLite database that only the user can read, for any number of processes, never accessed through a link.
+"""An SQLite database that only the user can read, for any number of processes.
 
 Each call opens the database and closes it again. SQLite gives its journal the mode of the database.
 """
@@ -28,27 +28,21 @@ _DAMAGED = {
 }  # fmt: skip
 
 
-class DatabaseDamaged(Exception):
-    """The database's content is not as it was written."""
-
-
 class DatabaseConnection(sqlite3.Connection):
     """A connection that counts the rows that are removed through it."""
 
     removed = 0
 
-    def remove(self, rows: str, *values: object) -> int:
-        """Remove `rows`, a table and perhaps a condition, and return their number."""
-        count = self.execute(f"DELETE FROM {rows}", values).rowcount  # noqa: S608  values are bound
-        self.removed += count
-        return count
+    def remove(self, rows: str, *values: object) -> None:
+        """Remove `rows`, a table and perhaps a condition."""
+        self.removed += self.execute(f"DELETE FROM {rows}", values).rowcount  # noqa: S608  values are bound
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateDatabase:
     """The database at `path`, which need not exist, with the tables that `schema` makes in its `version`. Every method
-    raises `HistoryUnusable` if the folder belongs to another user, a file is a link, or they cannot be read or written.
-    A damaged database is set aside first, so that the next call creates a new one."""
+    raises `HistoryUnusable` if the folder belongs to another user, or a file cannot be read or written. A damaged
+    database is set aside first, so that the next call creates a new one."""
 
     path: Path
     schema: str
@@ -68,8 +62,7 @@ class PrivateDatabase:
         with self.errors(action, keep=keep):
             private_folder(self.path.parent)
             if self.is_missing:
-                with suppress(FileExistsError):
-                    os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_LINKS, 0o600))
+                os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY | NO_LINKS, 0o600))
             with closing(self._open(self.path)) as db:
                 db.execute("BEGIN IMMEDIATE")
                 with db:
@@ -81,8 +74,7 @@ class PrivateDatabase:
     def remove(self) -> None:
         """Remove the files of the database, and files set aside."""
         with self.errors("removed"):
-            self._close_files()
-            for path in (*self._files(), *self.aside()):
+            for path in (self.path, self._journal, *self.aside()):
                 path.unlink(missing_ok=True)
 
     @property
@@ -100,38 +92,33 @@ class PrivateDatabase:
         with system_errors(HistoryUnusable, self.path, action):
             if os.path.lexists(self.path.parent):
                 private_folder(self.path.parent)
-            before = None if self.is_missing else self.path.lstat().st_ino
             try:
                 yield
-            except (sqlite3.Error, DatabaseDamaged, UnicodeDecodeError) as error:  # SQLite's message may be no UTF-8
+            except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite's message may be no UTF-8
                 code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
                 if code in _BUSY:
                     raise TimeoutError from error
                 if code not in _DAMAGED:
-                    number = errno.ENOSPC if code == sqlite3.SQLITE_FULL else 0
-                    raise OSError(number, os.strerror(number) if number else str(error)) from error
+                    raise OSError(errno.ENOSPC if code == sqlite3.SQLITE_FULL else 0, str(error)) from error
                 if keep:
                     raise HistoryUnusable(f"{self.path} is damaged.", "For details, run: edgellm history") from error
                 raise HistoryUnusable(
-                    f"{self.path} is damaged, and was renamed to {self._set_aside(before)}.",
+                    f"{self.path} is damaged, and was renamed to {self._set_aside().name}.",
                     "A new one will be created; `edgellm history clear` removes both.",
                 ) from error
 
-    def _files(self) -> tuple[Path, Path]:
-        return self.path, self.path.with_name(f"{self.path.name}-journal")
+    @property
+    def _journal(self) -> Path:
+        return self.path.with_name(f"{self.path.name}-journal")
 
-    def _close_files(self) -> None:
-        """Check that the files of the database are plain files, and close them to other users."""
-        for path in self._files():
+    def _open(self, where: Path | str) -> DatabaseConnection:
+        """Return a connection to the database, or to one in memory, with our tables."""
+        for path in (self.path, self._journal):
             with suppress(FileNotFoundError):
                 if not stat.S_ISREG(mode := path.lstat().st_mode):
                     raise HistoryUnusable(f"{path} is not a plain file.", "Move it away; a new one will be created.")
                 if HAS_MODES and mode & 0o077:
                     path.chmod(0o600)
-
-    def _open(self, where: Path | str) -> DatabaseConnection:
-        """Return a connection to the database, or to one in memory, with our tables."""
-        self._close_files()
         db = sqlite3.connect(
             where if isinstance(where, str) else f"{where.absolute().as_uri()}?mode=rw", state.LOCK_SECONDS,
             isolation_level=None, factory=DatabaseConnection, uri=True,
@@ -141,39 +128,25 @@ class PrivateDatabase:
             db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_ROW)
             for setting in SETTINGS:
                 db.execute(f"PRAGMA {setting}")
-            self._fill(db)
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version > self.version:
+                raise HistoryUnusable(
+                    f"{self.path} has version {version}, but this edgellm reads version {self.version}.",
+                    "Update edgellm, or move the file away.",
+                )
+            if version < self.version:
+                with db:
+                    db.execute("BEGIN IMMEDIATE")
+                    for statement in (*self.schema.split(";"), f"PRAGMA user_version = {self.version}"):
+                        db.execute(statement)
         except BaseException:
             db.close()
             raise
         return db
 
-    def _fill(self, db: DatabaseConnection) -> None:
-        version, tables = _begun(db)
-        if version == tables == 0:
-            with db:
-                db.execute("BEGIN IMMEDIATE")
-                if _begun(db) == (0, 0):  # no other process was faster
-                    for statement in (*self.schema.split(";"), f"PRAGMA user_version = {self.version}"):
-                        db.execute(statement)
-        elif version > self.version:
-            raise HistoryUnusable(
-                f"{self.path} has version {version}, but this edgellm reads version {self.version}.",
-                "Update edgellm, or move the file away.",
-            )
-        elif version != self.version:
-            raise DatabaseDamaged
-
-    def _set_aside(self, before: int | None) -> str:
-        """Rename the files of the database, unless another process has, and return the new name of the first."""
-        if self.is_missing or self.path.lstat().st_ino != before:
-            return self.aside()[-1].name
-        aside, journal = set_aside(self.path), self._files()[1]
+    def _set_aside(self) -> Path:
+        """Rename the files of the database, and return the new path of the first."""
+        aside = set_aside(self.path)
         with suppress(FileNotFoundError):
-            journal.rename(aside.with_name(f"{journal.name}{aside.name.removeprefix(self.path.name)}"))
-        return aside.name
-
-
-def _begun(db: DatabaseConnection) -> tuple[int, int]:
-    """Return the version that a database says it has, and the number of its tables."""
-    tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    return db.execute("PRAGMA user_version").fetchone()[0], tables[0]
+            self._journal.rename(aside.with_name(f"{self._journal.name}{aside.name.removeprefix(self.path.name)}"))
+        return aside

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from edgellm.engine import GgufHeader, Model, check_gguf, cut
+from edgellm.engine import Model, check_gguf, cut
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.layer_range import LayerRange, chain
-from edgellm.mesh.layer_sources import LayerFile, require
+from edgellm.mesh.layer_sources import LayerFile, ModelLayers, require
 from edgellm.mesh.messages import StageSpec
-from edgellm.mesh.weight_cache import MemoryReservation, WeightCache
+from edgellm.mesh.weight_cache import WeightCache
 from edgellm.storage import fingerprint
 from edgellm.storage.layers.manifest import LayerPiece
 
@@ -26,9 +26,26 @@ class FolderLayers:
     ) -> None:
         self.folder, self.per_file, self.before = folder, per_file, before
 
-    def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> FolderModel | None:
-        found = FolderModel(self, model)
-        return found if found.held else None
+    def open(self, model: str, pieces: Collection[LayerPiece] = ()) -> ModelLayers | None:
+        starts = sorted(int(path.stem) for path in (self.folder / model).glob("*.gguf"))
+        here = {LayerRange(at, at + self.per_file): self.path(model, at) for at in starts}
+
+        @contextmanager
+        def using(layers: LayerRange) -> Iterator[Path]:
+            self.before(layers)
+            yield here[layers]
+
+        def files(layers: LayerRange) -> Sequence[LayerFile]:
+            found = chain(here, layers)
+            return [LayerFile(one, here[one].stat().st_size, model, partial(using, one)) for one in found]
+
+        held = frozenset(layer for layers in here for layer in layers)
+        split = None if self.per_file == 1 else tuple(here)
+        return (
+            ModelLayers(held, split, frozenset((model,)), files, lambda: check_gguf(min(here.values())))
+            if here
+            else None
+        )
 
     def path(self, model: str, layer: int) -> Path:
         """Where a layer lies, or would."""
@@ -47,30 +64,6 @@ class FolderLayers:
         return digest
 
 
-class FolderModel:
-    def __init__(self, folder: FolderLayers, model: str) -> None:
-        self._folder, self._model = folder, model
-        starts = [int(path.stem) for path in (folder.folder / model).glob("*.gguf")]
-        self._ranges = {LayerRange(at, at + folder.per_file): folder.path(model, at) for at in sorted(starts)}
-        self.held = frozenset(layer for layers in self._ranges for layer in layers)
-        self.pieces = None if folder.per_file == 1 else tuple(self._ranges)
-        self.keys = (model,)
-
-    def files(self, layers: LayerRange) -> Sequence[LayerFile]:
-        return [
-            LayerFile(one, self._ranges[one].stat().st_size, self._model, partial(self._using, one))
-            for one in chain(self._ranges, layers)
-        ]
-
-    def header(self) -> GgufHeader:
-        return check_gguf(min(self._ranges.values()))
-
-    @contextmanager
-    def _using(self, layers: LayerRange) -> Iterator[Path]:
-        self._folder.before(layers)
-        yield self._ranges[layers]
-
-
 def take(weights: WeightCache, model: str, first: int, stop: int | None = None) -> Model:
     """The first file of a stage with these layers, loaded."""
     found = weights.layers.open(model)
@@ -84,5 +77,12 @@ def warm(weights: WeightCache, model: str) -> frozenset[int]:
     return weights.warm(found)
 
 
-def reserve(weights: WeightCache, work: StageSpec) -> MemoryReservation:
+def reserve(weights: WeightCache, work: StageSpec) -> ExitStack:
     return weights.reserve(work, *require(weights.layers, work))
+
+
+def needed(layers: FolderLayers, work: StageSpec) -> int:
+    """The bytes that a stage takes, with its weights."""
+    roomy, limit = WeightCache(layers, memory=10**9), 10**9
+    reserve(roomy, work)
+    return limit - roomy.available()[0] + sum(layers.path(work.model, one).stat().st_size for one in work.layers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
 from edgellm.mesh.messages import MicroBatch, StageAnswer, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, StageHost
-from edgellm.mesh.weight_cache import ComputeUnit, MemoryReservation, WeightCache
+from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.services.client.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server import mesh_service
@@ -25,7 +26,7 @@ from edgellm.spec.state import GenerationState
 from testkit.processes.worker import WorkerProcess
 from tests.engine.logits import some_ids
 from tests.mesh.conftest import verifier_cut, whole
-from tests.mesh.folder import reserve
+from tests.mesh.folder import needed, reserve
 from tests.mesh.household import NOTHING, Cut, Whole, asker, even, logits_of, write
 from tests.services.conftest import ANYWHERE
 from tests.services.meshing import PROMPT, meshed, workers
@@ -145,7 +146,7 @@ class Telling(WeightCache):
         super().__init__(layers, memory=memory)
         self.asked, self.gave = threading.Event(), threading.Event()
 
-    def reserve(self, work: StageSpec, model: ModelLayers, files: Sequence[LayerFile]) -> MemoryReservation:
+    def reserve(self, work: StageSpec, model: ModelLayers, files: Sequence[LayerFile]) -> ExitStack:
         self.asked.set()
         reservation = super().reserve(work, model, files)
         self.gave.set()
@@ -154,9 +155,8 @@ class Telling(WeightCache):
 
 def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> None:
     work = replace(verifier_cut.work, layers=LayerRange(2, 6))
-    weights = sum(verifier_cut.layers.path(work.model, layer).stat().st_size for layer in range(2, 6))
-    wanted = reserve(WeightCache(verifier_cut.layers, memory=10**9), work).size
-    cache = Telling(verifier_cut.layers, weights + wanted)
+    wanted = needed(verifier_cut.layers, work)
+    cache = Telling(verifier_cut.layers, wanted)
     others = reserve(cache, work)
     cache.asked.clear()
     cache.gave.clear()
@@ -169,6 +169,6 @@ def test_who_leaves_while_memory_is_waited_for_gets_none(verifier_cut: Cut) -> N
         others.close()
         assert cache.gave.wait(60)
         until = time.monotonic() + 120
-        while cache.available()[0] < weights + wanted and time.monotonic() < until:
+        while cache.available()[0] < wanted and time.monotonic() < until:
             time.sleep(0.01)
-        assert cache.available()[0] == weights + wanted
+        assert cache.available()[0] == wanted

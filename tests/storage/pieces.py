@@ -7,7 +7,7 @@ from pathlib import Path
 from edgellm.engine import ModelFile, check_cuttable, check_gguf
 from edgellm.layer_range import LayerRange
 from edgellm.storage.layers import store
-from edgellm.storage.layers.manifest import LayerPiece, Manifest, Progress, cut_piece, manifest_of, pieces_of
+from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece, manifest_of, pieces_of
 from edgellm.storage.layers.store import LayerStore
 
 
@@ -18,12 +18,10 @@ def cut_layers(model: Path, into: LayerStore, layers: LayerRange) -> Manifest:
     return manifest
 
 
-def cut_singly(
-    model: Path, into: LayerStore, progress: Progress | None = None, layers: LayerRange = LayerRange(0, 8)
-) -> Manifest:  # fmt: skip
+def cut_singly(model: Path, into: LayerStore, layers: LayerRange = LayerRange(0, 8)) -> Manifest:
     """Cuts these layers, each as a piece of its own; returns such pieces of the whole model."""
     manifest = layerwise(model)
-    store.cut_layers(ModelFile.open(model), manifest, layers, into, progress)
+    store.cut_layers(ModelFile.open(model), manifest, layers, into)
     return manifest
 
 

@@ -17,13 +17,11 @@ from edgellm.storage import History, chat_log, state
 from tests.storage.chats import change, raw, said
 
 ROOT = Path(__file__).parents[2]
-MINE = "CREATE TABLE mine (text); INSERT INTO mine VALUES ('mine')"
 DAMAGES: dict[str, str | Callable[[bytes], bytes]] = {
     "noise": lambda data: b"\x93\xf1 no database" * 400,
     "zeros": lambda data: bytes(len(data)),
     "half": lambda data: data[: len(data) // 2],
     "a page of zeros": lambda data: data[:4096] + bytes(4096) + data[8192:],
-    "tables of another program": f"DROP TABLE entry; PRAGMA user_version = 0; {MINE}",
     "other columns": "DROP TABLE entry; CREATE TABLE entry (kind)",
     # Python fails on SQLite's message about it.
     "a schema that is no text": (

@@ -117,9 +117,7 @@ def test_a_stage_is_cut_into_pieces_of_about_a_size(draft_path: Path, monkeypatc
 def test_layers_are_cut_into_a_store_once(
     draft_path: Path, store: LayerStore, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shares: list[float] = []
-    assert cut_singly(draft_path, store, shares.append, LayerRange(2, 6)) == manifest
-    assert shares[-1] == 1.0
+    assert cut_singly(draft_path, store, LayerRange(2, 6)) == manifest
     (held,) = store.models()
     assert (held.pieces, held.size) == (manifest.pieces[2:6], store.size)
     made: list[int] = []

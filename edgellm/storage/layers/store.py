@@ -41,7 +41,6 @@ from edgellm.storage.layers.incoming_piece import (
 from edgellm.storage.layers.manifest import (
     LayerPiece,
     Manifest,
-    Progress,
     cut_piece,
     describe_pieces,
     known_pieces,
@@ -376,24 +375,22 @@ class LayerStore:
 
 
 def cut_layers(
-    model: ModelFile, manifest: Manifest, layers: LayerRange, store: LayerStore, progress: Progress | None = None
-) -> None:
-    """Cut the pieces of `manifest` for these layers from a model on this device, into a store of this device.
-    `progress` is called with fractions from 0 to 1. Complete pieces are not cut again. Raise InvalidOption without such
-    layers, and errors as `LayerStore.cut` does."""
-    pieces, notify = manifest.covering(layers), progress or (lambda _share: None)
-    total, done = sum(piece.size for piece in pieces), 0
+    model: ModelFile, manifest: Manifest, layers: LayerRange, store: LayerStore,
+    done: Callable[[LayerPiece], object] = lambda _piece: None,
+) -> None:  # fmt: skip
+    """Cut the pieces of `manifest` for these layers from a model on this device, into a store of this device. `done` is
+    called with each complete piece, of which some may be there before. Raise InvalidOption without such layers, and
+    errors as `LayerStore.cut` does."""
+    pieces = manifest.covering(layers)
     with store.receiving(manifest, pieces) as receive:
         for piece in pieces:
             if store.find(piece) is None:
-                with receive(piece) as partial:
-                    partial.restart()
+                with receive(piece) as incoming:
+                    incoming.restart()
                     for portion in cut_piece(model, piece.layers):
-                        partial.append(portion)
-                        notify((done + partial.size) / total)
-                    partial.finish()
-            done += piece.size
-            notify(done / total)
+                        incoming.append(portion)
+                    incoming.finish()
+            done(piece)
 
 
 def gigabytes(size: int) -> str:
