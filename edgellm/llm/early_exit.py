@@ -85,7 +85,7 @@ class EarlyExits:
                 first.close()
                 raise
         lower_part, upper_part = self._parts[layer]
-        return EarlyExitDrafter.open(
+        return EarlyExitDrafter(
             lower_part, upper_part, n_ctx=n_ctx, threads=threads, threshold=threshold,
             layers=tuple(each for each in layers if each < lower_part.n_layer), shared=shared,
         )  # fmt: skip

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, Top2, check_gguf, cut, top2
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, Top2, check_gguf, cut, top2
 from edgellm.engine.gguf.cuttable import check_cuttable
-from edgellm.errors import InvalidOption
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
@@ -45,7 +44,7 @@ class Parts:
         return Context(model, ContextSpec(n_ctx=N_CTX, threads=1))
 
     def drafter(self, threshold: float = 0.7) -> EarlyExitDrafter:
-        return EarlyExitDrafter.open(self.lower, self.upper, n_ctx=N_CTX, threads=1, threshold=threshold)
+        return EarlyExitDrafter(self.lower, self.upper, n_ctx=N_CTX, threads=1, threshold=threshold)
 
     def logits(self, model: Model, ids: Ids) -> Floats:
         """By a context that computes all its layers for every token."""
@@ -139,53 +138,51 @@ def test_whatever_prefixes_come_it_drafts_as_if_nothing_were_cached(
             prefix = prompts[a][:b]
         chunk = drafter.propose(GenerationState(prefix, sampling), gamma)
         parts.check(chunk, prefix, gamma, sampling, threshold)
-        assert drafter._upper.length() <= drafter._lower.length() == len(prefix) + len(chunk) - 1
+        assert drafter._upper.length() <= drafter._context.length() == len(prefix) + len(chunk) - 1
     drafter.close()
 
 
 # --- economy --------------------------------------------------------------------------------------------------------
 
 
-class Counted(Context):
-    """Notes the rows of every call, and whether it stops before the head."""
+def test_rows_wait_and_then_go_through_the_deeper_layers_in_one_batch(
+    parts: Parts, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    with_head: list[bool] = []
+    deeper: list[int] = []
 
-    def __init__(self, model: Model, capture: Capture | None = None) -> None:
-        super().__init__(model, ContextSpec(N_CTX, threads=1), capture=capture)
-        self.calls: list[int] = []
-        self.stops: list[bool] = []
+    class Counted(Context):
+        def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
+            calls.append(len(ids))
+            with_head.append(self.captured is None or not self.captured.stops)
+            return super().decode(ids, seq=seq, outputs=outputs)
 
-    def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
-        self.calls.append(len(ids))
-        self.stops.append(self.captured is not None and self.captured.stops)
-        return super().decode(ids, seq=seq, outputs=outputs)
+        def decode_embeddings(self, rows: Floats, *, seq: int = 0, outputs: int = 1) -> Floats:
+            deeper.append(len(rows))
+            return super().decode_embeddings(rows, seq=seq, outputs=outputs)
 
-    def decode_embeddings(self, rows: Floats, *, seq: int = 0, outputs: int = 1) -> Floats:
-        self.calls.append(len(rows))
-        return super().decode_embeddings(rows, seq=seq, outputs=outputs)
-
-
-def test_rows_wait_and_then_go_through_the_deeper_layers_in_one_batch(parts: Parts, prompts: list[Ids]) -> None:
-    lower, upper = Counted(parts.lower, Capture(outputs=(EXIT,), stop_after=EXIT)), Counted(parts.upper)
-    drafter, prompt = EarlyExitDrafter(lower, upper, threshold=0.0), prompts[1]
+    monkeypatch.setattr("edgellm.spec.drafters.early_exit.Context", Counted)
+    drafter, prompt = parts.drafter(0.0), prompts[1]
     body = len(prompt) - 4
     chunk = drafter.propose(GenerationState(prompt), 6)
     assert chunk.exit_layers == (EXIT,) * 6
     read = [min(32, body - at) for at in range(0, body, 32)]
-    assert lower.calls == [*read, 4, 1, 1, 1, 1, 1]
-    assert lower.stops == [True] * len(read) + [False] * 6  # in a prefill the head stays out
-    assert upper.calls == [body]  # the prompt, but for the few rows that were read with the head
+    assert calls == [*read, 4, 1, 1, 1, 1, 1]
+    assert with_head == [False] * len(read) + [True] * 6
+    assert deeper == [body]  # the prompt, but for the few rows that were read with the head
     drafter._threshold = 1.0
     prefix = np.concatenate((prompt, chunk.ids[:5], [7])).astype(np.int32)
     assert drafter.propose(GenerationState(prefix), 3).exit_layers == (None,) * 3
-    assert lower.calls[-3:] == [1, 1, 1]  # the correction and two drafted tokens; nothing a second time
-    assert upper.calls[1:] == [4 + 5 + 1, 1, 1]  # all that had waited with the correction; nothing a second time
+    assert calls[-3:] == [1, 1, 1]  # the correction and two drafted tokens; nothing a second time
+    assert deeper[1:] == [4 + 5 + 1, 1, 1]  # all that had waited with the correction; nothing a second time
     drafter.close()
 
 
 # --- the rest -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("where", "name"), [("_lower", "decode"), ("_upper", "decode_embeddings")])
+@pytest.mark.parametrize(("where", "name"), [("_context", "decode"), ("_upper", "decode_embeddings")])
 def test_an_interrupted_decode_leaves_nothing_behind(
     parts: Parts, prompts: list[Ids], where: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +198,7 @@ def test_an_interrupted_decode_leaves_nothing_behind(
         patched.setattr(getattr(drafter, where), name, interrupted)
         with pytest.raises(KeyboardInterrupt):
             drafter.propose(GenerationState(prompts[3]), 5)
-    assert drafter._lower.length() == drafter._upper.length() == 0
+    assert drafter._context.length() == drafter._upper.length() == 0
     parts.check(drafter.propose(GenerationState(prompts[3]), 4), prompts[3], 4, GREEDY, 0.7)
     drafter.close()
 
@@ -229,17 +226,3 @@ def test_the_layer_travels_with_the_token_and_verification_stays_lossless(
     assert {layer for _, layer in seen} == {EXIT, None}
     assert {source for source, layer in seen if layer is not None} == {Source.ACCEPTED, Source.DRAFT}
     drafter.close()
-
-
-def test_what_does_not_fit_together_is_refused(parts: Parts) -> None:
-    for threshold in (-0.1, 1.1, float("nan")):
-        with pytest.raises(InvalidOption, match=r"exit threshold .* is not in"):
-            parts.drafter(threshold)
-    lower = Context(parts.lower, ContextSpec(n_ctx=64), capture=Capture(outputs=(EXIT,), stop_after=EXIT))
-    for upper in (Context(parts.upper, ContextSpec(n_ctx=32)), Context(parts.lower, ContextSpec(n_ctx=32))):
-        with pytest.raises(InvalidOption, match=r"do not fit together.* 64 and 32 positions"):
-            EarlyExitDrafter(lower, upper)
-    upper = Context(parts.upper, ContextSpec(n_ctx=64))
-    for capture in (None, Capture(outputs=(EXIT,)), Capture(outputs=(2,), stop_after=EXIT)):
-        with pytest.raises(InvalidOption, match="does not capture the output of its last layer"):
-            EarlyExitDrafter(Context(parts.lower, ContextSpec(n_ctx=64), capture=capture), upper)

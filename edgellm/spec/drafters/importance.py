@@ -7,29 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgellm.engine import Context
-from edgellm.errors import InvalidOption
+from edgellm.engine import Recorder
 from edgellm.spec.types import Floats
 
 _NO_KEYS = slice(0, 0)
 
 
 class AttentionMeter:
-    """A meter of importance from the attention that a context captures, only while drafting."""
+    """A meter of importance from the captured attention, only while drafting."""
 
-    def __init__(self, context: Context, layers: tuple[int, ...]) -> None:
-        """Measure at `layers` of `context`'s model, counted from 0.
-
-        Raises:
-            InvalidOption: the context does not capture these layers.
-        """
-        recorder = context.captured
-        shown = () if recorder is None else recorder.capture.attention
-        if recorder is None or (missing := [layer for layer in layers if layer not in shown]):
-            raise InvalidOption(
-                f"The context does not capture the attention of layer {layers[0] if recorder is None else missing[0]}.",
-                f"Open it with Capture(attention={layers}).",
-            )
+    def __init__(self, recorder: Recorder, layers: tuple[int, ...]) -> None:
+        """Measure at `layers`, counted from 0, whose attention `recorder` captures."""
         self._layers, self._recorder = layers, recorder
         self._rows: list[list[Floats]] = []  # each token's attention in each layer to the chunk (heads, tokens so far)
         self._cells: list[int] = []  # cells of the chunk's tokens, where sequences share cells

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -112,33 +112,22 @@ def within(ids: Ids, shared: int | None) -> Ids:
     return ids if shared is None else np.where(ids < shared, ids, 0).astype(np.int32)
 
 
-def meter_of(context: Context, layers: tuple[int, ...]) -> AttentionMeter | None:
-    """Return a meter of the importance of drafted tokens by the attention of `layers`; None without any.
-
-    Raises:
-        InvalidOption: the context does not capture these layers.
-    """
-    if not layers:
-        return None
-    meter: AttentionMeter = mechanism("importance").AttentionMeter(context, layers)
-    return meter
+Step: TypeAlias = tuple[Floats, Top2, int | None]
+"""A row of logits, its top two, and the layer after which the model was left; None at full depth."""
 
 
 class ModelDrafter(Drafter):
     """A drafter with a model. The context is the drafter's own, and is closed with it. The reply is in sequence 0."""
 
-    keeps_logits = False
+    keeps_logits = exits = False
 
     def __init__(self, model: Model, context: Context, layers: tuple[int, ...] = (), shared: int | None = None) -> None:
-        """Take over `context`. The attention of `layers` is the importance of drafted tokens: the context must capture
-        it, and rows are read only while tokens are drafted. Only ids below `shared` are drafted, where the verifier's
-        vocabulary has another length.
-
-        Raises:
-            InvalidOption: the context does not capture these layers.
-        """
+        """Take over `context`, which captures the attention of `layers`, the importance of drafted tokens. Only ids
+        below `shared` are drafted, where the verifier's vocabulary has another length."""
         self._model, self._context, self._shared = model, context, shared
-        self._meter = meter_of(context, layers)
+        self._meter: AttentionMeter | None = None
+        if layers:
+            self._meter = mechanism("importance").AttentionMeter(context.captured, layers)
 
     def begin(self, state: GenerationState) -> None:
         self._context.set_cancel(state.should_stop, state.prompt_progress(self._model.name))
@@ -151,19 +140,29 @@ class ModelDrafter(Drafter):
         try:
             if meter is not None:
                 meter.pause()
-            feed = prefix[self._sync(prefix) :]
+            row, facts, layer = self._first(state, prefix)
+            if meter is not None:
+                meter.start(len(prefix), gamma)
             while True:
-                row = self._context.decode(feed)[-1, : self._shared]
-                if meter is not None:
-                    meter.record() if chunk.ids else meter.start(len(prefix), gamma)
-                token = chunk.add(row, top2(row), keeps_logits=self.keeps_logits)
+                token = chunk.add(row, facts, layer, keeps_logits=self.keeps_logits)
                 if chunk.full() or self._model.is_eog(token):
                     break
-                feed = np.array([token], dtype=np.int32)
+                row, facts, layer = self._step(np.array([token], dtype=np.int32))
+                if meter is not None:
+                    meter.record()
         except BaseException:  # An interrupted decode leaves an invalid cache.
             self._clear()
             raise
-        return chunk.build(None if meter is None else meter.importance(len(chunk.ids)))
+        return chunk.build(None if meter is None else meter.importance(len(chunk.ids)), exits=self.exits)
+
+    def _first(self, state: GenerationState, prefix: Ids) -> Step:  # noqa: ARG002
+        """Decode what is new in `prefix` (n,), and return the step behind it."""
+        return self._step(prefix[self._sync(prefix) :])
+
+    def _step(self, ids: Ids) -> Step:
+        """Decode `ids`, and return the step behind them."""
+        row = self._context.decode(ids)[-1, : self._shared]
+        return row, top2(row), None
 
     def _sync(self, prefix: Ids) -> int:
         """Have the reply's sequence begin with as much of `prefix` as is known; return how many tokens that are."""

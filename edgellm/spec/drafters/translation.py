@@ -23,9 +23,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edgellm.engine import Context, Model, top2
-from edgellm.spec.drafters.model import ChunkBuilder
-from edgellm.spec.protocols import Drafter
-from edgellm.spec.state import NOT_FILLED, GenerationState
+from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Floats, Ids, Penalties
 
 LEAST_SHARE = 0.5
@@ -131,11 +130,12 @@ class _Own:
     piece: bytes
 
 
-class TranslatedDrafter(Drafter):
-    """A drafter with a model of another tokenizer. The context is the drafter's own, and is closed with it."""
+class TranslatedDrafter(ModelDrafter):
+    """A drafter with a model of another tokenizer."""
 
     def __init__(self, model: Model, context: Context, translation: TokenTranslation) -> None:
-        self._model, self._context, self._translation = model, context, translation
+        super().__init__(model, context)
+        self._translation = translation
         self._forget()
 
     def _forget(self) -> None:
@@ -147,11 +147,7 @@ class TranslatedDrafter(Drafter):
 
     def begin(self, state: GenerationState) -> None:
         self._forget()
-        self._context.set_cancel(state.should_stop, state.prompt_progress(self._model.name))
-        self._context.fill(*NOT_FILLED)
-
-    def end(self) -> None:
-        self._context.set_cancel(None)
+        super().begin(state)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """Draft a chunk; an empty one without a prompt for the draft model, or without room for it."""
@@ -272,6 +268,3 @@ class TranslatedDrafter(Drafter):
             found.append(_Own(token, text[: len(piece)]))
             text = text[len(piece) :]
         return found
-
-    def close(self) -> None:
-        self._context.close()
