@@ -33,7 +33,7 @@ class ForcedVerifier(Verifier):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(self._model.name, self._context.n_ctx, can_be_lost=False)
+        return Capabilities(self._model.name, self._context.n_ctx)
 
     def open(self, state: GenerationState) -> Session:
         self._context.fill(*state.terms.filling)

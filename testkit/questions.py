@@ -154,7 +154,7 @@ class Remembering(Verifier):
     @property
     def capabilities(self) -> Capabilities:
         own = self._verifier.capabilities
-        return Capabilities(own.name, own.context_length, can_be_lost=own.can_be_lost)
+        return Capabilities(own.name, own.context_length)
 
     def open(self, state: GenerationState) -> Session:
         if not state.sampling.greedy:

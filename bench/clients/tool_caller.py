@@ -34,7 +34,7 @@ class ToolCaller(Verifier):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities("caller", 16_384, can_be_lost=False)
+        return Capabilities("caller", 16_384)
 
     def open(self, state: GenerationState) -> Session:
         """Decide the reply to a prompt."""

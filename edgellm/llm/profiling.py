@@ -15,11 +15,11 @@ from edgellm.llm.opening.engine import PairEngine
 from edgellm.llm.pair_stats import LEARNED, PairStats
 from edgellm.spec.gates.fitting import build
 from edgellm.spec.gates.profile import VERSION, Profile, ProfileTerms
-from edgellm.spec.gates.profiler import FirstReply, PairProfiler, RunRecorder
+from edgellm.spec.gates.profiler import ObservedReply, PairProfiler, RunRecorder
 from edgellm.spec.mechanisms import has, mechanism
 from edgellm.spec.ngram.sources import lookup_threshold
 from edgellm.spec.params import BUDGET_CHUNK
-from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.state import GenerationLimits
 from edgellm.spec.types import Notice
 
 _ENOUGH = 64  # verified chunks that make a profile of a new pair
@@ -62,11 +62,10 @@ def profile_pair(
         {**asdict(terms), "layers": list(terms.layers), "most": most, "lookup": options.context_lookup,
          "searches": searches, "version": VERSION, "prompts": _digest(prompts)},
     )  # fmt: skip
-    session = verifier.open(GenerationState())
     try:
         with drafters.taken(DrafterKind(terms.layers)) as drafter:
             limits = GenerationLimits(most, engine.context, gamma)
-            profiler = PairProfiler(drafter, session, draft.is_eog, limits, by_layer=searches)
+            profiler = PairProfiler(drafter, verifier, draft, limits, by_layer=searches)
             for count in range(len(done.runs), len(prompts)):
                 progress(count, len(prompts))
                 done.add(profiler.record(prompts[count], context_lookup=options.context_lookup))
@@ -91,8 +90,6 @@ def profile_pair(
             "Run the same command to continue." if kept else "Nothing is kept of it: start it again.",
             len(done.runs), len(prompts), kept=kept,
         ) from None  # fmt: skip
-    finally:
-        session.close()
     fitted = build(runs, terms, prompts=prompts, hesitates=below)
     profile = replace(fitted, batch_seconds=batch, exits=points)
     done.remove()
@@ -118,7 +115,7 @@ class FirstReplies:
         self._recorder: RunRecorder | None = None
         self._announced = False
 
-    def begin(self, layers: tuple[int, ...], *, improves: bool) -> tuple[FirstReply, list[Notice]]:
+    def begin(self, layers: tuple[int, ...], *, improves: bool) -> tuple[ObservedReply, list[Notice]]:
         """Return the gate of such a reply, which measures the attention of `layers`; and the notices for the user,
         given once. With `improves` the user has asked for the profile, and gets none."""
         notices = []
@@ -128,9 +125,9 @@ class FirstReplies:
                 " the budget is kept from then on. `edgellm profile` makes a better one from your own prompts."
             ))  # fmt: skip
         self._announced = True
-        return FirstReply(layers, improves=improves), notices
+        return ObservedReply(layers, improves=improves), notices
 
-    def end(self, gate: FirstReply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
+    def end(self, gate: ObservedReply, gamma: int, layers: tuple[int, ...]) -> Notice | None:
         """Add such a reply; return a notice for the user once the first replies make a profile."""
         stats, profile = self._stats, self._stats.known_profile
         if profile is not None and not (gate.improves and stats.learns()):  # A concurrent reply was first.

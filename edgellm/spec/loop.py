@@ -90,7 +90,8 @@ def _rounds(
     stats: Summary, *, announce: bool,
 ) -> Generator[Event, None, None]:  # fmt: skip
     """Write the reply as `generate` does, in one channel."""
-    verification = open_verification(verifier, state, alone=drafter.needs_verdict, announce=announce)
+    session = None if verifier is None else verifier.open(state)
+    verification = Verification(state, session, alone=drafter.needs_verdict, announce=announce)
     ahead = partial(drafter.look_ahead, state, gamma=state.limits.gamma)
     try:
         drafter.begin(state)
@@ -132,18 +133,6 @@ def _rounds(
     finally:
         drafter.end()
         verification.close()
-
-
-def open_verification(
-    verifier: Verifier | None, state: GenerationState, *, alone: bool, announce: bool
-) -> Verification:
-    """Return the verdicts of the reply `state`; `alone` and `announce` as for `LossyVerification`."""
-    session = None if verifier is None else verifier.open(state)
-    if verifier is None or session is None or not verifier.capabilities.can_be_lost:
-        return Verification(state, session)
-    from edgellm.spec.lost_verifier import LossyVerification
-
-    return LossyVerification(state, session, alone=alone, announce=announce)
 
 
 def _drafted(state: GenerationState, drafter: Drafter, gamma: int) -> Chunk:

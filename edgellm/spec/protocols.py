@@ -86,7 +86,6 @@ class Capabilities:
     grammars: bool = False  # it follows sampling rules with a constraint
     choice: Choice = WHOLE_ROWS  # the set that tokens are chosen from
     speculator: str = ""  # name of the speculator on the states of sessions in this process
-    can_be_lost: bool = True  # it may be away or busy for a while
 
     def refusal(self, sampling: Sampling) -> str:
         """Return why tokens cannot be chosen by `sampling`, as a clause; "" if they can."""
@@ -107,7 +106,7 @@ class Verifier(ABC):
     @property
     def capabilities(self) -> Capabilities:
         """Return the abilities, which may change when a verifier is replaced."""
-        return Capabilities(self.name, self.context_length, can_be_lost=False)
+        return Capabilities(self.name, self.context_length)
 
     @property
     def shared(self) -> int:

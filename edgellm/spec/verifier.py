@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future, wait
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from time import monotonic, sleep
 from typing import TypeAlias, TypeVar
 
-from edgellm.errors import SAME_VERSION, ProtocolError, Stopped, VerifierLost
+from edgellm.errors import (
+    SAME_VERSION,
+    MeshBroken,
+    ProtocolError,
+    Stopped,
+    VerifierBusy,
+    VerifierLost,
+    VerifierSlow,
+    VerifierUnavailable,
+)  # fmt: skip
 from edgellm.spec.constraint import GrammarState, ReplyGrammar
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Ids, Notice, Sampling, Verdict
@@ -15,7 +26,6 @@ from edgellm.spec.types import Chunk, Decision, Ids, Notice, Sampling, Verdict
 T = TypeVar("T")
 POLL_SECONDS = 0.05  # seconds between two checks for a stopped reply, or a returned verifier
 _LONG = 512  # new tokens of a prefix from which on its reading is reported
-_NO_VERIFIER = Decision(False, "there is no verifier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +103,9 @@ class Session:
         state, self._round = self.state, self._round + 1
         self._read = 0 if self._asked is None else len(self._asked.prefix)
         self._asked = VerifyRequest(
-            self._number,
-            state.sampling,
-            0,
-            prefix,
-            chunk,
-            extra,
-            state.terms.logprobs,
-            self._round,
+            self._number, state.sampling, 0, prefix, chunk, extra, state.terms.logprobs, self._round,
             grammar=self._grammar,
-        )
+        )  # fmt: skip
         self._pending = self._send(self._asked)
         return self._pending
 
@@ -136,39 +139,133 @@ def wait_for_result(future: Future[T], should_stop: Callable[[], bool]) -> T:
     return future.result()
 
 
-class Verification:
-    """The verdicts of one reply, by a verifier that is never away or busy, or by none."""
+LOST = Notice("The verifier is gone. The draft model continues alone, and its tokens are not verified.")
+SLOW = Notice("The verifier takes too long. The draft model continues alone, and its tokens are not verified.")
+BACK = Notice("The verifier is back. Drafts are verified again.")
+FREE = Notice("The verifier is no longer busy. Drafts are verified again.")
 
-    def __init__(self, state: GenerationState, session: Session | None) -> None:
-        self._state, self._session = state, session
+_NO_VERIFIER = Decision(False, "there is no verifier")
+_AWAY, _BUSY = Decision(False, "the verifier is away"), Decision(False, "the verifier is busy")
+_BUSY_LIMIT = 300.0  # seconds that a reply without a draft model waits for a verdict
+_RETRY_SECONDS = 10.0  # seconds that a verifier which was too slow counts as busy
+_MAX_SLOW = 3  # late verdicts in a row before giving up without a draft model
+
+
+def _gone() -> VerifierLost:
+    return VerifierLost(
+        "The verifier is gone, and there is no draft model to continue with.",
+        "Start the verifier again, or add a draft model.",
+    )
+
+
+class Verification:
+    """The verdicts of one reply, with the losses and returns of the verifier turned into notices."""
+
+    def __init__(
+        self, state: GenerationState, session: Session | None, *, alone: bool = False, announce: bool = False
+    ) -> None:
+        """Use `session`; None: there is no verifier. `alone`: there is no drafter, so no reply without the verifier.
+        `announce`: the verifier starts to read the prompt at once, in parallel with the device."""
+        self._state, self._session, self._alone = state, session, alone
+        self._error: VerifierUnavailable | None = None  # why the verifier is away or busy
+        self._slow_verdicts = 0  # consecutive verdicts that were too late
+        self._last_verdict = monotonic()  # time of the last verdict
+        self._notices: list[Notice] = []
+        self._prefill: Future[Verdict] | None = None
+        if announce and session is not None and session.ready():
+            with suppress(VerifierUnavailable):  # The first verdict will raise the error.
+                self._prefill = session.submit(state.ids, Chunk())
 
     def unavailable(self) -> Decision | None:
-        """Return why no verdict can be asked for now, or None where one can."""
-        return _NO_VERIFIER if self._session is None else None
+        """Return why no verdict can be asked for now: the verifier is missing, away or busy."""
+        if self._session is None:
+            return _NO_VERIFIER
+        if self._session.ready():
+            if self._error is not None:
+                self._notify(FREE if isinstance(self._error, VerifierBusy) else BACK)
+            self._error = None
+            return None
+        if self._error is None:
+            self._handle(self._busy_at_first() or _gone())
+        return _BUSY if isinstance(self._error, VerifierBusy) else _AWAY
 
     def verify(self, chunk: Chunk, ahead: Ahead) -> Verdict | None:
-        """Return the verdict on `chunk`, or None if the verifier is unavailable; `ahead` drafts meanwhile."""
-        return None if self._session is None else self._verdict(self._session, chunk, ahead)
+        """Return the verdict on `chunk`, or None if the verifier is unavailable; `ahead` drafts meanwhile. Without a
+        draft, extra tokens are asked for, as many as there is room for."""
+        session, state = self._session, self._state
+        if session is None:
+            return None
+        extra = 0 if len(chunk) else max(0, min(state.limits.extra, state.tokens_left - 1))
+        try:
+            read, self._prefill = self._prefill, None
+            if read is not None and len(chunk):
+                ahead(chunk, until=read.done)
+            before = None if read is None else session.wait(read)
+            pending = session.submit(state.ids, chunk, extra)
+            if len(chunk):
+                ahead(chunk, until=pending.done)
+            verdict = session.wait(pending)
+        except (VerifierBusy, VerifierLost) as error:
+            self._handle(error)
+            return None
+        if before is not None:
+            up, down = verdict.bytes_up + before.bytes_up, verdict.bytes_down + before.bytes_down
+            verdict = replace(verdict, bytes_up=up, bytes_down=down)
+        self._slow_verdicts, self._last_verdict = 0, monotonic()
+        return verdict
 
-    def _verdict(self, session: Session, chunk: Chunk, ahead: Ahead) -> Verdict:
-        """Return the verdict on `chunk`. Without a draft, extra tokens are asked for, as many as there is room for."""
-        room = self._state.tokens_left - len(chunk) - 1
-        extra = 0 if len(chunk) else max(0, min(self._state.limits.extra, room))
-        pending = session.submit(self._state.ids, chunk, extra)
-        if len(chunk):
-            ahead(chunk, until=pending.done)
-        return session.wait(pending)
+    def _busy_at_first(self) -> VerifierBusy | None:
+        """Return the error of a verifier that was too busy to read the prompt."""
+        read = self._prefill
+        error = read.exception() if read is not None and read.done() and not read.cancelled() else None
+        if not isinstance(error, VerifierBusy):
+            return None
+        self._prefill = None
+        return error
+
+    def _handle(self, error: VerifierBusy | VerifierLost) -> None:
+        """Note that the verifier is unavailable. A slow one is asked again later if nothing else can write."""
+        self._error = error
+        if isinstance(error, VerifierBusy):
+            continuation = "The reply waits for it" if self._alone else "The draft model continues alone, unverified"
+            self._notices.append(Notice(f"The verifier is busy for about {error.seconds:.1f} seconds. {continuation}."))
+        elif isinstance(error, VerifierSlow):
+            self._slow_verdicts += 1
+            if self._alone and self._slow_verdicts < _MAX_SLOW:
+                self._error = VerifierBusy(error.what, error.next_step, _RETRY_SECONDS)
+            self._notify(SLOW)
+        else:
+            self._notify(LOST)
+
+    def _notify(self, news: Notice) -> None:
+        if not self._alone:  # Without a drafter, an error ends the reply instead.
+            self._notices.append(news)
 
     def notices(self) -> Iterator[Notice]:
         """Yield the notices since the last call."""
-        return iter(())
+        while self._notices:
+            yield self._notices.pop(0)
 
     def wait_until_ready(self, verdict: Verdict | None) -> Generator[Notice, None, bool]:
         """Wait for a busy verifier after a round without a token. Return True if another round may bring one, False if
         there was no verifier to ask."""
-        yield from ()
         if verdict is not None:
             raise ProtocolError("The verifier's answer contains no token.", SAME_VERSION)
+        if isinstance(self._error, VerifierBusy):
+            yield from self.notices()
+            if (waited := monotonic() - self._last_verdict) > _BUSY_LIMIT:
+                raise VerifierLost(
+                    f"The verifier has been busy for {waited:.0f} seconds, and there is no draft model.",
+                    "Try again later, use another verifier, or add a draft model.",
+                )
+            end = monotonic() + 1.5 * self._error.seconds + 1.0
+            while monotonic() < end:
+                if self._state.should_stop() or self._session is None or self._session.ready():
+                    return True
+                sleep(POLL_SECONDS)
+            self._error = _gone()
+        if self._error is not None:
+            raise self._error if isinstance(self._error, MeshBroken | VerifierSlow) else _gone()
         return False
 
     def close(self) -> None:

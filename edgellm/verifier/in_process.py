@@ -66,7 +66,6 @@ class LocalVerifier(Verifier):
         speculator = "" if model.speculator is None else model.speculator.name
         self._capabilities = Capabilities(
             model.name, context_length, logprobs=True, penalties=True, grammars=True, speculator=speculator,
-            can_be_lost=False,
         )  # fmt: skip
         self._replies: WeakValueDictionary[GenerationState, _OwnContext] = WeakValueDictionary()
 

@@ -59,7 +59,7 @@ class Writer(Verifier):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities("writer", 1000, can_be_lost=False)
+        return Capabilities("writer", 1000)
 
     def open(self, state: GenerationState) -> Session:
         self._prompt = state.prompt_tokens

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from edgellm.errors import EngineFailed, ProtocolError, VerifierLost
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
-from edgellm.spec.lost_verifier import BACK, LOST
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import (
@@ -20,7 +19,7 @@ from edgellm.spec.types import (
     Token,
     Verdict,
 )
-from edgellm.spec.verifier import Session, settled
+from edgellm.spec.verifier import BACK, LOST, Session, settled
 from tests.spec.fakes import FakeDrafter, FakeReply, FakeVerifier, Letters, chain
 from tests.spec.running import BIG, PROMPT, SMALL, CoinGate, alone, check_provenance, ids, notices, run, tokens
 

@@ -12,11 +12,10 @@ from time import monotonic
 import pytest
 
 from edgellm.errors import Stopped, VerifierBusy, VerifierLost, VerifierSlow
-from edgellm.spec.loop import open_verification
-from edgellm.spec.lost_verifier import FIRST_SECONDS, FREE, LOST, MAX_SECONDS, SLOW, VerdictDeadline, VerdictWork
+from edgellm.spec.lost_verifier import FIRST_SECONDS, MAX_SECONDS, VerdictDeadline, VerdictWork
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Source, Verdict
-from edgellm.spec.verifier import Verification, VerifyRequest, wait_for_result
+from edgellm.spec.verifier import FREE, LOST, SLOW, Verification, VerifyRequest, wait_for_result
 from tests.spec.fakes import FakeDrafter, FakeReply, FakeVerifier
 from tests.spec.running import BIG, PROMPT, SMALL, alone, ids, notices, run, tokens
 
@@ -94,7 +93,7 @@ def test_without_a_drafter_a_reply_does_not_wait_for_ever(busy: set[int]) -> Non
 
 
 def test_without_a_drafter_one_that_is_always_busy_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.spec.lost_verifier._BUSY_LIMIT", 0.2)
+    monkeypatch.setattr("edgellm.spec.verifier._BUSY_LIMIT", 0.2)
     with pytest.raises(VerifierLost, match="been busy for"):
         run(None, Busy(BIG, busy=set(range(2, 1000))), max_tokens=12)
 
@@ -150,7 +149,7 @@ class Ahead(FakeDrafter):
 
 def first_verdict(lost: list[int]) -> tuple[Verification, Ahead, Callable[[], Verdict | None]]:
     verifier, state = ReadingVerifier(BIG, lost=lost), GenerationState(PROMPT)
-    verification = open_verification(verifier, state, alone=False, announce=True)
+    verification = Verification(state, verifier.open(state), announce=True)
     (reply,) = verifier.sessions
     assert isinstance(reply, ReadingReply)
     drafter = Ahead(SMALL, asked=lambda: reply.asked, look=lambda: reply.last.look())

@@ -60,9 +60,7 @@ def drafter(draft_model: Model) -> Iterator[ModelDrafter]:
 def watcher(draft_model: Model, verifier_model: Model, drafter: ModelDrafter) -> Iterator[PairProfiler]:
     pool = ContextPool(lambda: Context(verifier_model, ContextSpec(n_ctx=1024, threads=1)))
     verifier = LocalVerifier(verifier_model, pool, 1024)
-    session = verifier.open(GenerationState())
-    yield PairProfiler(drafter, session, draft_model.is_eog, GenerationLimits(MOST, gamma=GAMMA))
-    session.close()
+    yield PairProfiler(drafter, verifier, draft_model, GenerationLimits(MOST, gamma=GAMMA))
     verifier.close()
 
 

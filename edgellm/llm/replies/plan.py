@@ -21,7 +21,7 @@ from edgellm.spec.types import Ids, Notice, Sampling
 
 if TYPE_CHECKING:
     from edgellm.spec.gates.profile import Profile
-    from edgellm.spec.gates.profiler import FirstReply
+    from edgellm.spec.gates.profiler import ObservedReply
 
 MAX_MODEL_DRAFT = 16
 """Maximum tokens of a draft model's chunk if each token is drafted only while it pays."""
@@ -56,7 +56,7 @@ class ReplyPlan:
     branches: int = 0
     acceptance: ConfidenceAcceptance = field(default_factory=ConfidenceAcceptance)
     alpha: float | None = None  # acceptance rate for the paper's rule
-    first: FirstReply | None = None
+    first: ObservedReply | None = None
     gamma: int = MAX_MODEL_DRAFT
     notices: tuple[Notice, ...] = ()
     reasons: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ def _plan_pair(
     wants_profile = needs_profile(options)
     profile = knowledge.profile(wants_profile)
     learns = options.learn_profile and sampling.greedy and _verifies_all(options) and knowledge.learns()
-    first: FirstReply | None = None
+    first: ObservedReply | None = None
     notices: list[Notice] = []
     if learns or (wants_profile and profile is None):
         layers = default_layers(draft)

@@ -1,34 +1,32 @@
 """Observations of a pair, for the fitting of a profile (Synera, section 5).
 
 Offline, prompts are answered with everything verified, and by the draft model alone (`PairProfiler`). A new pair is
-observed in its first replies, in which every chunk is verified (`FirstReply`). Observations are kept in a file, so that
-a run can be continued (`RunRecorder`).
+observed in its first replies, in which every chunk is verified. Observations are kept in a file, so that a run can be
+continued (`RunRecorder`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from time import monotonic, perf_counter, sleep
+from time import monotonic
 from typing import Any
 
-import numpy as np
-
-from edgellm.errors import StateDamaged, VerifierBusy
-from edgellm.spec.gates.offload_policy import TOKENS, signals, surprise
+from edgellm.errors import StateDamaged
+from edgellm.spec.gates.offload_policy import signals, surprise
+from edgellm.spec.loop import Detokenizer, generate
 from edgellm.spec.ngram.sources import MIN_MATCH, ContextLookup, Disagreement, disagreements
-from edgellm.spec.protocols import Drafter, Gate
+from edgellm.spec.protocols import Drafter, Gate, Verifier
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
-from edgellm.spec.types import NO_IDS, Chunk, Decision, Ids, Round, Verdict
-from edgellm.spec.verifier import Session
+from edgellm.spec.stats import Summary
+from edgellm.spec.types import Chunk, Decision, Ids, Round
 from edgellm.storage.state import from_json, read_json_lines, write_state
 
 _EVERY = 20.0  # seconds between two writes of the observations
 _MAX_BYTES = 2**30
-_BUSY_MARGIN = 1.3  # factor of the wait that the verifier asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +37,6 @@ class Seen:
     signals: tuple[float, ...]
     accepted: int
     importance: tuple[float, ...]
-
-    @property
-    def whole(self) -> bool:
-        """Return whether all tokens were accepted."""
-        return self.accepted == self.signals[TOKENS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +49,11 @@ class Run:
     `tokens` the confidence of each token. Then the seconds of each drafted token and of each verification.
     """
 
-    verified: tuple[Seen, ...]
-    alone: tuple[tuple[float, ...], ...]
-    tokens: tuple[float, ...]
-    draft_seconds: tuple[float, ...]
-    verify_seconds: tuple[float, ...]
+    verified: tuple[Seen, ...] = ()
+    alone: tuple[tuple[float, ...], ...] = ()
+    tokens: tuple[float, ...] = ()
+    draft_seconds: tuple[float, ...] = ()
+    verify_seconds: tuple[float, ...] = ()
     disagreements: tuple[Disagreement, ...] = ()
     doubt: float = 1.0
     with_lookup: tuple[Seen, ...] = ()
@@ -71,106 +64,114 @@ class Run:
         return self.with_lookup or self.verified
 
 
-class SeenChunks:
-    """The observed chunks of a reply."""
+def mean_importance(chunk: Chunk) -> tuple[float, ...]:
+    """Return the mean importance of a chunk's tokens; 0 where it was not measured."""
+    return (round(float(chunk.importance.mean()), 6) if len(chunk.importance) else 0.0,)
 
-    def __init__(self) -> None:
-        self.seen: list[Seen] = []
-        self._so_far = 0.0
 
-    def add(self, chunk: Chunk, written: int, verdict: Verdict, importance: tuple[float, ...]) -> None:
-        """Add a chunk behind `written` tokens, and its verdict."""
-        found = signals(chunk, written, self._so_far).round(6)
-        self.seen.append(Seen(tuple(found.tolist()), verdict.accepted, importance))
-        self._so_far += surprise(chunk)
+class ObservedReply(Gate):
+    """The gate of an observed reply: every chunk is verified, or none, and what is seen of it is recorded."""
+
+    def __init__(
+        self, layers: tuple[int, ...] = (), *, improves: bool = False, verifies: bool = True,
+        importance: Callable[[Chunk], tuple[float, ...]] = mean_importance,
+    ) -> None:  # fmt: skip
+        """Have the attention of `layers` measured. `improves`: improve an existing profile. Not `verifies`: the draft
+        model writes alone. `importance` returns that of a chunk, or that in each layer."""
+        self.layers, self.improves, self._verifies, self._importance = layers, improves, verifies, importance
+        self._so_far = 0.0  # surprise of all chunks
+        self._verified: list[Seen] = []
+        self._alone: list[tuple[float, ...]] = []
+        self._tokens: list[float] = []
+        self._draft_seconds: list[float] = []
+        self._verify_seconds: list[float] = []
+        self._disagreements: list[Disagreement] = []
+        self._doubt = 1.0
+
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
+        return Decision(self._verifies, "the pair has no profile yet: every chunk of its first replies is verified")
+
+    def observe(self, state: GenerationState, turn: Round) -> None:
+        chunk, verdict = turn.chunk, turn.verdict
+        if not len(chunk) or (self._verifies and verdict is None):
+            return
+        importance = self._importance(chunk)
+        self._alone.append((round(float(chunk.confidence.mean()), 6), *importance))
+        self._tokens += chunk.confidence.round(6).tolist()
+        if fresh := len(chunk) - chunk.ahead:
+            self._draft_seconds.append(turn.drafting / fresh)
+        if verdict is not None:
+            seen = signals(chunk, state.written, self._so_far).round(6).tolist()
+            self._verified.append(Seen(tuple(seen), verdict.accepted, importance))
+            self._so_far += surprise(chunk)
+            self._verify_seconds.append(verdict.seconds)
+            self._disagreements += disagreements(chunk, verdict)
+            self._doubt = min(self._doubt, _doubt(chunk))
+
+    def run(self) -> Run | None:
+        """Return the observations; None if nothing was drafted. The replies that make a profile are verified, and stand
+        for the draft model's own."""
+        if not self._draft_seconds:
+            return None
+        return Run(
+            tuple(self._verified), tuple(self._alone), tuple(self._tokens), tuple(self._draft_seconds),
+            tuple(self._verify_seconds), tuple(self._disagreements), self._doubt,
+        )  # fmt: skip
+
+
+class _Verified(Drafter):
+    """A drafter whose every chunk is needed: a busy verifier is waited for."""
+
+    needs_verdict = True
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+
+    def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        return self._drafter.propose(state, gamma)
 
 
 class PairProfiler:
     """A greedy run of prompts through a pair, in chunks of the limits' `gamma`."""
 
     def __init__(
-        self, drafter: Drafter, session: Session, is_eog: Callable[[int], bool], limits: GenerationLimits, *,
+        self, drafter: Drafter, verifier: Verifier, vocabulary: Detokenizer, limits: GenerationLimits, *,
         by_layer: bool = False,
     ) -> None:  # fmt: skip
         """Watch the pair write replies. `by_layer`: the drafter tells importance layer by layer."""
-        self._by_layer = by_layer
-        self._drafter, self._session, self._is_eog, self._limits = drafter, session, is_eog, limits
-        self._draft_seconds: list[float] = []
-        self._verify_seconds: list[float] = []
+        self._drafter, self._verifier, self._vocabulary, self._limits = drafter, verifier, vocabulary, limits
+        self._importance = self._by_layer if by_layer else mean_importance
 
     def record(self, prompt: Ids, *, context_lookup: bool = True) -> Run:
         """Return the observations for `prompt`. With `context_lookup`, the context's tokens are compared with the draft
         model's; they replace none of them."""
-        self._draft_seconds, self._verify_seconds = [], []
-        verified, differs, doubt = SeenChunks(), list[Disagreement](), 1.0
-        state = self._looking(prompt, 0.0) if context_lookup else GenerationState(prompt, limits=self._limits)
-        for chunk, verdict in self._chunks(state, verify=True):
-            verified.add(chunk, state.written, verdict, self._importance(chunk))
-            differs += disagreements(chunk, verdict)
-            doubt = min(doubt, _doubt(chunk))
-        state = GenerationState(prompt, limits=self._limits)
-        alone, tokens = list[tuple[float, ...]](), list[float]()
-        for chunk, _ in self._chunks(state, verify=False):
-            alone.append((mean_confidence(chunk), *self._importance(chunk)))
-            tokens += chunk.confidence.round(6).tolist()
-        return Run(
-            tuple(verified.seen), tuple(alone), tuple(tokens),
-            tuple(self._draft_seconds), tuple(self._verify_seconds), tuple(differs), doubt,
-        )  # fmt: skip
+        verified = self._written(prompt, DraftRules(context=ContextLookup(prompt) if context_lookup else None))
+        alone = self._written(prompt, DraftRules(), verifies=False)
+        seconds = verified.draft_seconds + alone.draft_seconds
+        return replace(verified, alone=alone.alone, tokens=alone.tokens, draft_seconds=seconds)
 
     def with_lookup(self, prompt: Ids, run: Run, below: float) -> Run:
         """Return the run with the verified reply in which drafts of less confidence than `below` are replaced by the
         context's token; the reply is written again only if the drafts change."""
         if run.doubt >= below:
             return run
-        verified, state = SeenChunks(), self._looking(prompt, below)
-        for chunk, verdict in self._chunks(state, verify=True):
-            verified.add(chunk, state.written, verdict, ())
-        return replace(run, with_lookup=tuple(verified.seen))
+        again = self._written(prompt, DraftRules(lookup_below=below, context=ContextLookup(prompt)))
+        return replace(run, with_lookup=again.verified)
 
-    def _looking(self, prompt: Ids, below: float) -> GenerationState:
-        rules = DraftRules(lookup_below=below, context=ContextLookup(prompt))
-        return GenerationState(prompt, limits=self._limits, rules=rules)
+    def _written(self, prompt: Ids, rules: DraftRules, *, verifies: bool = True) -> Run:
+        """Write a reply; not `verifies`: the draft model's own."""
+        gate = ObservedReply(verifies=verifies, importance=self._importance)
+        for _ in generate(
+            GenerationState(prompt, limits=self._limits, rules=rules), vocabulary=self._vocabulary, gate=gate,
+            drafter=_Verified(self._drafter) if verifies else self._drafter,
+            verifier=self._verifier if verifies else None, stats=Summary(),
+        ):  # fmt: skip
+            pass
+        return gate.run() or Run()
 
-    def _chunks(self, state: GenerationState, *, verify: bool) -> Iterator[tuple[Chunk, Verdict]]:
-        """Write a reply, and yield its chunks before they are committed; not `verify`: the draft model's own reply."""
-        while tokens_left := state.tokens_left:
-            began = perf_counter()
-            chunk = self._drafter.propose(state, min(self._limits.gamma, tokens_left))
-            self._draft_seconds.append((perf_counter() - began) / len(chunk))
-            verdict = self._verify(state.ids, chunk) if verify else Verdict(len(chunk), NO_IDS)
-            yield chunk, verdict
-            ids = np.append(chunk.ids[: verdict.accepted], verdict.tokens[:1])
-            for token in ids[: state.tokens_left].tolist():
-                state.append(token)
-            if any(map(self._is_eog, ids.tolist())):
-                return
-
-    def _importance(self, chunk: Chunk) -> tuple[float, ...]:
-        if not self._by_layer:
-            return (mean_importance(chunk),)
+    def _by_layer(self, chunk: Chunk) -> tuple[float, ...]:
         layers = self._drafter.importance_by_layer(len(chunk))  # type: ignore[attr-defined]
         return tuple(layers.mean(axis=1).round(6).tolist())
-
-    def _verify(self, ids: Ids, chunk: Chunk) -> Verdict:
-        while True:
-            try:
-                verdict = self._session.submit(ids, chunk).result()
-                break
-            except VerifierBusy as busy:  # Every chunk is needed.
-                sleep(_BUSY_MARGIN * busy.seconds)
-        self._verify_seconds.append(verdict.seconds)
-        return verdict
-
-
-def mean_confidence(chunk: Chunk) -> float:
-    """Return the mean confidence of a chunk's tokens."""
-    return round(float(chunk.confidence.mean()), 6)
-
-
-def mean_importance(chunk: Chunk) -> float:
-    """Return the mean importance of a chunk's tokens; 0 where it was not measured."""
-    return round(float(chunk.importance.mean()), 6) if len(chunk.importance) else 0.0
 
 
 def _doubt(chunk: Chunk) -> float:
@@ -187,8 +188,11 @@ class RunRecorder:
 
     def __init__(self, path: Path | None, terms: Mapping[str, Any] | None = None) -> None:
         """Go on with the file at `path`, None: keep them only in memory. Runs under other `terms` are ignored."""
-        self._path, self._terms = path, dict(terms or {})
-        self.runs = self._load()
+        self._path, self._terms, self.runs = path, dict(terms or {}), list[Run]()
+        with suppress(StateDamaged, ValueError, TypeError, LookupError):
+            rows = path and read_json_lines(path, dict, _MAX_BYTES)
+            if rows and rows[0] == self._terms:
+                self.runs = [from_json(Run, row) for row in rows[1:]]
         self._written, self._written_at = len(self.runs), monotonic()
 
     @property
@@ -220,50 +224,3 @@ class RunRecorder:
         if self._path is not None:
             with suppress(OSError):
                 self._path.unlink(missing_ok=True)
-
-    def _load(self) -> list[Run]:
-        if self._path is None:
-            return []
-        try:
-            rows = read_json_lines(self._path, dict, _MAX_BYTES) or [{}]
-            return [from_json(Run, row) for row in rows[1:]] if rows[0] == self._terms else []
-        except (StateDamaged, ValueError, TypeError, LookupError):
-            return []
-
-
-class FirstReply(Gate):
-    """The gate of a first reply: every chunk is verified, and the verdict recorded."""
-
-    def __init__(self, layers: tuple[int, ...] = (), *, improves: bool = False) -> None:
-        """Measure the attention of `layers` as importance. `improves`: improve an existing profile."""
-        self.layers, self.improves = layers, improves
-        self._verified = SeenChunks()
-        self._alone: list[tuple[float, ...]] = []
-        self._tokens: list[float] = []
-        self._draft_seconds: list[float] = []
-        self._verify_seconds: list[float] = []
-
-    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
-        return _FIRST
-
-    def observe(self, state: GenerationState, turn: Round) -> None:
-        chunk, verdict = turn.chunk, turn.verdict
-        if not len(chunk) or verdict is None:
-            return
-        importance = (mean_importance(chunk),)
-        self._verified.add(chunk, state.written, verdict, importance)
-        self._alone.append((mean_confidence(chunk), *importance))
-        self._tokens += chunk.confidence.tolist()
-        if fresh := len(chunk) - chunk.ahead:
-            self._draft_seconds.append(turn.drafting / fresh)
-        self._verify_seconds.append(verdict.seconds)
-
-    def run(self) -> Run | None:
-        """Return the reply as `PairProfiler.record` does; None if nothing was verified."""
-        if not self._draft_seconds:
-            return None
-        times = tuple(self._draft_seconds), tuple(self._verify_seconds)
-        return Run(tuple(self._verified.seen), tuple(self._alone), tuple(self._tokens), *times)
-
-
-_FIRST = Decision(True, "the pair has no profile yet: every chunk of its first replies is verified")
