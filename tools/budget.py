@@ -89,7 +89,7 @@ class Code:
 
     def numbers(self, package: str = "") -> int:
         """Return the numeric constants of modules, below `package` if given."""
-        trees = [tree for path, tree in self.trees.items() if not package or package in path.parts]
+        trees = [tree for path, tree in self.trees.items() if f"/edgellm/{package}" in path.as_posix()]
         return sum(map(_numbers, chain.from_iterable(tree.body for tree in trees)))
 
 
