@@ -33,11 +33,9 @@ from edgellm.isolation.serving import LENGTH, OUT_OF_MEMORY, READY, pack, unpack
 
 GRACE_SECONDS = 30.0  # wall time of an answer beyond ten times its processor time
 _POLL_SECONDS = 0.02  # time between two checks of the child
-_FIRST_POLL_SECONDS = 0.001
 _LATE_SECONDS = 0.25  # most silence counted between two checks: a longer gap means a suspended process or machine
 _HEAD = 2**16  # most bytes of an answer's head
-_SAID = 4_096  # characters of the child's own error
-_TAIL = 4_096  # bytes of the last output
+_SAID = 4_096  # characters of the child's own error, and bytes of its last output
 _FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"})  # signals of the system or a user
 
 
@@ -176,7 +174,7 @@ class Child:
         kept."""
         with suppress(OSError, ValueError):
             if self._output is not None:
-                self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - _TAIL))
+                self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - _SAID))
                 lines = self._output.read().decode("utf-8", "replace").splitlines()[-3:]
                 return "; ".join("".join(filter(str.isprintable, line)).strip() for line in lines if line.strip())
         return ""
@@ -235,13 +233,11 @@ class Call:
             ChildKilled: a user or the system ended the child.
             BrokenPipeError: the child had gone before it was asked, or ended as if it had nothing more to do.
         """
-        wait = _FIRST_POLL_SECONDS
         try:
             while True:
                 try:
-                    heard = self._heard.get(timeout=wait)
+                    heard = self._heard.get(timeout=_POLL_SECONDS)
                 except queue.Empty:
-                    wait = min(2 * wait, _POLL_SECONDS)
                     if stopped is not None and stopped():
                         raise Stopped from None
                     self._check(None if signs is None else signs())

@@ -67,9 +67,7 @@ def add_server(port: int) -> tuple[str, ...]:
 
 def serve(port: int, threads: int, devices: Sequence[str], cache: Path | None = None) -> None:
     """Serve devices of this process, by their names, at a port of this machine; return only where that is impossible.
-    Large weights are kept in the folder `cache`, by hash, so that they need not be sent again. Raises EngineFailed:
-    llama.cpp is compiled without the backend."""
-    require()
+    Large weights are kept in the folder `cache`, by hash, so that they need not be sent again."""
     run = function(
         "ggml_backend_rpc_start_server", None,
         ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p),
@@ -114,29 +112,24 @@ def require_server() -> tuple[str, Path | None]:
     return what, program
 
 
-class RpcServer:
+class RpcServer(Child):
     """An RPC server in a child process, for one client; it ends with this object, at the latest."""
 
     def __init__(
-        self,
-        hardware: Hardware,
-        devices: Sequence[str] = ("CPU",),
-        *,
-        memory: int | None = None,
-        cache: Path | None = None,
+        self, hardware: Hardware, devices: Sequence[str] = ("CPU",), *, memory: int = 0, cache: Path | None = None
     ) -> None:
         """Start the process, and return when it listens. It computes on `devices`: the processor, with the threads of
-        `hardware`, or graphics cards. Beside its own memory it gets `memory` bytes at most, where the system can limit
-        that. Large weights are kept in the folder `cache`. Raises EngineFailed: nothing here can serve, or the server
-        does not start."""
+        `hardware`, or graphics cards. Beside its own memory it gets `memory` bytes at most, if not 0, where the system
+        can limit that. Large weights are kept in the folder `cache`. Raises EngineFailed: nothing here can serve, or
+        the server does not start."""
         _what, program = require_server()
         with socket.create_server((HOST, 0)) as free:
             self.port: int = free.getsockname()[1]
-        self._child = Child(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1"})
+        super().__init__(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1"})
         try:
-            self._child.call(
+            self.call(
                 "serve", Limits(), port=self.port, threads=hardware.threads or available_threads(),
-                devices=list(devices), memory=memory or 0, program=str(program or ""), cache=str(cache or ""),
+                devices=list(devices), memory=memory, program=str(program or ""), cache=str(cache or ""),
             )  # fmt: skip
             self._wait_until_listening()
         except ChildFailed as error:
@@ -144,24 +137,6 @@ class RpcServer:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def pid(self) -> int:
-        """The number of the process."""
-        return self._child.pid
-
-    @property
-    def alive(self) -> bool:
-        """Return whether the process runs."""
-        return self._child.alive
-
-    def last_words(self) -> str:
-        """Return the end of what the process has printed, in one line without control characters."""
-        return self._child.last_words()
-
-    def close(self) -> None:
-        """End the process, even if it computes."""
-        self._child.close()
 
     def _wait_until_listening(self) -> None:
         """Wait for the child itself to listen at its port: another program may have taken it meanwhile."""
@@ -198,35 +173,26 @@ def functions(_report: Report) -> Functions:
 def _serve(
     _data: memoryview, port: int, threads: int, devices: list[str], memory: int, program: str, cache: str
 ) -> None:
-    """Begin to serve, until the process ends; `memory`, `program` and `cache` may be missing: 0 or ""."""
+    """Begin to serve, until the process ends. `memory`, `program` and `cache` may be missing: 0 or ""."""
     be_killed_first()
     limit("RLIMIT_CORE", 0)
     if memory:
         limit("RLIMIT_DATA", memory + _BESIDE)
     if not program:
         require()
-        folder = None
-        if cache:
-            folder = Path(cache) / _HASHED
+        folder = Path(cache) / _HASHED if cache else None
+        if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         atexit.register(os._exit, 0)  # llama.cpp still serves
-        threading.Thread(target=_until_it_ends, args=(port, threads, devices, folder), daemon=True).start()
+
+        def serve_for_good() -> None:
+            serve(port, threads, devices, folder)
+            os._exit(1)
+
+        threading.Thread(target=serve_for_good, daemon=True).start()
         return
-    options = ["-H", HOST, "-p", str(port), "-t", str(threads), "-d", ",".join(devices)]
-    environment = {**os.environ}
-    if cache:
-        options.append("-c")
-        environment["LLAMA_CACHE"] = cache
-    served = subprocess.Popen([program, *options], env=environment, stdin=subprocess.DEVNULL)
-    atexit.register(_kill, served)
+    options = ["-H", HOST, "-p", str(port), "-t", str(threads), "-d", ",".join(devices), *(["-c"] if cache else [])]
+    served = subprocess.Popen([program, *options], env={**os.environ, "LLAMA_CACHE": cache}, stdin=subprocess.DEVNULL)
+    atexit.register(served.wait)
+    atexit.register(served.kill)
     threading.Thread(target=lambda: os._exit(served.wait() or 1), daemon=True).start()
-
-
-def _until_it_ends(port: int, threads: int, devices: Sequence[str], folder: Path | None) -> None:
-    serve(port, threads, devices, folder)
-    os._exit(1)
-
-
-def _kill(served: subprocess.Popen[bytes]) -> None:
-    served.kill()
-    served.wait()

@@ -132,10 +132,10 @@ def place_over_rpc(file: ModelFile, survey: Survey, workload: Workload) -> RpcPl
         kept = min(1.0, offer.cached / total)
         sites.append(RpcSite(device, fleet.links[HERE, name], fleet.links[name, HERE], kept))
     home = RpcHome(
-        known[HERE], tuple(sites), costs, max(1, workload.tokens_in), workload.tokens_out, workload.objective,
+        RpcSite(known[HERE]), tuple(sites), costs, max(1, workload.tokens_in), workload.tokens_out, workload.objective,
         cards=bool(unit.name), cold=workload.cold,
     )  # fmt: skip
-    return RpcPlacement(plan_rpc(home), {name: survey.workers[name] for name in given}, tuple(left_out))
+    return replace(plan_rpc(home), workers={name: survey.workers[name] for name in given}, left_out=tuple(left_out))
 
 
 def _ask_offers(workers: Mapping[str, Worker]) -> tuple[dict[str, RpcOffer], list[tuple[str, str]]]:

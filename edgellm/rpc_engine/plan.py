@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -75,11 +75,12 @@ class RpcModelCosts:
 
 @dataclass(frozen=True, slots=True)
 class RpcSite:
-    """A device that serves, the lines to it and back, and the share of the model's weights that is on its disk."""
+    """A device that holds layers, the lines to it and back, and the share of the model's weights that is on its disk
+    already. Nothing has to be sent to the asking device itself."""
 
     device: Device
-    up: Link
-    down: Link
+    up: Link = Link(math.inf)
+    down: Link = Link(math.inf)
     kept: float = 0.0
 
 
@@ -94,10 +95,6 @@ class RpcOption:
     token_s: float
     reply_s: float
 
-    def seconds(self, objective: Objective) -> float:
-        """Return the time that an objective minimises."""
-        return self.reply_s if objective == "reply" else self.ttft_s
-
 
 @dataclass(frozen=True, slots=True)
 class RpcHome:
@@ -107,7 +104,7 @@ class RpcHome:
     False everything is loaded. Costs below are seconds to load, for the prompt, and for a further token, (3,).
     """
 
-    here: Device
+    here: RpcSite
     sites: tuple[RpcSite, ...]
     model: RpcModelCosts
     tokens_in: int
@@ -116,14 +113,18 @@ class RpcHome:
     cards: bool = False
     cold: bool = True
 
+    def seconds(self, option: RpcOption) -> float:
+        """Return the time of an option that the objective minimises."""
+        return option.reply_s if self.objective == "reply" else option.ttft_s
+
     def options(self) -> Iterator[RpcOption]:
         """Yield the best way with each set of devices that can hold the model, the asking device alone first."""
         sites = self.sites[:_MOST]
         for chosen in (some for count in range(len(sites) + 1) for some in combinations(sites, count)):
-            heads: Sequence[RpcSite | None] = [None] if self.cards or not chosen else chosen
+            heads = [self.here] if self.cards or not chosen else chosen
             found = [option for head in heads if (option := self._option(chosen, head)) is not None]
             if found:
-                yield min(found, key=lambda option: option.seconds(self.objective))
+                yield min(found, key=self.seconds)
 
     def whole(self) -> Iterator[RpcOption]:
         """Yield the way with the whole model on each other device, from its own disk, and nothing but ids between."""
@@ -136,13 +137,13 @@ class RpcHome:
                 cost += (model.size / site.device.disk, trip, trip)
                 yield self._timed((StageShare(site.device.name, LayerRange(0, model.layers)),), cost)
 
-    def _option(self, chosen: Sequence[RpcSite], head: RpcSite | None) -> RpcOption | None:
-        """Return the best way with these devices, each with at least a layer, and this device; `head` has the head,
-        None for this device. Return None if they cannot hold the model."""
-        places: list[RpcSite | None] = [*sorted(chosen, key=lambda site: site is head), None]
+    def _option(self, chosen: Sequence[RpcSite], head: RpcSite) -> RpcOption | None:
+        """Return the best way with the `chosen` devices, each with at least a layer, the asking device, and the head on
+        one of them. Return None if they cannot hold the model."""
+        places = [*sorted(chosen, key=lambda site: site is head), self.here]
         each = [self._layer(site) for site in places]
         room = [self._room(site, site is head) for site in places]
-        counts = [int(site is not None) for site in places]
+        counts = [*[1] * len(chosen), 0]
         left = self.model.layers - len(chosen)
         if left < 0 or any(most < count for most, count in zip(room, counts, strict=True)):
             return None
@@ -153,14 +154,17 @@ class RpcHome:
             left -= more
         if left:
             return None
-        cost = self._head(head) + sum(count * one for count, one in zip(counts, each, strict=True))
-        cost += sum((self._traffic(site, logits=site is head) for site in chosen), np.zeros(3))
+        cost = self._loaded(head, self.model.head)
+        cost += self._computed(head.device, self.model.head, self.model.head_products, rows=1)
+        for site, count, layer in zip(places, counts, each, strict=True):
+            cost += count * layer + self._traffic(site, logits=site is head)
         shares, first = [], 0
-        for at in range(len(places)) if self.cards else (len(chosen), *range(len(chosen))):
+        for at in range(
+            -1 + self.cards, len(chosen) + self.cards
+        ):  # the asking device has the last layers, or the first
             if counts[at]:
-                site, layers = places[at], LayerRange(first, first + counts[at])
-                shares.append(StageShare(HERE if site is None else site.device.name, layers))
-                first = layers.stop
+                shares.append(StageShare(places[at].device.name, LayerRange(first, first + counts[at])))
+                first += counts[at]
         return self._timed(tuple(shares), cost)
 
     @property
@@ -172,31 +176,24 @@ class RpcHome:
         load, prompt, token = map(float, (cost + np.array((START_SECONDS, 0.0, 0.0))) * (self.cold, 1.0, 1.0))
         return RpcOption(shares, load, load + prompt, token, load + prompt + self._further * token)
 
-    def _room(self, site: RpcSite | None, head: bool) -> int:
+    def _room(self, site: RpcSite, head: bool) -> int:
         """Return how many layers fit a device."""
         model = self.model
-        memory = self.here.memory - model.embedding if site is None else site.device.memory
-        memory -= model.compute + model.head * head
+        memory = site.device.memory - model.compute - model.head * head - model.embedding * (site is self.here)
         return max(0, math.floor(memory / (sum(model.layer_bytes) / model.layers + model.cache)))
 
-    def _layer(self, site: RpcSite | None) -> Floats:
+    def _layer(self, site: RpcSite) -> Floats:
         """Return the cost of an average layer."""
-        model, device = self.model, self.here if site is None else site.device
+        model = self.model
         size, read, products = (
             sum(part) / model.layers for part in (model.layer_bytes, model.token_bytes, model.products)
         )
-        return self._loaded(site, size) + self._computed(device, read, products)
+        return self._loaded(site, size) + self._computed(site.device, read, products)
 
-    def _head(self, site: RpcSite | None) -> Floats:
-        model, device = self.model, self.here if site is None else site.device
-        return self._loaded(site, model.head) + self._computed(device, model.head, model.head_products, rows=1)
-
-    def _loaded(self, site: RpcSite | None, size: float) -> Floats:
+    def _loaded(self, site: RpcSite, size: float) -> Floats:
         """Return the cost of loading: each tensor in turn is read, and then sent, or read there by its hash."""
-        seconds = size / self.here.disk
-        if site is not None:
-            seconds += site.kept * size / site.device.disk + (1.0 - site.kept) * 8.0 * size / site.up.rate
-        return np.array([seconds, 0.0, 0.0])
+        there = site.kept * size / site.device.disk + (1.0 - site.kept) * 8.0 * size / site.up.rate
+        return np.array([size / self.here.device.disk + there, 0.0, 0.0])
 
     def _computed(self, device: Device, read: float, products: float, rows: int | None = None) -> Floats:
         one = read / device.bandwidth if device.bandwidth else 2.0 * products / device.speed(1)
@@ -214,31 +211,41 @@ class RpcHome:
 
 
 @dataclass(frozen=True, slots=True)
-class RpcPlan:
+class RpcPlacement:
     """The best way over RPC for a `home`; this device `alone`, None without the memory; and `elsewhere`, the best other
-    device that can hold the whole model and verify there, if any: its one share names it."""
+    device that can hold the whole model and verify there, if any: its one share names it.
+
+    `workers`: the devices that serve. `left_out`: devices that cannot be used, each with the reason.
+    """
 
     home: RpcHome
     option: RpcOption
     alone: RpcOption | None
     elsewhere: RpcOption | None
+    workers: Mapping[str, Worker] = field(default_factory=dict)
+    left_out: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def shares(self) -> tuple[StageShare, ...]:
+        """The layers of each device."""
+        return self.option.shares
 
     @property
     def advice(self) -> str:
         """The best way and its reason, in a sentence or two."""
-        best, goal = self.option, self.home.objective
-        taken = format_seconds(best.seconds(goal))
+        best, seconds = self.option, self.home.seconds
+        taken = format_seconds(seconds(best))
         if best == self.alone:
             text = f"Use this device alone: {taken}, and no other one makes it faster."
         else:
             alone = "it does not fit this device alone"
             if self.alone is not None:
-                alone = f"instead of {format_seconds(self.alone.seconds(goal))} on this device alone"
+                alone = f"instead of {format_seconds(seconds(self.alone))} on this device alone"
             text = f"Over RPC on {' and '.join(share.name for share in best.shares)}: {taken}; {alone}."
         if (better := self.one_each) is not None:
             text += (
                 f" Better is one model each: with the whole model on {better.shares[0].name}, which verifies what this"
-                f" device drafts, it takes {format_seconds(better.seconds(goal))} and"
+                f" device drafts, it takes {format_seconds(seconds(better))} and"
                 f" {format_seconds(better.token_s)} for each further token, against {format_seconds(best.token_s)}."
             )
         return text
@@ -246,29 +253,40 @@ class RpcPlan:
     @property
     def one_each(self) -> RpcOption | None:
         """The way with the whole model on one other device if that beats any split; else None."""
-        other, goal = self.elsewhere, self.home.objective
-        if other is None or other.seconds(goal) > (1.0 - MIN_SAVING) * self.option.seconds(goal):
+        other, seconds = self.elsewhere, self.home.seconds
+        return None if other is None or seconds(other) > (1.0 - MIN_SAVING) * seconds(self.option) else other
+
+    def one_model_each(self, model: str) -> str | None:
+        """Return the commands with which the whole `model`, as the user calls it, verifies on one other device; None if
+        that is not better than any split."""
+        if (way := self.one_each) is None:
             return None
-        return other
+        name = way.shares[0].name
+        return (
+            f"For that, run on {name}: edgellm serve --role verifier -m {model}; and here: edgellm chat --peer {name}"
+        )
+
+    def again(self, names: Collection[str]) -> tuple[StageShare, ...]:
+        """Return the layers of each device with which a reply goes on soonest over the devices of these names. Raises
+        PlanImpossible: they cannot hold the model."""
+        left = tuple(site for site in self.home.sites if site.device.name in names)
+        return plan_rpc(replace(self.home, sites=left, objective="reply", cold=True)).shares
 
 
-def plan_rpc(home: RpcHome) -> RpcPlan:
+def plan_rpc(home: RpcHome) -> RpcPlacement:
     """Return the best way to hold the model on the devices of the `home`. Raises PlanImpossible: the devices together
     cannot hold it."""
     options, model = list(home.options()), home.model
     if not options:
-        have = sum(max(0.0, site.device.memory) for site in home.sites) + home.here.memory
+        have = sum(max(0.0, site.device.memory) for site in (home.here, *home.sites))
         raise PlanImpossible(
             f"{model.name} needs {(model.size + model.layers * model.cache) / 1e9:.1f} GB with its caches, and the"
             f" devices have {have / 1e9:.1f} GB.",
             "Choose a smaller model or quantisation, a shorter context, or add a device.",
         )
-
-    def seconds(option: RpcOption) -> float:
-        return option.seconds(home.objective)
-
     alone = options[0] if [share.name for share in options[0].shares] == [HERE] else None
-    return RpcPlan(home, min(options, key=seconds), alone, min(home.whole(), key=seconds, default=None))
+    elsewhere = min(home.whole(), key=home.seconds, default=None)
+    return RpcPlacement(home, min(options, key=home.seconds), alone, elsewhere)
 
 
 def rpc_costs(file: ModelFile, cache: float = 0.0, compute: float = 0.0) -> RpcModelCosts:
@@ -310,38 +328,6 @@ def _used_experts(header: GgufHeader) -> float:
     return min(1.0, used / all_of_them)
 
 
-@dataclass(frozen=True, slots=True)
-class RpcPlacement:
-    """The best `plan` for a model over the measured devices. `left_out`: devices that cannot be used, each with the
-    reason."""
-
-    plan: RpcPlan
-    workers: Mapping[str, Worker]
-    left_out: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def shares(self) -> tuple[StageShare, ...]:
-        """The layers of each device."""
-        return self.plan.option.shares
-
-    def one_model_each(self, model: str) -> str | None:
-        """Return the commands with which the whole `model`, as the user calls it, verifies on one other device; None if
-        that is not better than any split."""
-        if (way := self.plan.one_each) is None:
-            return None
-        name = way.shares[0].name
-        return (
-            f"For that, run on {name}: edgellm serve --role verifier -m {model}; and here: edgellm chat --peer {name}"
-        )
-
-    def again(self, names: Collection[str]) -> tuple[StageShare, ...]:
-        """Return the layers of each device with which a reply goes on soonest over the devices of these names. Raises
-        PlanImpossible: they cannot hold the model."""
-        home = self.plan.home
-        left = tuple(site for site in home.sites if site.device.name in names)
-        return plan_rpc(replace(home, sites=left, objective="reply", cold=True)).option.shares
-
-
 def by_memory(model: RpcModelCosts, memory: Mapping[str, int]) -> tuple[StageShare, ...]:
     """Return shares of a model on this device and others, by nothing but their free `memory`. Raises PlanImpossible: it
     is too little for all."""
@@ -351,4 +337,4 @@ def by_memory(model: RpcModelCosts, memory: Mapping[str, int]) -> tuple[StageSha
     )
     line = Link(here.uplink, here.latency)
     sites = tuple(RpcSite(device, line, line) for device in others)
-    return plan_rpc(RpcHome(here, sites, model, 1, 64, "reply")).option.shares
+    return plan_rpc(RpcHome(RpcSite(here), sites, model, 1, 64, "reply")).shares

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class ProcessSilent(DeviceLost):
         self.seconds = seconds
 
 
-class ModelProcess:
+class ModelProcess(Child):
     """A process that loads one model and decodes. For one thread at a time, but any thread may `kill` it.
 
     Its context has the methods of `edgellm.engine.Context` that a verifier's engine needs. When the process has ended,
@@ -65,15 +66,10 @@ class ModelProcess:
         self._sequences = Sequences(sizes.n_seq, sizes.n_ctx)
         how = {name: getattr(hardware, name) for name in ("threads", "cache_type", "flash_attn")}
         self._described = {"path": str(model), "sizes": asdict(sizes), "hardware": how}
-        self._child = Child(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1"})
-        self._child.start()
-        self._silence = float("inf")
+        self._silence = inf
         self._signs: Callable[[], object] = lambda: None
-
-    @property
-    def pid(self) -> int:
-        """The number of the process."""
-        return self._child.pid
+        super().__init__(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1"})
+        self.start()
 
     def expect(self, silence: float, signs: Callable[[], object] | None = None) -> None:
         """From now on, end the process during an order, which then raises ProcessSilent, after `silence` seconds
@@ -139,14 +135,6 @@ class ModelProcess:
         self._sequences.lengths[seq] = 0
         self._ask("clear", seq=seq)
 
-    def kill(self) -> None:
-        """End the process at once, even if it computes; whoever waits for it gets DeviceLost."""
-        self._child.kill()
-
-    def close(self) -> None:
-        """End the process, and release what it needed."""
-        self._child.close()
-
     def _ask(
         self, name: str, data: bytes = b"", size: int = 0, progress: Callable[[float], None] | None = None,
         **fields: object,
@@ -154,7 +142,7 @@ class ModelProcess:
         """Return the answer to an order, with `size` bytes. Raise the error that the child reports, or DeviceLost if
         the process has ended or answers wrongly: a server's data may have taken it over."""
         try:
-            call = self._child.submit(name, Limits(size, silence=self._silence), data, **fields)
+            call = self.submit(name, Limits(size, silence=self._silence), data, **fields)
             found = call.result(progress=progress, signs=self._signs)
         except ChildSilent as error:
             raise ProcessSilent(
@@ -167,8 +155,8 @@ class ModelProcess:
         return found
 
     def _ended(self) -> DeviceLost:
-        words = self._child.last_words()
-        self._child.close()
+        words = self.last_words()
+        self.close()
         return DeviceLost(
             f"The process that holds the model over RPC has ended: {words or 'without a word'}.", "Ask again."
         )

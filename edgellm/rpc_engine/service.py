@@ -137,7 +137,7 @@ class RpcEngineService(Service):
 
         def start() -> _Served:
             folder = self._tensors.open(owner, begin.weights)
-            memory = None if unit.name else begin.memory  # a card's driver maps further memory, not to be told apart
+            memory = 0 if unit.name else begin.memory  # a card's driver maps further memory, not to be told apart
             return _Served(owner, RpcServer(unit.hardware, unit.devices, memory=memory, cache=folder), folder)
 
         return await made_in_thread(start, lambda session: session.server.close())

@@ -11,7 +11,7 @@ import pytest
 from edgellm.coldstart.hardware import Device, Link
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import HERE
-from edgellm.rpc_engine.plan import RpcHome, RpcModelCosts, RpcPlan, RpcSite, by_memory, plan_rpc
+from edgellm.rpc_engine.plan import RpcHome, RpcModelCosts, RpcPlacement, RpcSite, by_memory, plan_rpc
 
 MB = 10**6
 
@@ -31,9 +31,9 @@ def site(one: Device, *, rate: float = 1e9, latency: float = 1e-3, kept: float =
     return RpcSite(one, Link(rate, latency), Link(rate, latency), kept)
 
 
-def planned(here: Device, sites: list[RpcSite], model: RpcModelCosts, tokens_out: int = 64) -> RpcPlan:
+def planned(here: Device, sites: list[RpcSite], model: RpcModelCosts, tokens_out: int = 64) -> RpcPlacement:
     """The plan for a whole reply to 128 tokens."""
-    return plan_rpc(RpcHome(here, tuple(sites), model, 128, tokens_out, "reply"))
+    return plan_rpc(RpcHome(RpcSite(here), tuple(sites), model, 128, tokens_out, "reply"))
 
 
 def test_this_device_alone_if_others_only_cost_time() -> None:

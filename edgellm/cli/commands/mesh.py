@@ -376,7 +376,7 @@ class Spread:
         from edgellm.mesh import part_of
 
         placed: RpcPlacement = part_of("rpc", "opening").place_over_rpc(self.file, survey, workload)
-        say(placed.plan.advice, style="dim")
+        say(placed.advice, style="dim")
         if (better := placed.one_model_each(self.model)) is not None:
             _notify(better)
         if self.explain:

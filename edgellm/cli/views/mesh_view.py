@@ -188,30 +188,29 @@ def figures(found: Plan, milliseconds: float) -> dict[str, Any]:
 
 def print_rpc_plan(placed: RpcPlacement, model: str) -> None:
     """Print which device holds which layers, the times beside those of other ways, and the advice."""
-    plan, costs, console = placed.plan, placed.plan.home.model, out()
+    costs, console = placed.home.model, out()
     all_bytes = size(sum(costs.layer_bytes) + costs.head)
-    about = f"{one_line(costs.name)}: {costs.layers} layers, {all_bytes}, over llama.cpp's RPC; {_goal(plan.home)}"
+    about = f"{one_line(costs.name)}: {costs.layers} layers, {all_bytes}, over llama.cpp's RPC; {_goal(placed.home)}"
     layers = table("DEVICE", "LAYERS", "SIZE", right=("LAYERS", "SIZE"))
     for share in placed.shares:
         layers.add_row(one_line(share.name), str(share.layers), size(costs.weights(share.layers)))
     for name, why in placed.left_out:
         layers.add_row(one_line(name), "-", one_line(why), style="dim")
-    elsewhere = plan.elsewhere
+    elsewhere = placed.elsewhere
     ways = _ways(
-        ("this plan", plan.option, ""),
-        ("this device alone", plan.alone, ""),
+        ("this plan", placed.option, ""),
+        ("this device alone", placed.alone, ""),
         ("one model each", elsewhere, f"whole on {one_line(elsewhere.shares[0].name)}" if elsewhere else ""),
     )
     for part in (about, "", layers, "", ways, ""):
         console.print(part)
-    console.print(Text(plan.advice, style="bold"), soft_wrap=True)
+    console.print(Text(placed.advice, style="bold"), soft_wrap=True)
     if (better := placed.one_model_each(model)) is not None:
         console.print(Text(better), soft_wrap=True)
 
 
 def rpc_figures(placed: RpcPlacement) -> dict[str, Any]:
     """Return the plan for a script; layers are counted from 1, both ends included."""
-    plan = placed.plan
 
     def times(way: RpcOption | None) -> dict[str, Any] | None:
         return None if way is None else {
@@ -223,8 +222,8 @@ def rpc_figures(placed: RpcPlacement) -> dict[str, Any]:
         }  # fmt: skip
 
     return {
-        "plan": times(plan.option), "alone": times(plan.alone), "one_model_each": times(plan.elsewhere),
-        "objective": plan.home.objective, "advice": plan.advice,
+        "plan": times(placed.option), "alone": times(placed.alone), "one_model_each": times(placed.elsewhere),
+        "objective": placed.home.objective, "advice": placed.advice,
         "left_out": [{"device": name, "reason": why} for name, why in placed.left_out],
     }  # fmt: skip
 

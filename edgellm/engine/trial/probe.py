@@ -227,16 +227,15 @@ def try_in_child(probe: Probe, progress: Callable[[float], None] | None = None, 
     return TrialChild(probe, **environment).outcome(progress)
 
 
-class TrialChild:
+class TrialChild(Child):
     """A child process that loads and tests a model. Close it where its outcome is not asked for."""
 
     def __init__(self, probe: Probe, **environment: str) -> None:
         """Start it with these variables. Raises EngineFailed if that fails."""
         eagle3 = probe.eagle3
-        self._child = Child(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1", **environment})
-        self._child.start()
-        self.close = self._child.close
-        self._call = self._child.submit(
+        super().__init__(_KIND, environment={**os.environ, "GGML_NO_BACKTRACE": "1", **environment})
+        self.start()
+        self._trial = self.submit(
             "try_model", Limits(), path=str(probe.paths[0]), eagle3="" if eagle3 is None else str(eagle3.path),
             size=sum(header.file_size for header in (*probe.headers, *(() if eagle3 is None else eagle3.parts))),
             hardware={name: getattr(probe.hardware, name) for name in TRIED},
@@ -246,15 +245,15 @@ class TrialChild:
     def outcome(self, progress: Callable[[float], None] | None = None) -> LoadTrial:
         """Wait for its verdict; call `progress` with shares from 0 to 1. Raise the EdgeError that loading raised in the
         child, or as `require_loadable`."""
-        with closing(self._child):
+        with closing(self):
             try:
-                return LoadTrial("", _texts(self._call.result(progress=progress).value), new=True)
+                return LoadTrial("", _texts(self._trial.result(progress=progress).value), new=True)
             except BrokenPipeError:
                 cause = "it exits at once"
             except ChildFailed as error:
                 cause = error.cause
-            words = self._child.last_words()
-            if not self._call.began:
+            words = self.last_words()
+            if not self._trial.began:
                 raise EngineFailed(f"The process that tries a model does not start: {words or cause}.", AGAIN)
             return LoadTrial(f"{cause}, {words}" if words else cause, new=True)
 
