@@ -10,7 +10,7 @@ from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.engine.gguf.memory import Dimensions, MemoryEstimate, costs_of, dimensions
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile, check_gguf
 from edgellm.engine.gguf.shard import cut, cut_bytes
-from edgellm.engine.gguf.speculation import mtp_support
+from edgellm.engine.gguf.speculation import mtp_obstacle
 from edgellm.engine.gguf.writer import to_f32
 from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.kv.layer_rows import LayerRows
@@ -71,7 +71,7 @@ __all__ = [
     "head_pays",
     "in_blocks",
     "known",
-    "mtp_support",
+    "mtp_obstacle",
     "never",
     "to_f32",
     "top2",

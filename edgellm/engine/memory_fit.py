@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, TypeVar
 from edgellm import system
 from edgellm.engine import native
 from edgellm.engine.gguf.memory import (
+    NODE,
     cache_bytes_per_token,
     converted_bytes,
-    graph_bytes,
     model_bytes,
     output_rows,
     recurrent_state_bytes,
@@ -247,7 +247,7 @@ def reckon(
         n_vocab = model.n_vocab
     headers = [file.header] if eagle3 is None else [file.header, eagle3.header]
     overhead = sum(model_bytes(header) for header in headers)
-    overhead += sum(graph_bytes(int(found[1])) for line in lines if (found := _NODES.search(line)))
+    overhead += sum(NODE * int(found[1]) for line in lines if (found := _NODES.search(line)))
     for context in opened:
         overhead += converted_bytes(file.header, context.n_batch)
         # llama.cpp begins with room for a row of logits for each sequence.

@@ -12,7 +12,7 @@ from edgellm.engine import llama_api, native
 from edgellm.engine.chat.template import Template
 from edgellm.engine.gguf.memory import attention_layers
 from edgellm.engine.gguf.reader import ModelFile
-from edgellm.engine.gguf.speculation import EAGLE3, MTP, drafter_file, mtp_support, speculator_module
+from edgellm.engine.gguf.speculation import EAGLE3, MTP, drafter_file, mtp_obstacle, speculator_module
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware, offload_devices, placement
 from edgellm.engine.native import lib
 from edgellm.engine.text_model import TextModel, template_of
@@ -210,7 +210,7 @@ class Model(TextModel):
 
 def probe_of(file: ModelFile, spec: LoadSpec) -> Probe:
     """Return the trial of a model for a child process."""
-    mtp = not spec.text_only and spec.eagle3 is None and mtp_support(file.header).usable
+    mtp = not spec.text_only and spec.eagle3 is None and not mtp_obstacle(file.header)
     return Probe(file.paths, file.parts, spec.hardware, spec.text_only, mtp, spec.embeds, spec.eagle3)
 
 

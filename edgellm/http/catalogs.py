@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
-from edgellm.engine import Model, ModelFile, mtp_support
+from edgellm.engine import Model, ModelFile, mtp_obstacle
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import trained_positions
 from edgellm.engine.model import TEXT_ONLY
@@ -126,7 +126,7 @@ class ModelOpener:
     def _choose_draft(self, beside: Counter[str]) -> tuple[Path | None, str]:
         """Return the path of the draft model and why it is chosen, or None and why there is none."""
         file, paths, others = self.file(), dict[str, Path](), dict[str, ModelFile]()
-        if mtp_support(file.header).usable:
+        if not mtp_obstacle(file.header):
             return None, "its MTP layer drafts"
         for model in list_models():
             with suppress(EdgeError):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from edgellm.engine import ModelFile, check_cuttable, mtp_support
+from edgellm.engine import ModelFile, check_cuttable, mtp_obstacle
 from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.engine.gguf.memory import (
     attention_layers,
@@ -172,8 +172,9 @@ def _copies(header: GgufHeader) -> Ability:
 
 
 def _mtp(header: GgufHeader) -> Ability:
-    found = mtp_support(header)
-    return Ability("MTP drafts", found.usable, found.reason)
+    why = mtp_obstacle(header)
+    how = "its last layer predicts further tokens (MTP): it drafts where that is faster"
+    return Ability("MTP drafts", not why, why or how)
 
 
 def _head(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:

@@ -16,7 +16,7 @@ from edgellm.engine.gguf.tokenizer import token_texts
 from edgellm.engine.llama_api import LlamaBatch, NativeSpec
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.speculators.eagle3 import LAST_OUTPUT, VERIFIERS, check_eagle3, misfit
-from edgellm.engine.speculators.states import WINDOW, StateFunctions
+from edgellm.engine.speculators.states import WINDOW, StateFunctions, rows_at
 from edgellm.errors import ModelUnsupported
 from testkit.gguf.reader import read_gguf
 from testkit.speculators.eagle3 import EPSILON, HEADS
@@ -203,7 +203,7 @@ def test_the_states_are_the_inputs_of_the_layers(architectures: Architectures, n
         captured = layer_inputs(model, ids, layers).reshape(12, len(layers), -1)
         for number, layer in enumerate(layers):
             if layer < model.n_layer:
-                found = functions.inputs(trunk, layer, 12, model.n_embd)
+                found = rows_at(functions.input_address(trunk, layer), 12, model.n_embd)
             else:
                 found = functions.states(trunk, 12, model.n_embd)
             assert found is not None

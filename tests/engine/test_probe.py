@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -403,15 +402,6 @@ def test_a_damaged_verdict_is_none(tmp_path: Path, damage: str) -> None:
     kept = tmp_path / "verdict.json"
     kept.write_text(damage, encoding="utf-8")
     assert probe.read_verdict(kept) is None
-
-
-def test_old_verdicts_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_MOST_KEPT", 3)
-    for age in range(5):
-        (tmp_path / f"{age}.json").touch()
-        os.utime(tmp_path / f"{age}.json", (age, age))
-    probe.write_verdict(tmp_path / "new.json", probe.LoadTrial())
-    assert {path.name for path in tmp_path.iterdir()} == {"3.json", "4.json", "new.json"}
 
 
 def test_the_ten_that_killed_do_not_pass_the_check(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from edgellm.engine import Model, ModelFile, mtp_support
+from edgellm.engine import Model, ModelFile, mtp_obstacle
 from edgellm.engine.gguf.memory import attention_layers, recurrent_state_bytes
 from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.gguf.speculation import drafter_file
@@ -29,8 +29,8 @@ def changed(header: GgufHeader, **metadata: object) -> GgufHeader:
 def test_it_computes_no_text_and_is_not_counted(architectures: Architectures, name: str) -> None:
     plain = ModelFile.open(architectures(name)).header
     header = ModelFile.open(architectures(name, mtp="useful")).header
-    assert mtp_support(header).usable
-    assert not mtp_support(plain).usable
+    assert not mtp_obstacle(header)
+    assert mtp_obstacle(plain)
     assert attention_layers(header) == attention_layers(plain)
     assert recurrent_state_bytes(header) == recurrent_state_bytes(plain)
 
@@ -39,11 +39,11 @@ def test_each_reason_against_it(architectures: Architectures, monkeypatch: pytes
     header = ModelFile.open(architectures("qwen35", mtp="useful")).header
     without = tuple(tensor for tensor in header.tensors if "hnorm" not in tensor.name)
     other = replace(header, metadata={"general.architecture": "mimo2", "mimo2.nextn_predict_layers": 1})
-    assert "not tried with mimo2" in mtp_support(other).reason
-    assert "the file has 2" in mtp_support(changed(header, nextn_predict_layers=2)).reason
-    assert "lacks blk.4.nextn.hnorm" in mtp_support(replace(header, tensors=without)).reason
+    assert "not tried with mimo2" in mtp_obstacle(other)
+    assert "the file has 2" in mtp_obstacle(changed(header, nextn_predict_layers=2))
+    assert "lacks blk.4.nextn.hnorm" in mtp_obstacle(replace(header, tensors=without))
     monkeypatch.setattr(StateFunctions, "find", lambda: None)
-    assert "does not export" in mtp_support(header).reason
+    assert "does not export" in mtp_obstacle(header)
 
 
 def test_this_llama_cpp_exports_the_functions() -> None:

@@ -15,8 +15,8 @@ PREDICTED_ROWS = 32
 _CHECKED_ROWS = 9  # rows of logits for each sequence in a batch that verifies drafts
 _MODEL = 1_500_000  # bytes of a model's own records
 _TOKEN, _MERGE = 180, 112  # bytes of a token in llama.cpp's tables, and of a merge
-_NODE = 870  # bytes of a node of a graph: two graphs of a context, and the scheduler's tables
-_PAD = 256  # llama.cpp rounds the cells of a cache up to a multiple of this
+NODE = 870
+"""Bytes of a node of a graph: two graphs of a context, and the scheduler's tables."""
 _OUTPUT, _FLASH, _PLAIN = 2, 5, 9  # rows of the embedding's width that live beside the largest tensors of a pass
 
 
@@ -143,11 +143,6 @@ def model_bytes(header: GgufHeader) -> int:
     return _MODEL + _TOKEN * count("tokens") + _MERGE * count("merges")
 
 
-def graph_bytes(nodes: int) -> int:
-    """Return the bytes in which a context describes graphs of up to `nodes` nodes."""
-    return _NODE * nodes
-
-
 def converted_bytes(header: GgufHeader, n_batch: int) -> int:
     """Return the bytes of the widest product's `n_batch` input rows, which a processor converts before it multiplies
     them with weights of 16 bits or fewer."""
@@ -178,7 +173,7 @@ class MemoryEstimate:
 
     def cache(self, layers: int, context: int, sessions: int) -> int:
         """Return the bytes of these layers' keys and values, for `sessions` sequences of `context` positions each."""
-        return self.kv * layers * sessions * _cells(context)
+        return self.kv * layers * sessions * cells(context)
 
     def batch(self, layers: int, context: int, rows: int, *, ends: bool) -> int:
         """Return the bytes of the buffers in which a block of these layers computes `rows` rows.
@@ -192,13 +187,14 @@ class MemoryEstimate:
         largest = max(
             3 * self.ff + _FLASH * self.width,
             self.vocabulary + _OUTPUT * self.width if ends else 0,
-            0 if flash else self.heads * _cells(context) + _PLAIN * self.width,
+            0 if flash else self.heads * cells(context) + _PLAIN * self.width,
         )
-        return rows * (4 * largest + _cells(context) * (2 if flash else 4))
+        return rows * (4 * largest + cells(context) * (2 if flash else 4))
 
 
-def _cells(context: int) -> int:
-    return -(-context // _PAD) * _PAD
+def cells(context: int) -> int:
+    """Return the cells of a cache for so many positions: llama.cpp rounds them up."""
+    return -(-context // 256) * 256
 
 
 def costs_of(header: GgufHeader, cache_type: str | None = None) -> MemoryEstimate:

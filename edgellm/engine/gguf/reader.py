@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 import re
 import struct
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import lru_cache
 from io import BufferedReader, FileIO
 from pathlib import Path
@@ -36,24 +38,23 @@ TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = MappingProxyType(
         39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18),
     }
 )  # fmt: skip
+ValueType = IntEnum(
+    "ValueType", "UINT8 INT8 UINT16 INT16 UINT32 INT32 FLOAT32 BOOL STRING ARRAY UINT64 INT64 FLOAT64", start=0
+)
+"""GGUF's types of values in the metadata."""
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_UINT32, _STRING, _ARRAY = 4, 8, 9
-_32_BITS = (4, 5, 6)  # GGUF value types: UINT32, INT32, FLOAT32
-_F32 = 0
-_FIRST_ENTRY = 24  # bytes of magic, version and the two counts
+"""Codes of the `struct` module for value types."""
+F32, F16 = 0, 1
 SPLIT_KEYS = "split."  # prefix of the keys of a split model's parts
 _PART_NAME = re.compile(r"-\d{5}-of-\d{5}$")
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
 
 MAX_LAYERS = MAX_EXPERTS = 512
 MAX_TOKENS = 2**20
-_MAX_PARTS = 1_000
-_MAX_ENTRIES = 65_536  # metadata entries, and tensors; llama.cpp compares each name with all before it
-_MAX_NAME, _MAX_KEY = 63, 65_535  # bytes
+_MAX_ENTRIES = 65_536  # metadata entries, tensors, and parts; llama.cpp compares each name with all before it
+_MAX_NAME = 63  # bytes
 _MAX_HEADER = 128 * 2**20  # bytes; Gemma's 262,144 tokens take 16 MB
 _MAX_KEPT = 32 * 2**20  # bytes of texts and numbers that are kept in the header, all together
-_KEPT_ELEMENTS = 1_024  # length of the longest numeric arrays kept in the header; longer arrays are only described
-_NUMBER = 40  # bytes of a number in Python
 _PORTION = 256 * 2**10  # fewest bytes that are read at a time
 _SETTLED = 2.0  # seconds: a file written just now may be written again within one tick of the file system's clock
 
@@ -166,8 +167,8 @@ class ModelFile:
         """
         if (count := _split_count(check_gguf(path))) == 1:
             return cls.of((path,))
-        if count > _MAX_PARTS:
-            raise _corrupt(path, f"claims to be one of {count} parts; {_MAX_PARTS} are possible")
+        if count > _MAX_ENTRIES:
+            raise _corrupt(path, f"claims to be one of {count} parts; {_MAX_ENTRIES} are possible")
         ending = f"-00001-of-{count:05d}.gguf"
         if not path.name.endswith(ending):
             raise ModelUnsupported(f"{path} is one of {count} parts.", f"Name the first one, which ends in {ending}.")
@@ -273,20 +274,20 @@ class _Parser:
         offsets: dict[str, int] = {}
         alignment = 32
         for _ in range(n_entries):
-            key = self.text(_MAX_KEY, "a metadata key")
+            key = self.text(_MAX_ENTRIES, "a metadata key")
             if not key or key in metadata:
                 raise self.corrupt(f"names the metadata key {key!r} twice" if key else "has an empty key")
             kind = self.number("I")
             offsets[key] = self.at
             metadata[key] = value = self.value(key, kind)
             if key == "general.alignment":
-                if kind != _UINT32 or not isinstance(value, int) or value <= 0 or value & (value - 1):
+                if kind != ValueType.UINT32 or not isinstance(value, int) or value <= 0 or value & (value - 1):
                     raise self.corrupt(f"has an alignment of {value!r}, which is no power of two in 32 bits")
                 alignment = value
         for claim in _fatal_claims(metadata):
             raise self.corrupt(claim)
         tokens = metadata.get("tokenizer.ggml.tokens")
-        if isinstance(tokens, GgufArray) and tokens.kind == _STRING:
+        if isinstance(tokens, GgufArray) and tokens.kind == ValueType.STRING:
             self.check_tokens(tokens, str(metadata.get("tokenizer.ggml.model")))
         infos_offset = self.at
         infos = [self.tensor_info() for _ in range(n_tensors)]
@@ -335,7 +336,7 @@ class _Parser:
             raise self.corrupt(f"has {what} before {self.at} that is not UTF-8") from None
 
     def value(self, key: str, kind: int) -> object:
-        if kind == _STRING:
+        if kind == ValueType.STRING:
             return self.text(_MAX_KEPT, f"the value of {key}", errors="replace")
         if kind in SCALARS:
             form = "<" + SCALARS[kind]
@@ -343,19 +344,19 @@ class _Parser:
             if isinstance(value, float) and (not math.isfinite(value) or (value < 0 and key.endswith("epsilon"))):
                 raise self.corrupt(f"gives {key} the impossible value {value}")
             return value
-        if kind != _ARRAY:
+        if kind != ValueType.ARRAY:
             raise self.corrupt(f"has the unknown value type {kind} for {key}")
         kind, count = self.number("I"), self.number("Q")
         begin = self.at
-        if kind == _STRING:
+        if kind == ValueType.STRING:
             self.skip_strings(key, count)
             return GgufArray(kind, count, begin)
         if kind not in SCALARS:
             raise self.corrupt(f"has the unknown element type {kind} in {key}")
         data = self.take(count * struct.calcsize("<" + SCALARS[kind]), key)
-        if count > _KEPT_ELEMENTS:
+        if count > MAX_LAYERS:  # none of these has a value for each layer
             return GgufArray(kind, count, begin)
-        self.keep(count * _NUMBER)
+        self.keep(count * sys.getsizeof(0.0))
         return struct.unpack(f"<{count}{SCALARS[kind]}", data)
 
     def skip_strings(self, key: str, count: int) -> None:
@@ -455,7 +456,8 @@ def _fatal_claims(metadata: Mapping[str, object]) -> Iterator[str]:
 
 
 def _fatal_arrays(metadata: Mapping[str, object]) -> Iterator[str]:
-    for name, kinds in (("scores", _32_BITS), ("token_type", _32_BITS), ("merges", (_STRING,))):
+    numbers = (ValueType.UINT32, ValueType.INT32, ValueType.FLOAT32)
+    for name, kinds in (("scores", numbers), ("token_type", numbers), ("merges", (ValueType.STRING,))):
         key = f"tokenizer.ggml.{name}"
         value = metadata.get(key, ())
         if not isinstance(value, (tuple, GgufArray)):
@@ -486,7 +488,7 @@ def tensor_flaw(tensor: TensorInfo) -> str:
     kind = TENSOR_TYPES[tensor.kind][0]
     if is_index(tensor.name):
         return ""
-    if tensor.kind != _F32 and _ELEMENTWISE.fullmatch(tensor.name):
+    if tensor.kind != F32 and _ELEMENTWISE.fullmatch(tensor.name):
         return f"holds {tensor.name} in {kind}; llama.cpp computes with it in F32 alone"
     return f"holds {tensor.name} in {kind}, with which llama.cpp cannot multiply" if kind in _NO_PRODUCT else ""
 
@@ -496,7 +498,7 @@ def raw_entries(sources: Sequence[BufferedReader], header: GgufHeader) -> dict[s
     where there are more files, without those that tell of the parts."""
     lengths = {key: len(key.encode()) for key in header.value_offsets}
     starts = [at - 12 - lengths[key] for key, at in header.value_offsets.items()]
-    sources[0].seek(_FIRST_ENTRY)
+    sources[0].seek(min(starts, default=0))
     ends = [*starts, header.infos_offset][1:]
     found = {key: sources[0].read(end - start) for key, start, end in zip(lengths, starts, ends, strict=True)}
     return {key: raw for key, raw in found.items() if len(sources) == 1 or not key.startswith(SPLIT_KEYS)}

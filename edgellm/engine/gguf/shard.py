@@ -34,7 +34,8 @@ from edgellm.errors import InvalidOption, ModelCorrupt
 
 EMBEDDING, HEAD, _HEAD_BIAS = "token_embd.weight", "output.weight", "output.bias"
 BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
-_SLIVER = 32  # rows in the place of an embedding that is never read
+SLIVER = 32
+"""Rows in the place of an embedding that is never read."""
 _BLANK = -1  # offset of a tensor of zeros
 _SMALL = (41, 42, 2)  # Q1_0, Q2_0, Q4_0: types of few bits in small blocks
 
@@ -141,7 +142,7 @@ def _written(t: TensorInfo, source: BufferedReader, factor: float) -> NewTensor:
 def _sliver(t: TensorInfo) -> TensorInfo:
     """Return the first rows of a matrix, or numbers of a vector."""
     rows = t.shape[-1]
-    kept = min(_SLIVER, rows)
+    kept = min(SLIVER, rows)
     return replace(t, shape=(*t.shape[:-1], kept), nbytes=t.nbytes // rows * kept)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -47,19 +46,10 @@ def drafter_file(header: GgufHeader) -> str:
     return "an MTP layer without the model that it belongs to" if mtp_layers(header) and not trunk else ""
 
 
-@dataclass(frozen=True, slots=True)
-class MtpSupport:
-    """The answer whether a model's MTP layer can be used, and why not, or how."""
-
-    usable: bool
-    reason: str
-
-
-def mtp_support(header: GgufHeader) -> MtpSupport:
-    """Return whether the MTP layer of a model with this header can be used."""
+def mtp_obstacle(header: GgufHeader) -> str:
+    """Return why the MTP layer of a model with this header cannot be used; "" if it can."""
     if not mtp_layers(header):
-        return MtpSupport(False, "it has no layer that predicts further tokens (MTP)")
+        return "it has no layer that predicts further tokens (MTP)"
     if MTP not in SPECULATORS:
-        return MtpSupport(False, "its layer that predicts further tokens (MTP) is not used")
-    why: str = speculator_module(MTP).unusable(header)
-    return MtpSupport(not why, why or "its last layer predicts further tokens (MTP): it drafts where that is faster")
+        return "its layer that predicts further tokens (MTP) is not used"
+    return str(speculator_module(MTP).unusable(header))

@@ -20,8 +20,8 @@ import numpy as np
 
 from edgellm.engine.gguf.cuttable import DENSE_LEAD, check_cuttable, cut_points, largest_part
 from edgellm.engine.gguf.memory import Dimensions, text_layers
-from edgellm.engine.gguf.reader import TENSOR_TYPES, ModelFile, TensorInfo
-from edgellm.engine.gguf.shard import cut_bytes
+from edgellm.engine.gguf.reader import F16, F32, TENSOR_TYPES, ModelFile, TensorInfo
+from edgellm.engine.gguf.shard import SLIVER, cut_bytes
 from edgellm.engine.gguf.writer import NewTensor, entry, portions, zeros
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.layer_block import Block
@@ -32,14 +32,10 @@ from edgellm.errors import InvalidOption, ModelUnsupported
 
 ENOUGH = 192 * 2**20  # bytes of weights: more than a processor's caches hold
 HEADER_MOST = 2**20  # bytes
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+ROWS = tuple(2**power for power in range(10))
 _PASS_MOST, _ROUND_MOST = 1.5, 10.0  # seconds
-_REPEATS, _SPELL = 4, 0.25  # fewest passes of a measurement, and least seconds
+_SPELL = 0.25  # least seconds of a measurement
 _ROUNDS = 4  # most measurements, apart in time because other load comes and goes; two that agree are enough
-_SIGMA = 0.02
-_SLIVER = 32  # rows of an embedding that is never read
-_HEAD = 64  # columns of an attention's head
-_EXPANSION = 4  # feed-forward width / row width
 
 # ggml type -> offsets of 16-bit scales in a block (IQ1_M has none of its own, and is filled with small numbers)
 _SCALES = {
@@ -48,7 +44,6 @@ _SCALES = {
     41: (0,), 42: (0,),
 }  # fmt: skip
 _SCALE = np.frombuffer(np.float16(2.0**-12).tobytes(), dtype=np.uint8)
-_F32, _F16, _BF16, _MXFP4 = 0, 1, 30, 39
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +150,7 @@ def _pass(chain: Sequence[Block], rows: Floats) -> float:
     """Return the mean seconds of several passes without a pause: the speed in the long run counts, also of a device
     that grows hot or may use its processor only part of the time."""
     count, taken, began = 0, 0.0, time.perf_counter()
-    while count < 2 or (taken < _PASS_MOST and (count < _REPEATS or taken < _SPELL)):
+    while count < 2 or taken < _SPELL:
         _through(chain, rows)
         count, taken = count + 1, time.perf_counter() - began
     return taken / count
@@ -168,7 +163,7 @@ def _through(chain: Sequence[Block], rows: Floats) -> None:
 
 def _weights(tensor: TensorInfo, rng: np.random.Generator) -> Iterator[bytes]:
     """Yield random bytes for a tensor, some at a time."""
-    if len(tensor.shape) < 2 and tensor.kind == _F32:  # norms
+    if len(tensor.shape) < 2 and tensor.kind == F32:  # norms
         yield np.ones(tensor.n_elements, dtype=np.float32).tobytes()
         return
     _name, block, size = TENSOR_TYPES[tensor.kind]
@@ -179,24 +174,25 @@ def _weights(tensor: TensorInfo, rng: np.random.Generator) -> Iterator[bytes]:
 
 
 def _blocks(kind: int, count: int, block: int, size: int, rng: np.random.Generator) -> bytes:
-    if kind in (_F32, _F16, _BF16):
-        values = rng.standard_normal(count * block, dtype=np.float32) * np.float32(_SIGMA)
-        if kind == _BF16:
+    name = TENSOR_TYPES[kind][0]
+    if name in ("F32", "F16", "BF16"):
+        values = rng.standard_normal(count * block, dtype=np.float32) * np.float32(0.02)
+        if name == "BF16":
             return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-        return values.astype(np.float32 if kind == _F32 else np.float16).tobytes()
+        return values.astype(np.float32 if name == "F32" else np.float16).tobytes()
     # Any two bytes of a type without a known place of its scales make a small 16-bit number.
-    least, most = (0, 256) if kind in _SCALES or kind == _MXFP4 else (0x20, 0x30)
+    least, most = (0, 256) if kind in _SCALES or name == "MXFP4" else (0x20, 0x30)
     found = rng.integers(least, most, (count, size), dtype=np.uint8)
     for at in _SCALES.get(kind, ()):
         found[:, at : at + 2] = _SCALE
-    if kind == _MXFP4:
+    if name == "MXFP4":
         found[:, 0] = 127 - 9  # a block begins with its scale's exponent
     return found.tobytes()
 
 
 def stand_in(model: ModelFile) -> tuple[Blocks, Dimensions]:
-    """Return layers with a model's width and most frequent quantisation, and their dimensions. Raise ModelUnsupported
-    where the file does not say how wide its rows are, or has no layers."""
+    """Return layers of a usual transformer with a model's width and most frequent quantisation, and their dimensions.
+    Raise ModelUnsupported where the file does not say how wide its rows are, or has no layers."""
     header, sizes = model.header, Counter[int]()
     width = header.number("embedding_length")
     for tensor in header.tensors:
@@ -204,9 +200,9 @@ def stand_in(model: ModelFile) -> tuple[Blocks, Dimensions]:
     if width < 1 or not sizes.total():
         raise ModelUnsupported(f"{model.path} does not say how wide its rows are.", "Use a complete language model.")
     kind = sizes.most_common(1)[0][0]
-    kind = kind if width % TENSOR_TYPES[kind][1] == 0 else _F16
-    heads = width // _HEAD if width % _HEAD == 0 else 1
-    ff = _EXPANSION * width
+    kind = kind if width % TENSOR_TYPES[kind][1] == 0 else F16
+    heads = width // 64 if width % 64 == 0 else 1
+    ff = 4 * width
     shapes = {
         "attn_norm": (width,), "ffn_norm": (width,),
         **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (width, width)),
@@ -214,7 +210,7 @@ def stand_in(model: ModelFile) -> tuple[Blocks, Dimensions]:
     }  # fmt: skip
 
     def tensor_of(name: str, shape: tuple[int, ...]) -> NewTensor:
-        own = kind if len(shape) > 1 else _F32
+        own = kind if len(shape) > 1 else F32
         nbytes = math.prod(shape) // TENSOR_TYPES[own][1] * TENSOR_TYPES[own][2]
         return NewTensor(name, shape, own, nbytes, partial(zeros, nbytes))
 
@@ -223,11 +219,11 @@ def stand_in(model: ModelFile) -> tuple[Blocks, Dimensions]:
     numbers = {
         "block_count": layers, "context_length": 4_096, "embedding_length": width, "feed_forward_length": ff,
         "attention.head_count": heads, "attention.head_count_kv": heads, "rope.dimension_count": width // heads,
-        "vocab_size": _SLIVER, "attention.layer_norm_rms_epsilon": 1e-5,
+        "vocab_size": SLIVER, "attention.layer_norm_rms_epsilon": 1e-5,
     }  # fmt: skip
     names = {"general.architecture": "llama", "tokenizer.ggml.model": "no_vocab"}
     entries = names | {f"llama.{key}": value for key, value in numbers.items()}
-    tensors = [tensor_of("token_embd.weight", (width, _SLIVER)), tensor_of("output_norm.weight", (width,))]
+    tensors = [tensor_of("token_embd.weight", (width, SLIVER)), tensor_of("output_norm.weight", (width,))]
     for layer in range(layers):
         tensors += (tensor_of(f"blk.{layer}.{name}.weight", shape) for name, shape in shapes.items())
     data = portions(header, [entry(key, value) for key, value in entries.items()], tensors)

@@ -12,12 +12,19 @@ from pathlib import Path
 
 import numpy as np
 
-from edgellm.engine.gguf.reader import SCALARS, TENSOR_TYPES, GgufHeader, ModelFile, TensorInfo, raw_entries
+from edgellm.engine.gguf.reader import (
+    F32,
+    SCALARS,
+    TENSOR_TYPES,
+    GgufHeader,
+    ModelFile,
+    TensorInfo,
+    ValueType,
+    raw_entries,
+)
 from edgellm.errors import ModelCorrupt, ModelUnsupported
 
-_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 _STEP = 2**20
-_F32 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +47,13 @@ def entry(key: str, value: str | float | Sequence[int]) -> bytes:
     """Return a metadata entry: a string, an unsigned 32-bit number, a 32-bit floating-point number, or an array of
     booleans or signed 32-bit numbers."""
     if isinstance(value, str):
-        return _key(key, _STRING) + _text(value)
+        return _key(key, ValueType.STRING) + _text(value)
     if isinstance(value, int):
-        return _key(key, _UINT32) + struct.pack("<I", value)
+        return _key(key, ValueType.UINT32) + struct.pack("<I", value)
     if isinstance(value, float):
-        return _key(key, _FLOAT32) + struct.pack("<f", value)
-    kind = _BOOL if all(isinstance(one, bool) for one in value) else _INT32
-    return _key(key, _ARRAY) + struct.pack(f"<IQ{len(value)}{SCALARS[kind]}", kind, len(value), *value)
+        return _key(key, ValueType.FLOAT32) + struct.pack("<f", value)
+    kind = ValueType.BOOL if all(isinstance(one, bool) for one in value) else ValueType.INT32
+    return _key(key, ValueType.ARRAY) + struct.pack(f"<IQ{len(value)}{SCALARS[kind]}", kind, len(value), *value)
 
 
 def picked(key: str, raw: bytes, at: Sequence[int]) -> bytes:
@@ -55,7 +62,7 @@ def picked(key: str, raw: bytes, at: Sequence[int]) -> bytes:
     (kind,) = struct.unpack_from("<I", raw, begin)
     size = struct.calcsize("<" + SCALARS[kind])
     starts = [begin + 12 + place * size for place in at]
-    return _key(key, _ARRAY) + struct.pack("<IQ", kind, len(at)) + b"".join(raw[s : s + size] for s in starts)
+    return _key(key, ValueType.ARRAY) + struct.pack("<IQ", kind, len(at)) + b"".join(raw[s : s + size] for s in starts)
 
 
 def copied(source: BufferedReader, tensor: TensorInfo) -> Iterator[memoryview]:
@@ -132,16 +139,16 @@ def to_f32(src: Path, dst: Path) -> None:
         sources = [opened.enter_context(path.open("rb")) for path in file.paths]
         entries = raw_entries(sources, file.header)
         if "general.file_type" in entries:
-            entries["general.file_type"] = entry("general.file_type", _F32)
+            entries["general.file_type"] = entry("general.file_type", F32)
         tensors = [
-            NewTensor(t.name, t.shape, _F32, 4 * t.n_elements, partial(_dequantised, sources[t.part], t))
+            NewTensor(t.name, t.shape, F32, 4 * t.n_elements, partial(_dequantised, sources[t.part], t))
             for t in file.header.tensors
         ]
         write(dst, portions(file.header, entries.values(), tensors))
 
 
 def _dequantised(source: BufferedReader, tensor: TensorInfo) -> Iterator[bytes]:
-    if tensor.kind == _F32:
+    if tensor.kind == F32:
         yield from map(bytes, copied(source, tensor))
         return
     import gguf  # takes a while to import, and only this needs it

@@ -75,12 +75,8 @@ class StateFunctions:
         """Have a context keep the rows that enter a layer."""
         self._keep_inputs(context.pointer, layer, True)
 
-    def inputs(self, context: native.Owned, layer: int, n: int, width: int) -> Floats | None:
-        """Return the first `n` rows that entered a layer, which must be kept, like `states`."""
-        return rows_at(self.input_address(context, layer), n, width)
-
     def input_address(self, context: native.Owned, layer: int) -> int:
-        """Return the address of the rows that entered a layer, like `state_address`."""
+        """Return the address of the rows that entered a layer, which must be kept, like `state_address`."""
         address: int | None = self._inputs(context.pointer, layer)
         return address or 0
 

@@ -24,9 +24,8 @@ from edgellm.isolation.serving import Functions, Report
 from edgellm.system import be_killed_first, limit
 
 _POSITIONS, _ROWS = 32, 4
-_GIGABYTE = 10**9
-_SECONDS, _SECONDS_A_GIGABYTE = 60, 60  # processor time of all threads
-_MEMORY = 4 * _GIGABYTE  # bytes beside twice the file, which llama.cpp may lay out anew
+_SECONDS = 60  # processor time of all threads, and so much for each gigabyte
+_MEMORY = 2**32  # bytes beside twice the file, which llama.cpp may lay out anew
 
 
 def functions(report: Report) -> Functions:
@@ -44,7 +43,7 @@ def _try_model(
     alone, `mtp` to try the MTP layer, too, `embeds` for a model that embeds, `tests` for the self-test.
     """
     limit("RLIMIT_CORE", 0)
-    limit("RLIMIT_CPU", _SECONDS + _SECONDS_A_GIGABYTE * size // _GIGABYTE, soft=True)
+    limit("RLIMIT_CPU", _SECONDS + _SECONDS * size // 10**9, soft=True)
     limit("RLIMIT_DATA", _MEMORY + 2 * size)
     be_killed_first()
     report(0.0)

@@ -27,8 +27,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgellm import system
-from edgellm.engine.gguf.reader import GgufHeader, ModelFile, check_gguf, is_index
+from edgellm.engine.gguf.reader import GgufHeader, ModelFile, TensorInfo, check_gguf, is_index
 from edgellm.engine.gguf.speculation import EAGLE3, MTP
+from edgellm.engine.gguf.writer import copied
 from edgellm.engine.hardware import DEFAULT_CACHE, ON_PROCESSOR, Hardware, offload_devices
 from edgellm.engine.native import LIBRARY, backends, commit, features
 from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
@@ -42,8 +43,6 @@ AGAIN = "Try again; if it fails again, install edgellm once more."
 _FORMAT = 8  # raise this when the child tries more than before, or kept verdicts may be wrong
 TRIED = ("gpu_layers", "devices", "tensor_split", "cache_type", "flash_attn")
 """Fields of the hardware that the child is told: all that decides what is computed how."""
-_MOST_KEPT = 1_000  # verdicts
-_PORTION = 2**20
 _KIND = ChildKind("edgellm.engine.trial.load_trial", "tries a model", keeps_words=True)
 _BUNDLED = ("draft.gguf", "verifier.gguf", "smollm2/draft.gguf")
 
@@ -116,7 +115,7 @@ class Probe:
         finds, in hex: of the files, of llama.cpp and its backends, of the devices, and of the cache.
 
         Raises:
-            OSError: a file cannot be read.
+            OSError, ModelCorrupt: a file cannot be read.
             InvalidOption: there is no such device.
         """
         hardware = self.hardware
@@ -132,14 +131,11 @@ class Probe:
             files += zip(self.eagle3.paths, self.eagle3.parts, strict=True)
         for path, header in files:
             digest.update(f" {header.file_size}".encode())
-            fatal = [(t.offset, t.nbytes) for t in header.tensors if is_index(t.name)]
-            with path.open("rb", buffering=0) as file:
-                for offset, n in ((0, header.data_offset), *fatal):
-                    file.seek(offset)
-                    left = n
-                    while left > 0 and (portion := file.read(min(left, _PORTION))):
+            whole_header = TensorInfo("header", (), 0, 0, header.data_offset)
+            with path.open("rb") as file:
+                for part in (whole_header, *(tensor for tensor in header.tensors if is_index(tensor.name))):
+                    for portion in copied(file, part):
                         digest.update(portion)
-                        left -= len(portion)
         return digest.hexdigest()
 
 
@@ -278,9 +274,6 @@ def write_verdict(kept: Path, verdict: LoadTrial) -> None:
     partial = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     with suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        others = sorted(kept.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for old in others[: max(0, len(others) - _MOST_KEPT + 1)]:
-            old.unlink(missing_ok=True)
         partial.touch(mode=0o600)
         partial.write_text(json.dumps(found), encoding="utf-8")
         partial.replace(kept)

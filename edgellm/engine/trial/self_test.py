@@ -13,6 +13,7 @@ import numpy as np
 
 from edgellm.engine.context import Context
 from edgellm.engine.context_spec import ContextSpec
+from edgellm.engine.gguf.memory import cells
 from edgellm.engine.gguf.speculation import EAGLE3, MTP
 from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.model import Model
@@ -26,7 +27,6 @@ a batch; by an MTP layer, or an EAGLE-3 head, after a rejected draft."""
 _Part: TypeAlias = Callable[[Model, Ids], bool]
 _TEXT = 6  # tokens
 _POSITIONS, _ROWS = 64, 16
-_WINDOW_ROWS, _CELLS = 64, 256  # rows of a batch; llama.cpp rounds a window up to a multiple of cells
 _MOST_WORK = 2e11  # positions times parameters, about ten seconds of two cores
 _NEAR = 0.02  # share of the largest logit: other batch sizes move logits by 0.001, wrong states by 0.1
 _SPREAD = 3.0  # limit as a multiple of a quantised model's own rounding, if that is more
@@ -86,10 +86,10 @@ def _behind_the_window(model: Model, ids: Ids) -> bool:
     """Roll back to where a sliding window has nothing any more."""
     if not (window := model.window):
         return True
-    n = -(-(window + _WINDOW_ROWS) // _CELLS) * _CELLS + window
+    n = cells(window + _POSITIONS) + window
     if n * model.n_params > _MOST_WORK:
         return True
-    with Context(model, ContextSpec(n_ctx=n, n_batch=_WINDOW_ROWS)) as context:
+    with Context(model, ContextSpec(n_ctx=n, n_batch=_POSITIONS)) as context:
         context.decode(np.resize(ids, n))
         context.rollback(window)
         return _near(model, context, context.decode(ids[-2:]))
