@@ -10,7 +10,7 @@ import numpy as np
 from bench.coordgen.tasks import Reply
 from edgellm.engine import Model
 from edgellm.llm.ngram_runtime import continues_word
-from edgellm.llm.replies.plan import MAX_MODEL_DRAFT
+from edgellm.llm.reply import MAX_MODEL_DRAFT
 from edgellm.spec.drafters.hybrid import HybridDrafter
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafting.acceptance import PRIORS, EvidenceAcceptance

@@ -267,7 +267,7 @@ def _check_gateway(ctx: typer.Context, asked: Asked) -> None:
 def _pair_over(model: GatewayModel, verifier: ColocatedVerifier) -> LLM:
     """Return a pair without a draft model, whose replies the servers of a gateway's `model` write beside those of
     devices, as `verifier`."""
-    from edgellm.llm.opening.elsewhere import EXTRA_TOKENS, OpenedVerifier, sampling_behind
+    from edgellm.llm.elsewhere import EXTRA_TOKENS, OpenedVerifier, sampling_behind
 
     pool = model.pool
     where = ", ".join(str(one.url) for one in pool.servers)

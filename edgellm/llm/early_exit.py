@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgellm.engine import GgufHeader, Ids, Model, cut
+from edgellm.engine import ContextSpec, GgufHeader, Ids, Model, cut
 from edgellm.engine.gguf.cuttable import check_cuttable, exit_cuts
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
@@ -24,7 +24,7 @@ from edgellm.storage.state import private_folder
 from edgellm.system import cache_dir
 
 if TYPE_CHECKING:
-    from edgellm.llm.drafter_pool import Drafters
+    from edgellm.llm.engine import Drafters
 
 MOST_READ = 4_096
 """Most tokens of a prompt that an exit is measured on: its contexts come beside the pair's own."""
@@ -67,8 +67,8 @@ class EarlyExits:
         self._parts: dict[int, tuple[Model, Model]] = {}
 
     def open(
-        self, layer: int, *, n_ctx: int, threads: int | None, threshold: float = THRESHOLD,
-        layers: tuple[int, ...] = (), shared: int | None = None,
+        self, layer: int, spec: ContextSpec, *, threshold: float = THRESHOLD, layers: tuple[int, ...] = (),
+        shared: int | None = None,
     ) -> EarlyExitDrafter:  # fmt: skip
         """Return a drafter that leaves the model after `layer`; the others as for `EarlyExitDrafter`.
 
@@ -86,7 +86,7 @@ class EarlyExits:
                 raise
         lower_part, upper_part = self._parts[layer]
         return EarlyExitDrafter(
-            lower_part, upper_part, n_ctx=n_ctx, threads=threads, threshold=threshold,
+            lower_part, upper_part, n_ctx=spec.n_ctx, threads=spec.threads, threshold=threshold,
             layers=tuple(each for each in layers if each < lower_part.n_layer), shared=shared,
         )  # fmt: skip
 
@@ -162,10 +162,11 @@ def exit_points(
         texts = [(prompt, _written(whole, model, prompt, gamma, most)) for prompt in prompts]
         full = median(_along(whole, prompt, reply, gamma)[0] for prompt, reply in texts)
     n_ctx = max((len(prompt) + len(reply) for prompt, reply in texts), default=0) + gamma
+    spec = ContextSpec(n_ctx, threads=threads)
     exits, found = drafters.exits, list[ExitPoint]()
     for layer in layers:
         try:
-            with closing(exits.open(layer, n_ctx=n_ctx, threads=threads)) as early:
+            with closing(exits.open(layer, spec)) as early:
                 times, left, same = zip(*(_along(early, *text, gamma) for text in texts), strict=True)
         except (InvalidOption, ModelUnsupported):  # Without room for the parts, the rest of the profile is good.
             continue

@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING, Any, Self
 from edgellm.engine import Message, Model
 from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InvalidOption
-from edgellm.llm.abilities import longer_context
+from edgellm.llm.elsewhere import OpenedVerifier
+from edgellm.llm.engine import PairEngine
 from edgellm.llm.messages import PromptWriter, channels_of, compose, draft_ids, plain_ids, turn_heads
 from edgellm.llm.model_loading import EngineConfig, PairMemory, Progress
-from edgellm.llm.opening.elsewhere import OpenedVerifier
-from edgellm.llm.opening.engine import PairEngine
-from edgellm.llm.replies.generation import check_sampling, reporting, write
-from edgellm.llm.replies.plan import WantedReply
+from edgellm.llm.reply import WantedReply, check_reply, write
 from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.mechanisms import mechanism
-from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
@@ -44,7 +41,13 @@ _AVOIDED = {
 
 
 class LLM:
-    """A draft model and a verifier: opened once, for many replies, also several at a time."""
+    """A draft model and a verifier: opened once, for many replies, also several at a time.
+
+    `context_length` is the number of tokens that prompt and reply can have together, `replies` how many replies at once
+    surely fit in memory, and `sampling` that of the model that decides the text, for options that a reply leaves open.
+    `name` is that model's, as in `edgellm ls` on its machine. Of a verifier in other processes, `verifier_at` is the
+    address, `verifier_up` returns whether it is reachable, and `verifier_reason` is why "auto" chose it.
+    """
 
     def __init__(
         self,
@@ -57,9 +60,19 @@ class LLM:
         your own stay open: the tokenizer and chat template of the first model are used, and `settings` are as for
         `open`."""
         if not isinstance(engine, PairEngine):
-            engine = PairEngine.over(engine, draft, verifier, **settings)
+            text, engine = engine, PairEngine(EngineConfig(**settings))
+            with engine.closed_on_error():
+                engine.attach(text, draft, verifier)
         self.engine, self._text = engine, engine.text
-        grammars = engine.verifier is None or engine.verifier.capabilities.grammars
+        self.context_length, self.replies, self.sampling = engine.context, engine.placement.replies, engine.sampling
+        far, draft, verifies = engine.elsewhere, engine.draft, engine.verifier
+        self.draft_name = None if draft is None else draft.name
+        self.verifier_name = None if verifies is None else verifies.capabilities.name
+        self.verifier_at = "" if far is None else far.address
+        self.verifier_up = None if far is None else far.up
+        self.verifier_reason = "" if far is None else far.reason
+        self.name = self.verifier_name if self.verifier_name and self.verifier_at else name_of(engine.text.path)
+        grammars = verifies is None or verifies.capabilities.grammars
         self.prompts = PromptWriter(engine.text, engine.context, grammars)
         self._replies: weakref.WeakSet[Reply] = weakref.WeakSet()
         self._closed = False
@@ -79,21 +92,6 @@ class LLM:
         `progress` is called with a model's name and its loaded share.
         """
         return cls(PairEngine.open(EngineConfig(draft, verifier, **settings), progress))
-
-    @property
-    def context_length(self) -> int:
-        """Return the number of tokens that prompt and reply can have together."""
-        return self.engine.context
-
-    @property
-    def replies(self) -> int:
-        """Return how many replies at once surely fit in memory."""
-        return self.engine.placement.replies
-
-    @property
-    def sampling(self) -> ModelSampling:
-        """Return the sampling of the model that decides the text, for options that a reply leaves open."""
-        return self.engine.sampling
 
     def reply(
         self,
@@ -120,19 +118,18 @@ class LLM:
         self._check_open()
         options = replace(options or ReplyOptions(), **changes)
         self.prompts.check(options)
-        notices: list[Notice] = []
+        first: list[Notice | Explanation] = []
         told: list[str] = []
         if options.truncation == "auto" and not isinstance(prompt, str):
-            ids, prompt, notices = self.prompts.fitting_ids(prompt, options, should_stop, told.append)
+            ids, prompt, first = self.prompts.fitting_ids(prompt, options, should_stop, told.append)
         else:
             ids = self.prompts.ids(prompt, options, should_stop, told.append)
-        own = self._draft_prompt(ids, prompt, should_stop)
+        first += [Explanation(None, one) for one in dict.fromkeys(told)]
         heads: tuple[str, ...] = ()
         if self.engine.linked:  # The draft model may have to go on alone.
             heads = turn_heads(self._text.detokenize(ids).decode("utf-8", "replace"), prompt)
-        first: list[Notice | Explanation] = [*notices]
-        first += [Explanation(None, one) for one in dict.fromkeys(told)]
-        return self._reply(ids, options, channels_of(self._text, ids), began, own, first, heads)
+        wanted = self._wanted(ids, options, channels_of(self._text, ids), prompt, should_stop)
+        return self._reply(replace(wanted, heads=heads), began, first)
 
     def complete(
         self,
@@ -149,32 +146,29 @@ class LLM:
         began = perf_counter()
         self._check_open()
         ids = plain_ids(self._text, prompt, self.context_length, should_stop)
-        own = self._draft_prompt(ids, None, should_stop)
-        return self._reply(ids, replace(options or ReplyOptions(), **changes), ChannelSplitter(), began, own)
+        options = replace(options or ReplyOptions(), **changes)
+        return self._reply(self._wanted(ids, options, ChannelSplitter(), None, should_stop), began)
 
-    def _draft_prompt(self, ids: Ids, prompt: str | Sequence[Message] | None, should_stop: ShouldStop) -> Ids | None:
-        """Return the prompt for a draft model with another tokenizer; None without such a model."""
-        if self.engine.fit.translation is None or self.engine.draft is None:
-            return None
-        text = self._text.detokenize(ids).decode("utf-8", "replace")
-        return draft_ids(self.engine.draft, text, prompt, self.context_length, should_stop)
-
-    def _reply(
-        self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter, began: float, draft_prompt: Ids | None,
-        first: Sequence[Notice | Explanation] = (), heads: Sequence[str] = (),
-    ) -> Reply:  # fmt: skip
+    def _wanted(
+        self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter, prompt: str | Sequence[Message] | None,
+        should_stop: ShouldStop,
+    ) -> WantedReply:  # fmt: skip
+        """Return the reply to `ids` (n,), with the prompt for a draft model with another tokenizer; raise InvalidOption
+        where the verifier cannot write it."""
+        draft, own = self.engine.draft, None
+        if self.engine.fit.translation is not None and draft is not None:
+            text = self._text.detokenize(ids).decode("utf-8", "replace")
+            own = draft_ids(draft, text, prompt, self.context_length, should_stop)
         sampling = options.sampling(self.sampling, len(ids))
         sampling = replace(sampling, constraint=self.prompts.constraint(ids, options, channels))
-        check_sampling(self.engine.verifier, sampling)
-        if options.logprobs is not None:
-            reporting(self.engine, options)  # An error now is better than during the reply.
+        check_reply(self.engine, options, sampling)
+        return WantedReply(ids, options, sampling, channels, own)
+
+    def _reply(self, wanted: WantedReply, began: float, first: Sequence[Notice | Explanation] = ()) -> Reply:
         reply = Reply(
-            partial(write, self.engine, WantedReply(ids, options, sampling, channels, draft_prompt, heads)),
-            prompt_tokens=len(ids),
-            seed=sampling.seed,
-            prepared=perf_counter() - began,
-            first=first,
-        )
+            partial(write, self.engine, wanted), prompt_tokens=len(wanted.prompt), seed=wanted.sampling.seed,
+            prepared=perf_counter() - began, first=first,
+        )  # fmt: skip
         self._replies.add(reply)
         return reply
 
@@ -262,27 +256,14 @@ class LLM:
         """Return advice for a prompt and its reply of `tokens`, more than the context holds."""
         if self.engine.linked:
             return "Shorten it, or open the verifier with a longer context."
-        return longer_context({model.name: (model.header, model.n_ctx_train) for model in self.engine.models}, tokens)
+        from edgellm.llm.abilities import longer_context
 
-    @property
-    def name(self) -> str:
-        """Return the name of the model that decides the text, verifier or draft model, as in `edgellm ls` on its
-        machine."""
-        verifier = self.engine.verifier
-        return verifier.capabilities.name if verifier is not None and self.verifier_at else name_of(self._text.path)
+        return longer_context({model.name: (model.header, model.n_ctx_train) for model in self.engine.models}, tokens)
 
     @property
     def text_model(self) -> Model | None:
         """Return the model that decides the text, whose tokenizer and chat template are used, if in this process."""
         return None if self.engine.linked else self._text
-
-    @property
-    def draft_name(self) -> str | None:
-        return None if self.engine.draft is None else self.engine.draft.name
-
-    @property
-    def verifier_name(self) -> str | None:
-        return None if self.engine.verifier is None else self.engine.verifier.capabilities.name
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -302,21 +283,6 @@ class LLM:
     def memory(self) -> PairMemory:
         """Return the bytes that the pair takes, with contexts for all `replies`."""
         return self.engine.memory
-
-    @property
-    def verifier_reason(self) -> str:
-        """Return why "auto" chose the verifier; "" if it was named."""
-        return "" if self.engine.elsewhere is None else self.engine.elsewhere.reason
-
-    @property
-    def verifier_at(self) -> str:
-        """Return the verifier's address; "" if it is in this process."""
-        return "" if self.engine.elsewhere is None else self.engine.elsewhere.address
-
-    @property
-    def verifier_up(self) -> Callable[[], bool] | None:
-        """Return a function that returns whether the verifier is reachable; None if it is in this process."""
-        return None if self.engine.elsewhere is None else self.engine.elsewhere.up
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of a token, which need not be whole UTF-8 characters."""

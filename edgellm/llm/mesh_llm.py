@@ -20,11 +20,11 @@ from edgellm.engine import Model, ModelFile
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
+from edgellm.llm.elsewhere import OpenedVerifier
+from edgellm.llm.engine import PairEngine
 from edgellm.llm.home import LocalDevice, overhead_of, positions_of
 from edgellm.llm.llm import LLM
 from edgellm.llm.model_loading import EngineConfig
-from edgellm.llm.opening.elsewhere import OpenedVerifier
-from edgellm.llm.opening.engine import PairEngine
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
@@ -146,33 +146,19 @@ def open_mesh(
         vocabulary, positions, options.sessions, options.wide,
     )  # fmt: skip
     engine = PairEngine(config)
-    try:
-        mesh = Mesh(
-            devices,
-            shares,
-            work,
-            model,
-            links=None if placed is None else placed.home.links,
-            overhead=overhead,
-            notify=notify,
-        )
+    with engine.closed_on_error():
+        links = None if placed is None else placed.home.links
+        mesh = Mesh(devices, shares, work, model, links=links, overhead=overhead, notify=notify)
         engine.own(mesh)
         mesh.pipeline()
         mesh.move(following, phases.rest if phases is not None and options.rests else ())
         text = engine.own(Model.load(file, LoadSpec(text_only=True, chat=True)))
         own = next((share for share in shares if share.name == HERE), None)
-        small, compared = engine.load_beside(
-            text, _taken(own, model, overhead, unit)
-        )  # fmt: skip
-        verifier = MeshVerifier(
-            mesh, text.is_eog, min(parts.tokens, hardware.n_batch or MAX_ROWS, _most_rows(devices, work)), text.grammar
-        )
-        engine.attach(text, small, OpenedVerifier(verifier, lambda: whole.model), compared)
-        pair = LLM(engine)
-    except BaseException:
-        engine.close()
-        raise
-    return OpenedMesh(pair, verifier, model, placed, parts.reason, began)
+        rows = min(parts.tokens, hardware.n_batch or MAX_ROWS, _most_rows(devices, work))
+        verifier = MeshVerifier(mesh, text.is_eog, rows, text.grammar)
+        opened = OpenedVerifier(verifier, lambda: whole.model)
+        engine.attach_beside(text, _taken(own, model, overhead, unit), opened)
+    return OpenedMesh(LLM(engine), verifier, model, placed, parts.reason, began)
 
 
 def _taken(share: StageShare | None, model: ModelCosts, overhead: MemoryOverhead, unit: ComputeUnit) -> Counter[str]:

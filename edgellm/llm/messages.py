@@ -16,7 +16,7 @@ from edgellm.errors import InputNotText, InvalidOption, ModelUnsupported, Prompt
 from edgellm.llm.tools import Toolbox, split_calls
 from edgellm.spec.channels import ChannelSplitter, split_text
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.types import Channel, Constraint, Ids, Notice, Token
+from edgellm.spec.types import Channel, Constraint, Explanation, Ids, Notice, Token
 
 Written = TypeVar("Written")
 
@@ -204,7 +204,7 @@ class PromptWriter:
 
     def fitting_ids(
         self, messages: Sequence[Message], options: ReplyOptions, should_stop: ShouldStop, tell: Callable[[str], None]
-    ) -> tuple[Ids, Sequence[Message], list[Notice]]:
+    ) -> tuple[Ids, Sequence[Message], list[Notice | Explanation]]:
         """Return the ids (n,) of a conversation, the sent messages, and notices: the oldest turns are left out, with a
         notice, if the reply would have no room."""
         turns, end = turns_of(messages)

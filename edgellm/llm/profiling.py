@@ -10,8 +10,7 @@ import numpy as np
 
 from edgellm.engine import Ids
 from edgellm.errors import InvalidOption, ProfileStopped, Stopped
-from edgellm.llm.drafter_pool import DrafterKind
-from edgellm.llm.opening.engine import PairEngine
+from edgellm.llm.engine import DrafterKind, PairEngine
 from edgellm.llm.pair_stats import LEARNED, PairStats
 from edgellm.spec.gates.fitting import build
 from edgellm.spec.gates.profile import VERSION, Profile, ProfileTerms

@@ -16,12 +16,12 @@ from edgellm.engine.memory_fit import free_memory
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import EXAMPLE, HERE, StageShare, read_split
+from edgellm.llm.elsewhere import OpenedVerifier
+from edgellm.llm.engine import PairEngine
 from edgellm.llm.home import Workload, positions_of
 from edgellm.llm.llm import LLM
 from edgellm.llm.mesh_llm import MeshOptions
 from edgellm.llm.model_loading import EngineConfig, Progress
-from edgellm.llm.opening.elsewhere import OpenedVerifier
-from edgellm.llm.opening.engine import PairEngine
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc_engine.backend import require
 from edgellm.rpc_engine.model import RpcModel, RpcVerifier, RpcWork
@@ -92,20 +92,17 @@ def open_over_rpc(
         return by_memory(costs, memory)
 
     engine = PairEngine(config)
-    try:
+    with engine.closed_on_error():
         model = engine.own(RpcModel(work, devices, plan, notify))
         with ThreadPoolExecutor(1) as pool:
             opening = pool.submit(model.open, partial(progress, file.path.name) if progress else None)
             text = engine.own(Model.load(file, LoadSpec(text_only=True, chat=True)))
             opening.result()
         own = sum(costs.weights(share.layers) for share in model.shares if share.name == HERE) + costs.embedding
-        small, compared = engine.load_beside(text, Counter({"CPU": own}), progress)
-        verifier = engine.own(RpcVerifier(model, text.is_eog, text.grammar))
-        model_hash = engine.idle.file_hash(file.path).compute
-        return OpenedRpc(LLM(engine.attach(text, small, OpenedVerifier(verifier, model_hash), compared)))
-    except BaseException:
-        engine.close()
-        raise
+        verifier = OpenedVerifier(
+            engine.own(RpcVerifier(model, text.is_eog, text.grammar)), engine.idle.file_hash(file.path).compute
+        )
+        return OpenedRpc(LLM(engine.attach_beside(text, Counter({"CPU": own}), verifier, progress)))
 
 
 def _context_sizes(file: ModelFile, context: int | None, sessions: int, hardware: Hardware) -> ContextSizes:

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from edgellm.engine import Context
 from edgellm.llm import LLM
-from edgellm.llm import drafter_pool as made
+from edgellm.llm import engine as made
 from testkit import ROOT, free_port, until_listening
 from testkit.network.relay import Network, Relay
 

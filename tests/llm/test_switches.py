@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgellm.llm import LLM
-from edgellm.llm.opening.elsewhere import EXTRA_TOKENS
+from edgellm.llm.elsewhere import EXTRA_TOKENS
 from edgellm.spec.params import GATES, ReplyOptions
 from edgellm.spec.types import Chunk, Explanation, Notice, Source
 from tests.llm.conftest import ASKED, prompts

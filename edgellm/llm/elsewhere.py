@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from edgellm.rpc.trust.identity import DeviceID
     from edgellm.rpc.trust.trust import Trust
     from edgellm.services.client.verifier_client import RemoteVerifier
-    from edgellm.upstream.opening import UpstreamOptions
 
 EXTRA_TOKENS = 7  # extra tokens per request that a verifier across a link writes without a draft model
 
@@ -55,29 +54,22 @@ def remote_verifier(
     connection uses mutual TLS. A URL is that of a stock server.
     """
     if is_url(where):
-        return _stock_server(where, text, config.upstream, closing)
-    # gRPC is slow to import, so only a pair that needs it waits.
+        # The HTTP client is slow to import, so only a pair that needs it waits.
+        from edgellm.upstream.opening import open_upstream
+
+        server = open_upstream(where, text, config.upstream)
+        closing.callback(server.verifier.close)
+        return OpenedVerifier(
+            server.verifier, lambda: server.identity, str(server.url), server.verifier.up, "",
+            sampling_behind(server.verifier, text), EXTRA_TOKENS, text.n_vocab, server.finding, server.notices,
+        )  # fmt: skip
+    # gRPC is slow to import, too.
     from edgellm.rpc.address import ModelAddress
-    from edgellm.rpc.trust.trust import Trust
-    from edgellm.services.client.verifier_client import RemoteVerifier
-    from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, trust_for
+    from edgellm.services.client.verifier_selection import trust_for
 
     trust: Trust | None
     if where == AUTO:
-        trusted = Trust.load()
-
-        def fits(address: ModelAddress, device: DeviceID) -> TokenizerFit:
-            try:
-                RemoteVerifier(address, text.vocabulary, trust=trusted, device=device).close()
-            except VocabularyMismatch as mismatch:
-                return TokenizerFit.TRANSLATED if mismatch.tokenizer else TokenizerFit.NONE
-            except EdgeError:
-                return TokenizerFit.NONE
-            return TokenizerFit.SAME
-
-        trust = trusted
-        chosen = choose_verifier(trusted, text.vocabulary.fingerprint, config.peers, fits=fits)
-        address, device, reason = chosen.address, chosen.device, chosen.reason
+        address, device, reason, trust = _best_peer(config, text)
     else:
         address, device, reason = ModelAddress.parse(where), None, ""
         trust = trust_for(address.address)
@@ -90,6 +82,27 @@ def remote_verifier(
         verifier, lambda: verifier.info.model_hash, str(address), verifier.up, reason, info.sampling, EXTRA_TOKENS,
         info.shared_tokens, finding, text=its_own,
     )  # fmt: skip
+
+
+def _best_peer(config: EngineConfig, text: Model) -> tuple[ModelAddress, DeviceID | None, str, Trust]:
+    """Return the best of the paired devices' verifiers for drafts in the vocabulary of `text`, and why."""
+    from edgellm.rpc.trust.trust import Trust
+    from edgellm.services.client.verifier_client import RemoteVerifier
+    from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier
+
+    trust = Trust.load()
+
+    def fits(address: ModelAddress, device: DeviceID) -> TokenizerFit:
+        try:
+            RemoteVerifier(address, text.vocabulary, trust=trust, device=device).close()
+        except VocabularyMismatch as mismatch:
+            return TokenizerFit.TRANSLATED if mismatch.tokenizer else TokenizerFit.NONE
+        except EdgeError:
+            return TokenizerFit.NONE
+        return TokenizerFit.SAME
+
+    chosen = choose_verifier(trust, text.vocabulary.fingerprint, config.peers, fits=fits)
+    return chosen.address, chosen.device, chosen.reason, trust
 
 
 def _connected(
@@ -130,18 +143,6 @@ def fit_remote(
     if remote.text is None:
         return PairFit(remote.shared_tokens if remote.shared_tokens < text.n_vocab else None)
     return PairFit() if draft is None else fit(draft, remote.text, draft_name, verifier_name)
-
-
-def _stock_server(where: str, text: Model, options: UpstreamOptions | None, closing: ExitStack) -> OpenedVerifier:
-    # The HTTP client is slow to import, so only a pair that needs it waits.
-    from edgellm.upstream.opening import open_upstream
-
-    opened = open_upstream(where, text, options)
-    closing.callback(opened.verifier.close)
-    return OpenedVerifier(
-        opened.verifier, lambda: opened.identity, str(opened.url), opened.verifier.up, "",
-        sampling_behind(opened.verifier, text), EXTRA_TOKENS, text.n_vocab, opened.finding, opened.notices,
-    )  # fmt: skip
 
 
 def sampling_behind(verifier: Verifier, text: Model) -> ModelSampling:

@@ -1,20 +1,24 @@
-"""The engine of a pair: its models, opened once, and knowledge about them; it owns and closes everything."""
+"""The engine of a pair: its models and drafters, opened once, and knowledge about them; it owns and closes them all."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Protocol, Self, TypeVar
 
-from edgellm.engine import Model
+from edgellm.engine import Capture, Context, ContextSpec, Model
+from edgellm.engine.gguf.memory import cache_bytes_per_token
+from edgellm.engine.kv.prompt_cache import PromptCache
 from edgellm.engine.memory_fit import Placed
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.trial.probe import TrialChild
 from edgellm.errors import InvalidOption
 from edgellm.llm.cost_curves import ModelCurve
-from edgellm.llm.drafter_pool import Drafters
+from edgellm.llm.elsewhere import OpenedVerifier, fit_remote, remote_verifier
 from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.model_loading import (
     EngineConfig,
@@ -31,14 +35,104 @@ from edgellm.llm.model_loading import (
     verifier_of,
 )
 from edgellm.llm.ngram_runtime import NgramRuntime
-from edgellm.llm.opening.elsewhere import OpenedVerifier, fit_remote, remote_verifier
 from edgellm.llm.pair_stats import PairStats
+from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.mechanisms import mechanism
 from edgellm.spec.model_sampling import ModelSampling, sampling_of
-from edgellm.spec.protocols import Verifier
+from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.storage import History
 from edgellm.storage.default_pair import resolve_pair
 from edgellm.storage.saved_prompts import SavedPrompts
 from edgellm.verifier.in_process import LocalVerifier
+
+SPARE = 16  # least cells of the cache for a branch
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterKind:
+    """The abilities of a drafter beside drafting: measure the attention of `layers`, follow `branches` guesses of up to
+    `gamma` tokens each, leave the model after `exit_layer` for tokens surer than `threshold`.
+    """
+
+    layers: tuple[int, ...] = ()
+    branches: int = 0
+    gamma: int = 0
+    exit_layer: int | None = None
+    threshold: float = 1.0
+
+
+class Drafters:
+    """The drafters of one model, one per running reply. Idle drafters are kept only of the last kind."""
+
+    def __init__(
+        self, model: Model, spec: ContextSpec, fingerprint: Callable[[], str], fit: PairFit, prompts: PromptCache | None
+    ) -> None:
+        """Open drafters of `model` with contexts like `spec`. `fingerprint` returns that of its file, which names the
+        parts for early exits. `fit` compares its vocabulary with the verifier's. `prompts` as for `Context`."""
+        self.model, self._spec, self._fingerprint, self._fit, self._prompts = model, spec, fingerprint, fit, prompts
+        self._idle: list[tuple[DrafterKind, Drafter]] = []
+        self._in_use: list[tuple[DrafterKind, Drafter]] = []
+        self._lock = threading.Lock()  # Several threads may write replies.
+
+    @cached_property
+    def exits(self) -> Any:
+        """Return the early exits from the model (`early_exit.EarlyExits`)."""
+        return mechanism("early exit").EarlyExits(self.model, self._fingerprint())
+
+    @contextmanager
+    def taken(self, kind: DrafterKind = DrafterKind()) -> Iterator[Drafter]:
+        """Take a drafter of this kind for the `with` block: the one that was given back last, or a new one.
+
+        Raises:
+            EngineFailed: there is no memory for it.
+            ModelUnsupported: an early exit from a model that cannot be cut.
+        """
+        with self._lock:
+            found = next((one for one in self._idle if one[0] == kind), None)
+            if found is not None:
+                self._idle.remove(found)
+            else:
+                while self._idle:
+                    self._idle.pop()[1].close()
+                found = kind, self._open(kind)
+            self._in_use.append(found)
+        try:
+            yield found[1]
+        finally:
+            with self._lock:
+                if found in self._in_use:
+                    self._in_use.remove(found)
+                    self._idle.insert(0, found)
+
+    def opened(self) -> int:
+        """Return how many drafters are open, in use and idle."""
+        return len(self._in_use) + len(self._idle)
+
+    def close(self) -> None:
+        """Close all drafters, also those that were not given back."""
+        for _, drafter in (*self._in_use, *self._idle):
+            drafter.close()
+        self._in_use.clear()
+        self._idle.clear()
+        if "exits" in vars(self):
+            self.exits.close()
+
+    def _open(self, kind: DrafterKind) -> Drafter:
+        shared, translation = self._fit.shared_tokens, self._fit.translation
+        if kind.exit_layer is not None and translation is None:
+            early: Drafter = self.exits.open(
+                kind.exit_layer, self._spec, threshold=kind.threshold, layers=kind.layers, shared=shared
+            )
+            return early
+        spec = replace(self._spec, n_seq=1 + kind.branches, spare=kind.branches * max(SPARE, kind.gamma + 2))
+        capture = Capture(attention=kind.layers) if kind.layers else None
+        context = Context(self.model, spec, capture=capture, prompt_cache=self._prompts)
+        if translation is not None:
+            translated: Drafter = mechanism("translation").TranslatedDrafter(self.model, context, translation)
+            return translated
+        drafter = mechanism("parallel drafting").BranchingDrafter if kind.branches else ModelDrafter
+        opened: Drafter = drafter(self.model, context, kind.layers, shared=shared)
+        return opened
 
 
 class _Closable(Protocol):
@@ -59,8 +153,6 @@ class PairEngine:
     text: Model
     context: int
     verifier: Verifier | None
-    drafters: Drafters | None
-    knowledge: PairStats | None
     retrieval: NgramRuntime
 
     def __init__(self, config: EngineConfig | None = None) -> None:
@@ -72,6 +164,8 @@ class PairEngine:
         self.closing.callback(self.idle.close)
         self.elsewhere: OpenedVerifier | None = None
         self.fit, self.placement = PairFit(), PairPlacement(None, None, Counter())
+        self.drafters: Drafters | None = None
+        self.knowledge: PairStats | None = None
 
     @classmethod
     def open(cls, config: EngineConfig, progress: Progress | None = None) -> Self:
@@ -91,12 +185,18 @@ class PairEngine:
             ProfileUnusable: the profile is of other models or of another version.
         """
         engine = cls(config)
-        try:
+        with engine.closed_on_error():
             engine._open(progress)
-        except BaseException:
-            engine.close()
-            raise
         return engine
+
+    @contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Close the engine if the `with` block raises an error."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def _open(self, progress: Progress | None) -> None:
         config = self.config
@@ -141,34 +241,22 @@ class PairEngine:
         spec = LoadSpec(placed.hardware, eagle3=placed.eagle3, **purpose)
         return self.own(Model.load(placed.file, spec, progress=on_progress, trial=trial))
 
-    def load_beside(
-        self, text: Model, taken: Counter[str], progress: Progress | None = None
-    ) -> tuple[Model | None, PairFit]:
-        """Load the named draft model, if any, beside the bytes `taken` for a verifier with the tokenizer of `text`, and
-        compare their vocabularies. A default with another tokenizer is left out."""
-        if (name := named(self.config.draft)) is None:
-            return None, PairFit()
-        hardware = self.config.computing(self.config.draft_hardware)
-        small = self.load(place_named(name, hardware, taken, verifies=False), progress)
-        compared = fit(small, text, name, text.path)
-        return None if compared.left_out else small, compared
+    def attach_beside(
+        self, text: Model, taken: Counter[str], verifier: OpenedVerifier, progress: Progress | None = None
+    ) -> Self:
+        """Add a `verifier` with the tokenizer of `text`, and load the named draft model, if any, beside its bytes
+        `taken`. A default with another tokenizer is left out."""
+        small, fits = None, PairFit()
+        if (name := named(self.config.draft)) is not None:
+            hardware = self.config.computing(self.config.draft_hardware)
+            small = self.load(place_named(name, hardware, taken, verifies=False), progress)
+            fits = fit(small, text, name, text.path)
+        return self.attach(text, None if fits.left_out else small, verifier, fits)
 
     def own(self, part: T) -> T:
         """Close a part with the engine, and return it."""
         self.closing.callback(part.close)
         return part
-
-    @classmethod
-    def over(
-        cls, text: Model, draft: Model | None, verifier: Verifier | OpenedVerifier | None, **settings: Any
-    ) -> Self:
-        """Return an engine of loaded models, which stay open when the engine is closed."""
-        engine = cls(EngineConfig(**settings))
-        try:
-            return engine.attach(text, draft, verifier)
-        except BaseException:
-            engine.close()
-            raise
 
     def attach(
         self, text: Model, draft: Model | None = None, verifier: Verifier | OpenedVerifier | None = None,
@@ -185,7 +273,7 @@ class PairEngine:
         self.fit = fits or PairFit()
         if isinstance(verifier, OpenedVerifier):
             self.elsewhere, verifier = verifier, verifier.verifier
-        self.text, self.verifier, self.drafters, self.knowledge = text, verifier, None, None
+        self.text, self.verifier = text, verifier
         lengths = []
         if verifier is not None:
             length = verifier.capabilities.context_length
@@ -196,19 +284,16 @@ class PairEngine:
             if verifier is not None:
                 model_hash = self.elsewhere.model_hash if self.elsewhere else idle.file_hash(text.path)
                 self.knowledge = PairStats(draft_hash, model_hash, config.profile, history=config.history)
-            prompts = self.prompts.of(draft.path)
-            self.drafters = self.own(
-                Drafters(draft, lengths[-1], config.threads, draft_hash.compute, self.fit, prompts)
-            )
+            spec, prompts = ContextSpec(lengths[-1], threads=config.threads), self.prompts.of(draft.path)
+            self.drafters = self.own(Drafters(draft, spec, draft_hash.compute, self.fit, prompts))
         if not lengths:
             raise InvalidOption("Neither a draft model nor a verifier is given.", "Give at least one of the two.")
         self.context = min(lengths)
         curve = None
         if not self.linked:
             curve = ModelCurve(text, config.threads, idle.file_hash(text.path), idle, history=config.history)
-        self.retrieval = self.own(
-            NgramRuntime(text, self.context, config.threads, curve, self.prompts.of(text.path))
-        )  # fmt: skip
+        prompts = self.prompts.of(text.path)
+        self.retrieval = self.own(NgramRuntime(text, self.context, config.threads, curve, prompts))
         self.own(idle)  # Idle work must end before the models are closed.
         return self
 
@@ -231,10 +316,8 @@ class PairEngine:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Return where each model is, and why."""
-        found = [placed.reason for placed in self.placement.placed]
-        if self.elsewhere is not None and self.elsewhere.finding:
-            found.append(self.elsewhere.finding)
-        return tuple(found)
+        found = "" if self.elsewhere is None else self.elsewhere.finding
+        return (*(placed.reason for placed in self.placement.placed), found)
 
     @property
     def models(self) -> list[Model]:
@@ -243,22 +326,17 @@ class PairEngine:
 
     @property
     def memory(self) -> PairMemory:
-        """Return the bytes that the models take, with contexts for all replies."""
-        placement, taken = self.placement, None
+        """Return the bytes that the models take, with contexts for all replies: as placed, or by their headers."""
+        placement, headers = self.placement, [model.header for model in self.models]
+        weights = sum(tensor.nbytes for header in headers for tensor in header.tensors)
+        taken = Counter(CPU=weights + self.context * sum(map(cache_bytes_per_token, headers)))
         if placement.placed:
             taken = placement.taken - Counter(self.config.beside or {})
-        unopened = Counter({name: self._unopened * size for name, size in placement.each.items()})
-        return replace(PairMemory.of(self.models, taken, self.context), unopened=unopened)
-
-    @property
-    def _unopened(self) -> int:
-        """Return the number of contexts that have memory but are not open yet."""
-        opened = self.placement.replies
-        if isinstance(self.verifier, LocalVerifier):
-            opened = self.verifier.opened()
-        elif self.drafters is not None:
-            opened = self.drafters.opened()
-        return max(0, self.placement.replies - opened)
+        pool = self.verifier if isinstance(self.verifier, LocalVerifier) else self.drafters
+        unopened = 0 if pool is None else max(0, placement.replies - pool.opened())
+        return PairMemory(
+            taken, min(weights, taken["CPU"]), Counter({name: unopened * size for name, size in placement.each.items()})
+        )
 
     def close(self) -> None:
         """Free the memory."""

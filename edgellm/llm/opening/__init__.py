@@ -1,1 +1,0 @@
-"""Opening a pair: its engine, and verifiers in other processes."""

@@ -1,1 +1,0 @@
-"""The writing of one reply: its plan, and the loop."""

@@ -1,0 +1,423 @@
+"""One reply: its plan (gate, drafter, verifier, sources of copies), with reasons, and the decoding loop run by it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from edgellm.engine import Model, ShouldStop
+from edgellm.errors import InvalidOption
+from edgellm.llm.engine import DrafterKind, PairEngine
+from edgellm.llm.pair_stats import PairStats
+from edgellm.spec.channels import ChannelSplitter
+from edgellm.spec.constraint import ReplyGrammar
+from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
+from edgellm.spec.drafting.cost_curve import MAX_DRAFT
+from edgellm.spec.gates.factory import GateChoice, choose, needs_profile
+from edgellm.spec.gates.rules import AlwaysGate, NeverGate
+from edgellm.spec.loop import Event, generate
+from edgellm.spec.mechanisms import has, mechanism
+from edgellm.spec.ngram.retriever import Retriever
+from edgellm.spec.ngram.sources import ContextLookup
+from edgellm.spec.params import BUDGET_CHUNK, CHUNK, GATES, ReplyOptions
+from edgellm.spec.protocols import Drafter, Verifier
+from edgellm.spec.state import NOT_FILLED, DraftRules, GenerationLimits, GenerationState, VerdictTerms
+from edgellm.spec.stats import Summary
+from edgellm.spec.stream import cut_at_stops
+from edgellm.spec.types import Explanation, Ids, Notice, PromptProgress, Sampling
+
+if TYPE_CHECKING:
+    from edgellm.spec.gates.profile import Profile
+    from edgellm.spec.gates.profiler import ObservedReply
+
+MAX_MODEL_DRAFT = 16
+"""Maximum tokens of a draft model's chunk if each token is drafted only while it pays."""
+OnProgress: TypeAlias = Callable[[PromptProgress], None]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedReply:
+    """A requested reply to `prompt` (n,) with `options`, by the rule `sampling`, separated by `channels`.
+    `draft_prompt` as for `GenerationState`, `heads` as for `cut_at_stops`."""
+
+    prompt: Ids
+    options: ReplyOptions
+    sampling: Sampling
+    channels: ChannelSplitter
+    draft_prompt: Ids | None = None
+    heads: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyPlan:
+    """The settings of one reply, and the reasons for them.
+
+    `drafts`: the draft model drafts, as a drafter of this `kind`, at most `gamma` tokens beside copies. `rejection` as
+    in `ParallelDrafter`, which drafts `branches` at once; `acceptance` learns from verdicts, and `alpha` is the
+    acceptance rate for the paper's rule. `first`: the gate of one of the replies that make the pair's profile.
+    `checked`: every draft is verified. `speculates`: the verifier's speculator drafts. `copies` are retrieved; None:
+    the draft policy is not asked at all.
+    """
+
+    choice: GateChoice
+    reasons: tuple[str, ...]
+    kind: DrafterKind = DrafterKind()
+    branches: int = 0
+    acceptance: ConfidenceAcceptance = field(default_factory=ConfidenceAcceptance)
+    alpha: float | None = None
+    first: ObservedReply | None = None
+    notices: tuple[Notice, ...] = ()
+    gamma: int = MAX_MODEL_DRAFT
+    checked: bool = True
+    drafts: bool = False
+    speculates: bool = False
+    verifier: Verifier | None = None
+    copies: Retriever | None = None
+
+    def rejection(self, confidence: Sequence[float]) -> Probabilities:
+        """Return the chances of a rejection at each place: with the paper's gate its estimate, else by the verdicts."""
+        if self.alpha is None:
+            return self.acceptance.rejection(confidence)
+        found: Probabilities = mechanism("parallel drafting").rejection(confidence, self.alpha)
+        return found
+
+
+def plan_reply(engine: PairEngine, wanted: WantedReply) -> ReplyPlan:
+    """Return the plan of a reply by this pair. Its `copies` are the reply's until `NgramRuntime.end`."""
+    options, knowledge, draft, verifier = wanted.options, engine.knowledge, engine.draft, engine.verifier
+    translation = engine.fit.translation
+    if knowledge is None or draft is None:
+        plan = _plan_alone(draft, options)
+    elif translation is not None:
+        plan = _plan_translated(translation.reason, options)
+    else:
+        plan = _plan_pair(engine, knowledge, draft, wanted)
+    choice, gates = plan.choice, options.gate in ("auto", "always")
+    lossless = verifier is None or (gates and (choice.controller is None or options.budget in (None, 1.0)))
+    checked = lossless and plan.first is None and options.budget != 0.0
+    speculates, speculator = _choose_speculator(engine, options, checked)
+    sources, retrieval = _choose_sources(engine, options, checked, speculates)
+    copies = None if sources is None else engine.retrieval.begin(sources)
+    if sources is not None and copies is None:
+        retrieval = "no retrieval: another reply is using it"
+    drafts = draft is not None and options.drafter is None and (verifier is not None or copies is None)
+    if translation is not None and wanted.draft_prompt is None:
+        drafts = False  # Without a prompt for the draft model the verifier writes alone.
+    if options.logprobs is not None:
+        drafts, verifier = drafts and not engine.linked, reporting(engine, options)
+        choice = replace(choice, gate=AlwaysGate())
+    elif verifier is None and (copies is not None or options.drafter is not None):
+        verifier, choice = engine.retrieval.self_verifier(), replace(choice, gate=AlwaysGate())
+    return replace(
+        plan, choice=choice, reasons=(*plan.reasons, speculator, retrieval), checked=checked, drafts=drafts,
+        gamma=plan.gamma if options.gamma is None and not engine.linked else choice.gamma,
+        speculates=speculates and copies is not None, verifier=verifier, copies=copies,
+    )  # fmt: skip
+
+
+def _plan_alone(draft: Model | None, options: ReplyOptions) -> ReplyPlan:
+    """Return the plan of a reply by one model: the `draft` model, else the verifier."""
+    writer, whole = ("the verifier", 1.0) if draft is None else ("the draft model", 0.0)
+    kind, reason = _early_exit(draft, options, None, DrafterKind())
+    notices = []
+    if options.budget not in (None, whole):
+        notices.append(Notice(f"The budget of {options.budget} has no effect: {writer} writes alone."))
+    if options.early_exit == "on" and draft is None:
+        notices.append(Notice("The early exit has no effect: there is no draft model to leave early."))
+    choice = GateChoice(AlwaysGate() if draft is None else NeverGate(), "", options.gamma or CHUNK)
+    return ReplyPlan(choice, (f"{writer} writes alone", reason), kind, notices=tuple(notices))
+
+
+def _plan_translated(reason: str, options: ReplyOptions) -> ReplyPlan:
+    """Return the plan of a reply whose drafts are translated: all of them are verified."""
+    asked = {
+        f"the budget of {options.budget}": options.budget not in (None, 1.0),
+        f"the gate {options.gate}": options.gate not in ("auto", "always"),
+        "the early exit": options.early_exit == "on",
+    }
+    unused = ", ".join(f"{name} has no effect" for name, given in asked.items() if given)
+    notice = Notice(f"The models have different tokenizers, so every draft is verified: {unused}.")
+    reasons = (reason, "no gate, early exit or parallel inference: the models have different tokenizers")
+    choice = GateChoice(AlwaysGate(), reason, options.gamma or CHUNK)
+    return ReplyPlan(choice, reasons, notices=(notice,) if unused else ())
+
+
+def _plan_pair(engine: PairEngine, knowledge: PairStats, draft: Model, wanted: WantedReply) -> ReplyPlan:
+    """Return the plan of a reply by both models."""
+    options, sampling = wanted.options, wanted.sampling
+    if isinstance(options.gate, str) and GATES[options.gate].importance and not draft.attention_layers:
+        raise InvalidOption(
+            f"The gate {options.gate} needs attention, and {draft.name} has none.", "Use --gate auto or confidence."
+        )
+    wants_profile = needs_profile(options)
+    profile = knowledge.profile(wants_profile)
+    whole = _verifies_all(options) and options.drafter is None and options.logprobs is None
+    learns = options.learn_profile and sampling.greedy and whole and knowledge.learns()
+    first: ObservedReply | None = None
+    notices: list[Notice] = []
+    if learns or (wants_profile and profile is None):
+        layers = draft.attention_layers[:2][-1:]  # By default the second layer with attention shows importance.
+        first, notices = knowledge.first.begin(layers, improves=learns)
+        reason = "the reply improves the pair's profile" if learns else "the pair has no profile yet"
+        choice = GateChoice(first, reason, options.gamma or BUDGET_CHUNK, layers)
+    else:
+        controller = knowledge.controller(options)
+        choice = choose(options, sampling.seed, profile=profile, controller=controller, linked=engine.linked)
+    kind, early = _early_exit(draft, options, profile, DrafterKind(choice.layers))
+    branches, parallel = 0, "no parallel inference: the pair is being profiled"
+    if first is None:  # Importance is not measured for tokens drafted ahead.
+        branches, parallel = _branches(engine, knowledge, options, profile, kind, choice)
+    if branches:
+        most: tuple[int, int] = mechanism("parallel drafting").room(choice.gamma)
+        kind = replace(kind, branches=most[0], gamma=most[1])
+    alpha = profile.alpha if profile is not None and options.gate == "synera" else None
+    return ReplyPlan(
+        choice, (choice.reason, early, parallel), kind, branches, knowledge.acceptance(options), alpha, first,
+        tuple(notices),
+    )  # fmt: skip
+
+
+def _verifies_all(options: ReplyOptions) -> bool:
+    """Return whether every chunk is to be verified."""
+    return options.budget in (None, 1.0) and options.gate in ("auto", "always")
+
+
+def _early_exit(
+    draft: Model | None, options: ReplyOptions, profile: Profile | None, kind: DrafterKind
+) -> tuple[DrafterKind, str]:
+    """Return `kind`, with an early exit if used, and why. Raise InvalidOption if it is asked for, but impossible."""
+    if draft is None:
+        return kind, "no early exit: there is no draft model"
+    if options.early_exit == "off":
+        return kind, "no early exit, as requested"
+    layer, why = (None, "the pair has no profile that shows that it pays") if profile is None else profile.best_exit()
+    if options.early_exit == "on" and layer is None:
+        layer, why = mechanism("early exit").first_exit(draft), "as requested"
+    if layer is None:
+        return kind, f"no early exit: {why}"
+    return replace(kind, exit_layer=layer, threshold=options.exit_threshold), f"early exit: {why}"
+
+
+def _branches(
+    engine: PairEngine, knowledge: PairStats, options: ReplyOptions, profile: Profile | None, kind: DrafterKind,
+    choice: GateChoice,
+) -> tuple[int, str]:  # fmt: skip
+    """Return the number of branches to draft while waiting for a verdict, and why."""
+    hindrances = {
+        ", as requested": not options.parallel,
+        ": it is left out": not has("parallel drafting"),
+        ": the verifier computes on this device": not engine.linked,
+        ": the reply follows a JSON schema": options.json_schema is not None,  # Guesses may break the schema.
+        ": a draft model with an early exit has no branches": kind.exit_layer is not None,
+        ": no verdict is waited for": isinstance(choice.gate, NeverGate),
+    }
+    if why := next((why for why, hinders in hindrances.items() if hinders), ""):
+        return 0, f"no parallel inference{why}"
+    seconds, wait = ((), 0.0) if profile is None else (profile.batch_seconds, profile.verify_seconds)
+    chosen: tuple[int, str] = mechanism("parallel drafting").choose_branches(
+        seconds, knowledge.verdict_seconds or wait, choice.gamma
+    )
+    return chosen
+
+
+def _choose_speculator(engine: PairEngine, options: ReplyOptions, checked: bool) -> tuple[bool, str]:
+    """Return whether the speculator of the model that decides the text drafts, and why; "" without a speculator."""
+    verifier, own = engine.verifier, engine.text.speculator
+    name = verifier.capabilities.speculator if verifier is not None else own.name if own is not None else ""
+    if not name or engine.linked:
+        return False, ""
+    hindrances = {
+        "a custom drafter is used": options.drafter is not None,
+        "log-probabilities are requested": options.logprobs is not None,
+        "not everything is verified": not checked,
+        "the draft model drafts": verifier is not None and engine.draft is not None,
+    }
+    if why := next((why for why, hinders in hindrances.items() if hinders), ""):
+        return False, f"{name} drafts nothing: {why}"
+    return True, f"{name} drafts where that is faster"
+
+
+def _choose_sources(
+    engine: PairEngine, options: ReplyOptions, checked: bool, speculates: bool
+) -> tuple[tuple[str, ...] | None, str]:
+    """Return the sources of copies, and why. The draft policy also decides on drafts of the draft model or, with
+    `speculates`, the speculator, if need be without sources; None: the policy is not asked."""
+    sources = options.sources()
+    compares = None not in (engine.draft, engine.verifier) and options.gate == "auto" and options.gamma is None
+    hindrances = {
+        ": a custom drafter is used": options.drafter is not None,
+        ": log-probabilities are requested": options.logprobs is not None,
+        ", as requested": not (sources or compares or speculates),
+        ": not everything is verified": not checked,
+    }
+    if why := next((why for why, hinders in hindrances.items() if hinders), ""):
+        return None, f"no retrieval{why}"
+    if not sources:
+        return (), "no retrieval, as requested"
+    return sources, f"drafts are retrieved from: {', '.join(sources)}{engine.retrieval.head_note}"
+
+
+def write(
+    engine: PairEngine, wanted: WantedReply, stats: Summary, explain: bool, should_stop: ShouldStop,
+    on_progress: OnProgress,
+) -> Generator[Event, None, None]:  # fmt: skip
+    """Write a reply while idle work is suspended. Raise ProfileUnusable."""
+    prompt, retrieval = wanted.prompt, engine.retrieval
+    with engine.idle.suspended():
+        plan = plan_reply(engine, wanted)
+        try:
+            _log.debug("reply to a prompt of %d tokens: %s", len(prompt), "; ".join(filter(None, plan.reasons)))
+            yield from plan.notices
+            if explain:
+                told = (*plan.reasons, wanted.channels.reason, *engine.reasons)
+                yield from (Explanation(None, reason) for reason in told if reason)
+            state = GenerationState(
+                prompt, wanted.sampling, _limits(engine, wanted.options, plan), rules=_rules(engine, wanted, plan),
+                terms=_terms(engine, wanted, plan), should_stop=should_stop, explain=explain,
+                channel=wanted.channels.channel, on_progress=on_progress,
+            )  # fmt: skip
+            events, stops = _written(engine, wanted, plan, state, stats), wanted.options.stop
+            yield from cut_at_stops(stops, events, stats, wanted.heads) if stops or wanted.heads else events
+        finally:
+            _log.info("reply of %d tokens to a prompt of %d: %s", stats.tokens, len(prompt), stats.finish_reason)
+            if plan.copies is not None:
+                retrieval.end()
+            if engine.knowledge is not None and stats.verdict_seconds is not None:
+                engine.knowledge.observe_verdicts(stats.verdict_seconds, stats.verdicts_on_drafts)
+        if stats.finish_reason == "stop":
+            retrieval.add(prompt, stats.ids)
+
+
+def _limits(engine: PairEngine, options: ReplyOptions, plan: ReplyPlan) -> GenerationLimits:
+    asks_extra = plan.copies is not None or not (plan.drafts or options.drafter is not None)
+    return GenerationLimits(
+        options.max_tokens, engine.context, plan.choice.gamma if plan.copies is None else MAX_DRAFT,
+        extra=engine.elsewhere.extra if asks_extra and engine.elsewhere is not None else 0,
+        max_thinking=options.max_thinking, max_total=options.max_total,
+    )  # fmt: skip
+
+
+def _rules(engine: PairEngine, wanted: WantedReply, plan: ReplyPlan) -> DraftRules:
+    choice, verifier = plan.choice, plan.verifier
+    alike = verifier is None or verifier.capabilities.choice.draws_alike(wanted.sampling)
+    rules = DraftRules(
+        choice.stop_below, choice.lookup_below, greedy=not alike and plan.checked,
+        context=ContextLookup(wanted.prompt) if choice.lookup_below else None, prompt=wanted.draft_prompt,
+        grammar=ReplyGrammar.of(wanted.sampling.constraint, engine.text.grammar),
+    )  # fmt: skip
+    if plan.copies is None or engine.linked:
+        return rules
+    return replace(rules, floors=engine.retrieval.index.policy.floors)
+
+
+def _terms(engine: PairEngine, wanted: WantedReply, plan: ReplyPlan) -> VerdictTerms:
+    if plan.copies is None:
+        return VerdictTerms(wanted.options.logprobs, filling=NOT_FILLED)
+    curve = engine.retrieval.index.policy.cost.given
+    return VerdictTerms(wanted.options.logprobs, plan.copies.expect, curve.behind(len(wanted.prompt)).filling())
+
+
+def _written(
+    engine: PairEngine, wanted: WantedReply, plan: ReplyPlan, state: GenerationState, stats: Summary
+) -> Generator[Event, None, None]:
+    """Write the reply: a thought up to its limit, and the answer."""
+    drafters = engine.drafters if plan.drafts and not plan.speculates else None
+    with nullcontext() if drafters is None else drafters.taken(plan.kind) as own:
+        drafter = _drafter(engine, wanted, plan, own, stats)
+        announces = engine.linked and own is not None and not isinstance(plan.choice.gate, NeverGate)
+        for _ in range(2):
+            if state.thought_is_full and not _close_thought(engine.text, wanted.channels, state, stats):
+                stats.finish("length")
+                break
+            yield from generate(
+                state, vocabulary=engine.text, drafter=drafter, gate=plan.choice.gate, verifier=plan.verifier,
+                stats=stats, channels=wanted.channels, announce=announces,
+            )  # fmt: skip
+            if not state.thought_is_full:
+                break
+        if plan.first is not None and engine.knowledge is not None:
+            notice = engine.knowledge.first.end(plan.first, plan.choice.gamma, plan.kind.layers)
+            yield from () if notice is None else (notice,)
+
+
+def _drafter(
+    engine: PairEngine, wanted: WantedReply, plan: ReplyPlan, own: Drafter | None, stats: Summary
+) -> Drafter | None:
+    """Return the drafter: a custom one, `own` (the draft model's, with branches if planned) or the speculator; beside
+    copies, the draft policy decides."""
+    is_eog, retrieval = engine.text.is_eog, engine.retrieval
+    drafter, guessed = wanted.options.drafter or own, None
+    if plan.branches and own is not None:
+        drafter = ahead = mechanism("parallel drafting").ParallelDrafter(
+            own, is_eog=is_eog, rejection=plan.rejection, branches=plan.branches, acceptance=plan.acceptance
+        )
+        guessed = ahead.guessed
+    if plan.copies is None or plan.verifier is None:
+        stats.count_with(plan.choice.controller, guessed)
+        return drafter
+    from edgellm.spec.drafters.hybrid import HybridDrafter
+
+    if plan.speculates:
+        drafter = mechanism("speculators").SpeculatorDrafter(plan.verifier, is_eog)
+    policy, name = retrieval.index.policy, "speculator" if plan.speculates else "draft model"
+    retrieval.track(plan.verifier)
+    stats.count_with(plan.choice.controller, guessed, plan.copies.copied, policy.account)
+    return HybridDrafter(policy, plan.copies, drafter, plan.gamma, name=name, linked=engine.linked)
+
+
+def _close_thought(text: Model, channels: ChannelSplitter, state: GenerationState, stats: Summary) -> bool:
+    """End the thought by the model's own markup, which belongs to no channel. Return False without room."""
+    if text.thinking is None:
+        return False
+    ids: Ids = text.tokenize(text.thinking.closing, special=True)
+    if closed := state.close_thought(ids):
+        channels.close_thought()
+        stats.insert(ids.tolist())
+    return closed
+
+
+def reporting(engine: PairEngine, options: ReplyOptions) -> Verifier:
+    """Return a verifier that reports log-probabilities: the pair's own if possible, else the model itself. Raise
+    InvalidOption where these are not available."""
+    verifier, why = engine.verifier, ""
+    reports = verifier is not None and verifier.capabilities.logprobs
+    if engine.linked and not reports:
+        why = "the verifier is on another device and does not send them"
+    elif verifier is not None and not _verifies_all(options):
+        why = "not every token is verified"
+    if why:
+        raise InvalidOption(
+            f"logprobs are not available: {why}.", "Leave logprobs out, or verify every token on this device."
+        )
+    return verifier if verifier is not None and reports else engine.retrieval.self_verifier()
+
+
+def check_reply(engine: PairEngine, options: ReplyOptions, sampling: Sampling) -> None:
+    """Raise InvalidOption where the verifier cannot follow the penalties or constraint of `sampling`, tells too few
+    tokens to choose by it, or reports no log-probabilities. An error now is better than during the reply."""
+    if options.logprobs is not None:
+        reporting(engine, options)
+    if engine.verifier is None:
+        return
+    can = engine.verifier.capabilities
+    silent = "it is a server that does not tell which tokens are likely"
+    if sampling.penalties is not None and not can.penalties:
+        raise InvalidOption(
+            f"The verifier {can.name} does not apply penalties and logit_bias: {silent}.",
+            "Leave them out, or use a verifier of edgellm.",
+        )
+    if why := can.choice.refusal(sampling):
+        raise InvalidOption(
+            f"The verifier {can.name} cannot choose by penalties, logit_bias or a JSON schema: {why}.",
+            f"Set temperature to 0 or top_k to at most {can.choice.likely}, and leave repeat_penalty out; or use a"
+            " verifier of edgellm.",
+        )
+    if sampling.constraint is not None and not can.grammars:
+        raise InvalidOption(
+            f"The verifier {can.name} follows no JSON schema: {silent}.",
+            "Leave the schema out, or use a verifier of edgellm.",
+        )
