@@ -1,49 +1,254 @@
-"""A model that several devices hold: which device takes which layers, and replies from it."""
+"""A model that several devices hold: the engine that spreads it, which device takes which layers, and its replies."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from edgellm.coldstart import prefill_chunking
 from edgellm.coldstart.cost_model import ModelCosts
-from edgellm.coldstart.hardware import Device
-from edgellm.coldstart.home import MemoryOverhead
+from edgellm.coldstart.hardware import Device, LayersOnDevice
+from edgellm.coldstart.home import Home, MemoryOverhead, Objective
 from edgellm.coldstart.plan import PlanOption, predict
-from edgellm.engine import Model, ModelFile
+from edgellm.coldstart.problem import Stop
+from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
+from edgellm.engine.gguf.cuttable import cut_points
+from edgellm.engine.hardware import ON_PROCESSOR, Hardware
+from edgellm.engine.memory_fit import check_context, trained_positions
 from edgellm.engine.model import LoadSpec
-from edgellm.errors import EdgeError, InvalidOption
+from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ModelUnsupported
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
 from edgellm.llm.elsewhere import OpenedVerifier
 from edgellm.llm.engine import PairEngine
-from edgellm.llm.home import LocalDevice, overhead_of, positions_of
 from edgellm.llm.llm import LLM
 from edgellm.llm.model_loading import EngineConfig
+from edgellm.mesh import EngineName, part_of
 from edgellm.mesh.coordinator import Mesh, MeshDevice
+from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
 from edgellm.mesh.model_costs import model_costs
-from edgellm.mesh.placement import Placement
+from edgellm.mesh.pipeline import LocalStageHost, StageHost
+from edgellm.mesh.placement import Placement, missing, place, with_phases
 from edgellm.mesh.verifier import MeshVerifier
-from edgellm.mesh.weight_cache import ComputeUnit
-from edgellm.storage.layers.manifest import check_stages
+from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
+from edgellm.storage.layers.manifest import check_stages, layers_per_piece
 
 if TYPE_CHECKING:
     from edgellm.coldstart.phases import Phases
+    from edgellm.mesh.fleet_profiler import Survey
     from edgellm.rpc.discovery.workers import Worker
 
+POSITIONS = 4096  # default tokens of a prompt and its reply
+PLAN_SECONDS = 5.0  # seconds of planning, after which the best plan so far is taken
+PHASE_SECONDS = 1.0  # seconds of planning a reply in phases: devices wait for it before they load
 SESSIONS = 4
+
+Asked = Sequence[tuple[Device, Device | EdgeError]]
+"""Devices as measured, each with its present state and layers, or the reason why it cannot be used."""
+
+
+def within(seconds: float) -> Stop:
+    """Return a stop that is true after `seconds` from now on."""
+    began = time.monotonic()
+    return lambda: time.monotonic() - began > seconds
+
+
+class EngineChoice(NamedTuple):
+    """The engine that spreads a model over devices, and why."""
+
+    engine: EngineName
+    reason: str
+
+    @property
+    def over_rpc(self) -> bool:
+        return self.engine == "rpc"
+
+
+def choose_engine(file: ModelFile, asked: Literal["auto", "stages", "rpc"] = "auto") -> EngineChoice:
+    """Return the engine that was `asked` for; else stages if the model's layers can be cut, and RPC if not.
+
+    Raises:
+        ModelUnsupported: its layers cannot be cut, and there is no RPC here.
+        EngineFailed: RPC was asked for, and this llama.cpp has no backend for it.
+    """
+    if asked != "auto":
+        if asked == "rpc":
+            part_of("rpc", "backend").require()
+        return EngineChoice(asked, "asked for")
+    try:
+        cut_points(file.header)
+    except ModelUnsupported as error:
+        try:
+            part_of("rpc", "backend").require()
+        except EngineFailed as missing:
+            next_step = f"Run it over llama.cpp's RPC instead. {missing.what} {missing.next_step}"
+            raise ModelUnsupported(error.what, next_step) from None
+        return EngineChoice("rpc", error.what)
+    return EngineChoice("stages", "its layers can be cut: each device loads its own, and all do so at once")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The reply that a plan is for: the tokens of its prompt and its own, and the `objective`, the time to minimise.
+
+    Each device has memory for `sessions` replies at once, of `context` tokens each, by default that of `hardware`,
+    which also tells where this device computes. `cold`: only the layers that devices report are loaded; else all.
+    """
+
+    tokens_in: int
+    tokens_out: int
+    objective: Objective = "ttft"
+    context: int | None = None
+    sessions: int = 1
+    hardware: Hardware = ON_PROCESSOR
+    cold: bool = True
+
+    @property
+    def positions(self) -> int | None:
+        """Return the requested tokens of a context, if any."""
+        return self.context or self.hardware.n_ctx
+
+    def home(self, file: ModelFile, fleet: Fleet) -> Home:
+        """Return the home of a fleet with the model in `file` and this reply.
+
+        Raises:
+            ModelUnsupported, ModelCorrupt: the model cannot be split.
+        """
+        overhead = overhead_of(file.header, positions_of(file, self.positions), self.sessions, self.hardware.cache_type)
+        return Home(
+            fleet.devices, model_costs(file), self.tokens_in, self.tokens_out, self.objective, fleet.links, overhead,
+            cold=self.cold,
+        )  # fmt: skip
+
+
+def positions_of(file: ModelFile, asked: int | None) -> int:
+    """Return how many tokens of prompt and reply a session has room for: `asked`, by default `POSITIONS` or as many as
+    the model was trained for. Raises InvalidOption if `asked` exceeds these."""
+    check_context(file.header, file.path.name, asked)
+    return min(asked or POSITIONS, trained_positions(file.header) or POSITIONS)
+
+
+def planned_positions(file: ModelFile, asked: int | None, tokens: int) -> int:
+    """Return how many tokens of prompt and reply a plan counts memory for: `asked`, by default those of `positions_of`,
+    or the planned `tokens` if these are more, as far as the model was trained.
+
+    Raises:
+        InvalidOption: fewer are asked for than are planned, or more than the model was trained for.
+    """
+    if asked is not None and tokens > asked:
+        raise InvalidOption(
+            f"A prompt and a reply of {tokens} tokens in all do not fit into a context of {asked}.",
+            "Give a longer --ctx-size, or fewer --tokens-in and --tokens-out.",
+        )
+    default = positions_of(file, asked)
+    return default if asked is not None else max(default, min(tokens, trained_positions(file.header) or tokens))
+
+
+def overhead_of(header: GgufHeader, context: int, sessions: int, cache_type: str | None) -> MemoryOverhead:
+    """Return the memory of a layer and of a stage beside weights, for `sessions` replies of `context` tokens each.
+    `cache_type` is that of this device's keys and values; other devices have the default, and the larger one counts."""
+    costs = costs_of(header)
+    per_block = min(layers_per_piece(header), dimensions(header).layers)  # layers that share one block's batch
+    batch = costs.batch(per_block, context, MAX_ROWS + 1, ends=False)
+    cache = max(costs.cache(1, context, sessions), costs_of(header, cache_type).cache(1, context, sessions))
+    return MemoryOverhead(cache + batch / per_block, costs.batch(1, context, MAX_ROWS + 1, ends=True))
+
+
+class LocalDevice:
+    """This device as a member of a mesh."""
+
+    def __init__(self, whole: WholeModel, unit: ComputeUnit, known: Device) -> None:
+        """Compute layers on `unit`. `known`: the device as measured."""
+        self.name = HERE
+        self._whole, self._cache, self._known = whole, WeightCache(whole, unit=unit), known
+
+    def describe(self, model: str) -> Device:  # noqa: ARG002 - there is only this one
+        own = self._whole.layers
+        layers = LayersOnDevice(own.held, self._cache.warm(own))
+        if own.pieces is not None:
+            begins, ends = (frozenset(one.start for one in own.pieces), frozenset(one.last for one in own.pieces))
+            layers = replace(layers, begins=begins, ends=ends)
+        return self._known.updated(layers, float(self._cache.available()[0]), self._cache.unit.name)
+
+    def stage_host(self) -> StageHost:
+        return LocalStageHost(self.name, self._cache)
+
+
+def place_described(file: ModelFile, fleet: Fleet, workload: Workload) -> Placement:
+    """Return the best stages of the model in `file` on described devices, each of which has any layer."""
+    return with_phases(place(workload.home(file, fleet), stop=within(PLAN_SECONDS)), within(PHASE_SECONDS))
+
+
+def place_stages(file: ModelFile, survey: Survey, workload: Workload) -> Placement:
+    """Return the best stages of the model in `file` on the surveyed devices, with the layers that these have. After
+    `PLAN_SECONDS` the best plan so far is taken.
+
+    Raises:
+        ModelUnsupported, ModelCorrupt: the model cannot be split.
+        PlanImpossible: the devices cannot hold it; says which layers to send where, if that helps.
+    """
+    devices: list[Device] = []
+    left_out = [(name, error.what) for name, error in survey.left_out]
+    for device, found in ask_devices(file, survey, workload):
+        if isinstance(found, Device):
+            devices.append(found)
+        else:
+            left_out.append((device.name, found.what))
+    home = workload.home(file, Fleet(tuple(devices), survey.fleet().links))
+    placed = place(home, survey.workers, left_out, within(PLAN_SECONDS))
+    return with_phases(placed, within(PHASE_SECONDS))
+
+
+def ask_devices(file: ModelFile, survey: Survey, workload: Workload) -> Asked:
+    """Ask all surveyed devices at once for the layers that they have. If everything is loaded (`Workload.cold`), no
+    device is asked: each has all layers."""
+    devices = survey.fleet().devices
+    if not workload.cold:
+        return [(device, device) for device in devices]
+    return _asked(devices, WholeModel(file), survey.workers, ComputeUnit.choose(workload.hardware))
+
+
+def missing_layers(file: ModelFile, shares: Sequence[StageShare], survey: Survey) -> list[tuple[str, int]]:
+    """Return the bytes that each device of a split still lacks of its layers, by name. This device has the model; a
+    device that no longer answers is taken to lack all of its layers."""
+    names = [share.name for share in shares]
+    if names == [HERE]:
+        return [(HERE, 0)]
+    named = [device for device in survey.fleet().devices if device.name in names]
+    devices = [
+        found if isinstance(found, Device) else replace(device, layers=LayersOnDevice(frozenset()))
+        for device, found in _asked(named, WholeModel(file), survey.workers, ComputeUnit())
+    ]
+    lacking = {one.share.name: one.size for one in missing(model_costs(file), shares, devices)}
+    return [(name, lacking.get(name, 0)) for name in names]
+
+
+def _asked(devices: Sequence[Device], whole: WholeModel, workers: Mapping[str, Worker], unit: ComputeUnit) -> Asked:
+    """Return the present state of each device, or why it cannot be used. All are asked at once."""
+    from edgellm.services.client.stage_client import remote_device
+
+    def ask(known: Device) -> tuple[Device, Device | EdgeError]:
+        try:
+            if known.name == HERE:
+                return known, LocalDevice(whole, unit, known).describe(whole.model)
+            return known, remote_device(workers[known.name], known, whole.own_pieces).describe(whole.model)
+        except EdgeError as error:
+            return known, error
+
+    with ThreadPoolExecutor(len(devices)) as pool:
+        return list(pool.map(ask, devices))
 
 
 @dataclass(frozen=True, slots=True)
 class MeshOptions:
-    """The settings of a mesh. The layers follow `split`, or else the placement `placed` (`edgellm.llm.home`).
+    """The settings of a mesh. The layers follow `split`, or else the placement `placed` (`edgellm.llm.mesh_llm`).
 
     `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices. `wide`: rows are
     sent as 32-bit floats. With `rests`, the model may move after a reply to where the next reply is fastest.
@@ -59,11 +264,6 @@ class MeshOptions:
     rests: bool = False
     following: tuple[str, ...] = ()
 
-    @property
-    def asked(self) -> Mapping[str, Worker] | None:
-        """Return the measured workers, which were asked for their layers, if any."""
-        return None if self.placed is None else self.placed.workers
-
 
 @dataclass(frozen=True, slots=True)
 class OpenedMesh:
@@ -76,11 +276,6 @@ class OpenedMesh:
     placed: Placement | None
     reason: str
     began: float
-
-    @property
-    def workers(self) -> Mapping[str, Worker] | None:
-        """Return the other devices with measured figures, if any."""
-        return None if self.placed is None else self.placed.workers
 
     @property
     def phases(self) -> Phases | None:
@@ -123,8 +318,7 @@ def open_mesh(
     whole, header, model = WholeModel(file), file.header, model_costs(file)
     positions = positions_of(file, options.context or hardware.n_ctx)
     overhead = overhead_of(header, positions, options.sessions, hardware.cache_type)
-    placed = options.placed
-    shares = _shares(options)
+    placed, shares = options.placed, _shares(options)
     phases = None if placed is None else placed.phases
     following = tuple(map(read_split, options.following))
     if phases is not None and phases.following:
@@ -137,9 +331,8 @@ def open_mesh(
     if placed is not None:
         parts = prefill_chunking.choose(placed.home, placed.home.cut(shares))
     else:
-        parts = prefill_chunking.PrefillChunks(
-            MAX_ROWS, 0.0, f"parts of {MAX_ROWS} tokens: the devices were not measured"
-        )
+        unmeasured = f"parts of {MAX_ROWS} tokens: the devices were not measured"
+        parts = prefill_chunking.PrefillChunks(MAX_ROWS, 0.0, unmeasured)
     vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")
     work = StageSpec(
         whole.model, model.name, LayerRange(0, model.shape.layers), model.shape.layers, int(model.shape.d_model),
@@ -173,21 +366,29 @@ def _taken(share: StageShare | None, model: ModelCosts, overhead: MemoryOverhead
 
 
 def _devices(options: MeshOptions, names: Sequence[str], whole: WholeModel, unit: ComputeUnit) -> list[MeshDevice]:
-    """Return the named devices, further `peers` and this device: a spare may replace a lost device."""
-    known = {} if options.placed is None else {device.name: device for device in options.placed.home.devices}
+    """Return the named devices, further `peers` and this device: a spare may replace a lost device. Devices that were
+    not asked for their layers to place them are asked now."""
+    placed = options.placed
+    known = {} if placed is None else {device.name: device for device in placed.home.devices}
+    workers = None if placed is None else placed.workers
     here = LocalDevice(whole, unit, known.get(HERE) or Device.unmeasured(HERE))
-    if options.asked is None and not options.peers and set(names) == {HERE}:  # gRPC imports slowly.
+    if workers is None and not options.peers and set(names) == {HERE}:  # gRPC imports slowly.
         found: list[MeshDevice] = [here]
     else:
         from edgellm.services.client.stage_client import remote_devices
 
-        discovered = [worker for name, worker in (options.asked or {}).items() if name in known]
+        discovered = [worker for name, worker in (workers or {}).items() if name in known]
         remote = remote_devices(names, options.peers, discovered, known, whole.own_pieces)
         devices: dict[str, MeshDevice] = {**remote, HERE: here}
         found = [devices[name] for name in dict.fromkeys((*names, *devices))]
-    if options.asked is None:
+
+    def learn_pieces(device: MeshDevice) -> None:
+        with suppress(EdgeError):  # The pipeline reports a device that cannot be asked.
+            device.describe(whole.model)
+
+    if workers is None:
         with ThreadPoolExecutor(len(found)) as pool:
-            list(pool.map(partial(_learn_pieces, whole.model), found))
+            list(pool.map(learn_pieces, found))
     return found
 
 
@@ -198,13 +399,6 @@ def _most_rows(devices: Sequence[MeshDevice], work: StageSpec) -> int:
     from edgellm.services.mesh_codec import most_rows
 
     return most_rows(work.n_embd)
-
-
-def _learn_pieces(model: str, device: MeshDevice) -> None:
-    """Ask a device which pieces of the model it was sent, so that their hashes are found. The pipeline reports a device
-    that cannot be asked."""
-    with suppress(EdgeError):
-        device.describe(model)
 
 
 def _shares(options: MeshOptions) -> tuple[StageShare, ...]:

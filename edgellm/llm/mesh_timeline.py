@@ -201,8 +201,8 @@ class Replies:
             return self._in_phases(taken, since, ttft, ttft + rest, summary, cold=cold)
         found = measured(self._opened, since, ttft, summary.tokens, ttft + rest)
         plan = self._opened.predict(summary.prompt_tokens, summary.tokens, cold=cold)
-        if self._opened.workers is not None:
-            found = replace(found, disproved=disproved_figures(found.option, plan, self._opened.workers))
+        if (placed := self._opened.placed) is not None and placed.workers is not None:
+            found = replace(found, disproved=disproved_figures(found.option, plan, placed.workers))
         return found, plan
 
     def _in_phases(

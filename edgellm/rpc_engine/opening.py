@@ -18,9 +18,8 @@ from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import EXAMPLE, HERE, StageShare, read_split
 from edgellm.llm.elsewhere import OpenedVerifier
 from edgellm.llm.engine import PairEngine
-from edgellm.llm.home import Workload, positions_of
 from edgellm.llm.llm import LLM
-from edgellm.llm.mesh_llm import MeshOptions
+from edgellm.llm.mesh_llm import MeshOptions, Workload, positions_of
 from edgellm.llm.model_loading import EngineConfig, Progress
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc_engine.backend import require

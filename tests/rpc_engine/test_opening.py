@@ -13,8 +13,7 @@ from edgellm.engine import ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import EngineFailed, ModelUnsupported
 from edgellm.llm import LLM
-from edgellm.llm.home import choose_engine
-from edgellm.llm.mesh_llm import MeshOptions
+from edgellm.llm.mesh_llm import MeshOptions, choose_engine
 from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from edgellm.engine import ModelFile
 from edgellm.llm import LLM
-from edgellm.llm.home import Workload, place_described
-from edgellm.llm.mesh_llm import MeshOptions, open_mesh
+from edgellm.llm.mesh_llm import MeshOptions, Workload, open_mesh, place_described
 from edgellm.llm.mesh_timeline import Replies, comparison
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.fleet_file import read_fleet

@@ -50,8 +50,7 @@ from edgellm.storage.default_pair import ResolvedPair
 if TYPE_CHECKING:
     from edgellm.cli.views.mesh_view import Reports
     from edgellm.engine import ModelFile
-    from edgellm.llm.home import EngineChoice, Workload
-    from edgellm.llm.mesh_llm import OpenedMesh
+    from edgellm.llm.mesh_llm import EngineChoice, OpenedMesh, Workload
     from edgellm.mesh.fleet_file import Fleet
     from edgellm.mesh.fleet_profiler import Survey
     from edgellm.mesh.placement import Placement
@@ -91,7 +90,7 @@ def plan(
 ) -> None:  # fmt: skip
     from edgellm.cli.views.mesh_view import print_rpc_plan, rpc_figures, say_context
     from edgellm.engine import ModelFile
-    from edgellm.llm.home import Workload, planned_positions
+    from edgellm.llm.mesh_llm import Workload, planned_positions
     from edgellm.mesh import part_of
 
     described = asked.devices is not None or asked.preset is not None
@@ -133,7 +132,7 @@ def _show_stages(
     from edgellm.cli.views.mesh_view import figures, print_plan, say_context
     from edgellm.coldstart.home import Home
     from edgellm.coldstart.plan import plan as best_plan
-    from edgellm.llm.home import missing_layers, within
+    from edgellm.llm.mesh_llm import missing_layers, within
     from edgellm.llm.mesh_timeline import save
 
     if file is not None:
@@ -299,7 +298,7 @@ class Spread:
 
     def workload(self, tokens_in: int, tokens_out: int, objective: Objective, sessions: int = 1) -> Workload:
         """Return what is planned for, with this device's hardware."""
-        from edgellm.llm.home import Workload
+        from edgellm.llm.mesh_llm import Workload
 
         own = self.hardware.of(VERIFIER)
         return Workload(tokens_in, tokens_out, objective, own.n_ctx, sessions, own)
@@ -310,8 +309,7 @@ class Spread:
     ) -> OpenedMesh | OpenedRpc:  # fmt: skip
         """Open the pair over devices: by `split`, as planned for those of a file, or as planned for the measured ones.
         `wide` and `rests` as for `MeshOptions`."""
-        from edgellm.llm.home import place_described
-        from edgellm.llm.mesh_llm import MeshOptions, open_mesh
+        from edgellm.llm.mesh_llm import MeshOptions, open_mesh, place_described
         from edgellm.llm.model_loading import EngineConfig
         from edgellm.mesh import part_of
         from edgellm.mesh.fleet_file import read_fleet
@@ -354,7 +352,7 @@ class Spread:
         return f"{HERE}:1-{layers}", None, None
 
     def _stages(self, survey: Survey, workload: Workload) -> Placement:
-        from edgellm.llm.home import place_stages
+        from edgellm.llm.mesh_llm import place_stages
         from edgellm.mesh import ENGINES, part_of
 
         try:
@@ -386,7 +384,7 @@ class Spread:
 
 def engine_for(file: ModelFile, asked: Engine) -> EngineChoice:
     """Return the engine for a model; say why where it is RPC without having been asked for."""
-    from edgellm.llm.home import choose_engine
+    from edgellm.llm.mesh_llm import choose_engine
 
     choice = choose_engine(file, asked)
     if asked == "auto" and choice.over_rpc:

@@ -306,7 +306,7 @@ def _advised(
     """Return the shares of the best plan, which is printed, and the workers by name."""
     from edgellm.cli.views.mesh_view import say_context
     from edgellm.coldstart.plan import plan
-    from edgellm.llm.home import PLAN_SECONDS, Workload, planned_positions, within
+    from edgellm.llm.mesh_llm import PLAN_SECONDS, Workload, planned_positions, within
 
     own = hardware.of_planned()
     own = replace(own, n_ctx=planned_positions(file, own.n_ctx, asked.tokens_in + asked.tokens_out))
