@@ -22,7 +22,7 @@ from edgellm.http.model_host import Opener, ServedModel
 from edgellm.http.schemas.responses import ModelInfo
 from edgellm.llm import AUTO, LLM, Named
 from edgellm.llm.abilities import MOST_OF_VERIFIER, draft_for, heads_for
-from edgellm.llm.model_loading import eagle3_named, place_named
+from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.rpc.address import ModelAddress
 from edgellm.rpc.trust.trust import Peer, Right
 from edgellm.spec.params import ReplyOptions
@@ -52,6 +52,13 @@ class ModelDefaults:
     on_event: Callable[[str], None]
     replies: int = 1
     prompt_cache: int = 0
+
+    def check_fits(self, draft: Named | None, verifier: Named | None, beside: Counter[str]) -> None:
+        """Raise MemoryShort unless there is memory for one reply of a pair."""
+        config = EngineConfig(
+            draft, verifier, hardware=self.hardware, draft_hardware=self.draft_hardware, beside=beside
+        )
+        place_pair(draft, verifier, config)
 
     def open(
         self, name: str, draft: Named | None, verifier: Named | None, beside: Counter[str],
@@ -84,11 +91,7 @@ class PairOpener:
 
     def check_fits(self, beside: Counter[str]) -> None:
         """Check that there is memory for one reply: other models are closed for no more than that."""
-        taken, eagle3 = Counter(beside), eagle3_named(self._draft)
-        if self._verifier is not None:
-            place_named(self._verifier, self._defaults.hardware, taken, verifies=True, eagle3=eagle3)
-        if self._draft is not None and eagle3 is None:
-            place_named(self._draft, self._defaults.draft_hardware, taken, verifies=False)
+        self._defaults.check_fits(self._draft, self._verifier, beside)
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
         return self._defaults.open(self.name, *self._asked, beside, is_closing)
@@ -224,7 +227,7 @@ class PairedOpener:
 
     def check_fits(self, beside: Counter[str]) -> None:
         if (draft := self._chosen()) is not None:
-            place_named(draft, self._defaults.draft_hardware, Counter(beside), verifies=False)
+            self._defaults.check_fits(draft, AUTO, beside)
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
         draft, peer = self._chosen(), self._model.peer

@@ -30,7 +30,7 @@ from edgellm.engine.native import default_threads
 from edgellm.engine.timing import BUSY, CpuWait, is_plausible, minimum_times, plausible_times
 from edgellm.errors import StateDamaged, Stopped
 from edgellm.llm.idle_work import IdleWork
-from edgellm.spec.drafting.cost_curve import DEPTH_STEP, KNOTS, CostCurve
+from edgellm.spec.drafting.cost_curve import DEPTH_STEP, DRIFT, KNOTS, CostCurve, DecodeCost
 from edgellm.storage import History
 from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.state import from_json, read_json, write_state
@@ -53,6 +53,12 @@ _DEEP_ROWS = 16  # most rows of deep decodes
 _DEEP_MEMORY = 0.05  # memory of the deep positions, as a share of the weights'
 SHARED = 0.5
 """Assumed share of waiting in decodes that shared the cores."""
+LOADED = BUSY
+"""Share of waiting for a processor that explains slow decodes."""
+_MAX_LOAD = 16.0
+"""Maximum slowdown that other programs can explain."""
+_LEARNED = 8
+"""Decodes after which their times replace an estimate."""
 BANDWIDTH = 10e9
 """Assumed bytes of weights that a device reads in a second."""
 ROW_SHARE = 0.5
@@ -133,7 +139,7 @@ class ModelCurve:
         `history`, and while the history is off, corrections from replies are not saved. `waiting` makes counters like
         `CpuWait`."""
         self._model, self._threads, self._hash, self._idle, self._history = model, threads, file_hash, idle, history
-        self._waiting = waiting
+        self._waiting, self._replies = waiting, CpuWait()
         self._curve: CostCurve | None = None
         self._measure_at = 0.0  # monotonic time of the next measurement in the background
         self._measurement = CurveMeasurement()
@@ -157,13 +163,9 @@ class ModelCurve:
 
     def measure(self, should_stop: ShouldStop = never, progress: Callable[[float], None] | None = None) -> CostCurve:
         """Return the measured curve, measuring it now unless that was done before. It is kept for later processes,
-        unless other programs took the processor meanwhile: then it is doubtful, and for the caller alone. `progress`
-        is called with shares of the longest time.
-
-        Raises:
-            Stopped: `should_stop` returned True; the next call continues.
-            OSError: the model's file cannot be read.
-        """
+        unless other programs took the processor meanwhile: then it is doubtful, and for the caller alone. `progress` is
+        called with shares of the longest time. Raises Stopped: `should_stop` returned True; the next call continues;
+        OSError: the model's file cannot be read."""
         path = self._file(self._hash.compute(should_stop))
         while not self._measuring.acquire(timeout=0.05):
             if should_stop():
@@ -185,9 +187,22 @@ class ModelCurve:
         finally:
             self._measuring.release()
 
-    def learn(self, curve: CostCurve, wait_share: float) -> None:
-        """Use a curve that replies have corrected, and keep it for later processes if the process hardly waited for a
-        processor meanwhile."""
+    def correct(self, cost: DecodeCost, shared: bool) -> None:
+        """Use the curve that the decodes of replies follow if it has moved, unless the machine's load explains that;
+        `shared`: some of them shared the cores. Keep it for later processes if the process hardly waited meanwhile."""
+        if self.measured != cost.given.filled:  # `cost` follows the old estimate.
+            return
+        if not (cost.drifted if self.measured else cost.decodes >= _LEARNED):
+            return
+        wait_share = max(self._replies.share(), SHARED if shared else 0.0)
+        if self.measured and wait_share > LOADED and 1.0 <= cost.factor <= _MAX_LOAD:
+            return
+        curve, current = replace(cost.corrected(), doubtful=wait_share > LOADED or not self.measured), self.current()
+        if current.rows != curve.rows:  # The curve was measured meanwhile; `cost` follows the old one.
+            return
+        moved = np.log(np.array(curve.seconds) / np.array(current.seconds))
+        if np.abs(moved).max() <= np.log(1.0 + DRIFT):
+            return
         with self._lock:
             self._curve = curve
             known = self._hash.quick()

@@ -34,11 +34,8 @@ _MAX_SECONDS, _MIN_AGREEMENT = 0.9, 0.98
 
 
 def exit_layers(header: GgufHeader) -> tuple[int, ...]:
-    """Return the layers after which an early exit is considered: those of the last quarter of the model.
-
-    Raises:
-        ModelUnsupported, ModelCorrupt: the model cannot be cut, or not behind any of these layers.
-    """
+    """Return the layers after which an early exit is considered: those of the last quarter of the model. Raises
+    ModelUnsupported, ModelCorrupt: the model cannot be cut, or not behind any of these layers."""
     n = check_cuttable(header)
     layers = tuple(layer for layer in exit_cuts(header) if layer + 1 >= 3 * n / 4)
     if not layers:
@@ -70,12 +67,8 @@ class EarlyExits:
         self, layer: int, spec: ContextSpec, *, threshold: float = THRESHOLD, layers: tuple[int, ...] = (),
         shared: int | None = None,
     ) -> EarlyExitDrafter:  # fmt: skip
-        """Return a drafter that leaves the model after `layer`; the others as for `EarlyExitDrafter`.
-
-        Raises:
-            ModelUnsupported: a model that cannot be cut.
-            InvalidOption: there is no room for the parts.
-        """
+        """Return a drafter that leaves the model after `layer`; the others as for `EarlyExitDrafter`. Raises
+        ModelUnsupported: a model that cannot be cut; InvalidOption: there is no room for the parts."""
         if layer not in self._parts:
             lower, upper = self._cut(layer)
             first = Model.load(lower, LoadSpec(self._model.hardware))

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self, TypeVar
 from edgellm.engine import Capture, Context, ContextSpec, Model
 from edgellm.engine.gguf.memory import cache_bytes_per_token
 from edgellm.engine.kv.prompt_cache import PromptCache
-from edgellm.engine.memory_fit import Placed
+from edgellm.engine.memory_fit import Placed, place_model
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.trial.probe import TrialChild
 from edgellm.errors import InvalidOption
@@ -27,8 +27,8 @@ from edgellm.llm.model_loading import (
     PairPlacement,
     Progress,
     fit,
+    model_file,
     named,
-    place_named,
     place_pair,
     positions,
     try_ahead,
@@ -81,12 +81,8 @@ class Drafters:
 
     @contextmanager
     def taken(self, kind: DrafterKind = DrafterKind()) -> Iterator[Drafter]:
-        """Take a drafter of this kind for the `with` block: the one that was given back last, or a new one.
-
-        Raises:
-            EngineFailed: there is no memory for it.
-            ModelUnsupported: an early exit from a model that cannot be cut.
-        """
+        """Take a drafter of this kind for the `with` block: the one that was given back last, or a new one. Raises
+        EngineFailed: there is no memory for it; ModelUnsupported: an early exit from a model that cannot be cut."""
         with self._lock:
             found = next((one for one in self._idle if one[0] == kind), None)
             if found is not None:
@@ -230,7 +226,8 @@ class PairEngine:
     def _load_tokenizer(self, taken: Counter[str], progress: Progress | None) -> Model:
         """Return the model whose vocabulary and template are used without another model in this process."""
         name = resolve_pair(self.config.tokenizer, None).draft or self.config.tokenizer
-        return self.load(place_named(name, self.config.computing(None), taken, verifies=False), progress, chat=True)
+        placed = place_model(model_file(name), self.config.computing(None), taken, verifies=False)
+        return self.load(placed, progress, chat=True)
 
     def load(
         self, placed: Placed, progress: Progress | None = None, trial: TrialChild | None = None, **purpose: bool
@@ -249,7 +246,7 @@ class PairEngine:
         small, fits = None, PairFit()
         if (name := named(self.config.draft)) is not None:
             hardware = self.config.computing(self.config.draft_hardware)
-            small = self.load(place_named(name, hardware, taken, verifies=False), progress)
+            small = self.load(place_model(model_file(name), hardware, taken, verifies=False), progress)
             fits = fit(small, text, name, text.path)
         return self.attach(text, None if fits.left_out else small, verifier, fits)
 
@@ -263,12 +260,8 @@ class PairEngine:
         fits: PairFit | None = None,
     ) -> Self:  # fmt: skip
         """Add loaded models, with the tokenizer and chat template of `text`, and what their replies need. Without
-        `fits`, the vocabularies are equal.
-
-        Raises:
-            InvalidOption: both models are missing, or `n_ctx` is more than the draft model was trained for.
-            ProfileUnusable: the profile is not of this pair.
-        """
+        `fits`, the vocabularies are equal. Raises InvalidOption: both models are missing, or `n_ctx` is more than the
+        draft model was trained for; ProfileUnusable: the profile is not of this pair."""
         config, idle = self.config, self.idle
         self.fit = fits or PairFit()
         if isinstance(verifier, OpenedVerifier):

@@ -72,12 +72,9 @@ class EngineChoice(NamedTuple):
 
 
 def choose_engine(file: ModelFile, asked: Literal["auto", "stages", "rpc"] = "auto") -> EngineChoice:
-    """Return the engine that was `asked` for; else stages if the model's layers can be cut, and RPC if not.
-
-    Raises:
-        ModelUnsupported: its layers cannot be cut, and there is no RPC here.
-        EngineFailed: RPC was asked for, and this llama.cpp has no backend for it.
-    """
+    """Return the engine that was `asked` for; else stages if the model's layers can be cut, and RPC if not. Raises
+    ModelUnsupported: its layers cannot be cut, and there is no RPC here; EngineFailed: RPC was asked for, and this
+    llama.cpp has no backend for it."""
     if asked != "auto":
         if asked == "rpc":
             part_of("rpc", "backend").require()
@@ -116,11 +113,8 @@ class Workload:
         return self.context or self.hardware.n_ctx
 
     def home(self, file: ModelFile, fleet: Fleet) -> Home:
-        """Return the home of a fleet with the model in `file` and this reply.
-
-        Raises:
-            ModelUnsupported, ModelCorrupt: the model cannot be split.
-        """
+        """Return the home of a fleet with the model in `file` and this reply. Raises ModelUnsupported, ModelCorrupt:
+        the model cannot be split."""
         overhead = overhead_of(file.header, positions_of(file, self.positions), self.sessions, self.hardware.cache_type)
         return Home(
             fleet.devices, model_costs(file), self.tokens_in, self.tokens_out, self.objective, fleet.links, overhead,
@@ -137,11 +131,8 @@ def positions_of(file: ModelFile, asked: int | None) -> int:
 
 def planned_positions(file: ModelFile, asked: int | None, tokens: int) -> int:
     """Return how many tokens of prompt and reply a plan counts memory for: `asked`, by default those of `positions_of`,
-    or the planned `tokens` if these are more, as far as the model was trained.
-
-    Raises:
-        InvalidOption: fewer are asked for than are planned, or more than the model was trained for.
-    """
+    or the planned `tokens` if these are more, as far as the model was trained. Raises InvalidOption: fewer are asked
+    for than are planned, or more than the model was trained for."""
     if asked is not None and tokens > asked:
         raise InvalidOption(
             f"A prompt and a reply of {tokens} tokens in all do not fit into a context of {asked}.",
@@ -188,12 +179,8 @@ def place_described(file: ModelFile, fleet: Fleet, workload: Workload) -> Placem
 
 def place_stages(file: ModelFile, survey: Survey, workload: Workload) -> Placement:
     """Return the best stages of the model in `file` on the surveyed devices, with the layers that these have. After
-    `PLAN_SECONDS` the best plan so far is taken.
-
-    Raises:
-        ModelUnsupported, ModelCorrupt: the model cannot be split.
-        PlanImpossible: the devices cannot hold it; says which layers to send where, if that helps.
-    """
+    `PLAN_SECONDS` the best plan so far is taken. Raises ModelUnsupported, ModelCorrupt: the model cannot be split;
+    PlanImpossible: the devices cannot hold it; says which layers to send where, if that helps."""
     devices: list[Device] = []
     left_out = [(name, error.what) for name, error in survey.left_out]
     for device, found in ask_devices(file, survey, workload):

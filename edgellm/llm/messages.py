@@ -39,13 +39,10 @@ def leave_out_turns(
     """Return the result of `write` for a conversation without so many of its oldest turns that the result `fits`, and
     the number of its first message.
 
-    `turns` are the numbers of the first messages of all turns but the last, which begins at `end`. `write` is given
-    the number of the first message, at first `begin`. Each try leaves out twice as many turns, so that the next
-    request leaves out the same turns, and its prefix is cached. The last turn alone is returned even if it does not
-    fit.
-
-    Raises:
-        PromptTooLong: `write` raises it for the last turn alone.
+    `turns` are the numbers of the first messages of all turns but the last, which begins at `end`. `write` is given the
+    number of the first message, at first `begin`. Each try leaves out twice as many turns, so that the next request
+    leaves out the same turns, and its prefix is cached. The last turn alone is returned even if it does not fit. Raises
+    PromptTooLong: `write` raises it for the last turn alone.
     """
     step = 1
     while True:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from edgellm.engine import Context, ContextSpec, Model, ModelFile, head_pays
-from edgellm.engine.gguf.memory import cache_bytes_per_token
 from edgellm.engine.gguf.speculation import is_eagle3
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.kv.prompt_cache import PromptCache
@@ -145,14 +144,6 @@ class PairMemory:
     mapped: int
     unopened: Counter[str] = field(default_factory=Counter)
 
-    @classmethod
-    def of(cls, models: Sequence[Model], taken: Counter[str] | None, n_ctx: int) -> Self:
-        """Return the memory of `models`: the bytes `taken`, or an estimate by their headers for `n_ctx` tokens."""
-        weights = sum(tensor.nbytes for model in models for tensor in model.header.tensors)
-        if taken is None:
-            taken = Counter(CPU=weights + n_ctx * sum(cache_bytes_per_token(model.header) for model in models))
-        return cls(taken, min(weights, taken["CPU"]))
-
 
 def named(model: Named | None) -> Named | None:
     """Return `model`, or None where it is "none"."""
@@ -169,21 +160,11 @@ def positions(model: Model, n_ctx: int | None) -> int:
     return n_ctx
 
 
-def model_file(model: Named | ModelFile) -> ModelFile:
+def model_file(model: Named) -> ModelFile:
     """Return the file of a named model."""
     from edgellm.storage import resolve
 
-    return model if isinstance(model, ModelFile) else ModelFile.open(resolve(str(model)))
-
-
-def place_named(
-    name: Named | ModelFile, hardware: Hardware, taken: Counter[str], *, verifies: bool,
-    eagle3: ModelFile | None = None, replies: int = 1,
-) -> Placed:  # fmt: skip
-    """Return the place of a named model, with a context for each of several `replies`."""
-    return place_model(
-        model_file(name), hardware, taken, verifies=verifies, sessions=replies, apart=True, eagle3=eagle3
-    )
+    return ModelFile.open(resolve(str(model)))
 
 
 def eagle3_named(draft: Named | None) -> ModelFile | None:
@@ -192,28 +173,19 @@ def eagle3_named(draft: Named | None) -> ModelFile | None:
     return file if file is not None and is_eagle3(file.header) else None
 
 
-def _pair_files(
-    draft: Named | None, verifier: Named | None
-) -> tuple[ModelFile | None, ModelFile | None, ModelFile | None]:
-    """Return the files of a verifier, if it is in this process, and of its draft model or EAGLE-3 head. Raises
-    ModelUnsupported where there is a head, and the verifier is not in this process."""
-    small = None if draft is None else model_file(draft)
-    big = None if verifier is None or is_remote(verifier) else model_file(verifier)
-    if small is None or not is_eagle3(small.header):
-        return big, small, None
-    name = small.path.name
+def _check_head(head: ModelFile, verifier: Named | None) -> None:
+    """Raise ModelUnsupported where the verifier of an EAGLE-3 head is not in this process."""
+    is_head = f"{head.path.name} is an EAGLE-3 head: it drafts from"
     if verifier is None:
         raise ModelUnsupported(
-            f"{name} is an EAGLE-3 head: it drafts from a verifier's states, and there is no verifier.",
+            f"{is_head} a verifier's states, and there is no verifier.",
             "Name the verifier that it was made for with --verifier (verifier=).",
         )
-    if big is None:
+    if is_remote(verifier):
         raise ModelUnsupported(
-            f"{name} is an EAGLE-3 head: it drafts from the states of a verifier in this process, and {verifier} is in"
-            " another.",
-            f"Name it where the verifier runs: edgellm serve --role verifier -m MODEL --draft {name}.",
+            f"{is_head} the states of a verifier in this process, and {verifier} is in another.",
+            f"Name it where the verifier runs: edgellm serve --role verifier -m MODEL --draft {head.path.name}.",
         )
-    return big, None, small
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,28 +216,34 @@ def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig
         InvalidOption: a context is to be longer than its model was trained for.
         MemoryShort: not all of them fit, or if fewer are allowed not even one.
     """
-    big_file, small_file, eagle3 = _pair_files(draft, verifier)
-    big_hardware, small_hardware = config.computing(None), config.computing(config.draft_hardware)
-    for file, hardware in ((big_file, big_hardware), (small_file, small_hardware)):
+    big_file = None if verifier is None or is_remote(verifier) else model_file(verifier)
+    small_file, eagle3 = None if draft is None else model_file(draft), None
+    if small_file is not None and is_eagle3(small_file.header):
+        _check_head(small_file, verifier)
+        small_file, eagle3 = None, small_file
+    asked = config.computing(None), config.computing(config.draft_hardware)
+    for file, hardware in zip((big_file, small_file), asked, strict=True):
         if file is not None:
             check_context(file.header, file.path.name, hardware.n_ctx)
 
-    def placed(n: int, like: PairPlacement | None = None) -> PairPlacement:
-        """Return the places with `n` contexts; a default context depends on `n`, unless it is `like` another's."""
-        taken = Counter(config.beside or {})
-
-        def put(file: ModelFile | None, hardware: Hardware, known: Placed | None, **how: Any) -> Placed | None:
-            asked = hardware if known is None else replace(hardware, n_ctx=known.hardware.n_ctx)
-            return None if file is None else place_named(file, asked, taken, replies=n, **how)
-
-        big = put(big_file, big_hardware, like.verifier if like else None, verifies=True, eagle3=eagle3)
-        small = put(small_file, small_hardware, like.draft if like else None, verifies=False)
+    def placed(n: int, where: tuple[Hardware, Hardware] = asked) -> PairPlacement:
+        """Return the places with `n` contexts."""
+        taken, big, small = Counter(config.beside or {}), None, None
+        if big_file is not None:
+            big = place_model(big_file, where[0], taken, verifies=True, sessions=n, apart=True, eagle3=eagle3)
+        if small_file is not None:
+            small = place_model(small_file, where[1], taken, verifies=False, sessions=n, apart=True)
         return PairPlacement(big, small, taken, n)
 
     def with_each(found: PairPlacement) -> PairPlacement:
+        """Add the bytes of a context: a default one is as long as where there are several."""
         if found.replies == 1:
             return found
-        more = found.taken - placed(1, found).taken
+        big, small = (
+            hardware if one is None else replace(hardware, n_ctx=one.hardware.n_ctx)
+            for hardware, one in zip(asked, (found.verifier, found.draft), strict=True)
+        )
+        more = found.taken - placed(1, (big, small)).taken
         return replace(found, each=Counter({name: size // (found.replies - 1) for name, size in more.items()}))
 
     replies = config.replies

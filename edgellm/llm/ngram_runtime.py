@@ -5,29 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
-
-import numpy as np
 
 from edgellm.engine import Message, Model, ShouldStop, never, why_lazy
 from edgellm.engine.kv.prompt_cache import PromptCache
-from edgellm.engine.timing import BUSY, CpuWait
 from edgellm.errors import EdgeError
-from edgellm.llm.cost_curves import LINK_CURVE, SHARED, ModelCurve
+from edgellm.llm.cost_curves import LINK_CURVE, ModelCurve
 from edgellm.llm.model_loading import verifier_of
-from edgellm.spec.drafting.cost_curve import DRIFT, CostCurve, DecodeCost
+from edgellm.spec.drafting.cost_curve import CostCurve, DecodeCost
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.ngram.draft_index import DraftIndex, PastConversation, recent
 from edgellm.spec.ngram.retriever import Retriever
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.types import Ids
 from edgellm.verifier.in_process import LocalVerifier
-
-_MAX_LOAD = 16.0
-"""Maximum slowdown that other programs can explain."""
-_LEARNED = 8
-"""Decodes after which their times replace an estimate."""
 
 
 class NgramRuntime:
@@ -43,7 +34,6 @@ class NgramRuntime:
         self._prompt_cache = prompt_cache
         self.model, self._n_ctx, self._threads, self._curve = model, n_ctx, threads, curve
         self._self_verifier: LocalVerifier | None = None
-        self._waiting = CpuWait()
         self._verifier: Verifier | None = None  # verifier of the last reply
         self._shared = 0  # its decodes that shared the cores, at the last correction
         self._texts: list[tuple[str, str]] = []  # texts to tokenise
@@ -108,26 +98,11 @@ class NgramRuntime:
         self._verifier, self._shared = verifier, verifier.shared
 
     def correct(self, cost: DecodeCost) -> None:
-        """Keep the curve that decodes follow if it has moved, unless the machine's load explains that."""
+        """Correct the curve by the decodes of replies."""
         with self._lock:
-            known = self._curve
-            if known is None or known.measured != cost.given.filled:  # `cost` follows the old estimate.
-                return
-            if not (cost.drifted if known.measured else cost.decodes >= _LEARNED):
-                return
-            wait_share, shared = self._waiting.share(), self._verifier.shared if self._verifier is not None else 0
-            if shared > self._shared:
-                wait_share = max(wait_share, SHARED)
-            self._shared = shared
-            if known.measured and wait_share > BUSY and 1.0 <= cost.factor <= _MAX_LOAD:
-                return
-            curve = replace(cost.corrected(), doubtful=wait_share > BUSY or not known.measured)
-            current = known.current()
-            if current.rows != curve.rows:  # The curve was measured meanwhile; `cost` follows the old one.
-                return
-            moved = np.log(np.array(curve.seconds) / np.array(current.seconds))
-            if np.abs(moved).max() > np.log(1.0 + DRIFT):
-                known.learn(curve, wait_share)
+            before, self._shared = self._shared, 0 if self._verifier is None else self._verifier.shared
+            if self._curve is not None:
+                self._curve.correct(cost, self._shared > before)
 
     @property
     def head_note(self) -> str:

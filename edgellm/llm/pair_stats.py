@@ -6,12 +6,13 @@ docs/guide/privacy.md lists it for users.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from edgellm.errors import EdgeError, HistoryUnusable, ModelNotFound, ProfileUnusable
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
@@ -57,22 +58,13 @@ class KeptData:
 
 
 def kept() -> KeptData:
-    """Count kept data, whether the history is on or off.
-
-    Raises:
-        HistoryUnusable: the history cannot be read.
-    """
-    profiles = sum(map(_is_personal, _profiles()))
-    return KeptData(*_chats(), profiles, len(_curves()), len(_logs()), len(prompt_files()))
+    """Count kept data, whether the history is on or off. Raise HistoryUnusable where the history cannot be read."""
+    return KeptData(*_chats(), **{kind: sum(map(_is_personal, paths)) for kind, paths in _derived().items()})
 
 
 def forget() -> KeptData:
     """Remove all kept data, and return the counts. A profile from a file of prompts keeps its measurements, and loses
-    the tokens of prompts.
-
-    Raises:
-        HistoryUnusable: something cannot be removed.
-    """
+    the tokens of prompts. Raise HistoryUnusable where something cannot be removed."""
     chats, failed = (0, 0, 0), None
     try:
         with suppress(HistoryUnusable):  # A damaged history is removed, too.
@@ -80,11 +72,10 @@ def forget() -> KeptData:
         History().clear()
     except HistoryUnusable as error:  # The rest is removed first.
         failed = error
-    profiles = sum(map(_forget_profile, _profiles()))
-    curves, logs, prompts = (sum(map(removed, paths)) for paths in (_curves(), _logs(), prompt_files()))
+    gone = {kind: sum(map(_forget, paths)) for kind, paths in _derived().items()}
     if failed is not None:
         raise failed
-    return KeptData(*chats, profiles, curves, logs, prompts)
+    return KeptData(*chats, **gone)
 
 
 def tidy() -> None:
@@ -96,15 +87,12 @@ def tidy() -> None:
 def expire() -> None:
     """Remove expired data (`chat_log.max_age`), and all but the newest crash logs. Files that cannot be removed are
     kept for now."""
-    before = oldest()
+    before, derived = oldest(), _derived()
     with suppress(EdgeError):
         History().expire()
-    for path in _profiles():
-        if expired(path, before):
-            _forget_profile(path)
-    old = [path for path in (*_curves(), *_logs(), *prompt_files()) if expired(path, before)]
-    for path in {*old, *_logs()[:-LOGS_MOST]}:
-        removed(path)
+    old = [path for paths in derived.values() for path in paths if expired(path, before)]
+    for path in {*old, *derived["logs"][:-LOGS_MOST]}:
+        _forget(path)
 
 
 def _chats() -> tuple[int, int, int]:
@@ -112,30 +100,23 @@ def _chats() -> tuple[int, int, int]:
     return History().facts().conversations, len(Conversations().all()), typed_lines().facts().conversations
 
 
-def _profiles() -> list[Path]:
-    """Return profiles, first replies, files of both that were set aside, and remains of a crash."""
-    return _files(data_dir() / "profiles")
-
-
-def _curves() -> list[Path]:
-    return _files(cache_dir() / "curves")
-
-
-def _logs() -> list[Path]:
-    """Return crash logs, whose names begin with their times, the oldest first."""
-    return _files(state_dir() / "logs")
-
-
-def _files(folder: Path) -> list[Path]:
-    with suppress(OSError):
-        return [path for path in sorted(folder.iterdir()) if not path.is_dir() or path.is_symlink()]
-    return []
+def _derived() -> dict[str, list[Path]]:
+    """Return the files that may hold data of prompts and replies, sorted, by their kind in `KeptData`. Among profiles
+    are first replies, files that were set aside, and remains of a crash; names of crash logs begin with their times."""
+    found: dict[str, list[Path]] = {"prompts": prompt_files()}
+    for root, name in ((data_dir(), "profiles"), (cache_dir(), "curves"), (state_dir(), "logs")):
+        found[name] = []
+        with suppress(OSError):
+            found[name] = [path for path in sorted((root / name).iterdir()) if not path.is_dir() or path.is_symlink()]
+    return found
 
 
 def _is_personal(path: Path) -> bool:
-    """Return whether a profile file was made from replies, has tokens of prompts, or is damaged."""
+    """Return whether a file holds data of prompts or replies: each does but some profiles, if undamaged."""
     from edgellm.spec.gates.profile import Profile
 
+    if path.parent.name != "profiles":
+        return True
     try:
         profile = Profile.load(path, own=True)
     except ProfileUnusable:
@@ -143,15 +124,14 @@ def _is_personal(path: Path) -> bool:
     return profile.has_words or profile.terms.origin != "prompts"
 
 
-def _forget_profile(path: Path) -> bool:
-    """Remove data of prompts and replies from a profile file; return whether there was any."""
+def _forget(path: Path) -> bool:
+    """Remove data of prompts and replies in a file; return whether there was any."""
     from edgellm.spec.gates.profile import Profile
 
     if not _is_personal(path):
         return False
     with suppress(ProfileUnusable, OSError):
-        profile = Profile.load(path, own=True)
-        if profile.terms.origin == "prompts":
+        if path.parent.name == "profiles" and (profile := Profile.load(path, own=True)).terms.origin == "prompts":
             profile.without_words().save(path)
             return True
     return removed(path)
@@ -166,11 +146,8 @@ def profile_path(draft_hash: str, verifier_hash: str) -> Path:
 
 
 def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
-    """Return the user's own profile of the pair, else the shipped profile, if any.
-
-    Raises:
-        ProfileUnusable: the user's own is damaged or of another version.
-    """
+    """Return the user's own profile of the pair, else the shipped profile, if any. Raises ProfileUnusable: the user's
+    own is damaged or of another version."""
     path = profile_path(draft_hash, verifier_hash)
     if os.path.lexists(path):
         return read_profile(path, draft_hash, verifier_hash, own=True)
@@ -182,10 +159,7 @@ def find_profile(draft_hash: str, verifier_hash: str) -> Profile | None:
 
 def keep_profile(profile: Profile, path: Path) -> None:
     """Save a profile, without tokens of prompts while the history is off. An unusable file at `path` is set aside.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    Raises OSError: it cannot be written."""
     try:
         if os.path.lexists(path):
             profile.load(path, own=True)
@@ -195,11 +169,8 @@ def keep_profile(profile: Profile, path: Path) -> None:
 
 
 def read_profile(path: Path, draft_hash: str, verifier_hash: str, *, own: bool = False) -> Profile:
-    """Return the profile in a file; `own` as for `Profile.load`.
-
-    Raises:
-        ProfileUnusable: the profile is missing, of another version, or of other models.
-    """
+    """Return the profile in a file; `own` as for `Profile.load`. Raises ProfileUnusable: the profile is missing, of
+    another version, or of other models."""
     from edgellm.spec.gates.profile import Profile
 
     profile = Profile.load(path, own=own)
@@ -215,9 +186,8 @@ def read_profile(path: Path, draft_hash: str, verifier_hash: str, *, own: bool =
     return profile
 
 
-Terms: TypeAlias = tuple[str, float | None, int | None]
-"""A gate, its budget, and the tokens of its chunks."""
-
+FIRST = ".first.jsonl"
+"""Ending of the file of first replies."""
 LEARNED = 512
 """Chunks of replies after which a profile is complete."""
 _LAST = 0.2  # weight of the last verdict's time
@@ -231,17 +201,13 @@ class PairStats:
         history: bool = True,
     ) -> None:  # fmt: skip
         """Use the hashes of both files; across a link, `verifier` is a function that returns the hash (empty: unknown).
-        `given` is a profile to use. Without `history`, and while the history is off, observations stay in
-        memory.
-
-        Raises:
-            ProfileUnusable: the given profile is of other models, of another version, or no profile.
-        """
+        `given` is a profile to use. Without `history`, and while the history is off, observations stay in memory.
+        Raises ProfileUnusable: the given profile is of other models, of another version, or no profile."""
         self._draft, self._verifier, self._history = draft, verifier, history
         self.verdict_seconds: float | None = None
         """The recent wait for a verdict on a drafted chunk."""
-        self._controllers: dict[Terms, BudgetController] = {}
-        self._acceptances: dict[Terms, ConfidenceAcceptance] = {}
+        self._learned: dict[tuple[object, ...], tuple[BudgetController, ConfidenceAcceptance]]
+        self._learned = defaultdict(lambda: (BudgetController(), ConfidenceAcceptance()))
         self._hashes: tuple[str, str] | None = None
         self.known_profile = None if given is None else read_profile(given, *self.hashes())
         """The pair's profile, if it was given, found or made."""
@@ -253,11 +219,8 @@ class PairStats:
         return mechanism("fitting").FirstReplies(self)
 
     def hashes(self) -> tuple[str, str]:
-        """Return the hashes of both models' files, the draft model's first; the files are read if need be.
-
-        Raises:
-            ProfileUnusable: the verifier does not say which model it is.
-        """
+        """Return the hashes of both models' files, the draft model's first; the files are read if need be. Raises
+        ProfileUnusable: the verifier does not say which model it is."""
         if self._hashes is None:
             verifier = self._verifier.compute() if isinstance(self._verifier, FileHash) else self._verifier()
             if not verifier:
@@ -269,11 +232,8 @@ class PairStats:
         return self._hashes
 
     def profile(self, needed: bool) -> Profile | None:
-        """Return the pair's profile, if any. Not `needed`: None also where the search would take long.
-
-        Raises:
-            ProfileUnusable: needed, and the pair's own is damaged or of another version.
-        """
+        """Return the pair's profile, if any. Not `needed`: None also where the search would take long. Raises
+        ProfileUnusable: needed, and the pair's own is damaged or of another version."""
         if self.known_profile is None and not self._searched and (needed or self._hashes_are_cached()):
             try:
                 self.known_profile = find_profile(*self.hashes())
@@ -293,7 +253,7 @@ class PairStats:
         if save:
             keep_profile(profile, path)
         with suppress(OSError):
-            path.with_suffix(_FIRST).unlink(missing_ok=True)
+            path.with_suffix(FIRST).unlink(missing_ok=True)
         return path
 
     def observe_verdicts(self, seconds: float, verdicts: int) -> None:
@@ -301,13 +261,11 @@ class PairStats:
         before = seconds if self.verdict_seconds is None else self.verdict_seconds
         self.verdict_seconds = seconds + (1.0 - _LAST) ** verdicts * (before - seconds)
 
-    def controller(self, options: ReplyOptions) -> BudgetController:
-        """Return the controller of this budget, gate and length of chunks."""
-        return self._controllers.setdefault(_terms(options), BudgetController())
-
-    def acceptance(self, options: ReplyOptions) -> ConfidenceAcceptance:
-        """Return the acceptance of tokens under this gate and budget: a gate chooses chunks that are often wrong."""
-        return self._acceptances.setdefault(_terms(options), ConfidenceAcceptance())
+    def learned(self, options: ReplyOptions) -> tuple[BudgetController, ConfidenceAcceptance]:
+        """Return the controller of this gate, budget and length of chunks, and the acceptance of tokens under them: a
+        gate chooses chunks that are often wrong."""
+        name = options.gate if isinstance(options.gate, str) else type(options.gate).__name__
+        return self._learned[name, options.budget, options.gamma]
 
     def learns(self) -> bool:
         """Return whether replies improve the profile: it is missing, or made of too few replies."""
@@ -321,22 +279,10 @@ class PairStats:
         """Return whether what is derived from prompts and replies may be saved."""
         return self._history and History().on
 
-    def progress_file(self) -> Path | None:
-        """Return the file of an unfinished profile, None while nothing derived from prompts may be saved."""
-        return profile_path(*self.hashes()).with_suffix(".progress.jsonl") if self.saves else None
-
-    def first_file(self) -> Path | None:
-        """Return the file of the first replies, None while nothing derived from replies may be saved."""
-        return profile_path(*self.hashes()).with_suffix(_FIRST) if self.saves else None
+    def file(self, suffix: str) -> Path | None:
+        """Return the pair's file beside its profile, None while nothing derived from prompts may be saved."""
+        return profile_path(*self.hashes()).with_suffix(suffix) if self.saves else None
 
     def _hashes_are_cached(self) -> bool:
         files = [file for file in (self._draft, self._verifier) if isinstance(file, FileHash)]
         return all(file.quick() is not None for file in files)
-
-
-_FIRST = ".first.jsonl"
-
-
-def _terms(options: ReplyOptions) -> Terms:
-    name = options.gate if isinstance(options.gate, str) else type(options.gate).__name__
-    return name, options.budget, options.gamma

@@ -6,12 +6,10 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-import numpy as np
-
 from edgellm.engine import Ids
 from edgellm.errors import InvalidOption, ProfileStopped, Stopped
 from edgellm.llm.engine import DrafterKind, PairEngine
-from edgellm.llm.pair_stats import LEARNED, PairStats
+from edgellm.llm.pair_stats import FIRST, LEARNED, PairStats
 from edgellm.spec.gates.fitting import build
 from edgellm.spec.gates.profile import VERSION, Profile, ProfileTerms
 from edgellm.spec.gates.profiler import ObservedReply, PairProfiler, RunRecorder
@@ -57,9 +55,10 @@ def profile_pair(
     terms = ProfileTerms(*known.hashes(), gamma, layers if measurable else ())
     searches = options.layers is None and measurable
     done = RunRecorder(
-        known.progress_file(),
+        known.file(".progress.jsonl"),
         {**asdict(terms), "layers": list(terms.layers), "most": most, "lookup": options.context_lookup,
-         "searches": searches, "version": VERSION, "prompts": _digest(prompts)},
+         "searches": searches, "version": VERSION,
+         "prompts": hashlib.sha256(repr([prompt.tolist() for prompt in prompts]).encode()).hexdigest()},
     )  # fmt: skip
     try:
         with drafters.taken(DrafterKind(terms.layers)) as drafter:
@@ -69,9 +68,8 @@ def profile_pair(
                 progress(count, len(prompts))
                 done.add(profiler.record(prompts[count], context_lookup=options.context_lookup))
             below = lookup_threshold([each for run in done.runs for each in run.disagreements])
-            runs = [
-                profiler.with_lookup(prompt, run, below) for prompt, run in zip(prompts, done.runs, strict=True)
-            ]  # fmt: skip
+            recorded = zip(prompts, done.runs, strict=True)
+            runs = [profiler.with_lookup(prompt, run, below) for prompt, run in recorded]
         points = ()
         if options.early_exit:
             points = mechanism("early exit").exit_points(
@@ -95,15 +93,6 @@ def profile_pair(
     progress(len(prompts), len(prompts))
     known.use(profile, save=False)
     return profile
-
-
-def _digest(prompts: Sequence[Ids]) -> str:
-    """Return a hash of all prompts together."""
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        digest.update(len(prompt).to_bytes(4, "little"))
-        digest.update(np.ascontiguousarray(prompt, dtype=np.int32).tobytes())
-    return digest.hexdigest()
 
 
 class FirstReplies:
@@ -132,7 +121,7 @@ class FirstReplies:
         if profile is not None and not (gate.improves and stats.learns()):  # A concurrent reply was first.
             return None
         if self._recorder is None:
-            self._recorder = RunRecorder(stats.first_file())
+            self._recorder = RunRecorder(stats.file(FIRST))
         recorder = self._recorder
         if (run := gate.run()) is not None:
             recorder.add(run)

@@ -153,7 +153,7 @@ def _plan_pair(engine: PairEngine, knowledge: PairStats, draft: Model, wanted: W
         raise InvalidOption(
             f"The gate {options.gate} needs attention, and {draft.name} has none.", "Use --gate auto or confidence."
         )
-    wants_profile = needs_profile(options)
+    wants_profile, (controller, acceptance) = needs_profile(options), knowledge.learned(options)
     profile = knowledge.profile(wants_profile)
     whole = _verifies_all(options) and options.drafter is None and options.logprobs is None
     learns = options.learn_profile and sampling.greedy and whole and knowledge.learns()
@@ -165,7 +165,6 @@ def _plan_pair(engine: PairEngine, knowledge: PairStats, draft: Model, wanted: W
         reason = "the reply improves the pair's profile" if learns else "the pair has no profile yet"
         choice = GateChoice(first, reason, options.gamma or BUDGET_CHUNK, layers)
     else:
-        controller = knowledge.controller(options)
         choice = choose(options, sampling.seed, profile=profile, controller=controller, linked=engine.linked)
     kind, early = _early_exit(draft, options, profile, DrafterKind(choice.layers))
     branches, parallel = 0, "no parallel inference: the pair is being profiled"
@@ -176,7 +175,7 @@ def _plan_pair(engine: PairEngine, knowledge: PairStats, draft: Model, wanted: W
         kind = replace(kind, branches=most[0], gamma=most[1])
     alpha = profile.alpha if profile is not None and options.gate == "synera" else None
     return ReplyPlan(
-        choice, (choice.reason, early, parallel), kind, branches, knowledge.acceptance(options), alpha, first,
+        choice, (choice.reason, early, parallel), kind, branches, acceptance, alpha, first,
         tuple(notices),
     )  # fmt: skip
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, ModelFile
-from edgellm.engine.gguf.memory import cache_bytes_per_token
+from edgellm.engine import Context, ContextSpec, Floats, Ids, Model
 from edgellm.llm import cost_curves
-from edgellm.llm.cost_curves import CurveMeasurement, deepest
-from edgellm.spec.drafting.cost_curve import DEPTH_STEP
+from edgellm.llm.cost_curves import CurveMeasurement
 from tests.conftest import Architectures
 
 DEPTH, PREFIX = 512, 16
@@ -55,16 +52,3 @@ def test_where_a_cache_cannot_be_filled_it_is_left_out(
     ):
         assert CurveMeasurement().run(context, depth=DEPTH).attention == (0.0, 0.0)
     assert max(length for _, length in read) < DEPTH
-
-
-@pytest.mark.parametrize(
-    ("share", "trained", "expected"),
-    [(0.9, 4096, 0), (1.1, 4096, 281), (100.0, 4096, 1024), (100.0, 600, 520), (100.0, 300, 0)],
-)
-def test_positions_take_little_memory_beside_the_weights(
-    architectures: Architectures, share: float, trained: int, expected: int
-) -> None:
-    header = ModelFile.open(architectures("qwen3")).header
-    least = DEPTH_STEP * cache_bytes_per_token(header) / 0.05
-    model = SimpleNamespace(header=header, size_bytes=int(share * least), n_ctx_train=trained)
-    assert deepest(cast(Model, model)) == expected

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema_rs
 import numpy as np
 import pytest
 
@@ -17,46 +16,12 @@ from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.drafters.model import ChunkBuilder
-from edgellm.spec.protocols import Capabilities
 from edgellm.spec.state import DraftRules, GenerationState
 from edgellm.spec.types import Constraint, Distribution
 from edgellm.spec.verifier import Session
 from testkit.thinking_templates import CHANNELS, with_template
+from tests.llm.test_lossless import SCHEMAS
 from tests.spec.real import case, ids
-
-SCHEMAS: tuple[dict[str, Any], ...] = (
-    {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 24}, "sure": {"type": "boolean"}},
-     "required": ["answer", "sure"], "additionalProperties": False},
-    {"type": "array", "items": {"enum": ["Monday", "Friday", "mug", 3]}, "minItems": 2, "maxItems": 3},
-    {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 99}, {"type": "object", "properties": {
-        "place": {"type": "string", "minLength": 3, "maxLength": 12}}, "required": ["place"]}]},
-)  # fmt: skip
-NUMBERS = (2, 5)
-
-
-def check(text: str, schema: Any) -> None:
-    assert jsonschema_rs.is_valid(schema, json.loads(text)), text
-
-
-@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: next(iter(schema)))
-@pytest.mark.parametrize("more", [{}, {"presence_penalty": 0.5}], ids=["plain", "penalty"])
-def test_greedy_text_is_the_verifiers_own_and_valid(alone: LLM, pair: LLM, served: LLM, schema: Any, more: Any) -> None:
-    for number in NUMBERS[: 1 if more else 2]:
-        options: Any = {"json_schema": json.dumps(schema), "max_tokens": 200, **more}
-        wanted = alone.reply(case(number), retrieval="off", **options)
-        tokens = ids(wanted)
-        assert wanted.summary.finish_reason == "stop"
-        check(wanted.summary.text, schema)
-        for other, sources in ((alone, "auto"), (pair, "off"), (pair, "auto"), (served, "auto")):
-            assert ids(other.reply(case(number), retrieval=sources, **options)) == tokens
-
-
-def test_sampled_text_is_the_verifiers_own_for_a_seed(alone: LLM, pair: LLM, served: LLM) -> None:
-    for schema in SCHEMAS:
-        options: Any = {"json_schema": json.dumps(schema), "max_tokens": 120, "temperature": 1.0, "seed": 4}
-        wanted = ids(alone.reply(case(2), retrieval="off", **options))
-        for one in (pair, served):
-            assert ids(one.reply(case(2), gamma=4, **options)) == wanted
 
 
 def test_a_continued_text_has_no_channel_to_wait_for(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -79,28 +44,11 @@ def test_a_server_follows_a_schema_for_its_own_replies(alone: LLM, f32_pair: tup
             assert ids(pair.reply(case(2), **options)) == ids(alone.reply(case(2), **options))
 
 
-def test_a_verifier_that_follows_none_is_not_asked(served: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Capabilities, "grammars", False)
-    with pytest.raises(InvalidOption, match="follows no JSON schema"):
-        served.reply(case(2), json_schema="{}")
-
-
 def test_context_lookup_does_not_break_the_grammar(pair: LLM) -> None:
     """With a budget, tokens of the context replace doubtful drafts, which the grammar may forbid."""
     rules = DraftRules(grammar=ReplyGrammar(Listed(1), Constraint("", 0)), lookup_below=1.0)
     drafts = ChunkBuilder(GenerationState(rules=rules), 4, cursor=Offering())
     assert drafts.add(np.array([0.0, 1.0, 2.0], np.float32), Top2(2, 0.6, 0.2)) == 1
-
-
-@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: next(iter(schema)))
-def test_sampled_text_is_valid_and_repeatable(alone: LLM, pair: LLM, schema: Any) -> None:
-    options: Any = {"json_schema": json.dumps(schema), "max_tokens": 300, "temperature": 1.0, "top_p": 1.0, "seed": 3}
-    for one in (alone, pair):
-        replies = [one.reply(case(2), **options) for _ in range(2)]
-        assert ids(replies[0]) == ids(replies[1])
-        check(replies[0].summary.text, schema)
-    copied = [ids(alone.reply(case(2), retrieval=sources, **options)) for sources in ("off", "context,history")]
-    assert copied[0] == copied[1]
 
 
 @pytest.mark.usefixtures("rows_are_cheap")

@@ -1,0 +1,103 @@
+"""With everything verified the text is the verifier's own, whatever drafts it, by every rule of choice."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from edgellm.errors import InvalidOption
+from edgellm.llm import LLM
+from edgellm.spec.protocols import Capabilities
+from tests.spec.real import case, ids
+
+NUMBERS = (2, 5)
+MOST = 24
+SEEDED: dict[str, Any] = {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "seed": 4}
+SCHEMAS: tuple[dict[str, Any], ...] = (
+    {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 24}, "sure": {"type": "boolean"}},
+     "required": ["answer", "sure"], "additionalProperties": False},
+    {"type": "array", "items": {"enum": ["Monday", "Friday", "mug", 3]}, "minItems": 2, "maxItems": 3},
+    {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 99}, {"type": "object", "properties": {
+        "place": {"type": "string", "minLength": 3, "maxLength": 12}}, "required": ["place"]}]},
+)  # fmt: skip
+RULES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "seeded": SEEDED,
+    "repeat": {"repeat_penalty": 1.4},
+    "presence": {"frequency_penalty": 1.5, "presence_penalty": 0.5},
+    "seeded repeat": SEEDED | {"repeat_penalty": 1.3, "min_p": 0.02},
+    "likely": {"temperature": 0.7, "top_k": 20, "seed": 9, "presence_penalty": 2.0, "min_p": 0.1},
+    **{f"schema {number}": {"json_schema": json.dumps(schema)} for number, schema in enumerate(SCHEMAS)},
+    "seeded schema": SEEDED | {"json_schema": json.dumps(SCHEMAS[0])},
+    "schema and penalty": {"json_schema": json.dumps(SCHEMAS[1]), "presence_penalty": 0.5},
+}
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "copies": ("alone", {"retrieval": "context,history"}),
+    "all sources": ("alone", {"retrieval": "context,history,analogy,reuse,calibration"}),
+    "both models": ("pair", {}),
+    "drafts": ("pair", {"retrieval": "off", "gate": "always"}),
+    "long drafts": ("pair", {"retrieval": "off", "gamma": 7}),
+    "early exit": ("profiled", {"early_exit": "on", "retrieval": "off"}),
+    "whole budget": ("profiled", {"budget": 1.0, "gate": "synera"}),
+    "link": ("served", {}),
+    "link, drafts": ("served", {"retrieval": "off", "gate": "always"}),
+    "link, no guesses": ("served", {"retrieval": "off", "parallel": False}),
+}
+
+
+@pytest.mark.usefixtures("rows_are_cheap")
+@pytest.mark.parametrize("rule", RULES)
+def test_the_text_is_the_verifiers_own(alone: LLM, pair: LLM, profiled: LLM, served: LLM, rule: str) -> None:
+    pairs = {"alone": alone, "pair": pair, "profiled": profiled, "served": served}
+    most = 200 if "json_schema" in RULES[rule] else MOST
+    for number in NUMBERS:
+        reference = alone.reply(case(number), max_tokens=most, retrieval="off", **RULES[rule])
+        wanted = ids(reference)
+        if "json_schema" in RULES[rule]:
+            assert reference.summary.finish_reason == "stop"
+            assert jsonschema_rs.is_valid(json.loads(RULES[rule]["json_schema"]), json.loads(reference.summary.text))
+        for way, (who, options) in WAYS.items():
+            reply = pairs[who].reply(case(number), max_tokens=most, **RULES[rule], **options)
+            assert ids(reply) == wanted, way
+            assert reply.summary.share_verified in (None, 1.0)
+
+
+def test_a_penalty_and_a_bias_change_greedy_text(alone: LLM) -> None:
+    plain = ids(alone.reply(case(2), max_tokens=MOST))
+    assert len(set(plain)) < len(plain)
+    penalised = ids(alone.reply(case(2), max_tokens=MOST, presence_penalty=100.0))
+    assert len(set(penalised)) == len(penalised)
+    banned = ids(alone.reply(case(2), max_tokens=MOST, logit_bias={plain[0]: -100.0}))
+    assert plain[0] not in banned
+    forced = ids(alone.reply(case(2), max_tokens=4, logit_bias={plain[1]: 100.0}))
+    assert forced == [plain[1]] * 4
+
+
+def test_the_draft_model_follows_the_penalties(pair: LLM) -> None:
+    """Otherwise it would draft the very tokens that the verifier avoids."""
+    options: dict[str, Any] = {"max_tokens": MOST, "retrieval": "off", "gate": "always"}
+    replies = [pair.reply(case(2), presence_penalty=amount, **options) for amount in (0.0, 4.0)]
+    rates = []
+    for reply in replies:
+        ids(reply)
+        rates.append(reply.summary.acceptance_rate or 0.0)
+    assert rates[1] > 0.5 * rates[0]
+
+
+@pytest.mark.parametrize(
+    ("ability", "option", "says"),
+    [
+        ("penalties", {"presence_penalty": 0.1}, "does not apply penalties .*use a verifier of edgellm"),
+        ("grammars", {"json_schema": "{}"}, "follows no JSON schema"),
+    ],
+)
+def test_a_verifier_is_not_asked_for_what_it_cannot(
+    served: LLM, monkeypatch: pytest.MonkeyPatch, ability: str, option: dict[str, Any], says: str
+) -> None:
+    monkeypatch.setattr(Capabilities, ability, False)
+    with pytest.raises(InvalidOption, match=says):
+        served.reply(case(2), **option)
+    assert ids(served.reply(case(2), max_tokens=2, min_p=0.1, temperature=1.0))
