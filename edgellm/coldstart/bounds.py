@@ -16,7 +16,6 @@ BINS = 16
 """Ranges of time with a share of each device."""
 PIVOTS = 600
 """Most steps of the simplex method; it hardly ever needs more, and nothing depends on its end."""
-SLACK = 1e-12  # share: rounding of sums must not make a stage too big for memory that it just fits
 
 
 class Tables:
@@ -51,12 +50,9 @@ class Tables:
                 done = loads[:, np.minimum(file_ends[:at], at)] + works[:, at : at + 1] - works[:, :at]
                 latest = np.maximum.accumulate(done[:, ::-1], 1) - loads[:, at - 1 :: -1] + task.opening[:, None]
                 self.head[:, at, 1 : at + 1] = np.maximum(latest - self.compute[:, at, 1 : at + 1], 0.0)
-        fits = spans(needs) <= task.capacity[:, None, None] * (1.0 + SLACK)
-        begins, ends = (
-            np.append(task.begins, np.zeros((k, 1), bool), 1),
-            np.append(np.zeros((k, 1), bool), task.ends, 1),
-        )
-        fits &= begins[:, first] & ends[:, end]
+        fits = spans(needs) <= task.room[:, None, None]
+        nowhere = np.zeros((k, 1), bool)
+        fits &= np.append(task.begins, nowhere, 1)[:, first] & np.append(nowhere, task.ends, 1)[:, end]
         with np.errstate(invalid="ignore"):
             self.own = np.where(fits & np.isfinite(self.load), self.head + self.compute, np.inf)
         self.own[:, :, 0] = 0.0

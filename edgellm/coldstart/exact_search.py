@@ -17,16 +17,14 @@ import numpy as np
 from edgellm.coldstart.bounds import Bound, Columns, Tables
 from edgellm.coldstart.problem import MARGIN, Cut, Floats, Ints, Solution, Stop, Task, fits, makespan, never
 
-MOST = 2_000_000  # most labels kept of a level
+MOST = 2_000_000  # most labels kept of a level; before dominated labels are dropped there may be four times as many
 WIDTHS = (100, 1000, 10_000, MOST)
 """Labels that a pass follows: narrow passes find good plans, the last pass looks everywhere."""
 NEAR = 0.03
 """The gap, as a share of T, that the first passes leave between the best plan and the limit without a plan."""
-TINY = 1e-11  # share of the time limit by which a stage may be late, as sums are not exact
-TIE = 1e-10  # share of the time limit within which labels are equal; far below the planner's margin
+TINY = 1e-11  # share of the time limit by which a stage may be late, and labels are equal, as sums are not exact
 SLACK = 1e-7  # layers by which a bound may be wrong, as sums are not exact
 CHUNK = 8_192  # labels expanded at once: the results stay in the processor's cache
-GROWN = 8_000_000  # most labels of a level before dominated labels are dropped: half a gigabyte
 
 
 def fastest_first_token(task: Task, stop: Stop = never) -> Solution | None:
@@ -156,7 +154,7 @@ class Search:
                     parts.append(found)
                 else:
                     ends += found
-                if stop() or sum(map(len, parts)) > GROWN:
+                if stop() or sum(map(len, parts)) > 4 * MOST:  # half a gigabyte
                     whole &= begin + CHUNK >= len(level)
                     break
             if ends:
@@ -223,7 +221,7 @@ class Search:
         fresh = np.diff(group[order], prepend=-1) != 0
         part, offers = np.cumsum(fresh) - 1, offers[order]
         best = np.maximum.reduceat(offers, np.flatnonzero(fresh))[part]
-        better = labels.rho[order] > best + TIE * limit
+        better = labels.rho[order] > best + TINY * limit
         tops = np.flatnonzero(offers == best)
         better[tops[np.diff(part[tops], prepend=-1) != 0]] = True  # One of equal labels.
         return labels.take(np.sort(order[better]))

@@ -10,6 +10,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
+from edgellm.coldstart.problem import MARGIN
 from edgellm.errors import InvalidOption
 
 
@@ -173,8 +174,6 @@ def progressive(instance: Instance, first: int = 0) -> Plan:
 
 WIDTH = 16
 """Partial plans that `beam` follows for each number of switches: it seldom misses the optimum, and then by little."""
-MARGIN = 1e-9
-"""Least share by which a plan is better; rounding makes smaller differences."""
 
 Mask = int  # bit b is set where block b is switched
 

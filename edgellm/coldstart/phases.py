@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from edgellm.coldstart.home import Home, restrict_to_stored
-from edgellm.coldstart.plan import format_seconds, solve
+from edgellm.coldstart.plan import MIN_SAVING, format_seconds, solve
 from edgellm.coldstart.problem import Cut, Floats, Ints, Stop, Task, fits, makespan, never, per_token, timeline
 from edgellm.layer_range import StageShare
 
@@ -24,10 +24,6 @@ WRITING = 1024
 """Tokens after which only the time per token counts."""
 BETTER = 0.1
 """The share of the time up to the move that moving must save: predictions are off by about as much."""
-FASTER = 0.05
-"""The share of a token's time that another placement must save to hold the model between replies."""
-_NO_TIME = 1e-12  # seconds: less than anything takes
-_TOKEN_END = 1e-9  # share of a token that rounding may leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +109,11 @@ def fit_together(problem: PhaseProblem, one: Cut, other: Cut) -> bool:
     if not fits(task, other):
         return False
     before, after = _owners(one), _owners(other)
-    for device in {device for device, _ in other} & {device for device, _ in one}:
+    for device in dict(other).keys() & dict(one):
         either, both = (before == device) | (after == device), (before == device) & (after == device)
         needed = task.alone_need if either.all() else float(task.need[either].sum())
         needed += float(problem.kept[both].sum()) + problem.home.overhead.stage
-        if needed > task.capacity[device] * (1.0 + 1e-12):
+        if needed > task.room[device]:
             return False
     return True
 
@@ -145,10 +141,10 @@ def moving(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply | None
     after that the placement takes over.
     """
     task, factors, last = problem.task, problem.contention, problem.home.tokens_out
-    token, first = max(per_token(task, start), _NO_TIME), makespan(task, start)
+    token, first = per_token(task, start), makespan(task, start)
 
     loads = _lacking(task, start, target)
-    early = factors.opening - (0.0 if set(loads) & {device for device, _ in start} else first)
+    early = factors.opening - (0.0 if loads.keys() & dict(start) else first)
     left = {device: early + took for device, took in loads.items()}
     slow, busy = _beside(task, start, {device: factors.passes for device, seconds in left.items() if seconds > 0.0})
     left = {device: took * (1.0 + (factors.loads - 1.0) * busy.get(device, 0.0)) for device, took in left.items()}
@@ -159,7 +155,7 @@ def moving(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply | None
 
     text = int(written)
     spans = timeline(problem.reading(problem.home.tokens_in + text), target)
-    reads = max(spans[-1].finish, _NO_TIME)
+    reads = spans[-1].finish
     reading = {span.device: (factors.reading - 1.0) * span.compute / reads for span in spans}
     slow, busy = _beside(task, start, {device: 1.0 + share for device, share in reading.items()})
     reads *= 1.0 + sum(share * busy.get(device, 0.0) for device, share in reading.items())
@@ -176,7 +172,7 @@ def moving(problem: PhaseProblem, start: Cut, target: Cut) -> PhasedReply | None
 
 def _token_end(clock: float, written: float, token: float) -> tuple[float, float]:
     """Return the end of the token under way, and the tokens written by then."""
-    whole = math.ceil(written - _TOKEN_END)
+    whole = math.ceil(written)
     return clock + max(0.0, whole - written) * token, float(whole)
 
 
@@ -186,7 +182,7 @@ def _beside(task: Task, cut: Cut, slowed: Mapping[int, float]) -> tuple[float, d
     owners = _owners(cut)
     own = {device: float(task.step[device, owners == device].sum()) for device, _ in cut}
     parts = {device: took * slowed.get(device, 1.0) for device, took in own.items()}
-    token = max(sum(parts.values()) + per_token(task, cut) - sum(own.values()), _NO_TIME)
+    token = sum(parts.values()) + per_token(task, cut) - sum(own.values())
     return token, {device: took / token for device, took in parts.items()}
 
 
@@ -266,6 +262,6 @@ def plan_phases(home: Home, shares: Sequence[StageShare], stop: Stop = never) ->
         if one is not None and one.move is not None and unmoved.seconds - one.seconds > BETTER * one.move.seconds:
             replies.append(one)
     reply = min(replies, key=lambda one: one.seconds)
-    if reply.move is None and not improves(reply.start, FASTER):
+    if reply.move is None and not improves(reply.start, MIN_SAVING):
         return None
     return Phases(problem, reply, unmoved, target if reply.move is None else None)

@@ -59,6 +59,11 @@ class Task:
         return int(self.load.shape[1])
 
     @property
+    def room(self) -> Floats:
+        """Return `capacity`, with so much more that rounding does not make a stage too big that just fits, (K,)."""
+        return self.capacity * (1.0 + 1e-12)
+
+    @property
     def bounded(self) -> bool:
         """Return whether `begins` or `ends` restrict any stage."""
         return not (self.begins.all() and self.ends.all())
@@ -159,7 +164,7 @@ def fits(task: Task, cut: Cut) -> bool:
     first = 0
     for device, count in cut:
         needed = task.need[first : first + count].sum() if len(cut) > 1 else task.alone_need
-        if count < 1 or needed > task.capacity[device] * (1.0 + 1e-12):
+        if count < 1 or needed > task.room[device]:
             return False
         if first + count > task.layers or not (task.begins[device, first] and task.ends[device, first + count - 1]):
             return False
@@ -168,7 +173,7 @@ def fits(task: Task, cut: Cut) -> bool:
 
 
 MARGIN = 1e-8
-"""Relative difference of T above which a plan counts as better."""
+"""Relative difference of times above which a plan counts as better."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,8 @@ from functools import partial
 import numpy as np
 
 from edgellm.coldstart.bounds import Tables
-from edgellm.coldstart.exact_search import Arrays, fastest_first_token, improved, single_devices
+from edgellm.coldstart.exact_search import CHUNK, Arrays, fastest_first_token, improved, single_devices
 from edgellm.coldstart.problem import Cut, Floats, Ints, Solution, Stop, Task, makespan, never, per_token
-
-_CHUNK = 2**18  # most new labels that are made at once
 
 
 def seconds(task: Task, further: int, cut: Cut) -> float:
@@ -97,7 +95,7 @@ class _Forward:
         while len(level):
             levels.append(level)
             parts = []
-            for some in np.array_split(np.arange(len(level)), 1 + len(level) * self.k * self.n // _CHUNK):
+            for some in np.array_split(np.arange(len(level)), 1 + len(level) * self.k * self.n // CHUNK):
                 if stop():
                     return [], False
                 parts.append(self._extended(level, some, limit))

@@ -147,11 +147,11 @@ def test_a_plan_that_is_stopped_says_how_good_it_is_at_least() -> None:
 def test_a_search_that_outgrows_its_room_does_not_claim_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     task = drawn("similar and tight", np.random.default_rng(1), 8, 40)
     best = fastest_first_token(task)
-    monkeypatch.setattr(exact_search, "GROWN", 10)
+    monkeypatch.setattr(exact_search, "MOST", 2)
     monkeypatch.setattr(exact_search, "CHUNK", 1)
     search, bound = Search(Tables(task)), Bound(Columns.of(Tables(task)), best.seconds if best else 1.0)
     assert best is not None
-    assert search.within(best.seconds * (1 - 1e-7), bound, exact_search.MOST, lambda: False) == ([], False)
+    assert search.within(best.seconds * (1 - 1e-7), bound, exact_search.WIDTHS[-1], lambda: False) == ([], False)
     cramped = fastest_first_token(task)
     assert cramped is not None
     assert not cramped.optimal
