@@ -10,10 +10,8 @@ import numpy as np
 from edgellm.coldstart.problem import Floats, Ints, Task
 
 MOMENTS = 40
-"""Moments that may get a price at first; the grid is refined around priced moments, `REFINED` times."""
-REFINED = 2
-BINS = 16
-"""Ranges of time with a share of each device."""
+"""Moments that may get a price at first, before the grid is refined around priced moments; and ranges of time with a
+share of each device."""
 PIVOTS = 600
 """Most steps of the simplex method; it hardly ever needs more, and nothing depends on its end."""
 
@@ -110,22 +108,23 @@ def prices(columns: Columns, limit: float) -> tuple[Floats, Floats]:
     device, and for every moment h: sum worked(h) x <= limit - h. The prices are the duals of the latter. Any prices of
     0 or more give a bound, so it is sound even if the program is not solved to its end.
     """
-    moments, apart = np.linspace(0.0, limit, MOMENTS, endpoint=False), limit / MOMENTS
+    moments, apart = np.linspace(0.0, limit, MOMENTS, endpoint=False), limit / MOMENTS / 3.0
     usable = columns.head + columns.work <= limit
     device, n = np.nonzero(usable)
     if not device.size:
         return moments, np.zeros(MOMENTS)
     head, work = columns.head[usable], columns.work[usable]
     once = device[None, :] == np.unique(device)[:, None]
-    for again in range(REFINED + 1):
+
+    def priced(moments: Floats) -> Floats:
         worked = np.clip((head + work)[None, :] - moments[:, None], 0.0, work[None, :])
         capacity = np.concatenate([np.ones(once.shape[0]), limit - moments])
-        price = packing(np.vstack([once, worked]), capacity, (n + 1).astype(np.float64))[1][-moments.size :]
-        priced = moments[price > 1e-9]
-        if again == REFINED or not priced.size:
-            break
-        apart /= 3.0
-        moments = np.unique(np.clip(priced[:, None] + (-apart, 0.0, apart), 0.0, limit * (1.0 - 1e-9)))
+        return packing(np.vstack([once, worked]), capacity, (n + 1).astype(np.float64))[1][-moments.size :]
+
+    price = priced(moments)
+    if (best := moments[price > 1e-9]).size:
+        moments = np.unique(np.clip(best[:, None] + (-apart, 0.0, apart), 0.0, limit * (1.0 - 1e-9)))
+        price = priced(moments)
     return moments, price
 
 
@@ -162,7 +161,7 @@ class Bound:
 
     The bound is F(rho) + sum of s_m over the devices m not placed. F(rho) = sum of price x (rho - moment)^+ is the
     worth of all time until rho, and s_m the most that m adds by a size that is done by the end of the range of time, of
-    `BINS`, that rho is in. Sound for all limits up to `until`.
+    `MOMENTS`, that rho is in. Sound for all limits up to `until`.
     """
 
     def __init__(self, columns: Columns, until: float) -> None:
@@ -175,7 +174,7 @@ class Bound:
         done = columns.head + columns.work
         begin, end = (np.where(done <= self._limit, at, 0.0) for at in (columns.head, done))
         gain = np.arange(1, begin.shape[1] + 1) - (self._worth_until(end) - self._worth_until(begin))
-        ends = self._limit * np.arange(1, BINS + 1) / BINS
+        ends = self._limit * np.arange(1, MOMENTS + 1) / MOMENTS
         self._shares = np.maximum(np.where(done <= ends[:, None, None], gain, 0.0).max(2), 0.0)
 
     def worth(self, head: Ints, rho: Floats) -> Floats:
@@ -184,8 +183,8 @@ class Bound:
 
     def shares(self, head: Ints, rho: Floats) -> Floats:
         """Return s_m of each device for the stages before the device `head`, (n, K)."""
-        part = (rho + self._shift[head]) * (BINS / self._limit)
-        found: Floats = self._shares[np.minimum(part, BINS - 1).astype(np.int64)]
+        part = (rho + self._shift[head]) * (MOMENTS / self._limit)
+        found: Floats = self._shares[np.minimum(part, MOMENTS - 1).astype(np.int64)]
         return found
 
     def _worth_until(self, moment: Floats) -> Floats:
