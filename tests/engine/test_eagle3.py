@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, ModelFile, SeqRows, llama_api
+from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, ModelFile, llama_api
 from edgellm.engine.gguf.reader import GgufArray, GgufHeader
 from edgellm.engine.gguf.tokenizer import token_texts
 from edgellm.engine.llama_api import LlamaBatch, NativeSpec
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.speculators.eagle3 import LAST_OUTPUT, VERIFIERS, check_eagle3, misfit
-from edgellm.engine.speculators.states import WINDOW, StateFunctions, rows_at
+from edgellm.engine.speculators.states import StateFunctions, rows_at
 from edgellm.errors import ModelUnsupported
 from testkit.gguf.reader import read_gguf
 from testkit.speculators.eagle3 import EPSILON, HEADS
@@ -154,34 +154,6 @@ def test_it_predicts_what_its_tensors_say_after_rejected_drafts(model: Model, he
             context.decode(chunk, outputs=len(chunk))
             context.rollback(at + 1 + kept)
         assert close(predicted(context, ids[:32]), reference.predict(states[:31], ids[:32]))
-
-
-def test_sequences_do_not_mix(architectures: Architectures, heads: Heads) -> None:
-    head = heads("llama", **KINDS[1])
-    with opened_model(architectures("llama"), head) as model:
-        texts = [some_ids(N, model.n_vocab, seed=seed) for seed in range(3)]
-        reference = Reference(head, model.path)
-        with opened(model, n_seq=3, unified=False) as context:
-            context.decode_rows([SeqRows(seq, text[: 10 + seq]) for seq, text in enumerate(texts)])
-            for seq, text in enumerate(texts):
-                n = 10 + seq
-                states = layer_inputs(model, text[:n], reference.layers)
-                assert close(predicted(context, text[: n + 1], seq), reference.predict(states, text[: n + 1]))
-            context.clear(1)
-            assert speculator(context).predict(texts[1][:12], 1) is None
-
-
-def test_behind_a_long_prompt_it_reads_the_latest_states(architectures: Architectures, heads: Heads) -> None:
-    n = WINDOW + WINDOW // 2
-    with opened_model(architectures("llama"), heads("llama", **KINDS[0])) as model:
-        ids = some_ids(n, model.n_vocab)
-        with opened(model, n_ctx=n + 8, n_batch=256) as context:
-            context.decode(ids[:-1])
-            near = predicted(context, ids)
-            assert np.isfinite(near).all()
-            context.rollback(n - 3)
-            context.decode(ids[n - 3 : -1])
-            assert difference(predicted(context, ids), near) < CLOSE
 
 
 @pytest.mark.parametrize("name", sorted(VERIFIERS))

@@ -13,6 +13,7 @@ import pytest
 
 from edgellm.engine import Model, ModelFile, check_gguf, cut
 from edgellm.engine.gguf import reader
+from edgellm.engine.gguf.speculation import EAGLE3, MTP
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, ComputeDevice, Hardware
 from edgellm.engine.model import LoadSpec, probe_of
 from edgellm.engine.native import commit
@@ -56,6 +57,7 @@ serve(child.functions)
 """
 IGNORANT = f"""
 from edgellm.engine.gguf import reader
+from edgellm.engine.gguf.speculation import EAGLE3, MTP
 from edgellm.engine.trial import load_trial as child
 reader.tensor_flaw = lambda tensor: ""
 {SERVE}"""
@@ -91,40 +93,24 @@ def test_what_ends_a_child_is_refused_with_its_last_words_and_not_tried_again(
     Model.load(killer).close()  # it has changed
 
 
-def test_a_model_whose_mtp_layer_ends_the_child_is_used_without_it(
-    guarded: Path, architectures: Architectures, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [MTP, EAGLE3])
+def test_a_model_whose_speculator_ends_the_child_is_used_without_it(
+    guarded: Path, architectures: Architectures, heads: Heads, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[bool] = []
+    tried: list[str] = []
 
     def ended(trial: probe.Probe, *_: object, **__: str) -> probe.LoadTrial:
-        tried.append(trial.mtp)
-        return probe.LoadTrial(fatal="SIGABRT" if trial.mtp else "", new=True)
+        tried.append(trial.speculator)
+        return probe.LoadTrial(fatal="SIGABRT" if trial.speculator else "", new=True)
 
     monkeypatch.setattr(probe, "try_in_child", ended)
+    path = architectures("qwen35", mtp="useful") if kind == MTP else architectures("llama")
+    head = ModelFile.open(heads("llama")) if kind == EAGLE3 else None
     for _ in range(2):
-        with Model.load(architectures("qwen35", mtp="useful"), LoadSpec(speculates=True)) as model:
+        with Model.load(path, LoadSpec(speculates=True, eagle3=head)) as model:
             assert model.speculator is None
-            assert model.faults == {"mtp"}
-    assert tried == [True, False]
-
-
-def test_a_model_whose_head_ends_the_child_is_used_without_it(
-    guarded: Path, architectures: Architectures, heads: Heads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[bool] = []
-
-    def ended(trial: probe.Probe, *_: object, **__: str) -> probe.LoadTrial:
-        tried.append(trial.eagle3 is not None)
-        return probe.LoadTrial(fatal="SIGABRT" if tried[-1] else "", new=True)
-
-    monkeypatch.setattr(probe, "try_in_child", ended)
-    head = ModelFile.open(heads("llama"))
-    for _ in range(2):
-        with Model.load(architectures("llama"), LoadSpec(speculates=True, eagle3=head)) as model:
-            assert model.speculator is None
-            assert model.faults == {"eagle3"}
-    Model.load(architectures("llama")).close()
-    assert tried == [True, False, False]
+            assert model.faults == {kind}
+    assert tried == [kind, ""]
 
 
 def test_a_head_is_tried_with_its_verifier(

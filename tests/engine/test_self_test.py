@@ -75,16 +75,14 @@ def test_a_fault_is_caught_in_a_quantised_model_too(tmp_path: Path, name: str) -
         assert [FAULTS[name].found in self_test(model, seed) for seed in range(TIMES)] == [True] * TIMES
 
 
-@pytest.mark.parametrize("name", WITH_MTP)
-def test_mtp_layers_predict_the_same_after_a_rejected_draft(architectures: Architectures, name: str) -> None:
-    with Model.load(architectures(name, mtp="useful"), LoadSpec(speculates=True), faults=()) as model:
-        assert self_test(model) == []
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen35"])
-def test_heads_predict_the_same_after_a_rejected_draft(architectures: Architectures, heads: Heads, name: str) -> None:
-    head = ModelFile.open(heads(name, useful=False, own=name == "llama"))
-    with Model.load(architectures(name), LoadSpec(speculates=True, eagle3=head), faults=()) as model:
+@pytest.mark.parametrize("name", [*WITH_MTP, "head of llama", "head of qwen35"])
+def test_speculators_predict_the_same_after_a_rejected_draft(
+    architectures: Architectures, heads: Heads, name: str
+) -> None:
+    _, of, verifier = name.partition("head of ")
+    head = ModelFile.open(heads(verifier, useful=False, own=verifier == "llama")) if of else None
+    path = architectures(verifier) if of else architectures(name, mtp="useful")
+    with Model.load(path, LoadSpec(speculates=True, eagle3=head), faults=()) as model:
         assert self_test(model) == []
 
 
@@ -104,21 +102,15 @@ def keeping_old_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StateWindow, "truncate", lambda _self, _length: None)
 
 
-def test_a_fault_of_an_mtp_layer_is_caught_every_time(
-    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [MTP, EAGLE3])
+def test_a_fault_of_a_speculator_is_caught_every_time(
+    architectures: Architectures, heads: Heads, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeping_old_states(monkeypatch)
-    with Model.load(architectures("glm4moe", mtp="useful"), LoadSpec(speculates=True), faults=()) as model:
-        assert [self_test(model, seed) for seed in range(TIMES)] == [[MTP]] * TIMES
-
-
-def test_a_fault_of_a_head_is_caught_every_time(
-    architectures: Architectures, heads: Heads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keeping_old_states(monkeypatch)
-    head = ModelFile.open(heads("llama", useful=False))
-    with Model.load(architectures("llama"), LoadSpec(speculates=True, eagle3=head), faults=()) as model:
-        assert [self_test(model, seed) for seed in range(TIMES)] == [[EAGLE3]] * TIMES
+    head = ModelFile.open(heads("llama", useful=False)) if kind == EAGLE3 else None
+    path = architectures("llama") if head else architectures("glm4moe", mtp="useful")
+    with Model.load(path, LoadSpec(speculates=True, eagle3=head), faults=()) as model:
+        assert [self_test(model, seed) for seed in range(TIMES)] == [[kind]] * TIMES
 
 
 @pytest.mark.parametrize("lazy", [True, False])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +13,16 @@ from edgellm.engine import Capture, Context, ContextSpec, Model, ModelFile, chec
 from edgellm.engine.gguf import writer
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.engine.gguf.reader import raw_entries
+from edgellm.engine.gguf.tokenizer import token_count, tokenizer_hash
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
 from testkit.gguf.random_model import Shape, write
 from testkit.gguf.reader import read_gguf
 from tests.engine import headers
 from tests.engine.conftest import TINY
 from tests.engine.logits import difference, some_ids
-from tests.engine.shard_chain import ShardChain
+from tests.engine.shard_chain import WholeModel
 
 SAME = 1e-5  # of the largest logit
-IDS = some_ids(60)
 
 SHAPES = {
     "llama": Shape("llama", 400, 4, 64, 2, 1, 96, 512),
@@ -45,19 +44,7 @@ def paths(draft_path: Path, verifier_path: Path, f32_pair: tuple[Path, Path]) ->
 def test_a_chain_computes_what_the_whole_model_does(
     paths: dict[str, Path], name: str, starts: tuple[int, ...], tmp_path: Path
 ) -> None:
-    with (
-        ShardChain(paths[name], tmp_path, starts) as chain,
-        Model.load(paths[name]) as model,
-        Context(model, ContextSpec(n_ctx=128, threads=1)) as whole,
-    ):
-        for n, outputs in ((40, 40), (1, 1), (1, 1), (5, 2)):  # a prefill, single tokens, a verification
-            ids = IDS[whole.length() : whole.length() + n]
-            assert difference(chain.decode(ids, outputs), whole.decode(ids, outputs=outputs)) < SAME
-        for context in (whole, chain):
-            context.rollback(20)
-        for n in (1, 7, 1):
-            ids = IDS[::-1][:n].copy()
-            assert difference(chain.decode(ids), whole.decode(ids)) < SAME
+    assert WholeModel(paths[name]).largest_difference(tmp_path, starts) < SAME
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
@@ -65,35 +52,16 @@ def test_a_chain_computes_what_the_whole_model_does(
 def test_architectures_of_the_same_kind_tied_or_not(name: str, kind: str, tmp_path: Path) -> None:
     path = tmp_path / "whole.gguf"
     write(path, SHAPES[name], kind)
-    cut(path, tmp_path / "a.gguf", 0, 0, head=False)
-    cut(path, tmp_path / "b.gguf", 1, 2, head=False)
-    cut(path, tmp_path / "c.gguf", 3, 3, head=True)
-    ids = some_ids(12, 390)
-    with ExitStack() as open_:
-        whole = open_.enter_context(Context(open_.enter_context(Model.load(path)), ContextSpec(n_ctx=32, threads=1)))
-        a, b, c = (
-            open_.enter_context(
-                Context(
-                    open_.enter_context(Model.load(tmp_path / f"{part}.gguf")), ContextSpec(n_ctx=32, threads=1),
-                    capture=None if last is None else Capture(outputs=(last,), stop_after=last),
-                )
-            )
-            for part, last in (("a", 0), ("b", 1), ("c", None))
-        )  # fmt: skip
-        for some in (ids, ids[:1]):
-            expected = whole.decode(some, outputs=len(some))
-            a.decode(some)
-            assert a.captured is not None
-            b.decode_embeddings(a.captured.output(0))
-            assert b.captured is not None
-            logits = c.decode_embeddings(b.captured.output(1), outputs=len(some))
-            assert difference(logits, expected) < SAME
-        assert a.model.vocabulary == whole.model.vocabulary
-        with pytest.raises(ModelUnsupported, match="no tokenizer"):
-            c.model.tokenize("x")
-        # one matrix of the vocabulary's size at the most: the head where there is one, else a sliver
-        assert (b.model.n_vocab, c.model.n_vocab) == (32, 400)
-        assert sum(t.shape[1:] == (400,) for t in c.model.header.tensors) == 1
+    assert WholeModel(path).largest_difference(tmp_path, (0, 1, 3)) < SAME
+    first, middle, last = (check_gguf(tmp_path / f"{part}.gguf") for part in ("0-0", "1-2", "3-3"))
+    assert tokenizer_hash(ModelFile.open(path)) == tokenizer_hash(ModelFile.open(tmp_path / "0-0.gguf"))
+    assert token_count(first) == 400
+    assert token_count(last) == 0
+    # one matrix of the vocabulary's size at the most: the head where there is one, else a sliver
+    assert middle.metadata[f"{middle.architecture}.vocab_size"] == 32
+    assert sum(t.shape[1:] == (400,) for t in last.tensors) == 1
+    with Model.load(tmp_path / "3-3.gguf") as model, pytest.raises(ModelUnsupported, match="no tokenizer"):
+        model.tokenize("x")
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import random
 import struct
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from zeroconf import ServiceInfo
 
-from edgellm.engine.gguf.reader import check_gguf
+from edgellm.engine.gguf.reader import GgufHeader, check_gguf
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.rpc.address import Address
 from edgellm.rpc.discovery.mdns import ServiceKind, parse_announcement
@@ -126,7 +127,7 @@ def headers(count: int, seed: int, folder: Path) -> Outcome:
         for number in range(count):
             path.write_bytes(_changed(whole, header.data_offset, places, rng))
             try:
-                check_gguf(path)
+                _keeps_its_promises(check_gguf(path), path.stat().st_size)
             except EdgeError:
                 done.refused += 1
                 continue
@@ -139,6 +140,15 @@ def headers(count: int, seed: int, folder: Path) -> Outcome:
             done.taken += outcome == "loaded"
             done.refused += outcome != "loaded"
     return done
+
+
+def _keeps_its_promises(header: GgufHeader, size: int) -> None:
+    """Raise AssertionError unless every place in a header that was taken lies in the file, behind the one before."""
+    ends = [header.data_offset, *(tensor.offset + tensor.nbytes for tensor in header.tensors)]
+    starts = [*(tensor.offset for tensor in header.tensors if tensor.nbytes), size]
+    places = all(offset <= size for offset in header.value_offsets.values())
+    if not (header.file_size == size and places and all(map(operator.le, ends, starts))):
+        raise AssertionError(f"a header of lies got through: {header}")
 
 
 def _changed(whole: bytes, end: int, places: list[int], rng: random.Random) -> bytes:

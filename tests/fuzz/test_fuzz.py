@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.errors import InvalidOption
 from tests.fuzz import files, link_messages, mesh_messages
-from tests.fuzz.reading import Outcome, Reader, fire
+from tests.fuzz.reading import Reader, fire
 
 NAMES = ("session", "verdict", "probabilities", "hello", "vocabulary", "welcome", "pairing", "introduction",
          "certificate", "spake", "mesh orders", "mesh reports", "layers", "figures", "measuring", "lines",
@@ -42,22 +41,6 @@ def test_no_bad_input_does_harm(readers: dict[str, Reader], name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_none_of_thousands_does_harm(readers: dict[str, Reader], name: str) -> None:
     assert fire(readers[name], 200 if name in SLOW else MORE, seed=2).strange == []
-
-
-def test_what_is_neither_taken_nor_refused_is_found() -> None:
-    def odd(data: bytes) -> None:
-        if data == b"a":
-            raise InvalidOption("No.", "Say something else.")
-        if data == b"b":
-            raise KeyError(data)
-        if data == b"c":
-            bytearray(64 * 2**20)
-
-    found = Outcome()
-    for data in (b"a", b"b", b"c", b"d"):
-        found.take(Reader("odd", [b"a"], odd), data, weigh=True)
-    assert (found.taken, found.refused) == (2, 1)
-    assert ["KeyError" in one or "bytes" in one for one in found.strange] == [True, True]
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(5_000, marks=pytest.mark.nightly)])

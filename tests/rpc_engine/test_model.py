@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -17,11 +16,10 @@ from edgellm.engine import Context, ContextSpec, Ids, Model, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.engine.trial.probe import Probe, known_faults
-from edgellm.errors import DeviceLost, InvalidOption, MeshBroken, NotPaired, PlanImpossible, VerifierBusy
+from edgellm.errors import DeviceLost, InvalidOption, MeshBroken, PlanImpossible, VerifierBusy
 from edgellm.layer_range import StageShare, read_split
 from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
-from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc_engine.model import Planner, RpcModel, RpcVerifier, RpcWork
 from edgellm.rpc_engine.process import ContextSizes
@@ -33,7 +31,6 @@ from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
 from tests.conftest import Architectures
 from tests.engine.logits import some_ids
-from tests.rpc.doors import impostor
 from tests.rpc.strangers import befriend, device
 from tests.rpc_engine.processes import model_processes, rpc_servers
 from tests.services.conftest import ANYWHERE
@@ -283,16 +280,6 @@ def test_where_the_rest_cannot_hold_it_it_says_so_and_comes_back_with_the_device
         impossible[0] = False
         wait_until(lambda: opened.model.ready)
         assert opened.write(3) == alone[:3]
-
-
-def test_a_stranger_gets_no_server(
-    hybrid: ModelFile, workers: list[Endpoint], trusts: tuple[Trust, Trust], tmp_path: Path
-) -> None:
-    stranger = impostor(trusts[1], tmp_path / "stranger", Identity.new())
-    strange = [Endpoint(one.name, one.address, stranger) for one in workers]
-    with pytest.raises(NotPaired):
-        Opened(hybrid, strange, planned(SPLIT))
-    assert not rpc_servers()
 
 
 def test_layers_that_llama_cpp_cannot_lay_out_like_that_are_refused(hybrid: ModelFile, workers: list[Endpoint]) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
 import pytest
 
 from edgellm.engine import ModelFile
@@ -24,6 +23,7 @@ from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.types import Source
 from tests.conftest import Architectures
+from tests.rpc_engine.processes import rpc_servers
 
 QUESTION = "Where is my mug?"
 TOKENS = 40
@@ -73,19 +73,10 @@ def test_a_pair_writes_what_its_model_writes_alone_and_goes_on_when_a_device_is_
     for token in broken:
         written.append(token)
         if len(written) == 8:
-            _kill_a_server()
+            rpc_servers()[0].kill()
     assert [token.id for token in written[:8]] == expected[:8]
     assert any(token.source is Source.DRAFT for token in written[8:])
     assert any("The draft model continues alone, unverified" in text for text in told)
-
-
-def _kill_a_server() -> None:
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if "edgellm.rpc_engine.backend" in child.cmdline():
-                child.kill()
-                return
-    raise AssertionError("no server runs")
 
 
 def test_stages_for_what_they_can_cut_and_rpc_for_the_rest(
