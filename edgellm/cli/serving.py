@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from edgellm.services.server.servers import WorkerServer
     from edgellm.spec.drafting.cost_curve import CostCurve
     from edgellm.spec.params import ReplyOptions
-    from edgellm.upstream.gateway.opening import GatewayModel
+    from edgellm.upstream.gateway.pool import ServerPool
     from edgellm.verifier.worker import ColocatedVerifier
 
 _PLANNED = 512  # tokens of a reply, for a plan before the first request
@@ -60,7 +60,7 @@ class Asked:
 
 def serve_pair(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     """Answer HTTP clients with a pair of models."""
-    from edgellm.http.catalogs import ModelDefaults, PairedModels, PairOpener
+    from edgellm.http.catalogs import ModelDefaults, NamedModels, PairOpener
     from edgellm.http.status import read_plan
 
     models, replies, hardware = asked.models, asked.replies, asked.hardware
@@ -86,7 +86,7 @@ def serve_pair(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     with served.pair:
         served.pair.prompts.check(replies)
         if http is not None:
-            http.open(served, plan, opener=opener, catalog=PairedModels(defaults))
+            http.open(served, plan, opener=opener, catalog=NamedModels(defaults))
             print_urls(http, served.replies)
         _until_stopped([http])
 
@@ -224,7 +224,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
 
         def open_model(ready: ServedGatewayModel) -> None:
             model = ready.model
-            for one in model.pool.servers:
+            for one in model.servers:
                 name = f"{model.name}: " * (len(server.models) > 1)
                 say(f"{name}{one.opened.finding}.", style="dim")
                 for notice in one.opened.notices:
@@ -264,16 +264,15 @@ def _check_gateway(ctx: typer.Context, asked: Asked) -> None:
         )
 
 
-def _pair_over(model: GatewayModel, verifier: ColocatedVerifier) -> LLM:
+def _pair_over(model: ServerPool, verifier: ColocatedVerifier) -> LLM:
     """Return a pair without a draft model, whose replies the servers of a gateway's `model` write beside those of
     devices, as `verifier`."""
     from edgellm.llm.elsewhere import EXTRA_TOKENS, OpenedVerifier, sampling_behind
 
-    pool = model.pool
-    where = ", ".join(str(one.url) for one in pool.servers)
-    finding = "; ".join(one.opened.finding for one in pool.servers)
+    where = ", ".join(str(one.url) for one in model.servers)
+    finding = "; ".join(one.opened.finding for one in model.servers)
     remote = OpenedVerifier(
-        verifier, lambda: pool.identity, where, pool.ready, sampling=sampling_behind(verifier, model.text),
+        verifier, lambda: model.identity, where, model.ready, sampling=sampling_behind(verifier, model.text),
         extra=EXTRA_TOKENS, finding=finding,
     )  # fmt: skip
     return LLM(model.text, verifier=remote)

@@ -7,14 +7,16 @@ import threading
 from collections import deque
 from typing import Self
 
-from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo
+from edgellm.http.schemas.errors import ApiError
 
 _INITIAL_SECONDS = 2.0  # assumed time of a reply, until one was measured
 _DECAY = 0.8  # weight of earlier replies in the moving average
 
-STOPPING = ErrorInfo(
-    503, "The server is stopping. Try again when it has been restarted.", SERVER, code="stopping", retry_after=5.0
-)
+
+def stopping() -> ApiError:
+    """Return the error of requests to a server that stops."""
+    message = "The server is stopping. Try again when it has been restarted."
+    return ApiError(503, message, code="stopping", retry_after=5.0)
 
 
 class Admission:
@@ -26,7 +28,7 @@ class Admission:
         self._slots = asyncio.Semaphore(max_running)
         self._of_models: dict[str, tuple[int, asyncio.Semaphore]] = {}  # all slots of each model, and those left
         self._average_seconds = _INITIAL_SECONDS
-        self._closed: ErrorInfo | None = None
+        self._closed = False
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -36,27 +38,27 @@ class Admission:
         if self._of_models.get(model, (0, None))[0] != most:  # the number may change while the model is closed
             self._of_models[model] = most, asyncio.Semaphore(most)
         own = self._of_models[model][1]
-        if (own.locked() or self._slots.locked()) and self.waiting >= self.max_waiting and self._closed is None:
+        if (own.locked() or self._slots.locked()) and self.waiting >= self.max_waiting and not self._closed:
             message = (
                 f"The queue is full: {self.running} replies are being written, and {self.waiting} requests wait."
                 " Try again later."
             )
             seconds = self._average_seconds * (self.waiting + 1) / self.max_running
-            raise ApiError(ErrorInfo(429, message, "rate_limit_error", code="queue_full", retry_after=seconds))
+            raise ApiError(429, message, code="queue_full", retry_after=seconds)
         self.waiting += 1
         try:
             await own.acquire()
             try:
                 await self._slots.acquire()
-            except BaseException:
+            except asyncio.CancelledError:
                 own.release()
                 raise
         finally:
             self.waiting -= 1
-        if self._closed is not None:
+        if self._closed:
             own.release()
             self._slots.release()
-            raise ApiError(self._closed)
+            raise stopping()
         self.running += 1
         self._empty.clear()
 
@@ -70,9 +72,9 @@ class Admission:
         if not self.running:
             self._empty.set()
 
-    def close(self, info: ErrorInfo) -> None:
-        """Refuse waiting and new requests with `info` from now on."""
-        self._closed = info
+    def close(self) -> None:
+        """Refuse waiting and new requests from now on."""
+        self._closed = True
         for slots in (self._slots, *(slots for _, slots in self._of_models.values())):
             for _ in range(self.waiting + 1):  # wakes all waiting requests, and leaves a slot for a late one
                 slots.release()

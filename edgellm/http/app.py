@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,12 @@ from edgellm.errors import EdgeError
 from edgellm.http.conversations import add_conversations
 from edgellm.http.dialects import dialects, error_body
 from edgellm.http.metrics import CONTENT_TYPE
-from edgellm.http.middleware import HIDDEN, known_peers, redact, redact_all
+from edgellm.http.middleware import HIDDEN, known_peers, redact_all
 from edgellm.http.replies import IGNORED, RequestHandler
 from edgellm.http.schemas.body import BodyRoute
-from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_info, error_responses, validation_error
+from edgellm.http.schemas.errors import ApiError, error_responses, validation_error
 from edgellm.http.schemas.requests import UnloadRequest
 from edgellm.http.schemas.responses import Health, ModelInfo, ModelList, Unloaded
-from edgellm.http.status import LinkStatus, ModelInMemory, PairedDevice, RequestCounts, ServerStatus
 from edgellm.llm import LLM
 
 _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
@@ -82,7 +81,7 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
 
     @app.get("/status", tags=["server"], summary="The page's data: models, devices, links",
              responses=error_responses(503))  # fmt: skip
-    def status() -> ServerStatus:
+    def status() -> dict[str, Any]:
         return _status(handler)
 
     @app.head("/", include_in_schema=False)
@@ -127,16 +126,13 @@ def _add_error_handlers(app: FastAPI, handler: RequestHandler) -> None:
     async def respond(request: Request, error: Exception) -> Response:
         headers: Mapping[str, str] = {}
         if isinstance(error, RequestValidationError):
-            info = validation_error(request, error.errors())
+            error = validation_error(request, error.errors())
         elif isinstance(error, HTTPException):
-            info = ErrorInfo(error.status_code, _HTTP_MESSAGES.get(error.status_code, str(error.detail)))
             headers = error.headers or {}
-        else:
-            handler.report_unexpected(error)
-            info = error_info(error)
-        message = redact(info.message) if handler.anonymous else info.message
-        body = error_body(request.url.path, replace(info, message=message))
-        return Response(body, info.status, {**info.headers(), **headers}, "application/json")
+            error = ApiError(error.status_code, _HTTP_MESSAGES.get(error.status_code, str(error.detail)))
+        answer = handler.answer_to(error)
+        body = error_body(request.url.path, answer)
+        return Response(body, answer.status, {**answer.headers(), **headers}, "application/json")
 
     for kind in (ApiError, EdgeError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, respond)
@@ -151,48 +147,43 @@ def _health(handler: RequestHandler) -> Health:
     return Health(models={name: "ok" if one.can_write else "away" for name, one in loaded.items()} or None)
 
 
-def _status(handler: RequestHandler) -> ServerStatus:
-    """Return the server's state; without an API key other devices are not named. Raises ApiError while one loads."""
+def _status(handler: RequestHandler) -> dict[str, Any]:
+    """Return the server's state; fields about the pair are null where it serves none, or it is not in memory.
+
+    Without an API key other devices are not named. Raises ApiError while the first model loads.
+    """
     models, admission = handler.models, handler.admission
     served = models.default
     places = min(admission.max_running, (served and served.replies) or admission.max_running)
-    status = ServerStatus(
-        **({} if served is None else _pair_fields(handler, served.pair)),
-        model=models.default_name,
-        mesh=None if served is None or served.recorder is None else served.recorder.status(),
-        requests=RequestCounts(running=admission.running, waiting=admission.waiting, places=places),
-        devices=[] if handler.anonymous else _paired_devices(),
-        anonymous=handler.anonymous,
-        models=[
-            ModelInMemory(
-                **_pair_fields(handler, one.served.pair), name=one.name, memory=dict(one.served.pair.memory.by_device),
-                users=one.users, idle_s=one.idle_s, expires_s=one.expires_s,
-            )
-            for one in models.by_use()
+    status = {
+        "model": models.default_name,
+        **_of_pair(handler, None if served is None else served.pair),
+        "requests": {"running": admission.running, "waiting": admission.waiting, "places": places},
+        "devices": [] if handler.anonymous else [
+            {"name": peer.name, "short": peer.id.short, "addresses": [*map(str, peer.addresses)],
+             "may_here": sorted(peer.rights), "may_there": sorted(peer.granted)} for peer in known_peers()
         ],
-        loading=list(models.loading),
-        plan=handler.plan,
-    )  # fmt: skip
+        "anonymous": handler.anonymous,
+        "models": [
+            {"name": one.name, **_of_pair(handler, one.served.pair), "memory": dict(one.served.pair.memory.by_device),
+             "users": one.users, "idle_s": one.idle_s, "expires_s": one.expires_s} for one in models.by_use()
+        ],
+        "loading": [*models.loading],
+        "mesh": None if served is None or served.recorder is None else served.recorder.status(),
+        "plan": None if handler.plan is None else handler.plan.model_dump(),
+    }  # fmt: skip
     return redact_all(status) if handler.anonymous else status
 
 
-def _pair_fields(handler: RequestHandler, pair: LLM) -> dict[str, Any]:
-    """Return the fields of a `PairStatus`, for anonymous clients without the verifier's address."""
+def _of_pair(handler: RequestHandler, pair: LLM | None) -> dict[str, Any]:
+    """Return the fields about a pair. `link` is null where it verifies here; anonymous clients get no address."""
+    if pair is None:
+        return dict.fromkeys(("draft", "verifier", "context_length", "sampling", "link"))
     link = None
     if pair.verifier_up is not None:
         address, reason = (HIDDEN, "") if handler.anonymous else (pair.verifier_at, pair.verifier_reason)
-        link = LinkStatus(address=address, up=pair.verifier_up(), reason=reason, rtt_ms=handler.rtt_ms)
+        link = {"address": address, "up": pair.verifier_up(), "reason": reason, "rtt_ms": handler.rtt_ms}
     return {
         "draft": pair.draft_name, "verifier": pair.verifier_name, "context_length": pair.context_length,
-        "sampling": pair.sampling, "link": link,
+        "sampling": asdict(pair.sampling), "link": link,
     }  # fmt: skip
-
-
-def _paired_devices() -> list[PairedDevice]:
-    return [
-        PairedDevice(
-            name=peer.name, short=peer.id.short, addresses=[str(address) for address in peer.addresses],
-            may_here=sorted(peer.rights), may_there=sorted(peer.granted),
-        )
-        for peer in known_peers()
-    ]  # fmt: skip

@@ -17,7 +17,7 @@ from edgellm.engine import Model, ModelFile, mtp_obstacle
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.memory_fit import trained_positions
 from edgellm.engine.model import TEXT_ONLY
-from edgellm.errors import EdgeError, MemoryShort, ModelNotFound, Stopped, TrustUnusable, VocabularyMismatch
+from edgellm.errors import EdgeError, MemoryShort, Stopped, TrustUnusable, VocabularyMismatch
 from edgellm.http.model_host import Opener, ServedModel
 from edgellm.http.schemas.responses import ModelInfo
 from edgellm.llm import AUTO, LLM, Named
@@ -143,10 +143,9 @@ class ModelOpener:
         for name, why in choices:
             try:
                 self._pair(paths[name]).check_fits(beside)
+                return paths[name], why
             except MemoryShort as error:
                 reason = error.what.rstrip(".")
-            else:
-                return paths[name], why
         return None, reason
 
 
@@ -156,32 +155,6 @@ def _within(hardware: Hardware, path: Path) -> Hardware:
     if hardware.n_ctx is None or trained is None or hardware.n_ctx <= trained:
         return hardware
     return replace(hardware, n_ctx=trained)
-
-
-class LocalModels:
-    """The models of `edgellm ls`, opened by name."""
-
-    def __init__(self, defaults: ModelDefaults) -> None:
-        self._defaults = defaults
-
-    def find(self, name: str) -> Opener:
-        """Return the model that a name means, but no file of another folder. Raises ModelNotFound."""
-        models = list_models()
-        found = next((model for model in models if model.name == name), None)
-        if found is None and not looks_like_path(name):
-            with suppress(EdgeError):
-                path = resolve(name)
-                found = next((model for model in models if path in model.paths), None)
-        if found is None:
-            raise unknown(name, [info.id for info in self.infos()])
-        return ModelOpener(found, self._defaults)
-
-    def infos(self) -> Sequence[ModelInfo]:
-        """Return all models, none of them as loaded."""
-        return [
-            ModelInfo(id=model.name, created=int(model.path.stat().st_mtime), context_length=None, loaded=False)
-            for model in list_models()
-        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +176,7 @@ def probe() -> Sequence[ProbeResult]:
     return probe_peers(trust, trust.peers.all(), ())
 
 
-def verifying(results: Sequence[ProbeResult]) -> list[PairedModel]:
+def verifying(results: Sequence[ProbeResult]) -> dict[str, PairedModel]:
     """Return the models that verify for this device; of models with the same name, the quickest to reach."""
     found: dict[str, PairedModel] = {}
     for info in sorted((one.info for one in results if one.info is not None), key=lambda info: info.seconds):
@@ -211,7 +184,7 @@ def verifying(results: Sequence[ProbeResult]) -> list[PairedModel]:
             if offer.role == "verifier":
                 address = ModelAddress(info.address, offer.model)
                 found.setdefault(offer.model, PairedModel(info.peer, offer, address))
-    return list(found.values())
+    return found
 
 
 class PairedOpener:
@@ -255,39 +228,43 @@ class PairedOpener:
         return self._draft
 
 
-class PairedModels(LocalModels):
-    """The models of this machine, and those of paired devices, which are asked in the background."""
+class NamedModels:
+    """The models of `edgellm ls`, and those of paired devices, which are asked in the background."""
 
     def __init__(self, defaults: ModelDefaults, ask: Probe = probe) -> None:
-        super().__init__(defaults)
-        self._ask = ask
-        self._models: dict[str, PairedModel] = {}
+        self._defaults, self._ask = defaults, ask
+        self._paired: dict[str, PairedModel] = {}
         self._asked_at = float("-inf")
         self._asking = threading.Lock()
         self.infos()
 
     def find(self, name: str) -> Opener:
-        """Return the model that a name means, of this machine before others. Raises ModelNotFound."""
-        try:
-            return super().find(name)
-        except ModelNotFound:
-            if name not in self._models:
-                self._refresh(_ASKED_SECONDS)
-            if name not in self._models:
-                raise
-            return PairedOpener(self._models[name], self._defaults)
+        """Return the model that a name means, of this machine before others, but no file of another folder. Raises
+        ModelNotFound."""
+        models = list_models()
+        found = next((model for model in models if model.name == name), None)
+        if found is None and not looks_like_path(name):
+            with suppress(EdgeError):
+                path = resolve(name)
+                found = next((model for model in models if path in model.paths), None)
+        if found is not None:
+            return ModelOpener(found, self._defaults)
+        if name not in self._paired:
+            self._refresh(_ASKED_SECONDS)
+        if name not in self._paired:
+            raise unknown(name, [info.id for info in self.infos()])
+        return PairedOpener(self._paired[name], self._defaults)
 
     def infos(self) -> Sequence[ModelInfo]:
         """Return all models, marked as not loaded; models of paired devices as last listed."""
         if monotonic() - self._asked_at > _LISTED_SECONDS:
             threading.Thread(target=self._refresh, args=(_LISTED_SECONDS,), daemon=True).start()
-        there = [
-            ModelInfo(id=name, created=int(time()), context_length=None, loaded=False, device=model.peer.name)
-            for name, model in self._models.items()
+        found = {name: (int(time()), model.peer.name) for name, model in self._paired.items()}
+        here = {model.name: (int(model.path.stat().st_mtime), None) for model in list_models()}
+        return [
+            ModelInfo(id=name, created=created, context_length=None, loaded=False, device=device)
+            for name, (created, device) in {**here, **found, **here}.items()
         ]
-        local = super().infos()
-        here = {info.id for info in local}
-        return [*local, *(info for info in there if info.id not in here)]
 
     def _refresh(self, seconds: float) -> None:
         """Ask the devices, if none was asked within `seconds`."""
@@ -295,7 +272,7 @@ class PairedModels(LocalModels):
             if monotonic() - self._asked_at <= seconds:
                 return
             try:
-                self._models = {one.offer.model: one for one in verifying(self._ask())}
+                self._paired = verifying(self._ask())
             except TrustUnusable as error:
                 _log.warning("paired devices cannot be asked for their models: %s", error)
             self._asked_at = monotonic()

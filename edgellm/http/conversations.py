@@ -8,32 +8,22 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi import Path as PathParameter
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, Field
 
-from edgellm.errors import ConversationChanged, ConversationTooLong, HistoryUnusable
 from edgellm.http.middleware import bearer_token
-from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo, error_responses
+from edgellm.http.schemas.errors import ApiError, error_responses
 from edgellm.http.schemas.fields import RequestModel
 from edgellm.storage.chat_log import MAX_BYTES, Conversation, Conversations
 
 PATH = "/conversations"
 _EXCERPT = 40  # characters shown on each side of what was searched for
 _MAX_TITLE = 200
-_LOCKED = ErrorInfo(
-    401, "Conversations are opened by the link to the page that `edgellm serve` prints. Open that link.",
-    "authentication_error", code="page_key_required",
-)  # fmt: skip
-_OFF = ErrorInfo(
-    409, "The history is off, so no conversation is stored or read. Turn it on: edgellm history on", code="history_off"
-)
-_T = TypeVar("_T")
 
 
 def _in_range(when: datetime) -> datetime:
@@ -101,74 +91,44 @@ class ConversationList(BaseModel):
     data: list[ConversationInfo]
 
 
-class TurnOut(BaseModel):
-    role: str
-    content: str
-
-
 class ConversationOut(BaseModel):
     id: str
     name: str
     title: str
     when: datetime
-    turns: list[TurnOut]
+    turns: list[dict[Literal["role", "content"], str]]
     page: str
 
 
-class _Store:
-    """The command line's store, whose errors are answers. Nothing is read or written while the history is off."""
+def _check_on(store: Conversations) -> None:
+    if not store.on:
+        message = "The history is off, so no conversation is stored or read. Turn it on: edgellm history on"
+        raise ApiError(409, message, code="history_off")
 
-    def __init__(self) -> None:
-        self._conversations = Conversations()
 
-    @property
-    def on(self) -> bool:
-        return self._conversations.on
+def _find(store: Conversations, conversation_id: str) -> Conversation:
+    _check_on(store)
+    if (one := store.get(conversation_id)) is None:
+        raise ApiError(404, f"There is no conversation {conversation_id}.", code="conversation_not_found")
+    return one
 
-    def all(self) -> list[Conversation]:
-        return self._call(self._conversations.all) if self.on else []
 
-    def find(self, conversation_id: str) -> Conversation:
-        self._check_on()
-        if (one := self._call(lambda: self._conversations.get(conversation_id))) is None:
-            message = f"There is no conversation {conversation_id}."
-            raise ApiError(ErrorInfo(404, message, code="conversation_not_found"))
-        return one
-
-    def save(self, one: Conversation, replaces: datetime | None = None) -> ConversationInfo:
-        self._check_on()
-        self._call(lambda: self._conversations.save(one, replaces=replaces))
-        return ConversationInfo.of(one)
-
-    def remove(self, conversation_id: str) -> None:
-        """Remove a conversation if it is there, also while the history is off."""
-        if (one := self._call(lambda: self._conversations.get(conversation_id))) is not None:
-            self._call(lambda: self._conversations.remove(one))
-
-    def _check_on(self) -> None:
-        if not self.on:
-            raise ApiError(_OFF)
-
-    def _call(self, call: Callable[[], _T]) -> _T:
-        try:
-            return call()
-        except ConversationTooLong as error:
-            raise ApiError(ErrorInfo(413, str(error), code="conversation_too_long")) from error
-        except ConversationChanged as error:
-            raise ApiError(ErrorInfo(409, str(error), code="conversation_changed")) from error
-        except HistoryUnusable as error:
-            raise ApiError(ErrorInfo(503, str(error), SERVER, code="history_unusable", retry_after=2.0)) from error
+def _save(store: Conversations, one: Conversation, replaces: datetime | None = None) -> ConversationInfo:
+    _check_on(store)
+    store.save(one, replaces=replaces)
+    return ConversationInfo.of(one)
 
 
 def add_conversations(app: FastAPI, page_key: str | None) -> None:
     """Add the routes to `app`. Requests must show `page_key`; None: every request is refused."""
-    store, one_path = _Store(), PATH + "/{conversation_id}"
+    store, one_path = Conversations(), PATH + "/{conversation_id}"
     errors = error_responses(400, 401, 403, 408, 413, 415, 500, 503)
 
     def check_key(request: Request) -> None:
         given = bearer_token(request.headers.getlist("authorization"))
         if page_key is None or not hmac.compare_digest(given.encode(), page_key.encode()):
-            raise ApiError(_LOCKED)
+            message = "Conversations are opened by the link to the page that `edgellm serve` prints. Open that link."
+            raise ApiError(401, message, code="page_key_required")
 
     def options(summary: str, *statuses: int) -> dict[str, Any]:
         responses = errors | error_responses(409, *statuses)
@@ -176,31 +136,32 @@ def add_conversations(app: FastAPI, page_key: str | None) -> None:
 
     @app.get(PATH, **options("List or search conversations"))
     def listed(search: Search = "") -> ConversationList:
-        found = (_match(one, search.strip()) for one in store.all())
+        found = (_match(one, search.strip()) for one in (store.all() if store.on else ()))
         return ConversationList(on=store.on, data=[info for info in found if info is not None])
 
     @app.post(PATH, status_code=201, **options("Store a new conversation"))
     def add(body: ConversationIn) -> ConversationInfo:
-        return store.save(body.conversation(Conversation.new().id))
+        return _save(store, body.conversation(Conversation.new().id))
 
     @app.get(one_path, **options("One conversation", 404))
     def read(conversation_id: ConversationId) -> ConversationOut:
-        one = store.find(conversation_id)
-        turns = [TurnOut(role=role, content=text) for role, text in one.turns]
+        one = _find(store, conversation_id)
+        turns: Any = [{"role": role, "content": text} for role, text in one.turns]
         return ConversationOut(id=one.id, name=one.name, title=one.title, when=one.when, turns=turns, page=one.page)
 
     @app.put(one_path, **options("Store a conversation, over its earlier state", 404))
     def write(conversation_id: ConversationId, body: ConversationIn) -> ConversationInfo:
-        return store.save(body.conversation(conversation_id), body.replaces)
+        return _save(store, body.conversation(conversation_id), body.replaces)
 
     @app.patch(one_path, **options("Rename a conversation", 404))
     def rename(conversation_id: ConversationId, body: NewName) -> ConversationInfo:
-        one = store.find(conversation_id)
-        return store.save(replace(one, name=" ".join(body.name.split())), one.when)
+        one = _find(store, conversation_id)
+        return _save(store, replace(one, name=" ".join(body.name.split())), one.when)
 
-    @app.delete(one_path, status_code=204, **options("Remove a conversation", 404))
+    @app.delete(one_path, status_code=204, **options("Remove a conversation, also while the history is off", 404))
     def remove(conversation_id: ConversationId) -> Response:
-        store.remove(conversation_id)
+        if (one := store.get(conversation_id)) is not None:
+            store.remove(one)
         return Response(status_code=204)
 
 

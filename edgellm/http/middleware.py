@@ -21,7 +21,6 @@ from time import perf_counter
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -29,7 +28,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgellm.errors import InvalidOption, TrustUnusable
-from edgellm.http.schemas.errors import ErrorInfo
+from edgellm.http.schemas.errors import ApiError
 from edgellm.rpc.trust.trust import Peer, Peers
 from edgellm.storage.state import lock_folder, read_private, write_private
 from edgellm.system import data_dir
@@ -90,11 +89,9 @@ def redact(text: str, peers: Iterable[Peer] | None = None) -> str:
 
 
 def redact_all(data: Any) -> Any:
-    """Return JSON data or a model with every string redacted, but not the keys of objects."""
+    """Return JSON data with every string redacted, but not the keys of objects."""
     if isinstance(data, str):
         return redact(data)
-    if isinstance(data, BaseModel):
-        return data.model_copy(update=redact_all(dict(data)))
     if isinstance(data, dict):
         return {key: redact_all(value) for key, value in data.items()}
     return [redact_all(value) for value in data] if isinstance(data, (list, tuple)) else data
@@ -161,7 +158,7 @@ def checked_origin(origin: str) -> str:
     return name
 
 
-ErrorBody: TypeAlias = Callable[[str, ErrorInfo], bytes]
+ErrorBody: TypeAlias = Callable[[str, ApiError], bytes]
 """Returns the JSON of an error at a path, in the form of its API."""
 _HEADERS = {
     "x-content-type-options": "nosniff", "referrer-policy": "no-referrer",
@@ -220,41 +217,41 @@ class SecurityMiddleware:
         milliseconds = 1e3 * (perf_counter() - started_at)
         _log.info("%s %.100r %d in %.0f ms", scope["method"], scope["path"], status, milliseconds)
 
-    async def _refuse(self, scope: Scope, refusal: ErrorInfo, receive: Receive, send: Send) -> None:
+    async def _refuse(self, scope: Scope, refusal: ApiError, receive: Receive, send: Send) -> None:
         _log.warning("%s %.100r refused: %d %s", scope["method"], scope["path"], refusal.status, refusal.code)
         headers = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
         answer = Response(self._body(scope["path"], refusal), refusal.status, headers | _HEADERS, "application/json")
         await answer(scope, receive, send)
 
-    def _stranger(self, scope: Scope) -> ErrorInfo | None:
+    def _stranger(self, scope: Scope) -> ApiError | None:
         """Return why a request is refused by its Host and Origin, None if it is not."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or _host_name(hosts[0]) not in self._names:
             host = hosts[0][:100] if hosts else ""
             # a page whose name was rebound to this address can read this
-            return ErrorInfo(
+            return ApiError(
                 403,
                 f"The Host header is {host!r}, which is not a name of this server. Use the address that it printed,"
-                " or allow the name with --allow-host.", "permission_error", code="wrong_host",
+                " or allow the name with --allow-host.", code="wrong_host",
             )  # fmt: skip
         given = headers.getlist("origin")
         allowed = len(given) == 1 and given[0] in self._origins
         if not allowed and _is_cross_origin(scope, headers, hosts[0]):
-            return ErrorInfo(
+            return ApiError(
                 403, "Requests by pages of other origins are refused. Use the server's own page, or no browser, or"
-                " allow the origin with --allow-origin.", "permission_error", code="cross_origin",
+                " allow the origin with --allow-origin.", code="cross_origin",
             )  # fmt: skip
         return None
 
-    def _refusal(self, scope: Scope) -> ErrorInfo | None:
+    def _refusal(self, scope: Scope) -> ApiError | None:
         """Return why a request is refused by its key and its size, None if it is not."""
         headers = Headers(scope=scope)
         public = scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PUBLIC_PREFIX)
         if self._keys and not public and not self._has_key(headers):
-            return ErrorInfo(
+            return ApiError(
                 401, "The API key is missing or wrong. Send the header Authorization: Bearer KEY, or X-Api-Key: KEY.",
-                "authentication_error", code="invalid_api_key",
+                code="invalid_api_key",
             )  # fmt: skip
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > MAX_BYTES:
@@ -267,8 +264,8 @@ class SecurityMiddleware:
         return any(hmac.compare_digest(given, key) for key in self._keys)
 
 
-def too_large() -> ErrorInfo:
-    return ErrorInfo(413, f"The request is larger than {MAX_BYTES} bytes. Shorten it.", code="request_too_large")
+def too_large() -> ApiError:
+    return ApiError(413, f"The request is larger than {MAX_BYTES} bytes. Shorten it.", code="request_too_large")
 
 
 def _host_name(host: str) -> str:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from edgellm.engine import ModelFile
 from edgellm.errors import EdgeError, InvalidOption, MemoryShort, ModelNotFound, Stopped
-from edgellm.http.admission import STOPPING
-from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo
+from edgellm.http.admission import stopping
+from edgellm.http.schemas.errors import ApiError
 from edgellm.http.schemas.responses import ModelInfo
 from edgellm.http.status import MeshRecorder
 from edgellm.llm import LLM
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 KEEP_ALIVE = 300.0  # seconds
 MIN_IDLE_SECONDS = 2.0  # least time before a model that was opened may be closed unused
 BUSY_SECONDS = 120.0  # longest wait for the memory of models in use
-LOADING = ErrorInfo(503, "The model is being loaded. Try again soon.", SERVER, code="loading", retry_after=1.0)
 _DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ms|s|m|h|)")
 _UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _log = logging.getLogger(__name__)
@@ -188,7 +187,7 @@ class ModelHost:
     def default_name(self) -> str | None:
         """Return the default model's name; None if there is none. Raises ApiError (503) while it is first loaded."""
         if self._default is None and not self._no_model_reason:
-            raise ApiError(LOADING)
+            raise ApiError(503, "The model is being loaded. Try again soon.", code="loading", retry_after=1.0)
         return self._default
 
     @property
@@ -220,8 +219,7 @@ class ModelHost:
         if self.embedder is not None and self._embeds(name):
             return self.embedder.embedder.model.file
         found = await self._find(name)
-        model = None if (loaded := self.loaded.get(found)) is None else loaded.served.pair.text_model
-        if model is not None:
+        if (loaded := self.loaded.get(found)) is not None and (model := loaded.served.pair.text_model) is not None:
             return model.file
         opener = self._openers.get(found)
         return None if opener is None else await asyncio.to_thread(opener.file)
@@ -238,11 +236,14 @@ class ModelHost:
         while (loaded := self.loaded.get(found)) is None or loaded.closing:
             if self._waiting >= self._most_waiting:
                 message = f"{self._waiting} requests wait for models to be loaded. Try again later."
-                raise ApiError(ErrorInfo(429, message, "rate_limit_error", code="queue_full", retry_after=5.0))
+                raise ApiError(429, message, code="queue_full", retry_after=5.0)
             self._waiting += 1
             try:
+                if found not in self.loading:
+                    self.loading[found] = self._begin(self._open(found))
+                    self.loading[found].add_done_callback(lambda _: self.loading.pop(found))
                 # the task goes on where this request ends: others may wait for it
-                await asyncio.shield(self._load(found))
+                await asyncio.shield(self.loading[found])
             finally:
                 self._waiting -= 1
         if loaded.timer is not None:
@@ -264,11 +265,11 @@ class ModelHost:
         """Close a model once it is unused; return whether it is closed. Raises ApiError if it is not here, or stays."""
         found = await self._find(name)
         if (loaded := self.loaded.get(found)) is None:
-            raise ApiError(ErrorInfo(404, f"{found} is not in memory.", code="model_not_loaded", param="model"))
+            raise ApiError(404, f"{found} is not in memory.", code="model_not_loaded", param="model")
         if not loaded.owned:
             message = f"{found} stays in memory as long as this server runs. Stop the server."
-            raise ApiError(ErrorInfo(400, message, param="model"))
-        task = self._retire(loaded)
+            raise ApiError(400, message, param="model")
+        task = self._begin(self._retire(loaded))
         if not loaded.users:
             await asyncio.shield(task)
         return not loaded.users
@@ -290,35 +291,28 @@ class ModelHost:
         """Return the name of the model that `name` means, for which there is an opener if it is not loaded."""
         default = self.default_name
         if default is None:
-            raise ApiError(ErrorInfo(404, self._no_model_reason, code="model_not_found"))
+            raise ApiError(404, self._no_model_reason, code="model_not_found")
         if name is None:
             return default
         if self._embeds(name):
             message = f"{name} embeds texts, and writes no replies. Ask for {default!r}, or leave model out."
-            raise ApiError(ErrorInfo(400, message, param="model"))
+            raise ApiError(400, message, param="model")
         if name in self.loaded or name in self._openers:
             return name
         if self._catalog is None:
             others = "".join(f" or {one!r}" for one in self.loaded if one != default)
             message = f"The model {name!r} is not served here. Ask for {default!r}{others}, or leave model out."
-            raise ApiError(ErrorInfo(404, message, code="model_not_found", param="model"))
+            raise ApiError(404, message, code="model_not_found", param="model")
         try:
             opener = await asyncio.to_thread(self._catalog.find, name)
         except ModelNotFound as error:
-            message = f"{error.what} {error.next_step}"
-            raise ApiError(ErrorInfo(404, message, code="model_not_found", param="model")) from None
+            raise ApiError(404, str(error), code="model_not_found", param="model") from None
         self._openers.setdefault(opener.name, opener)
         return opener.name
 
     def _embeds(self, name: str) -> bool:
         """Return whether `name` is the model that embeds texts, and no other one in memory."""
         return self.embedder is not None and name == self.embedder.name and name not in self.loaded
-
-    def _load(self, name: str) -> asyncio.Task[None]:
-        if (task := self.loading.get(name)) is None:
-            task = self.loading[name] = self._begin(self._open(name))
-            task.add_done_callback(lambda _: self.loading.pop(name))
-        return task
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Begin a task, and keep it until it has ended; its error is for the requests that wait for the task."""
@@ -343,8 +337,6 @@ class ModelHost:
                 if not former.closing:
                     return
                 await self._close(former)
-            if self._stopped:
-                raise ApiError(STOPPING)
             opener = self._openers[name]
             await self._make_room(await self._in_thread(self._victims, opener), name)
             beside = beside_memory([one.served.pair.memory for one in self.loaded.values()], ())
@@ -355,17 +347,17 @@ class ModelHost:
             self._expire_after(loaded, max(keep_alive, MIN_IDLE_SECONDS))
 
     def _opened(self, opener: Opener, beside: Counter[str]) -> ServedModel:
-        try:
+        with suppress(Stopped):
             served = opener.open(beside, lambda: self._stopped)
-        except Stopped:
-            raise ApiError(STOPPING) from None
-        if self._stopped:
+            if not self._stopped:
+                return served
             served.pair.close()
-            raise ApiError(STOPPING)
-        return served
+        raise stopping()
 
     def _victims(self, opener: Opener) -> list[_LoadedModel]:
         """Return the models to close for another one, the longest unused first. Raises MemoryShort."""
+        if self._stopped:
+            raise stopping()
         loaded = list(self.loaded.values())
         candidates = sorted((one for one in loaded if one.owned), key=lambda one: (bool(one.users), one.used_at))
         for count in range(len(candidates) + 1):
@@ -392,8 +384,8 @@ class ModelHost:
             for one in marked:
                 one.closing = False
             busy = ", ".join(one.name for one in victims if one.users)
-            raise ApiError(ErrorInfo(503, f"{name} needs the memory of {busy}, which is still in use. Try again later.",
-                                     SERVER, code="memory_in_use", retry_after=BUSY_SECONDS / 4)) from None  # fmt: skip
+            message = f"{name} needs the memory of {busy}, which is still in use. Try again later."
+            raise ApiError(503, message, code="memory_in_use", retry_after=BUSY_SECONDS / 4) from None
         for one in victims:
             _log.info("%s closed: %s needs memory", one.name, name)
             await self._close(one)
@@ -404,22 +396,18 @@ class ModelHost:
         def expire() -> None:
             if not loaded.users and not loaded.closing and not self._stopped:
                 _log.info("%s is closed: unused for %.0f s", loaded.name, loaded.keep_alive)
-                self._retire(loaded)
+                self._begin(self._retire(loaded))
 
         if loaded.owned and not math.isinf(seconds):
             loaded.timer = asyncio.get_running_loop().call_later(seconds, expire)
 
-    def _retire(self, loaded: _LoadedModel) -> asyncio.Task[None]:
-        """Have a model closed once nobody uses it."""
-
-        async def close() -> None:
-            await loaded.unused.wait()
-            async with self._lock:
-                if self.loaded.get(loaded.name) is loaded:
-                    await self._close(loaded)
-
+    async def _retire(self, loaded: _LoadedModel) -> None:
+        """Give a model to no further request, and close it once nobody uses it."""
         loaded.closing = True
-        return self._begin(close())
+        await loaded.unused.wait()
+        async with self._lock:
+            if self.loaded.get(loaded.name) is loaded:
+                await self._close(loaded)
 
     async def _close(self, loaded: _LoadedModel) -> None:
         await loaded.unused.wait()

@@ -20,12 +20,12 @@ from starlette.types import Receive
 
 from edgellm.engine import ToolCall
 from edgellm.errors import EdgeError, Stopped
-from edgellm.http.admission import STOPPING, Admission, FairLock
+from edgellm.http.admission import Admission, FairLock
 from edgellm.http.metrics import Metrics
 from edgellm.http.middleware import redact
-from edgellm.http.model_host import KEEP_ALIVE, ModelHost, ServedModel, keep_alive_seconds
+from edgellm.http.model_host import ModelHost, ServedModel, keep_alive_seconds
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.errors import SERVER, ApiError, ErrorInfo, error_info
+from edgellm.http.schemas.errors import ApiError, api_error
 from edgellm.http.schemas.requests import ChatRequest, GenerationRequest
 from edgellm.http.schemas.responses import Event, TextDelta, Writer, WrittenReply, json_bytes
 from edgellm.http.status import MeshRecorder, PlanOut
@@ -39,17 +39,11 @@ LEFT_OUT = "X-EdgeLLM-Turns-Left-Out"
 """Headers: parameters of the request without effect; the share of a whole reply's tokens that the verifier checked; and
 of a request, 1 or true to ask for `require_verified`."""
 SIGN_OF_LIFE = 10.0  # seconds between signs of a stream that waits for a model, a slot or its first token
-NOT_VERIFIED = ErrorInfo(
-    503, "The verifier is not available, and the request allows no unverified text. Try again, or leave"
-    " require_verified out.", SERVER, code="not_verified", retry_after=2.0,
-)  # fmt: skip
 _MAX_NAMED, _MAX_NAME = 20, 60  # unknown parameters that a header names, and characters of each
 _T = TypeVar("_T")
 
 StartReply: TypeAlias = Callable[..., Reply]
 """Starts a reply. It is given `should_stop`, a function that returns whether the reply is cancelled."""
-Record: TypeAlias = Callable[[Summary, Sequence[float], bool], None]
-"""Takes note of a reply: its figures, the times of the request and of each token, and whether it failed."""
 
 
 def header_names(names: Iterable[str]) -> list[str]:
@@ -66,9 +60,9 @@ class _Job:
     """The replies to one request, which are written one after the other. `write` is for a thread, all else for the
     event loop."""
 
-    def __init__(self, request: GenerationRequest, writer: Writer, *, verified: bool, redacted: bool) -> None:
-        """`verified`: a token that the verifier has not checked ends a reply with an error. `redacted`: notices and
-        errors do not name other devices."""
+    def __init__(self, handler: RequestHandler, request: GenerationRequest, writer: Writer, *, verified: bool) -> None:
+        """`verified`: a token that the verifier has not checked ends a reply with an error."""
+        self._handler = handler
         self.request, self.writer, self.verified = request, writer, verified
         self.requested_at = perf_counter()
         self.ignored: set[str] = set()  # parameters without effect
@@ -76,9 +70,8 @@ class _Job:
         self.lock: AbstractContextManager[object] = nullcontext()  # held while a reply computes
         self.with_calls: Callable[..., Iterator[Token | ToolCall]] | None = None  # tells calls of tools from tokens
         self.work: asyncio.Task[None] | None = None  # the task that may be cancelled: no reply is begun yet
-        self._redacted = redacted
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | ApiError | None] = asyncio.Queue()
         self._reply: Reply | None = None
         self._mutex = threading.Lock()
         self._cancelled = False
@@ -109,17 +102,16 @@ class _Job:
     async def next(self) -> Event | None:
         """Return the next text, notice or summary; None after `cancel`. Raise ApiError where a reply failed."""
         event = await self._events.get()
-        if isinstance(event, BaseException):
-            info = error_info(event)
-            raise ApiError(replace(info, message=redact(info.message)) if self._redacted else info) from event
-        return replace(event, text=redact(event.text)) if self._redacted and isinstance(event, Notice) else event
+        if isinstance(event, ApiError):
+            raise event
+        return event
 
-    def put(self, event: Event | BaseException | None) -> None:
+    def put(self, event: Event | ApiError) -> None:
         """Add an event, in any thread."""
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-    def write(self, start: StartReply, record: Record) -> Summary | BaseException:
-        """Write a reply until it ends or is cancelled; return its figures, or the error that `next` raises. It is
+    def write(self, start: StartReply) -> Summary | None:
+        """Write a reply until it ends or is cancelled; return its figures, or None where `next` raises an error. It is
         recorded before the client gets either."""
         times, summary, error = [self.requested_at], Summary(), None
         try:
@@ -136,10 +128,10 @@ class _Job:
         except Stopped:  # there is no reply yet
             pass
         except BaseException as raised:  # noqa: BLE001  the client and the caller get to know any error
-            error = raised
-        record(summary, times, error is not None)
+            error = self._handler.answer_to(raised)
+        self._handler.record(summary, times, error is not None)
         self.put(error or summary)
-        return error or summary
+        return None if error else summary
 
     def _pass_on(self, reply: Reply, times: list[float]) -> None:
         def next_token() -> Token | None:
@@ -147,7 +139,7 @@ class _Job:
                 return next(reply, None)
 
         progress = self.put if self.request.stream and self.request.return_progress else None
-        reply.listen(on_notice=self.put, on_progress=progress)
+        reply.listen(on_notice=self._notice, on_progress=progress)
         events: Iterator[Token | ToolCall] = iter(next_token, None)
         if self.with_calls is not None:
             events = self.with_calls(events, lambda: reply.summary.finish_reason != "stop")
@@ -157,7 +149,10 @@ class _Job:
                 self.put(token)
                 continue
             if self.verified and token.source in UNVERIFIED:
-                raise ApiError(NOT_VERIFIED)
+                message = (
+                    "The verifier is not available, and the request allows no unverified text. Try again, or leave"
+                )
+                raise ApiError(503, f"{message} require_verified out.", code="not_verified", retry_after=2.0)
             times.append(perf_counter())
             if tokens and tokens[0].channel is not token.channel:
                 self.put(TextDelta(text.end(), tuple(tokens)))
@@ -170,18 +165,20 @@ class _Job:
         if (rest := text.end()) or tokens:
             self.put(TextDelta(rest, tuple(tokens)))
 
+    def _notice(self, notice: Notice) -> None:
+        self.put(replace(notice, text=self._handler.shown(notice.text)))
+
 
 class RequestHandler:
     """The handlers of one server. Methods other than `close` must be called in its event loop."""
 
     def __init__(
-        self, replies: int, waiting: int, on_error: Callable[[str], None], *, anonymous: bool = False,
-        strict: bool = False, keep_alive: float = KEEP_ALIVE,
+        self, replies: int, waiting: int, on_error: Callable[[str], None], *, anonymous: bool, strict: bool,
+        keep_alive: float,
     ) -> None:  # fmt: skip
-        """`replies` are written at once, and up to `waiting` requests wait. `on_error` is called with a sentence for an
-        unexpected error. `anonymous`: clients show no key, and so learn nothing about other devices. `strict`: requests
-        with unknown parameters are refused. `keep_alive` as for `ModelHost`."""
-        self.anonymous, self._strict = anonymous, strict
+        """`on_error` is called with a sentence for an unexpected error. `anonymous`: clients show no key, and so learn
+        nothing about other devices. The rest is as in `HttpConfig`."""
+        self.anonymous, self._strict, self._on_error = anonymous, strict, on_error
         self.admission = Admission(replies, waiting)
         self.models = ModelHost(keep_alive, waiting)
         self.metrics = Metrics(self.admission)
@@ -190,7 +187,6 @@ class RequestHandler:
         self._fair_lock = FairLock()
         self._executor = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
         self._jobs: set[_Job] = set()
-        self._on_error = on_error
 
     async def reply(
         self, request: GenerationRequest, http: Request, writer: Writer, ignored: Iterable[str],
@@ -206,7 +202,7 @@ class RequestHandler:
                 queue is full, or the reply failed before its first token.
         """
         verified = request.require_verified or http.headers.get(REQUIRE, "").lower() in ("1", "true")
-        job = _Job(request, writer, verified=verified, redacted=self.anonymous)
+        job = _Job(self, request, writer, verified=verified)
         job.ignored.update(await in_reader(lambda: header_names([*ignored, *request.unkept()])))
         self.check_known(sorted(job.ignored))
         job.work = asyncio.create_task(self._write(job, names))
@@ -266,16 +262,21 @@ class RequestHandler:
         """Raise ApiError where parameters are `ignored`, and the server is strict."""
         if self._strict and ignored:
             message = f"{ignored[0]!r} has no effect here. Leave it out, or start the server without --strict."
-            raise ApiError(ErrorInfo(400, message, param=ignored[0], code="unknown_parameter"))
+            raise ApiError(400, message, param=ignored[0], code="unknown_parameter")
 
-    def report_unexpected(self, error: BaseException) -> None:
-        """Report an error that edgellm does not raise on purpose to whoever runs the server; clients get no details."""
+    def answer_to(self, error: BaseException) -> ApiError:
+        """Return the answer to an error. Whoever runs the server gets the details of one that was not foreseen."""
         if not isinstance(error, (EdgeError, ApiError)):
             self._on_error(f"A reply failed: {type(error).__name__}: {error}")
+        return api_error(error, self.shown)
+
+    def shown(self, text: str) -> str:
+        """Return a text as clients may read it."""
+        return redact(text) if self.anonymous else text
 
     async def shut_down(self, grace: float) -> None:
         """Refuse new requests, give replies `grace` seconds to end, then cancel them."""
-        self.admission.close(STOPPING)
+        self.admission.close()
         self.models.stop()
         try:
             async with asyncio.timeout(grace):
@@ -309,8 +310,7 @@ class RequestHandler:
                 finally:
                     self.admission.release(perf_counter() - started_at, served.name)
         except Exception as error:  # noqa: BLE001  the client gets to know any error
-            self.report_unexpected(error)
-            job.put(error)
+            job.put(self.answer_to(error))
 
     def _prepare(self, job: _Job, served: ServedModel, names: Mapping[str, str]) -> Sequence[StartReply]:
         """Return what starts each of the replies. Raises ApiError where the model cannot write what is asked for."""
@@ -351,21 +351,20 @@ class RequestHandler:
 
     def _run(self, job: _Job, starts: Sequence[StartReply], recorder: MeshRecorder | None) -> None:
         """Write the replies. The `recorder` asks devices about them only after the client has all of them."""
-        result: Summary | BaseException | None = None
+        summary = None
         if recorder is not None:
             recorder.reply_started()
         try:
             for start in starts:
-                result = job.write(start, self._record)
-                if isinstance(result, BaseException):
-                    self.report_unexpected(result)
-                if isinstance(result, BaseException) or job.is_cancelled():
+                summary = job.write(start)
+                if summary is None or job.is_cancelled():
                     break
         finally:
             if recorder is not None:
-                recorder.reply_finished(result if isinstance(result, Summary) else None)
+                recorder.reply_finished(summary)
 
-    def _record(self, summary: Summary, times: Sequence[float], failed: bool) -> None:
+    def record(self, summary: Summary, times: Sequence[float], failed: bool) -> None:
+        """Record a reply: its figures, the times of the request and of each token, and whether it failed."""
         self.metrics.record_reply(summary, times, failed)
         if summary.rtt_ms is not None:
             self.rtt_ms = summary.rtt_ms
@@ -411,7 +410,7 @@ class RequestHandler:
                     return
                 event = await job.next()
         except ApiError as error:
-            yield writer.framed(writer.failure(error.info))
+            yield writer.framed(writer.failure(error))
         finally:
             client.cancel()
             job.cancel()
@@ -425,7 +424,7 @@ def _check_verified(served: ServedModel, options: ReplyOptions) -> None:
     elif options.budget not in (None, 1.0) or options.gate not in ("auto", "always"):
         reason = "the budget or the gate leaves drafts unchecked. Leave one of them out."
     if reason is not None:
-        raise ApiError(ErrorInfo(400, f"require_verified is set, and {reason}", param="require_verified"))
+        raise ApiError(400, f"require_verified is set, and {reason}", param="require_verified")
 
 
 async def _when_left(receive: Receive, call: Callable[[], object]) -> None:

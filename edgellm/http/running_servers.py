@@ -9,7 +9,7 @@ import json
 import os
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -49,19 +49,17 @@ class RunningServer:
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """Return the status and the JSON of an answer to the server's user. Raise ServerUnreachable without one."""
-        connection = self._connect()
+        headers = {"Authorization": f"Bearer {page_key()}", "Content-Type": "application/json"}
         try:
-            headers = {"Authorization": f"Bearer {page_key()}", "Content-Type": "application/json"}
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
+            with closing(self._connection()) as connection:
+                connection.request(method, path, None if body is None else json.dumps(body), headers)
+                answer = connection.getresponse()
+                return answer.status, json.loads(answer.read())
         except (OSError, HTTPException, ValueError) as error:
             raise ServerUnreachable(
                 f"The server of process {self.process} does not answer at {self.url}: {error or type(error).__name__}.",
                 f"End it with: edgellm stop {self.port}",
             ) from error
-        finally:
-            connection.close()
 
     def stop(self, seconds: float) -> bool:
         """Ask the process to end as Ctrl-C does, wait for up to `seconds`, and return whether it has ended."""
@@ -72,26 +70,13 @@ class RunningServer:
             sleep(0.05)
         return not self.is_running()
 
-    def _connect(self) -> HTTPConnection:
+    def _connection(self) -> HTTPConnection:
         if not self.certificate:
             return HTTPConnection(self.host, self.port, timeout=_ANSWER_SECONDS)
-        try:
-            context = ssl.create_default_context(cafile=self.certificate)
-        except OSError as error:
-            raise ServerUnreachable(
-                f"The certificate {self.certificate} of the server cannot be read: {error}.",
-                f"End the server with: edgellm stop {self.port}",
-            ) from error
+        context = ssl.create_default_context(cafile=self.certificate)
         context.check_hostname = False  # the server must show this very certificate, whatever its names
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return HTTPSConnection(self.host, self.port, timeout=_ANSWER_SECONDS, context=context)
-
-
-def _folder() -> Path:
-    return state_dir() / "servers"
-
-
-_FORM = TypeAdapter(RunningServer)
 
 
 @contextmanager
@@ -99,7 +84,7 @@ def recorded(host: str, port: int, certificate: Path | None) -> Iterator[None]:
     """Record this process's server until the `with` ends; do nothing where the file cannot be written."""
     process = os.getpid()
     server = RunningServer(process, started_at(process) or 0.0, host, port, str(certificate or ""))
-    path = _folder() / f"{process}-{port}.json"
+    path = state_dir() / "servers" / f"{process}-{port}.json"
     with suppress(OSError):
         write_state(path, json.dumps(asdict(server)))
     try:
@@ -112,10 +97,10 @@ def recorded(host: str, port: int, certificate: Path | None) -> Iterator[None]:
 def running_servers() -> list[RunningServer]:
     """Return the servers of this user, by port. Files of processes that have ended are removed."""
     found = []
-    for path in _folder().glob("*.json"):
+    for path in (state_dir() / "servers").glob("*.json"):
         server: RunningServer | None = None
         with suppress(StateDamaged):
-            server = read_json(path, _FORM.validate_python)
+            server = read_json(path, TypeAdapter(RunningServer).validate_python)
         if server is not None and server.is_running():
             found.append(server)
             continue

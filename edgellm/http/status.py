@@ -13,25 +13,20 @@ from edgellm.coldstart.plan import PlanOption
 from edgellm.errors import InvalidOption
 from edgellm.llm.mesh_llm import OpenedMesh
 from edgellm.llm.mesh_timeline import Measured, Replies, comparison
-from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.stats import Summary
 
 _MAX_BYTES = 2**20
 _MAX_SPANS = 200  # spans drawn per device and kind
 
 
-class DeviceLayers(BaseModel):
-    """Consecutive layers on a device, counted from 1, both ends included."""
+class StageOut(BaseModel):
+    """A device of a plan, with its layers, counted from 1, both ends included."""
 
-    device: str
-    first_layer: int
-    last_layer: int
-
-
-class StageOut(DeviceLayers):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     device: str = Field(max_length=200)
+    first_layer: int
+    last_layer: int
     load_s: float
     wait_s: float
     network_s: float
@@ -47,70 +42,6 @@ class PlanOut(BaseModel):
     ttft_s: float
     advice: str = Field(max_length=2000)
     stages: list[StageOut] = Field(min_length=1, max_length=256)
-
-
-class MeshStatus(BaseModel):
-    """The layers of each device, and the last measured reply as `comparison` returns it, with each device's work from
-    when to when in seconds; before the first reply, the plan."""
-
-    holders: list[DeviceLayers]
-    last: dict[str, Any] | None
-
-
-class LinkStatus(BaseModel):
-    """The verifier on another device."""
-
-    address: str
-    up: bool
-    reason: str
-    rtt_ms: float | None
-
-
-class RequestCounts(BaseModel):
-    running: int
-    waiting: int
-    places: int
-
-
-class PairedDevice(BaseModel):
-    name: str
-    short: str
-    addresses: list[str]
-    may_here: list[str]
-    may_there: list[str]
-
-
-class PairStatus(BaseModel):
-    """A pair; `link` is null where it verifies here."""
-
-    draft: str | None = None
-    verifier: str | None = None
-    context_length: int | None = None
-    sampling: ModelSampling | None = None
-    link: LinkStatus | None = None
-
-
-class ModelInMemory(PairStatus):
-    """A model in memory. `memory` are bytes by device, as estimated; `expires_s` is null where it stays."""
-
-    name: str
-    memory: dict[str, int]
-    users: int
-    idle_s: float
-    expires_s: float | None
-
-
-class ServerStatus(PairStatus):
-    """The state of the server. Fields about the pair are null where it serves none, or it is not in memory."""
-
-    model: str | None = None
-    requests: RequestCounts
-    devices: list[PairedDevice]
-    anonymous: bool
-    models: list[ModelInMemory]
-    loading: list[str]
-    mesh: MeshStatus | None = None
-    plan: PlanOut | None
 
 
 def read_plan(path: Path) -> PlanOut:
@@ -157,12 +88,14 @@ class MeshRecorder:
             else:
                 self._last = _with_spans(*found)
 
-    def status(self) -> MeshStatus:
+    def status(self) -> dict[str, Any]:
+        """Return the layers of each device, and the last measured reply as `comparison` returns it, with each device's
+        work from when to when in seconds; before the first reply, the plan."""
         holders = [
-            DeviceLayers(device=one.name, first_layer=one.layers.start + 1, last_layer=one.layers.stop)
+            {"device": one.name, "first_layer": one.layers.start + 1, "last_layer": one.layers.stop}
             for one in self._opened.verifier.mesh.shares
         ]
-        return MeshStatus(holders=holders, last=self._last)
+        return {"holders": holders, "last": self._last}
 
 
 def _with_spans(found: Measured, plan: PlanOption | None) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from edgellm.errors import InvalidOption, VerifierBusy, VerifierLost, VerifierUn
 from edgellm.storage.state import read_cached, write_cached
 from edgellm.system import cache_dir
 from edgellm.upstream import dialects
-from edgellm.upstream.dialects import DIALECTS
 from edgellm.upstream.dialects.served import UnknownServer, Upstream, models_of
 from edgellm.upstream.http_client import CONNECTIONS, HttpClient, ServerURL, read_key
 from edgellm.upstream.rows import MEANING, Tier
@@ -22,6 +21,8 @@ from edgellm.upstream.verifier import UpstreamTiming, UpstreamVerifier
 from edgellm.upstream.vocabulary_proof import PROBES, RECHECKS, VocabularyProof, prove
 
 _MAX_PROVED = 256  # servers
+DIALECTS = ("vllm", "sglang", "llama_server", "ollama", "by_text", "by_ids")
+"""The modules of the kinds of servers in the order in which they are asked; the last one takes any other server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,8 @@ def open_upstream(address: str, text: Model, options: UpstreamOptions | None = N
         server = [str(url), upstream.name, text.vocabulary.fingerprint]
         proved: list[object] = read_cached(_proved_servers(), list) or []
         known = server in proved
-        proof = client.wait(prove(upstream, text, RECHECKS if known else PROBES))
+        with client.reading():
+            proof = client.wait(prove(upstream, text, RECHECKS if known else PROBES))
         verifier = UpstreamVerifier(upstream, text, options.timing)
         failing.pop_all()
     if upstream.chat_template:
@@ -137,15 +139,16 @@ async def detect(client: HttpClient, text: Model, tier: Tier | None = None) -> U
         VerifierLost, VerifierBusy: it does not answer, refuses, or has no way to verify.
         TimeoutError: it does not answer in time.
     """
-    server = await UnknownServer.at(client, text, tier)
-    for name in DIALECTS:
-        found: Upstream | None = await import_module(f"{dialects.__name__}.{name}").connect(server)
-        if found is None:
-            continue
-        if tier not in (None, found.tier):
+    with client.reading():
+        server = await UnknownServer.at(client, text, tier)
+        for name in DIALECTS:
+            found: Upstream | None = await import_module(f"{dialects.__name__}.{name}").connect(server)
+            if found is None:
+                continue
+            if tier in (None, found.tier):
+                return found
             raise InvalidOption(
                 f"{found.dialect} at {client.url} cannot verify by {tier}: it can by {found.tier}.",
                 "Leave --verifier-tier out: the best way is chosen.",
             )
-        return found
     raise server.unusable("it is of no known kind", "Use vLLM, SGLang, llama-server or Ollama.")

@@ -39,25 +39,40 @@ class UpstreamTiming:
     retry_most: float = 8.0
 
 
-class UpstreamLink:
-    """The state of a server, up or lost, and its deadlines. Coroutines and `lost` are for the loop of its client."""
+class UpstreamVerifier(Verifier):
+    """A stock server that verifies drafts; when lost, it is looked for in the background. Coroutines and `lost` are for
+    the loop of its client."""
 
-    def __init__(self, upstream: Upstream, timing: UpstreamTiming) -> None:
-        self._upstream = upstream
-        self._patience = VerdictDeadline(timing.least)
+    def __init__(self, upstream: Upstream, text: Model, timing: UpstreamTiming | None = None) -> None:
+        """Take over the client of `upstream`; `text` has the vocabulary of its model.
+
+        Raises:
+            VerifierLost, VerifierBusy: the server does not answer.
+        """
+        timing = timing or UpstreamTiming()
+        self.upstream, self.model = upstream, text
+        self._deadline = VerdictDeadline(timing.least)
         self._retry = RetryDelay(timing.retry, timing.retry_most)
         self._up = True
         self._returning: asyncio.Task[None] | None = None
         self._late: asyncio.Task[RowReply] | None = None
-        self._round_trip = 0.0
         self._asked: list[VerdictWork] = []
+        self._round_trip = upstream.client.wait(self._measured())
 
-    def ready(self) -> bool:
+    @property
+    def capabilities(self) -> Capabilities:
+        """Return the abilities: penalties and grammars need the likeliest tokens, if the server tells them."""
+        upstream = self.upstream
+        rules = upstream.steers and upstream.most_top > 0
+        positions = upstream.context_length or self.model.n_ctx_train
+        return Capabilities(upstream.name, positions, upstream.most_top > 0, rules, rules, upstream.choice)
+
+    def up(self) -> bool:
         """Return whether the server is up, not paused, and owes no late answer."""
         return self._up and not self.wait_seconds()
 
     def wait_seconds(self) -> float:
-        """Return the seconds until the server may be ready; 0 if it is."""
+        """Return the seconds until the server may be up; 0 if it is."""
         return max(0.0 if self._late is None else _LATE_SECONDS, self._retry.left)
 
     async def ask(self, request: RowRequest, work: VerdictWork) -> RowReply:
@@ -66,7 +81,7 @@ class UpstreamLink:
         The deadline includes other requests in flight, which the server may answer first.
         """
         self._asked.append(work)
-        limit = self._patience.limit(
+        limit = self._deadline.limit(
             VerdictWork(sum(one.unseen for one in self._asked), sum(one.passes for one in self._asked))
         )
         began = perf_counter()
@@ -75,7 +90,7 @@ class UpstreamLink:
             if not (await asyncio.wait((asked,), timeout=limit))[0]:
                 self._miss(asked)
                 raise VerifierSlow(
-                    f"The server of {self._upstream.name} has not answered within {limit:.1f} seconds, many times the"
+                    f"The server of {self.upstream.name} has not answered within {limit:.1f} seconds, many times the"
                     " expected time.",
                     "This device continues alone and tries again by itself; check whether the server is overloaded.",
                 )
@@ -89,14 +104,14 @@ class UpstreamLink:
             self._late.cancel()
         seconds = perf_counter() - began
         passes = len(reply.rows) if reply.tier is Tier.CONTINUE else 1
-        self._patience.record(VerdictWork(work.unseen, passes), seconds)
+        self._deadline.record(VerdictWork(work.unseen, passes), seconds)
         self._retry.reset()
         known = max(0.0, seconds - self._round_trip) if reply.seconds is None else reply.seconds
         return replace(reply, seconds=min(known, seconds))
 
     async def _rows(self, request: RowRequest) -> RowReply:
         try:
-            return await self._upstream.rows(request)
+            return await self.upstream.rows(request)
         except VerifierBusy as busy:
             self._retry.pause(busy.seconds)
             raise
@@ -107,7 +122,7 @@ class UpstreamLink:
 
     def _miss(self, asked: asyncio.Task[RowReply]) -> None:
         """Record a late answer, and wait for it if it is the only one."""
-        self._patience.record_miss()
+        self._deadline.record_miss()
         if self._late is not None:
             asked.cancel()
             return
@@ -121,19 +136,19 @@ class UpstreamLink:
         asked.add_done_callback(arrived)
         asyncio.get_running_loop().call_later(_LATEST, asked.cancel)
 
-    async def measure(self) -> None:
-        """Check the server, and measure the round trip to it."""
+    async def _measured(self) -> float:
+        """Check the server, and return the seconds of a round trip to it."""
         trips = []
         for _ in range(3):
             began = perf_counter()
-            await self._upstream.check()
+            await self.upstream.check()
             trips.append(perf_counter() - began)
-        self._round_trip = min(trips)
+        return min(trips)
 
     def lost(self, error: EdgeError) -> None:
         """Look for the server in the background until it is back."""
         if self._up:
-            _log.warning("lost the server of %s: %s", self._upstream.name, error.what)
+            _log.warning("lost the server of %s: %s", self.upstream.name, error.what)
             self._up = False
             self._returning = asyncio.get_running_loop().create_task(self._come_back())
 
@@ -141,37 +156,11 @@ class UpstreamLink:
         while not self._up:
             await asyncio.sleep(self._retry.pause())
             try:
-                async with asyncio.timeout(self._patience.limit(VerdictWork(0, 1))):
-                    await self._upstream.check()
+                async with asyncio.timeout(self._deadline.limit(VerdictWork(0, 1))):
+                    await self.upstream.check()
                 self._up = True
             except (EdgeError, TimeoutError) as error:
                 _log.debug("not yet: %s", error)
-
-
-class UpstreamVerifier(Verifier):
-    """A stock server that verifies drafts; when lost, it is looked for in the background."""
-
-    def __init__(self, upstream: Upstream, text: Model, timing: UpstreamTiming | None = None) -> None:
-        """Take over the client of `upstream`; `text` has the vocabulary of its model.
-
-        Raises:
-            VerifierLost, VerifierBusy: the server does not answer.
-        """
-        self.upstream, self.model = upstream, text
-        self.link = UpstreamLink(upstream, timing or UpstreamTiming())
-        upstream.client.wait(self.link.measure())
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Return the abilities: penalties and grammars need the likeliest tokens, if the server tells them."""
-        upstream = self.upstream
-        rules = upstream.steers and upstream.most_top > 0
-        positions = upstream.context_length or self.model.n_ctx_train
-        return Capabilities(upstream.name, positions, upstream.most_top > 0, rules, rules, upstream.choice)
-
-    def up(self) -> bool:
-        """Return whether the server is there and takes requests."""
-        return self.link.ready()
 
     def open(self, state: GenerationState) -> Session:
         """Open a session, which is ready once the server is back."""
@@ -186,10 +175,6 @@ class UpstreamVerifier(Verifier):
         """Return a new text at the server, with tokens drawn by `sampling` and the `grammar`, if any; `salt` as in
         `RowRequest`."""
         return UpstreamText(self, sampling, salt, grammar)
-
-    def wait_seconds(self) -> float:
-        """Return the seconds until the server may be up; 0 if it is."""
-        return self.link.wait_seconds()
 
     def close(self) -> None:
         self.upstream.client.close()
@@ -209,7 +194,7 @@ class UpstreamText:
 
     def ready(self) -> bool:
         """Return whether the server can be asked, and has not refused this text."""
-        return self._server.link.ready() and not self._refused
+        return self._server.up() and not self._refused
 
     def ask(self, prefix: Ids, chunk: Chunk, extra: int = 0, logprobs: int | None = None) -> Future[Verdict]:
         """Ask for a verdict on `chunk` after `prefix`, as `Session.submit`, and with `logprobs` for those of its tokens
@@ -244,14 +229,14 @@ class UpstreamText:
                 return found
         except RowsUnusable as error:
             lost = self._upstream.client.garbled(str(error))
-            self._server.link.lost(lost)
+            self._server.lost(lost)
             raise lost from None
         except ServerRefused as error:
             self._refused = error.of_request
             raise
 
     async def _judged(self, request: RowRequest, work: VerdictWork, logprobs: int | None) -> Verdict:
-        reply = await self._server.link.ask(request, work)
+        reply = await self._server.ask(request, work)
         self.cached, model = reply.cached or 0, self._server.model
         return verdict(request, reply, model.n_vocab, logprobs, model.is_eog, self._grammar)
 

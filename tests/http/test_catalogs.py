@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
 from edgellm.http import catalogs, replies
-from edgellm.http.catalogs import LocalModels, ModelDefaults, ModelOpener, PairOpener
+from edgellm.http.catalogs import ModelDefaults, ModelOpener, NamedModels, PairOpener
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
@@ -55,7 +55,7 @@ def many(cache: Path) -> Iterator[HttpServer]:
     with HttpServer(HOME, HttpConfig(on_event=EVENTS.append)) as server:
         opener = PairOpener("edgellm-verifier", "edgellm-draft", "edgellm-verifier", defaults)
         served = opener.open(Counter(), bool)
-        server.open(served, opener=opener, catalog=LocalModels(defaults))
+        server.open(served, opener=opener, catalog=NamedModels(defaults, tuple))
         yield server
 
 
@@ -104,7 +104,7 @@ def test_a_named_model_writes_what_it_writes_alone(ask_many: Ask, name: str) -> 
 def test_a_verifier_gets_the_draft_model_that_fits_it(cache: Path) -> None:
     opened: list[str] = []
     hardware = Hardware(n_ctx=512, threads=1)
-    opener = LocalModels(ModelDefaults(hardware, hardware, ReplyOptions(), opened.append)).find("edgellm-verifier")
+    opener = NamedModels(ModelDefaults(hardware, hardware, ReplyOptions(), opened.append)).find("edgellm-verifier")
     served = opener.open(Counter(), bool)
     with served.pair as pair:
         assert pair.draft_name == "edgellm draft"
@@ -123,7 +123,7 @@ def test_a_verifier_gets_a_head_that_was_made_for_it(
         snapshot.mkdir(parents=True)
         shutil.copy(file, snapshot / f"{repo}-F32.gguf")
     hardware = Hardware(n_ctx=512, threads=1)
-    opener = LocalModels(ModelDefaults(hardware, hardware, ReplyOptions(), opened.append)).find("heads/llama:F32")
+    opener = NamedModels(ModelDefaults(hardware, hardware, ReplyOptions(), opened.append)).find("heads/llama:F32")
     served = opener.open(Counter(), bool)
     with served.pair as pair:
         list(reply := pair.reply("Where is my mug?", max_tokens=24, retrieval="off"))
@@ -148,7 +148,7 @@ def test_a_draft_model_that_does_not_fit_is_left_out(
     room = needed(verifier_path, 512, monkeypatch) + 10**6
     monkeypatch.setattr(memory_fit, "free_memory", lambda: room)
     hardware = Hardware(n_ctx=512, threads=1)
-    opener = LocalModels(ModelDefaults(hardware, hardware, ReplyOptions(), opened.append)).find("edgellm-verifier")
+    opener = NamedModels(ModelDefaults(hardware, hardware, ReplyOptions(), opened.append)).find("edgellm-verifier")
     served = opener.open(Counter(), bool)
     served.pair.close()
     assert served.pair.draft_name is None

@@ -190,7 +190,7 @@ def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         lease = await lent(host, "6-a")
         with pytest.raises(ApiError, match="needs the memory of 6-a, which is still in use") as refused:
             await lent(host, "7-b")
-        assert (refused.value.info.status, refused.value.info.code) == (503, "memory_in_use")
+        assert (refused.value.status, refused.value.code) == (503, "memory_in_use")
         again = await lent(host, "6-a")
         assert again.served is lease.served
 
@@ -215,7 +215,7 @@ def test_only_so_many_wait() -> None:
         await until(lambda: [*host.loading] == ["2-slow"])
         with pytest.raises(ApiError, match="3 requests wait") as refused:
             await lent(host, "2-other")
-        assert refused.value.info.status == 429
+        assert refused.value.status == 429
         assert (await lent(host, None)).served.name == "1-default"  # what is in memory need not be waited for
         waiting[0].cancel()
         shelf.openings["2-slow"].may_open.set()

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 from edgellm.engine import Model
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import ModelNotFound, TrustUnusable
-from edgellm.http.catalogs import ModelDefaults, PairedModels, probe, verifying
+from edgellm.http.catalogs import ModelDefaults, NamedModels, probe, verifying
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
@@ -52,18 +52,18 @@ def desk(tmp_path: Path, f32_pair: tuple[Path, Path], monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def models(desk: VerifierServer) -> PairedModels:
+def models(desk: VerifierServer) -> NamedModels:
     """The models that requests may name, once the desk has answered."""
     EVENTS.clear()
     hardware = Hardware(n_ctx=512, threads=1)
     defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
-    found = PairedModels(defaults)
+    found = NamedModels(defaults)
     found.find(name_of(desk.model.path))
     return found
 
 
 @pytest.fixture
-def server(models: PairedModels, own: LLM) -> Iterator[HttpServer]:
+def server(models: NamedModels, own: LLM) -> Iterator[HttpServer]:
     with HttpServer(HOME, HttpConfig(key=KEY)) as opened:
         opened.open(ServedModel(own, "edgellm-verifier"), catalog=models)
         yield opened
@@ -88,7 +88,7 @@ def test_a_model_on_a_paired_device_is_named_like_those_here(ask: Ask, own: LLM,
     assert ask("POST", "/models/unload", {"model": name}).status == 200
 
 
-def test_who_has_no_key_is_not_told_of_devices(models: PairedModels, own: LLM) -> None:
+def test_who_has_no_key_is_not_told_of_devices(models: NamedModels, own: LLM) -> None:
     with HttpServer(HOME) as opened:
         opened.open(ServedModel(own, "edgellm-verifier"), catalog=models)
         answer = asker(opened)("GET", "/v1/models")
@@ -99,9 +99,9 @@ def test_who_has_no_key_is_not_told_of_devices(models: PairedModels, own: LLM) -
 def test_what_this_device_may_not_use_is_not_listed(desk: VerifierServer) -> None:
     (found,) = probe()
     assert found.info is not None
-    assert [one.peer.name for one in verifying([found])] == ["desk"]
-    assert verifying([replace(found, info=replace(found.info, rights=frozenset()))]) == []
-    assert verifying([replace(found, info=None)]) == []
+    assert [one.peer.name for one in verifying([found]).values()] == ["desk"]
+    assert verifying([replace(found, info=replace(found.info, rights=frozenset()))]) == {}
+    assert verifying([replace(found, info=None)]) == {}
 
 
 def test_the_nearest_of_several_devices_with_one_model_is_taken(desk: VerifierServer) -> None:
@@ -109,7 +109,7 @@ def test_the_nearest_of_several_devices_with_one_model_is_taken(desk: VerifierSe
     assert found.info is not None
     far = replace(found, info=replace(found.info, seconds=9.0, peer=replace(found.peer, name="attic")))
     for both in ([found, far], [far, found]):
-        assert [one.peer.name for one in verifying(both)] == ["desk"]
+        assert [one.peer.name for one in verifying(both).values()] == ["desk"]
 
 
 def test_a_model_for_which_nothing_here_can_draft_writes_alone(
@@ -129,7 +129,7 @@ def test_a_model_for_which_nothing_here_can_draft_writes_alone(
         here.peers.record_seen(there.identity.id, server.address)
         hardware = Hardware(n_ctx=512, threads=1)
         defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
-        opener = PairedModels(defaults).find(name_of(model.path))
+        opener = NamedModels(defaults).find(name_of(model.path))
         opener.check_fits(Counter())
         opened = opener.open(Counter(), bool)
         try:
@@ -141,7 +141,7 @@ def test_a_model_for_which_nothing_here_can_draft_writes_alone(
     assert [event.endswith(said) for event in EVENTS] == [True]
 
 
-def test_unknown_names_do_not_make_the_server_ask_devices_again_and_again(models: PairedModels) -> None:
+def test_unknown_names_do_not_make_the_server_ask_devices_again_and_again(models: NamedModels) -> None:
     asked = 0
 
     def count() -> Sequence[ProbeResult]:
@@ -151,7 +151,7 @@ def test_unknown_names_do_not_make_the_server_ask_devices_again_and_again(models
 
     hardware = Hardware(n_ctx=512, threads=1)
     defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
-    found = PairedModels(defaults, count)
+    found = NamedModels(defaults, count)
     for _ in range(20):
         with pytest.raises(ModelNotFound, match="nothing"):
             found.find("nothing")

@@ -127,21 +127,6 @@ def test_the_openai_client_calls_tools_and_returns_their_results(writing: tuple[
     assert again.choices[0].message.content == "It rains."
 
 
-def test_calls_are_streamed(writing: tuple[Writer, Ask, str]) -> None:
-    writer, _, url = writing
-    writer.says(CALLS)
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    text, calls, reason = "", list[Any](), None
-    for chunk in client.chat.completions.create(model="writer", messages=[USER], tools=TOOLS, stream=True):
-        delta = chunk.choices[0].delta
-        text += delta.content or ""
-        calls += delta.tool_calls or []
-        reason = chunk.choices[0].finish_reason or reason
-    assert (text.strip(), reason) == ("Wait.", "tool_calls")
-    assert [(call.index, call.function.name) for call in calls] == [(0, "get_weather"), (1, "clock")]
-    assert json.loads(calls[0].function.arguments) == {"city": "Zürich"}
-
-
 TIMED: Any = {"properties": {"zone": {"description": "half a surrogate pair: \ud800"}}}
 ASKED: dict[str, Any] = {
     "/v1/chat/completions": {"messages": [USER], "tools": [{"type": "function", "function": {

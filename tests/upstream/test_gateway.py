@@ -26,7 +26,7 @@ from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Token, V
 from edgellm.spec.verifier import Tenant, VerifyRequest
 from edgellm.upstream.gateway.backend import GatewayBackend
 from edgellm.upstream.gateway.metrics import families
-from edgellm.upstream.gateway.opening import GatewayModel, PoolOpening
+from edgellm.upstream.gateway.opening import PoolOpening
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
@@ -44,7 +44,7 @@ PATIENT = UpstreamTiming(least=600.0, retry=0.01, retry_most=0.02)  # what a bus
 
 def open_models(
     tokenizer: Path, servers: Sequence[UpstreamServer], timing: UpstreamTiming = PATIENT
-) -> tuple[GatewayModel, ...]:
+) -> tuple[ServerPool, ...]:
     """The models of some servers, with one tokenizer."""
     return PoolOpening([tokenizer], UpstreamOptions(timing=timing)).open([server.url for server in servers])
 
@@ -142,7 +142,7 @@ def test_devices_are_told_what_servers_cannot_do(houses: dict[str, House]) -> No
 def test_a_server_that_fails_is_replaced_by_another(houses: dict[str, House], wanted: dict[int, list[int]]) -> None:
     """Again and again the server that is used fails: nothing is lost, repeated, or unverified."""
     house = houses["two"]
-    backend, pool = house.gateway.backends[0], house.gateway.models[0].pool
+    backend, pool = house.gateway.backends[0], house.gateway.models[0]
     moved = backend.figures["moved_requests"]
     tokens: list[Token] = []
     notices: list[Notice] = []
@@ -210,7 +210,7 @@ def test_a_server_may_come_later(engine: Engine, houses: dict[str, House], f32_p
     opening = PoolOpening([f32_pair[0]], UpstreamOptions(timing=PATIENT), news.append)
     (model,) = opening.open([late.url, houses["two"].servers[0].url, "http://127.0.0.1:9"])
     opening.look(lambda late: late.close())
-    pool = model.pool
+    pool = model
     assert len(pool.servers) == 1
     with UpstreamServer(make(engine), port=late.port):
         while len(pool.servers) < 2:
@@ -255,12 +255,12 @@ def sessions(houses: dict[str, House], f32_pair: tuple[Path, Path]) -> Iterator[
     """Sessions at a gateway with a place for one request at each of two servers."""
     house = houses["two"]
     (model,) = open_models(f32_pair[0], house.servers)
-    narrow = ServerPool([PooledServer(one.opened, 1) for one in model.pool.servers])
+    narrow = ServerPool(model.text, [PooledServer(one.opened, 1) for one in model.servers])
     backend = GatewayBackend(narrow)
     yield Sessions(backend)
     house.mend()
     backend.close()
-    model.text.close()
+    model.close()
 
 
 def test_a_session_sends_what_the_gateway_does_not_hold(sessions: Sessions, text: Model) -> None:
@@ -362,7 +362,7 @@ def test_a_server_that_stalls_is_replaced_by_another(
     house = houses["two"]
     timing = UpstreamTiming(least=0.2, retry=0.01, retry_most=0.02)
     (model,) = open_models(f32_pair[0], house.servers, timing)
-    backend = GatewayBackend(model.pool)
+    backend = GatewayBackend(model)
     sessions = Sessions(backend)
     prompt = text.plain_prompt("Where is the mug?")
     for session in (1, 2):  # how long they take is known then
@@ -377,7 +377,7 @@ def test_a_server_that_stalls_is_replaced_by_another(
     assert backend.figures["moved_requests"] > 0
     house.mend()
     backend.close()
-    model.text.close()
+    model.close()
 
 
 def test_a_gateway_that_ends_says_so(sessions: Sessions, text: Model, houses: dict[str, House]) -> None:

@@ -129,7 +129,7 @@ def test_each_device_gets_the_text_of_the_model_that_it_names(house: House, text
     assert texts[ONE] != texts[OTHER]  # ids of other tokens
     for name, pair in house.devices.items():
         assert [token.id for token in written(pair)] == texts[name]
-    assert [(model.name, len(model.pool.servers)) for model in house.gateway.models] == [(ONE, 2), (OTHER, 1)]
+    assert [(model.name, len(model.servers)) for model in house.gateway.models] == [(ONE, 2), (OTHER, 1)]
 
 
 def test_a_failing_server_is_replaced_by_one_with_the_same_model_alone(
@@ -198,7 +198,7 @@ def test_one_server_may_have_several_of_the_models(
         models = PoolOpening(list(drafts.values()), OPTIONS).open(addresses)
         for model in models:
             closing.callback(model.close)
-        return [(model.name, [str(one.url) for one in model.pool.servers]) for model in models]
+        return [(model.name, [str(one.url) for one in model.servers]) for model in models]
 
     both = [(ONE, [router.url]), (OTHER, [router.url])]
     assert opened(f"{router.url}#{ONE}", f"{router.url}#{OTHER}") == both
@@ -293,7 +293,7 @@ def test_a_model_that_comes_after_the_end_is_closed(
     gateway.close()
     gateway.add(model)
     assert gateway.models == ()
-    assert not model.pool.add(model.pool.servers[0])  # it is closed
+    assert not model.add(model.servers[0])  # it is closed
 
 
 def test_a_late_server_with_a_tokenizer_that_nobody_gave_is_not_used(

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
 
 from edgellm.http.replies import RequestHandler
-from edgellm.http.schemas.errors import ErrorInfo, invalid_request, openai_error
+from edgellm.http.schemas.errors import ApiError, invalid_request, openai_error
 from edgellm.http.schemas.requests import ChatRequest
 from edgellm.http.schemas.responses import Json, json_bytes
 
@@ -45,7 +45,7 @@ class Dialect:
 
     add: Callable[[FastAPI, RequestHandler], None]
     path: str | None = None
-    error: Callable[[ErrorInfo], Json] = openai_error
+    error: Callable[[ApiError], Json] = openai_error
 
 
 @cache
@@ -54,17 +54,20 @@ def dialects() -> tuple[Dialect, ...]:
     return tuple(import_module(f"{__name__}.{name}").DIALECT for name in NAMES)
 
 
-def error_body(path: str, info: ErrorInfo) -> bytes:
+def error_body(path: str, error: ApiError) -> bytes:
     """Return the JSON of an error in the form of the API that `path` belongs to."""
     forms = (one.error for one in dialects() if one.path and f"{path}/".startswith(f"{one.path}/"))
-    return json_bytes(next(forms, openai_error)(info))
+    return json_bytes(next(forms, openai_error)(error))
 
 
-def replies(stream: str = "text/event-stream") -> dict[int | str, dict[str, Any]]:
+def replies(
+    stream: str = "text/event-stream",
+    about: str = "The reply, whole or in pieces, as that API's own documentation describes it",
+) -> dict[int | str, dict[str, Any]]:
     """Return FastAPI's `responses` of a route that replies as another API, whole or as a `stream` of that type."""
     return {
         200: {
-            "description": "The reply, whole or in pieces, as that API's own documentation describes it",
+            "description": about,
             "content": {"application/json": {"schema": {"type": "object"}}, stream: {"schema": {"type": "string"}}},
         }
     }

@@ -15,7 +15,7 @@ from edgellm.http.dialects import Dialect, chat_request, replies
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
+from edgellm.http.schemas.errors import ApiError, error_responses, invalid_request
 from edgellm.http.schemas.fields import MAX_ITEMS, MAX_TOKENS, ReplyRequest, RequestModel, Schema, Text, Types
 from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest, ContentPart, Parts
 from edgellm.http.schemas.responses import BlockWriter, Json, Pieces, WrittenReply, summary_of
@@ -186,9 +186,9 @@ _TYPES = {
 }  # fmt: skip
 
 
-def _error(info: ErrorInfo) -> Json:
-    kind = _TYPES.get(info.status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": info.message}}
+def _error(error: ApiError) -> Json:
+    kind = _TYPES.get(error.status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 class AnthropicWriter(BlockWriter):
@@ -197,59 +197,55 @@ class AnthropicWriter(BlockWriter):
     def __init__(self, model: str) -> None:
         super().__init__(model)
         self._id = f"msg_{secrets.token_hex(12)}"
-        self._index = -1  # index of the block being written
+        self._content: list[Json] = []
         self._prompt_tokens = 0
 
     def open(self, prompt_tokens: int) -> Pieces:
         self._prompt_tokens = prompt_tokens
-        yield {"type": "message_start", "message": self._reply([], None)}
+        yield {"type": "message_start", "message": self._message(0, stop_reason=None, stop_sequence=None)}
 
     def begin_block(self, channel: Channel) -> Pieces:
         thinks = channel is Channel.THINKING
-        yield self._start({"type": "thinking", "thinking": "", "signature": ""} if thinks else
-                          {"type": "text", "text": ""})  # fmt: skip
+        yield self._of_block("start", content_block={"type": "thinking", "thinking": "", "signature": ""} if thinks else
+                             {"type": "text", "text": ""})  # fmt: skip
 
     def block_text(self, channel: Channel, text: str) -> Json:
         name = "thinking" if channel is Channel.THINKING else "text"
-        return self._delta({"type": f"{name}_delta", name: text})
+        return self._of_block("delta", delta={"type": f"{name}_delta", name: text})
 
-    def end_block(self, channel: Channel, text: str) -> Pieces:  # noqa: ARG002
+    def end_block(self, channel: Channel, text: str) -> Pieces:
         if channel is Channel.THINKING:
-            yield self._delta({"type": "signature_delta", "signature": ""})
-        yield self._stop()
+            yield self._of_block("delta", delta={"type": "signature_delta", "signature": ""})
+            yield self._stop_block({"type": "thinking", "thinking": text, "signature": ""})
+        else:
+            yield self._stop_block({"type": "text", "text": text, "citations": None})
 
     def call_block(self, call: ToolCall) -> Pieces:
-        yield self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-        yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
-        yield self._stop()
+        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        yield self._of_block("start", content_block=block)
+        yield self._of_block("delta", delta={"type": "input_json_delta", "partial_json": call.arguments})
+        yield self._stop_block(block | {"input": call.values()})
 
-    def end(self, summary: Summary, called: bool) -> Pieces:
+    def end(self, summary: Summary) -> Pieces:
         yield {
-            "type": "message_delta", "delta": _stop_reason(summary, called),
-            "usage": self._usage(summary.tokens), "edgellm": {"summary": summary_of(summary)},
+            "type": "message_delta", "delta": self._stop(summary), "usage": self._usage(summary.tokens),
+            "edgellm": {"summary": summary_of(summary)},
         }  # fmt: skip
         yield {"type": "message_stop"}
 
-    def failure(self, info: ErrorInfo) -> Json:
-        return _error(info)
+    def failure(self, error: ApiError) -> Json:
+        return _error(error)
 
     def whole(self, written: Sequence[WrittenReply]) -> Json:
         (one,) = written
-        self._prompt_tokens, calls = one.summary.prompt_tokens, one.calls
-        content: list[Json] = []
-        if one.thought:
-            content.append({"type": "thinking", "thinking": one.thought, "signature": ""})
-        if one.text.strip():
-            content.append({"type": "text", "text": one.text, "citations": None})
-        content += [{"type": "tool_use", "id": call.id, "name": call.name, "input": call.values()} for call in calls]
-        return self._reply(content, one.summary, called=bool(calls)) | {"edgellm": {"summary": summary_of(one.summary)}}
+        list(self.stream(one))
+        message = self._message(one.summary.tokens, **self._stop(one.summary))
+        return message | {"edgellm": {"summary": summary_of(one.summary)}}
 
-    def _reply(self, content: Sequence[Json], summary: Summary | None, *, called: bool = False) -> dict[str, Any]:
-        """Return the message; `summary` is None before its end."""
-        stop = {"stop_reason": None, "stop_sequence": None} if summary is None else _stop_reason(summary, called)
+    def _message(self, tokens: int, **stop: str | None) -> dict[str, Any]:
         return {
-            "id": self._id, "type": "message", "role": "assistant", "model": self.model, "content": content, **stop,
-            "usage": self._usage(0 if summary is None else summary.tokens),
+            "id": self._id, "type": "message", "role": "assistant", "model": self.model, "content": [*self._content],
+            **stop, "usage": self._usage(tokens),
         }  # fmt: skip
 
     def _usage(self, tokens: int) -> Json:
@@ -258,24 +254,21 @@ class AnthropicWriter(BlockWriter):
             "output_tokens": tokens,
         }  # fmt: skip
 
-    def _start(self, block: Json) -> Json:
-        self._index += 1
-        return {"type": "content_block_start", "index": self._index, "content_block": block}
+    def _of_block(self, what: str, **fields: Json) -> Json:
+        return {"type": f"content_block_{what}", "index": len(self._content), **fields}
 
-    def _delta(self, delta: Json) -> Json:
-        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+    def _stop_block(self, block: Json) -> Json:
+        piece = self._of_block("stop")
+        self._content.append(block)
+        return piece
 
-    def _stop(self) -> Json:
-        return {"type": "content_block_stop", "index": self._index}
-
-
-def _stop_reason(summary: Summary, called: bool) -> Json:
-    """Return the reason why a reply ended, and the stop sequence that ended it."""
-    if summary.finish_reason == "length":
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
-    if summary.stopped_by:
-        return {"stop_reason": "stop_sequence", "stop_sequence": summary.stopped_by}
-    return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}
+    def _stop(self, summary: Summary) -> dict[str, str | None]:
+        """Return the reason why a reply ended, and the stop sequence that ended it."""
+        if summary.finish_reason == "length":
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if summary.stopped_by:
+            return {"stop_reason": "stop_sequence", "stop_sequence": summary.stopped_by}
+        return {"stop_reason": "tool_use" if self.called else "end_turn", "stop_sequence": None}
 
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:

@@ -20,7 +20,7 @@ from edgellm.http.model_host import ServedEmbedder
 from edgellm.http.replies import IGNORED, RequestHandler, header_names
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_responses, invalid_request
+from edgellm.http.schemas.errors import ApiError, error_responses, invalid_request
 from edgellm.http.schemas.fields import MAX_TEXT, MAX_TOKENS, RequestModel, Text
 from edgellm.http.schemas.requests import TokenIds, as_list
 from edgellm.http.schemas.responses import Json, json_bytes
@@ -88,10 +88,10 @@ async def _embed(
     name, served = plain_name(request.model), handler.models.embedder
     if served is None:
         message = "This server embeds no texts. Start it with --embeddings MODEL."
-        raise ApiError(ErrorInfo(404, message, code="model_not_found"))
+        raise ApiError(404, message, code="model_not_found")
     if name not in (None, served.name):
         message = f"The model {name!r} embeds no texts here. Ask for {served.name!r}, or leave model out."
-        raise ApiError(ErrorInfo(404, message, code="model_not_found", param="model"))
+        raise ApiError(404, message, code="model_not_found", param="model")
     texts, ignored = await in_reader(lambda: (request.texts(), header_names(request.unknown())))
     handler.check_known(ignored)
     width = served.embedder.width

@@ -19,7 +19,7 @@ from edgellm.http.model_host import keep_alive_seconds
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.errors import ErrorInfo, error_responses, invalid_request
+from edgellm.http.schemas.errors import ApiError, error_responses, invalid_request
 from edgellm.http.schemas.fields import MAX_ITEMS, MAX_TOKENS, ReplyRequest, RequestModel, Schema, Text, Types
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, ToolSchema
 from edgellm.http.schemas.responses import (
@@ -166,8 +166,8 @@ class OllamaModelName(RequestModel):
     name: str | None = Field(None, max_length=500, description="The former name of model.")
 
 
-def _error(info: ErrorInfo) -> Json:
-    return {"error": info.message}
+def _error(error: ApiError) -> Json:
+    return {"error": error.message}
 
 
 class OllamaWriter(Writer):
@@ -199,8 +199,8 @@ class OllamaWriter(Writer):
         if last:
             yield self.line(done=True, **self._figures(summary))
 
-    def failure(self, info: ErrorInfo) -> Json:
-        return _error(info)
+    def failure(self, error: ApiError) -> Json:
+        return _error(error)
 
     def whole(self, written: Sequence[WrittenReply]) -> Json:
         (one,) = written

@@ -11,18 +11,14 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
-from edgellm.http.dialects import Dialect
+from edgellm.http.dialects import Dialect, replies
 from edgellm.http.replies import RequestHandler
-from edgellm.http.schemas.errors import ErrorInfo, error_responses, openai_error
+from edgellm.http.schemas.errors import ApiError, error_responses, openai_error
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest
 from edgellm.http.schemas.responses import (
-    Completion,
     Json,
     Pieces,
     TextDelta,
-    Timings,
-    TokenInfo,
-    Usage,
     Writer,
     WrittenReply,
     rounded,
@@ -31,6 +27,9 @@ from edgellm.http.schemas.responses import (
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel, Notice, PromptProgress
 
+_ABOUT = """The reply, whole or in chunks, as OpenAI's own documentation describes it, with `timings` as llama.cpp has
+them (`draft_n` drafted tokens were tested, `draft_n_accepted` of them accepted), and with our extension `edgellm`: the
+`tokens` with their sources, `notices`, and the figures of the reply in `summary`"""
 _NO_LOGPROB = -9999.0  # OpenAI's value for the logarithm of 0
 
 
@@ -69,14 +68,14 @@ class OpenAIWriter(Writer):
         yield self._chunk({"tool_calls": [{**_call_out(call), "index": self._called}]})
         self._called += 1
 
-    def notice(self, notice: Notice) -> Pieces:
-        left_out = {"turns_left_out": notice.turns_left_out} if notice.turns_left_out else {}
-        yield self._chunk({}, edgellm={"notice": notice.text, **left_out})
-
-    def progress(self, progress: PromptProgress) -> Pieces:
-        """Yield a chunk with llama.cpp's names for the prompt's new tokens and the processed ones among them."""
-        told = {"model": progress.model, "total": progress.total, "processed": progress.done}
-        yield self._chunk({}, prompt_progress=told)
+    def aside(self, event: Notice | PromptProgress) -> Pieces:
+        """Yield a chunk with a notice, or with llama.cpp's names for a prompt's new tokens and those processed."""
+        if isinstance(event, PromptProgress):
+            told = {"model": event.model, "total": event.total, "processed": event.done}
+            yield self._chunk({}, prompt_progress=told)
+        else:
+            left_out = {"turns_left_out": event.turns_left_out} if event.turns_left_out else {}
+            yield self._chunk({}, edgellm={"notice": event.text, **left_out})
 
     def close(self, summary: Summary, *, last: bool) -> Pieces:
         """Yield a choice's last chunk, and after the `last` choice the usage of all."""
@@ -87,8 +86,8 @@ class OpenAIWriter(Writer):
         if last and self._include_usage:
             yield self._event([], usage=_usage(self._past, self._n))
 
-    def failure(self, info: ErrorInfo) -> Json:
-        return openai_error(info)
+    def failure(self, error: ApiError) -> Json:
+        return openai_error(error)
 
     def whole(self, written: Sequence[WrittenReply]) -> Json:
         """Return the response with one choice for each of `written`; figures are of the first, the usage of all."""
@@ -173,7 +172,7 @@ def _finish_reason(summary: Summary, calls: int) -> str:
     return "length" if summary.finish_reason == "length" else "tool_calls" if calls else "stop"
 
 
-def _token_infos(deltas: Sequence[TextDelta]) -> list[TokenInfo]:
+def _token_infos(deltas: Sequence[TextDelta]) -> list[Json]:
     return [
         {
             "id": token.id, "text": delta.text if number == len(delta.tokens) else "", "source": token.source,
@@ -184,7 +183,7 @@ def _token_infos(deltas: Sequence[TextDelta]) -> list[TokenInfo]:
     ]  # fmt: skip
 
 
-def _usage(summaries: Sequence[Summary], n: int) -> Usage:
+def _usage(summaries: Sequence[Summary], n: int) -> Json:
     """Return the usage of prompts and of the `n` replies to each."""
     prompt = sum(summary.prompt_tokens for summary in summaries[::n])
     reply = sum(summary.tokens for summary in summaries)
@@ -194,7 +193,7 @@ def _usage(summaries: Sequence[Summary], n: int) -> Usage:
     }  # fmt: skip
 
 
-def _timings(summary: Summary) -> Timings:
+def _timings(summary: Summary) -> Json:
     prompt, first, rate = summary.prompt_tokens, summary.ttft_ms or 0.0, summary.tokens_per_second or 0.0
     return {
         "prompt_n": prompt, "prompt_ms": round(first, 4),
@@ -207,17 +206,15 @@ def _timings(summary: Summary) -> Timings:
 
 
 def _add(app: FastAPI, handler: RequestHandler) -> None:
-    about = "The reply, whole or in chunks with the same fields"
-    ok: dict[str, Any] = {"description": about, "content": {"text/event-stream": {"schema": {"type": "string"}}}}
-    responses = {200: ok, **error_responses()}
+    responses = replies(about=_ABOUT) | error_responses()
 
     @app.post("/v1/chat/completions", tags=["OpenAI"], summary="Reply to a conversation",
-              response_model=Completion, responses=responses)  # fmt: skip
+              response_class=Response, responses=responses)  # fmt: skip
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await handler.reply(body, request, OpenAIWriter(body), body.unknown())
 
     @app.post("/v1/completions", tags=["OpenAI"], summary="Continue a text",
-              response_model=Completion, responses=responses)  # fmt: skip
+              response_class=Response, responses=responses)  # fmt: skip
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await handler.reply(body, request, OpenAIWriter(body), body.unknown())
 

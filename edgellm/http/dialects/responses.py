@@ -18,7 +18,7 @@ from edgellm.http.dialects import Dialect, chat_request, replies
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.errors import ApiError, ErrorInfo, error_responses, invalid_request
+from edgellm.http.schemas.errors import ApiError, error_responses, invalid_request
 from edgellm.http.schemas.fields import MAX_ITEMS, ReplyRequest, RequestModel, Text, Types
 from edgellm.http.schemas.requests import (
     MEDIA,
@@ -182,9 +182,7 @@ class ConversationStore:
         with self._lock:
             if response not in self._kept:
                 message = f"The response {response!r} is not kept here. Send the conversation itself, in input."
-                raise ApiError(
-                    ErrorInfo(400, message, param="previous_response_id", code="previous_response_not_found")
-                )
+                raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
             self._kept.move_to_end(response)
             return list(self._kept[response][0])
 
@@ -242,30 +240,33 @@ class ResponsesWriter(BlockWriter):
         yield self._event("output_item.done", output_index=index, item=item)
         self._output.append(item)
 
-    def end(self, summary: Summary, called: bool) -> Pieces:  # noqa: ARG002
+    def end(self, summary: Summary) -> Pieces:
         reply = self._ended(summary)
         yield self._event(reply["status"], response=reply)
 
-    def failure(self, info: ErrorInfo) -> Json:
-        error = {"code": info.code or "server_error", "message": info.message}
-        return self._event("failed", response=self._reply("failed", error=error))
+    def failure(self, error: ApiError) -> Json:
+        told = {"code": error.code or "server_error", "message": error.message}
+        return self._event("failed", response=self._reply("failed", error=told))
 
     def whole(self, written: Sequence[WrittenReply]) -> Json:
         (one,) = written
-        texts = ((Channel.THINKING, one.thought), (Channel.ANSWER, one.text))
-        self._output = [_text_item(channel, found) for channel, found in texts if found.strip()]
-        self._output += [_call_item(call) for call in one.calls]
-        return self._ended(one.summary)
+        *_, end = self.stream(one)
+        reply: Json = end["response"]
+        return reply
 
     def _ended(self, summary: Summary) -> Json:
         """Return the whole response, and keep it for later requests."""
-        texts = {item["type"]: "".join(part["text"] for part in item.get("content", ())) for item in self._output}
+        texts = {"message": "", "reasoning": ""}
+        for item in self._output:
+            texts[item["type"]] = texts.get(item["type"], "") + "".join(
+                part["text"] for part in item.get("content", ())
+            )
         calls = [
             {"id": item["call_id"], "function": {"name": item["name"], "arguments": item["arguments"]}}
             for item in self._output
             if item["type"] == "function_call"
         ]
-        text, thought = texts.get("message", ""), texts.get("reasoning", "")
+        text, thought = texts["message"], texts["reasoning"]
         self._keep(self._id, {"role": "assistant", "content": text, "reasoning_content": thought, "tool_calls": calls})
         cut = {"reason": "max_output_tokens"} if summary.finish_reason == "length" else None
         reply = self._reply("completed" if cut is None else "incomplete", incomplete_details=cut, usage={

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgellm.http.schemas.errors import ApiError, ErrorInfo, invalid_request, is_json
+from edgellm.http.schemas.errors import ApiError, invalid_request, is_json
 
 MAX_VALUES = 2**18  # values such as token ids of texts to embed
 MAX_NODES = 2**15  # lists, objects and members of objects, which cost far more than numbers
@@ -64,7 +64,7 @@ def json_text(given: _T) -> _T:
 
 
 def _too_large(what: str) -> ApiError:
-    return ApiError(ErrorInfo(413, f"The JSON has {what}. Shorten it.", code="request_too_large"))
+    return ApiError(413, f"The JSON has {what}. Shorten it.", code="request_too_large")
 
 
 class BodyRoute(APIRoute):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field
-from pydantic.dataclasses import dataclass
+from pydantic import BaseModel
 from starlette.requests import Request
 
 from edgellm.errors import (
     ContextFull,
+    ConversationChanged,
+    ConversationTooLong,
     EdgeError,
+    HistoryUnusable,
     InputNotText,
     InvalidOption,
     MemoryShort,
@@ -26,32 +28,31 @@ from edgellm.errors import (
     VerifierUnavailable,
 )
 
-INVALID = "invalid_request_error"
-SERVER = "server_error"
+_KINDS_OF_ERRORS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorInfo:
-    """OpenAI's error object, with the HTTP status. `retry_after` in seconds; None where a repetition would fail."""
+class ApiError(Exception):
+    """Raised for a request that is answered with OpenAI's error object. `retry_after`: seconds; None: not at all."""
 
-    status: Annotated[int, Field(exclude=True)]
-    message: str
-    type: str = INVALID
-    param: str | None = None
-    code: str | None = None
-    retry_after: Annotated[float | None, Field(exclude=True)] = None
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
 
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
 
 
 class ErrorResponse(BaseModel):
-    error: ErrorInfo
+    error: dict[Literal["message", "type", "param", "code"], str | None]
 
 
-def openai_error(info: ErrorInfo) -> dict[str, Any]:
+def openai_error(error: ApiError) -> dict[str, Any]:
     """Return an error in OpenAI's form."""
-    return ErrorResponse(error=info).model_dump()
+    kind = _KINDS_OF_ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 _MEANINGS = {
@@ -75,37 +76,37 @@ def error_responses(*statuses: int, model: type[BaseModel] = ErrorResponse) -> d
     return {status: {"model": model, "description": _MEANINGS[status]} for status in chosen}
 
 
-class ApiError(Exception):
-    """Raised for a request that is answered with an error."""
-
-    def __init__(self, info: ErrorInfo) -> None:
-        super().__init__(info.message)
-        self.info = info
-
-
 def invalid_request(message: str, param: str | None = None) -> ApiError:
     """Return the exception for an invalid request."""
-    return ApiError(ErrorInfo(400, message, param=param))
+    return ApiError(400, message, param=param)
 
 
-def error_info(error: BaseException) -> ErrorInfo:
-    """Return the status and the error object for an exception. Details of unexpected exceptions are withheld."""
+_ANSWERS: dict[type[BaseException], tuple[int, str | None, float | None]] = {
+    **dict.fromkeys((InvalidOption, InputNotText, ModelUnsupported, ProfileUnusable, TextRefused), (400, None, None)),
+    PromptTooLong: (400, "context_length_exceeded", None),
+    ContextFull: (400, "context_length_exceeded", None),
+    ConversationChanged: (409, "conversation_changed", None),
+    ConversationTooLong: (413, "conversation_too_long", None),
+    HistoryUnusable: (503, "history_unusable", 2.0),
+    VerifierBusy: (503, "verifier_busy", 1.0),
+    VerifierUnavailable: (503, "verifier_lost", 2.0),
+    MemoryShort: (503, "memory_short", None),
+    EdgeError: (500, None, None),
+}
+"""The status, the code and the seconds until a repetition for each kind of error."""
+
+
+def api_error(error: BaseException, shown: Callable[[str], str]) -> ApiError:
+    """Return the answer to an exception, its message as `shown` to clients. Details of unexpected ones are withheld."""
     if isinstance(error, ApiError):
-        return error.info
-    if isinstance(error, (PromptTooLong, ContextFull)):
-        return ErrorInfo(400, str(error), code="context_length_exceeded")
-    if isinstance(error, (InvalidOption, InputNotText, ModelUnsupported, ProfileUnusable, TextRefused)):
-        return ErrorInfo(400, str(error))
-    if isinstance(error, VerifierBusy):
-        return ErrorInfo(503, str(error), SERVER, code="verifier_busy", retry_after=error.seconds)
-    if isinstance(error, VerifierUnavailable):
-        return ErrorInfo(503, str(error), SERVER, code="verifier_lost", retry_after=2.0)
-    if isinstance(error, MemoryShort):
-        return ErrorInfo(503, str(error), SERVER, code="memory_short")
-    if isinstance(error, EdgeError):
-        return ErrorInfo(500, str(error), SERVER)
-    message = "An unexpected error occurred. The server's own output names it."
-    return ErrorInfo(500, message, SERVER, code="internal_error")
+        return ApiError(
+            error.status, shown(error.message), param=error.param, code=error.code, retry_after=error.retry_after
+        )
+    for kind in type(error).__mro__:
+        if kind in _ANSWERS:
+            status, code, seconds = _ANSWERS[kind]
+            return ApiError(status, shown(str(error)), code=code, retry_after=getattr(error, "seconds", seconds))
+    return ApiError(500, "An unexpected error occurred. The server's own output names it.", code="internal_error")
 
 
 _FIELD = re.compile(r"[a-z_]+|\d+")
@@ -130,25 +131,25 @@ def is_json(request: Request) -> bool:
     return kind == "application/json" or kind.endswith("+json") or request.url.path.startswith("/api/")
 
 
-def validation_error(request: Request, errors: Sequence[Any]) -> ErrorInfo:
+def validation_error(request: Request, errors: Sequence[Any]) -> ApiError:
     """Return a sentence about the first invalid part of a request, and the parameter that it is about."""
     if not is_json(request) and (not errors or any(error["loc"][0] == "body" for error in errors)):
         kind = request.headers.get("content-type", "")[:100]
-        return ErrorInfo(415, f"The Content-Type is {kind or 'missing'}. Send application/json.")
+        return ApiError(415, f"The Content-Type is {kind or 'missing'}. Send application/json.")
     if not errors:
-        return ErrorInfo(400, "The request is not as /openapi.json describes it.")
+        return ApiError(400, "The request is not as /openapi.json describes it.")
     # the alternative that came nearest: a list that is too long is of the right kind
     first = max(
         errors, key=lambda error: (error["type"] == "too_long", len(error["loc"]), not error["type"].endswith("_type"))
     )
     if first["type"] == "json_invalid":
-        return ErrorInfo(400, f"The body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}.")
+        return ApiError(400, f"The body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}.")
     name = ".".join(part for part in map(str, first["loc"][1:]) if _FIELD.fullmatch(part) and part not in _TYPES)
     what, value = name or "The body", first["input"]
     if first["type"] == "missing":
-        return ErrorInfo(400, f"{what} is missing. /openapi.json describes it.", param=name or None)
+        return ApiError(400, f"{what} is missing. /openapi.json describes it.", param=name or None)
     shown = f"is {reprlib.repr(value)}" if isinstance(value, (str, int, float)) or value == [] else "has a wrong value"
-    return ErrorInfo(400, f"{what} {shown}. {_advice(first)}", param=name or None)
+    return ApiError(400, f"{what} {shown}. {_advice(first)}", param=name or None)
 
 
 def _advice(error: Any) -> str:

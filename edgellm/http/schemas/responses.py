@@ -6,16 +6,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NotRequired, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, Field
 from pydantic_core import PydanticSerializationError, to_json
-from typing_extensions import TypedDict
 
 from edgellm.engine import ToolCall
-from edgellm.http.schemas.errors import ErrorInfo
+from edgellm.http.schemas.errors import ApiError
 from edgellm.spec.stats import Summary
-from edgellm.spec.types import Channel, Notice, PromptProgress, Source, Token
+from edgellm.spec.types import Channel, Notice, PromptProgress, Token
 from edgellm.valid_json import write_json
 
 Json: TypeAlias = Mapping[str, Any]
@@ -54,84 +53,12 @@ class Unloaded(BaseModel):
     unloaded: bool = Field(description="false: requests use it, and it is removed after them.")
 
 
-class Usage(TypedDict):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    completion_tokens_details: dict[Literal["reasoning_tokens"], int]
-
-
-class Timings(TypedDict):
-    """llama.cpp's timings: the prompt up to the first token, then the later tokens. The verifier tested `draft_n`
-    drafted tokens and accepted `draft_n_accepted` of them."""
-
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_token_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_token_ms: float
-    predicted_per_second: float
-    draft_n: int
-    draft_n_accepted: int
-
-
-class TokenInfo(TypedDict):
-    """A token, who wrote it, and its channel. `text` is the characters that it completes."""
-
-    id: int
-    text: str
-    source: Source
-    channel: Channel
-    confidence: float | None
-    round: int
-
-
-class ReplySummary(TypedDict):
-    """Figures that llama.cpp has no names for, from a `Summary`. `rtt_ms_p50` is the median wait for a verdict of a
-    verifier behind a link, to and from which the bytes went."""
-
-    finish_reason: str
-    stopped_by: str | None
-    seed: int
-    rounds: int
-    tokens_per_round: float | None
-    drafted: int
-    share_verified: float | None
-    share_verified_thinking: float | None
-    acceptance_rate: float | None
-    mean_acceptance_length: float | None
-    verifier_passes_per_token: float | None
-    share_offloaded: float | None
-    retrieved: int
-    rtt_ms_p50: float | None
-    bytes_up: int
-    bytes_down: int
-
-
-class Extension(TypedDict):
-    """Our extension of a whole reply: its tokens with their sources, notices on the way, figures, and how many turns
-    truncation left out, if any. A chunk has one of the first three, its notice as a text."""
-
-    tokens: list[TokenInfo]
-    notices: list[str]
-    summary: ReplySummary
-    turns_left_out: NotRequired[int]
-
-
-class Completion(TypedDict):
-    """A reply to a chat or a text. `choices` are as OpenAI's own documentation describes them."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[dict[str, Any]]
-    usage: Usage
-    timings: Timings
-    edgellm: Extension
+FIGURES = (
+    "finish_reason", "stopped_by", "seed", "rounds", "tokens_per_round", "drafted", "share_verified",
+    "share_verified_thinking", "acceptance_rate", "mean_acceptance_length", "verifier_passes_per_token",
+    "share_offloaded", "retrieved", "rtt_ms_p50", "bytes_up", "bytes_down",
+)  # fmt: skip
+"""Figures of a `Summary` in our extension of a reply, and the median wait for a verdict of a verifier behind a link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +111,8 @@ class WrittenReply:
 
 
 def summary_of(summary: Summary) -> Json:
-    """Return the figures of a reply that our extension has, as in `ReplySummary`."""
-    found = {name: getattr(summary, name, None) for name in ReplySummary.__annotations__}
+    """Return the figures of a reply that our extension has, as in `FIGURES`."""
+    found = {name: getattr(summary, name, None) for name in FIGURES}
     found |= {"rtt_ms_p50": summary.rtt_ms, "stopped_by": summary.stopped_by or None}
     return {name: rounded(value) if isinstance(value, float) else value for name, value in found.items()}
 
@@ -231,19 +158,23 @@ class Writer(ABC):
         name = b"event: %b\n" % piece["type"].encode() if "type" in piece else b""
         return b"%bdata: %b\n\n" % (name, json_bytes(piece))
 
-    def pieces(self, event: Event, *, last: bool) -> Pieces:
+    def pieces(self, event: Event, *, last: bool = True) -> Pieces:
         """Yield the pieces for an event of the stream; `last`: no other choice follows this one."""
         match event:
             case TextDelta():
                 yield from self.delta(event)
             case ToolCall():
                 yield from self.call(event)
-            case PromptProgress():
-                yield from self.progress(event)
-            case Notice():
-                yield from self.notice(event)
-            case _:
+            case Summary():
                 yield from self.close(event, last=last)
+            case _:
+                yield from self.aside(event)
+
+    def stream(self, written: WrittenReply) -> Pieces:
+        """Yield the pieces for a reply that has ended."""
+        yield from self.open(written.summary.prompt_tokens)
+        for event in (*written.events, written.summary):
+            yield from self.pieces(event)
 
     def open(self, prompt_tokens: int) -> Pieces:  # noqa: ARG002
         """Yield the pieces before a choice's first token."""
@@ -255,10 +186,7 @@ class Writer(ABC):
     @abstractmethod
     def call(self, call: ToolCall) -> Pieces: ...
 
-    def notice(self, notice: Notice) -> Pieces:  # noqa: ARG002
-        yield from ()
-
-    def progress(self, progress: PromptProgress) -> Pieces:  # noqa: ARG002
+    def aside(self, event: Notice | PromptProgress) -> Pieces:  # noqa: ARG002
         yield from ()
 
     @abstractmethod
@@ -266,7 +194,7 @@ class Writer(ABC):
         """Yield the pieces after a choice's last token, and after the `last` choice the end of the stream."""
 
     @abstractmethod
-    def failure(self, info: ErrorInfo) -> Json:
+    def failure(self, error: ApiError) -> Json:
         """Return the piece that ends a stream which an error has broken off."""
 
     @abstractmethod
@@ -275,43 +203,45 @@ class Writer(ABC):
 
 
 class BlockWriter(Writer):
-    """Writes a stream of blocks, each begun by the first characters of its channel, and ended by the next block."""
+    """Writes one reply in blocks of one channel's text or a call. Blanks wait for text: there are none before a call or
+    another channel, and none alone."""
 
     def __init__(self, model: str) -> None:
         super().__init__(model)
-        self._channel: Channel | None = None  # None before the first block
-        self._written = ""  # the block's text so far
-        self._space = ""  # blanks held back until text follows: the line break before a call is no block
-        self._called = False
+        self.called = False
+        self._channel, self._written, self._blanks = Channel.ANSWER, "", ""
 
     def delta(self, delta: TextDelta) -> Pieces:
-        channel, text = delta.channel, delta.text
-        if channel is not self._channel:
-            text = text if channel is Channel.THINKING else self._space + text
-            if not text.strip():
-                self._space = "" if channel is Channel.THINKING else text
-                return
+        if delta.channel is not self._channel:
             yield from self._end()
-            yield from self.begin_block(channel)
-            self._channel, self._written, self._space = channel, "", ""
-        self._written += text
-        if text:
-            yield self.block_text(channel, text)
+            self._channel = delta.channel
+        text = self._blanks + delta.text
+        shown = text.rstrip()
+        self._blanks = text[len(shown) :]
+        if shown:
+            yield from self._add(shown)
 
     def call(self, call: ToolCall) -> Pieces:
-        self._called = True
+        self.called = True
         yield from self._end()
         yield from self.call_block(call)
 
-    def close(self, summary: Summary, *, last: bool) -> Pieces:
+    def close(self, summary: Summary, *, last: bool) -> Pieces:  # noqa: ARG002
+        if self._written and self._blanks and self._channel is Channel.ANSWER:
+            yield from self._add(self._blanks)
         yield from self._end()
-        if last:
-            yield from self.end(summary, self._called)
+        yield from self.end(summary)
+
+    def _add(self, text: str) -> Pieces:
+        if not self._written:
+            yield from self.begin_block(self._channel)
+        self._written += text
+        yield self.block_text(self._channel, text)
 
     def _end(self) -> Pieces:
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            yield from self.end_block(channel, self._written)
+        if self._written:
+            yield from self.end_block(self._channel, self._written)
+        self._written = self._blanks = ""
 
     @abstractmethod
     def begin_block(self, channel: Channel) -> Pieces: ...
@@ -326,5 +256,5 @@ class BlockWriter(Writer):
     def call_block(self, call: ToolCall) -> Pieces: ...
 
     @abstractmethod
-    def end(self, summary: Summary, called: bool) -> Pieces:
-        """Yield the pieces that end the stream; `called`: the reply has calls."""
+    def end(self, summary: Summary) -> Pieces:
+        """Yield the pieces that end the stream."""

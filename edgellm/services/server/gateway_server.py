@@ -16,7 +16,8 @@ from edgellm.services.server.servers import SessionServer, positive
 from edgellm.services.server.verification_service import VerifyingModel, tokenizer_to_send
 from edgellm.spec.model_sampling import sampling_elsewhere
 from edgellm.upstream.gateway.backend import GatewayBackend
-from edgellm.upstream.gateway.opening import GatewayModel, PoolOpening
+from edgellm.upstream.gateway.opening import PoolOpening
+from edgellm.upstream.gateway.pool import ServerPool
 from edgellm.upstream.http_client import ServerURL
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
@@ -30,7 +31,7 @@ _WAITING = 128  # waiting requests for a model, besides requests in flight
 class ServedGatewayModel:
     """A model behind a gateway, the backend that asks its servers, and its description for devices."""
 
-    model: GatewayModel
+    model: ServerPool
     backend: GatewayBackend
     verifying: VerifyingModel
 
@@ -40,7 +41,7 @@ class GatewayServer(SessionServer):
 
     def __init__(
         self,
-        models: Sequence[GatewayModel],
+        models: Sequence[ServerPool],
         address: Address,
         *,
         max_waiting: int = _WAITING,
@@ -60,7 +61,7 @@ class GatewayServer(SessionServer):
             self.add(model)
 
     @property
-    def models(self) -> tuple[GatewayModel, ...]:
+    def models(self) -> tuple[ServerPool, ...]:
         """Return the models that are served now."""
         return tuple(one.model for one in self._served)
 
@@ -74,15 +75,15 @@ class GatewayServer(SessionServer):
         """Return the servers that have not answered since the gateway began."""
         return () if self._opening is None else self._opening.away
 
-    def add(self, model: GatewayModel) -> None:
+    def add(self, model: ServerPool) -> None:
         """Take over another model, and serve it from now on. May be called from any thread."""
         with self._lock:
             if self._closed:
                 model.close()
                 return
-            backend, waiting = GatewayBackend(model.pool), self._max_waiting + model.pool.places
-            grammar = model.text.grammar if model.pool.capabilities.grammars else None
-            tokenizer = tokenizer_to_send(model.text.file, model.pool.name)
+            backend, waiting = GatewayBackend(model), self._max_waiting + model.places
+            grammar = model.text.grammar if model.capabilities.grammars else None
+            tokenizer = tokenizer_to_send(model.text.file, model.name)
             verifying = VerifyingModel(
                 _info(model), model.text.vocabulary, backend, waiting, grammar, tokenizer=tokenizer
             )
@@ -109,13 +110,12 @@ class GatewayServer(SessionServer):
             model.close()
 
 
-def _info(model: GatewayModel) -> VerifierInfo:
-    vocabulary, pool = model.text.vocabulary, model.pool
-    able = pool.capabilities
+def _info(model: ServerPool) -> VerifierInfo:
+    vocabulary, able = model.text.vocabulary, model.capabilities
     sampling = sampling_elsewhere(able.name, model.text.file).told_by(able.choice)
     return VerifierInfo(
-        able, vocabulary.fingerprint, vocabulary.size, sampling, pool.identity, model.text.chat_template_source,
-        pool.behind,
+        able, vocabulary.fingerprint, vocabulary.size, sampling, model.identity, model.text.chat_template_source,
+        model.behind,
     )  # fmt: skip
 
 

@@ -127,3 +127,10 @@ async def takes_ids(server: UnknownServer, top: int = 0) -> str:
     if len(rows) != 2 or any(len(one) != 1 for one in rows):
         return f"it answers two prompts with {len(rows)} tokens"
     return ""
+
+
+async def connect(server: UnknownServer) -> CompletionsUpstream:
+    """Return the server, of whatever kind. Raises VerifierLost if it takes no token ids."""
+    if refusal := await takes_ids(server):
+        raise server.unusable(refusal, "Use vLLM, SGLang, llama-server or Ollama.")
+    return CompletionsUpstream(server, *server.way(Tier.FAN_OUT, "it takes many prompts of token ids at once"))

@@ -84,8 +84,7 @@ class TextCompletionsUpstream(TextUpstream):
             return None
         path, name, more = self._form.tokenizer
         found = await self._told(path, {name: text, **more}, "tokens")
-        with self.client.reading():
-            return None if found is None else self._borders.without_begin(list(map(whole, entries(found))))
+        return None if found is None else self._borders.without_begin(list(map(whole, entries(found))))
 
 
 async def connect(server: UnknownServer) -> TextCompletionsUpstream | None:

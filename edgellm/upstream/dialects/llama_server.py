@@ -87,6 +87,5 @@ async def connect(server: UnknownServer) -> LlamaServerUpstream | None:
     props = await server.facts("/props")
     if "default_generation_settings" not in props:
         return None
-    with server.client.reading():
-        length = maybe_count(fields(props["default_generation_settings"] or {}).get("n_ctx"))
+    length = maybe_count(fields(props["default_generation_settings"] or {}).get("n_ctx"))
     return LlamaServerUpstream(replace(server, positions=length or server.positions), props)

@@ -62,14 +62,12 @@ async def connect(server: UnknownServer) -> OllamaUpstream | None:
     if "version" not in await server.facts("/api/version"):
         return None
     try:
-        with server.client.reading():
-            await OllamaUpstream(server).probe(server.token)
+        await OllamaUpstream(server).probe(server.token)
         running = await server.client.get("/api/ps")
     except ServerRefused as error:
         why = f"it refuses to complete a text (status {error.status})"
         raise server.unusable(why, "Use a newer version of Ollama, and a model that it can run.") from None
-    with server.client.reading():
-        models = map(fields, entries(fields(running.json).get("models")))
-        mine = [one for one in models if server.model in (one.get("name"), one.get("model"))]
+    models = map(fields, entries(fields(running.json).get("models")))
+    mine = [one for one in models if server.model in (one.get("name"), one.get("model"))]
     length = maybe_count(mine[0].get("context_length")) if mine else None
     return OllamaUpstream(replace(server, positions=length))

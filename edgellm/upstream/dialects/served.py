@@ -77,8 +77,8 @@ NEUTRAL: Mapping[str, Any] = {
 
 async def models_of(client: HttpClient) -> dict[str, Mapping[str, Any]]:
     """Return what a server tells of its models, by name. Raises VerifierLost, VerifierBusy as `HttpClient.get`."""
-    answer = await client.get("/v1/models")
     with client.reading():
+        answer = await client.get("/v1/models")
         models = [fields(one) for one in entries(fields(answer.json).get("data"))]
         return {text(one.get("id")): one for one in models}
 
@@ -118,8 +118,7 @@ class UnknownServer:
     async def at(cls, client: HttpClient, text: Model, tier: Tier | None) -> Self:
         """Return the server of `client`, asked for its model. Raises as `served_model`."""
         name, told = await served_model(client, client.url.model)
-        with client.reading():
-            meta = fields(told.get("meta") or {})
+        meta = fields(told.get("meta") or {})
         positions = maybe_count(told.get("max_model_len")) or maybe_count(meta.get("n_ctx"))
         return cls(client, text, tier, name, str(told.get("owned_by") or "")[:40], positions)
 
@@ -213,8 +212,7 @@ class Upstream(ABC):
     async def _told(self, path: str, body: Mapping[str, Any], name: str) -> Any:
         """Return the field `name` of the answer at `path`; None where the server has no such path."""
         try:
-            with self.client.reading():
-                return fields((await self.client.post(path, body)).json).get(name)
+            return fields((await self.client.post(path, body)).json).get(name)
         except ServerRefused as error:
             if error.status in (404, 405, 501):
                 return None
@@ -223,8 +221,7 @@ class Upstream(ABC):
     async def _text(self, path: str, body: Mapping[str, Any], name: str) -> str | None:
         """Return the text that the server makes of tokens; None where it has no such path."""
         found = await self._told(path, body, name)
-        with self.client.reading():
-            return None if found is None else text(found)
+        return None if found is None else text(found)
 
 
 def sampling_fields(sampling: Sampling, temperature: float) -> dict[str, Any]:

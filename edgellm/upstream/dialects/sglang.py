@@ -124,9 +124,8 @@ async def connect(server: UnknownServer) -> SglangUpstream | None:
     except ServerRefused as error:
         why = f"it refuses token ids (status {error.status})"
         raise server.unusable(why, "Use a newer version of SGLang there.") from None
-    with server.client.reading():
-        rows = entries(fields(fields(answer.json).get("meta_info")).get("input_top_logprobs"))
-        _written(answer.json, 1)
+    rows = entries(fields(fields(answer.json).get("meta_info")).get("input_top_logprobs"))
+    _written(answer.json, 1)
     if rows and rows[-1] is not None:
         return SglangUpstream(server, *server.way(Tier.SCORE, "it scores a chunk in one pass and keeps the prompt"))
     return SglangUpstream(server, *server.way(Tier.FAN_OUT, "it takes many prompts at once"))

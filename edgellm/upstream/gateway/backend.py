@@ -132,7 +132,7 @@ class GatewayBackend(VerifierBackend):
             for asked in open_requests:
                 self._answer(asked, _ended())
             self._waiting.clear()
-        self.pool.close()
+        self.pool.abandon()
 
     def _session(self, request: VerifyRequest) -> _Reply:
         found = self._sessions.get(request.session)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from edgellm.engine import Model
@@ -18,23 +18,6 @@ from edgellm.upstream.opening import UpstreamOptions, models_at, open_upstream
 
 AT_ONCE = 128
 """Requests in flight at a server that does not report how many it computes at once; further ones wait here."""
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayModel:
-    """A model behind a gateway: its tokenizer, which renders conversations, and the servers that have it."""
-
-    text: Model
-    pool: ServerPool
-
-    @property
-    def name(self) -> str:
-        return self.pool.name
-
-    def close(self) -> None:
-        """Abandon the requests in flight at its servers, and close the tokenizer."""
-        self.pool.close()
-        self.text.close()
 
 
 class PoolOpening:
@@ -50,7 +33,7 @@ class PoolOpening:
         self._tokenizers, self._options = tuple(tokenizers), replace(options or UpstreamOptions(), connections=AT_ONCE)
         self._on_news = on_news or (lambda _text: None)
         self._closing = threading.Event()
-        self._models: dict[str, GatewayModel] = {}
+        self._models: dict[str, ServerPool] = {}
         self._away: list[tuple[ServerURL, VerifierUnreachable]] = []
 
     @property
@@ -58,7 +41,7 @@ class PoolOpening:
         """Return the servers that have not answered yet."""
         return tuple(url for url, _ in self._away)
 
-    def open(self, addresses: Sequence[str]) -> tuple[GatewayModel, ...]:
+    def open(self, addresses: Sequence[str]) -> tuple[ServerPool, ...]:
         """Return the models of the servers at `addresses` that answer, each with its servers; `look` finds the others.
         An address without a model means a model of an earlier address, if the server has it, else the server's first.
 
@@ -86,10 +69,10 @@ class PoolOpening:
             for path in () if found else self._tokenizers:  # They are checked at the start in any case.
                 Model.load(path, TEXT_ONLY).close()
             closing.pop_all()
-        self._models = {name: GatewayModel(text, ServerPool(servers)) for name, (text, servers) in found.items()}
+        self._models = {name: ServerPool(text, servers) for name, (text, servers) in found.items()}
         return tuple(self._models.values())
 
-    def look(self, on_model: Callable[[GatewayModel], None]) -> None:
+    def look(self, on_model: Callable[[ServerPool], None]) -> None:
         """Look in the background for the servers that were away, with a back-off. Each is used as soon as it answers;
         `on_model` takes over a new model, in a thread of its own."""
         if self._away:
@@ -139,7 +122,7 @@ class PoolOpening:
         if not self._closing.is_set():
             self._on_news(news)
 
-    def _look(self, on_model: Callable[[GatewayModel], None]) -> None:
+    def _look(self, on_model: Callable[[ServerPool], None]) -> None:
         for _, error in self._away:
             self._tell(f"{error} It is used as soon as it answers.")
         retry = RetryDelay(self._options.timing.retry, self._options.timing.retry_most)
@@ -154,16 +137,16 @@ class PoolOpening:
                 self._tell(f"{url} is not used. {refused.what}")
             self._away = others
 
-    def _join(self, url: ServerURL, on_model: Callable[[GatewayModel], None]) -> str:
+    def _join(self, url: ServerURL, on_model: Callable[[ServerPool], None]) -> str:
         """Use a server that is back for its model; return the news."""
         name = self._model(url, self._models)
         if (model := self._models.get(name)) is None:
             text, server = self._first(url, name)
-            model = self._models[name] = GatewayModel(text, ServerPool([server]))
+            model = self._models[name] = ServerPool(text, [server])
             on_model(model)
             return f"{url} is used now: {model.name} is served from now on."
         server = self._open(url, name, model.text)
-        if model.pool.add(server):
+        if model.add(server):
             return f"{url} is used now."
         server.verifier.close()
         return f"{url} is not used: its context is shorter, or it gives fewer log-probabilities."

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from edgellm.engine import Model
 from edgellm.spec.params import MAX_LOGPROBS
 from edgellm.spec.protocols import Capabilities
 from edgellm.spec.sampling import Choice
@@ -48,11 +49,12 @@ class PooledServer:
 
 
 class ServerPool:
-    """Servers of one model, with the rules of use of `PooledServer`."""
+    """The servers of a gateway's model, with the rules of use of `PooledServer`, and its tokenizer `text`, which
+    renders conversations."""
 
-    def __init__(self, servers: Sequence[PooledServer]) -> None:
-        """Take over `servers`, at least one."""
-        self.servers = tuple(servers)
+    def __init__(self, text: Model, servers: Sequence[PooledServer]) -> None:
+        """Take over the tokenizer and `servers`, at least one."""
+        self.text, self.servers = text, tuple(servers)
         self._lock, self._closed = threading.Lock(), False
 
     def add(self, server: PooledServer) -> bool:
@@ -117,12 +119,17 @@ class ServerPool:
         able = [server for server in able if server.is_free] or able
         return home if home in able else min(able, key=lambda server: server.running / server.places, default=None)
 
-    def close(self) -> None:
+    def abandon(self) -> None:
         """Abandon all requests in flight."""
         with self._lock:
             was_closed, self._closed = self._closed, True
         for server in () if was_closed else self.servers:
             server.verifier.close()
+
+    def close(self) -> None:
+        """Abandon all requests in flight, and close the tokenizer."""
+        self.abandon()
+        self.text.close()
 
 
 def _common(servers: Sequence[PooledServer]) -> Capabilities:

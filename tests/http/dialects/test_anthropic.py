@@ -12,8 +12,8 @@ import pytest
 
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
-from testkit.thinking_templates import ALWAYS, with_template
-from tests.http.conftest import QUESTION, Ask, asker, conversation, serving
+from testkit.thinking_templates import with_template
+from tests.http.conftest import QUESTION, Ask, asker, serving
 from tests.http.test_tools import CALLS, TEMPLATE, Writer, writing_over
 
 if TYPE_CHECKING:
@@ -42,31 +42,6 @@ def connect() -> Iterator[Connect]:
             return closing.enter_context(anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0))
 
         yield made
-
-
-def test_a_message_is_the_text_of_a_chat_completion(connect: Connect, server: HttpServer, ask: Ask) -> None:
-    wanted = ask("POST", "/v1/chat/completions", conversation(max_tokens=40)).json
-    done = connect(server).messages.create(**ASKED, max_tokens=40)
-    (block,) = done.content
-    assert block.type == "text"
-    assert block.text == wanted["choices"][0]["message"]["content"]
-    assert (done.role, done.model, done.stop_reason) == ("assistant", "edgellm-verifier", "end_turn")
-    assert (done.usage.input_tokens, done.usage.output_tokens) == (
-        wanted["usage"]["prompt_tokens"],
-        wanted["usage"]["completion_tokens"],
-    )
-
-
-def test_streams_add_up_to_the_whole_message(connect: Connect, server: HttpServer) -> None:
-    client = connect(server)
-    whole = client.messages.create(**ASKED, max_tokens=5)
-    with client.messages.stream(**ASKED, max_tokens=5) as stream:
-        text = "".join(stream.text_stream)
-        done = stream.get_final_message()
-    assert whole.stop_reason == done.stop_reason == "max_tokens"
-    assert text == done.content[0].text == whole.content[0].text  # type: ignore[union-attr]
-    assert done.usage.input_tokens == whole.usage.input_tokens
-    assert done.usage.output_tokens == whole.usage.output_tokens == 5
 
 
 def test_events_have_their_names_and_say_how_much_was_verified(ask: Ask) -> None:
@@ -128,34 +103,6 @@ def writing(
         yield writer, asker(server), connect(server)
 
 
-def test_tools_are_called_and_their_results_returned(writing: tuple[Writer, Ask, Any]) -> None:
-    writer, _, client = writing
-    writer.says(CALLS)
-    asked = {"model": "writer", "max_tokens": 200, "tools": TOOLS}
-    done = client.messages.create(**asked, messages=[USER])
-    assert done.stop_reason == "tool_use"
-    text, weather, clock = done.content
-    assert (text.text, weather.name, weather.input, clock.name, clock.input) == (
-        "Wait.", "get_weather", {"city": "Zürich"}, "clock", {},
-    )  # fmt: skip
-    assert "The time" in writer.prompt
-    with client.messages.stream(**asked, messages=[USER]) as stream:
-        streamed = stream.get_final_message()
-    assert [block.type for block in streamed.content] == ["text", "tool_use", "tool_use"]
-    assert (streamed.content[1].input, streamed.stop_reason) == ({"city": "Zürich"}, "tool_use")
-    writer.says("It rains.")
-    results: Any = [
-        {"type": "tool_result", "tool_use_id": weather.id, "content": [{"type": "text", "text": "rain"}]},
-        {"type": "tool_result", "tool_use_id": clock.id, "content": "12:00"},
-        {"type": "text", "text": "Well?"},
-    ]
-    turns: Any = [USER, {"role": "assistant", "content": done.content}, {"role": "user", "content": results}]
-    again = client.messages.create(**asked, messages=turns)
-    assert (again.content[0].text, again.stop_reason) == ("It rains.", "end_turn")
-    order = [writer.prompt.index(part) for part in ("Wait.", "rain", "12:00", "Well?")]
-    assert order == sorted(order)
-
-
 def test_calls_are_forced_limited_and_switched_off(writing: tuple[Writer, Ask, Any]) -> None:
     import anthropic
 
@@ -171,24 +118,3 @@ def test_calls_are_forced_limited_and_switched_off(writing: tuple[Writer, Ask, A
     assert [(block.name, block.input) for block in forced.content] == [("get_weather", {"city": "Bern"})]
     with pytest.raises(anthropic.BadRequestError, match="any of 2 tools, and no grammar"):
         client.messages.create(**asked, tool_choice={"type": "any"})
-
-
-def test_thoughts_are_blocks_of_their_own(connect: Connect, f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
-    """And can be sent back as they came."""
-    path = with_template(f32_pair[1], tmp_path / "always.gguf", ALWAYS)
-    with LLM.open("none", path, threads=1) as pair, serving(pair, "thinker") as server:
-        client = connect(server)
-        asked: Any = {"model": "thinker", "max_tokens": 40, "thinking": {"type": "enabled", "budget_tokens": 5}}
-        wanted = asker(server)("POST", "/v1/chat/completions", conversation(max_tokens=40, think=5)).json
-        said = wanted["choices"][0]["message"]
-        done = client.messages.create(**asked, messages=ASKED["messages"])
-        assert [(block.type, getattr(block, block.type)) for block in done.content] == [
-            ("thinking", said["reasoning_content"]), ("text", said["content"]),
-        ]  # fmt: skip
-        with client.messages.stream(**asked, messages=ASKED["messages"]) as stream:
-            streamed = stream.get_final_message()
-        assert [block.type for block in streamed.content] == ["thinking", "text"]
-        assert getattr(streamed.content[1], "text", None) == said["content"]
-        turns: Any = [*ASKED["messages"], {"role": "assistant", "content": done.content}, ASKED["messages"][0]]
-        again = client.messages.create(**asked, messages=turns)
-        assert again.usage.input_tokens > done.usage.input_tokens

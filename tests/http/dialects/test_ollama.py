@@ -14,7 +14,7 @@ from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from testkit.thinking_templates import ALWAYS, with_template
 from tests.http.conftest import QUESTION, Ask, asker, conversation, serving
-from tests.http.test_tools import CALLS, TEMPLATE, TOOLS, USER, Writer, writing_over
+from tests.http.test_tools import TOOLS
 
 ASKED: Any = {"model": "edgellm-verifier", "messages": [{"role": "user", "content": QUESTION}]}
 
@@ -23,18 +23,6 @@ ASKED: Any = {"model": "edgellm-verifier", "messages": [{"role": "user", "conten
 def client(server: HttpServer) -> Iterator[ollama.Client]:
     with ollama.Client(host=server.url) as opened:
         yield opened
-
-
-def test_a_chat_is_the_text_of_a_chat_completion(client: ollama.Client, ask: Ask) -> None:
-    wanted = ask("POST", "/v1/chat/completions", conversation(max_tokens=40)).json
-    done = client.chat(**ASKED, options={"num_predict": 40})
-    assert done.message.content == wanted["choices"][0]["message"]["content"]
-    assert (done.done, done.done_reason, done.eval_count) == (True, "stop", wanted["usage"]["completion_tokens"])
-    assert done.prompt_eval_count == wanted["usage"]["prompt_tokens"]
-    lines = list(client.chat(**ASKED, options={"num_predict": 40}, stream=True))
-    assert "".join(line.message.content or "" for line in lines) == done.message.content
-    assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
-    assert lines[-1].eval_count == done.eval_count
 
 
 def test_a_text_is_continued_in_the_template_and_without(client: ollama.Client, ask: Ask) -> None:
@@ -121,43 +109,14 @@ def test_errors_are_the_clients_own(client: ollama.Client) -> None:
         client.chat("edgellm-verifier", [image])
 
 
-@pytest.fixture(scope="module")
-def writing(
-    f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Writer, ollama.Client]]:
-    """A server over a model whose template knows tools, and which writes what it is told."""
-    path = with_template(f32_pair[1], tmp_path_factory.mktemp("tools") / "tools.gguf", TEMPLATE)
-    with writing_over(path) as (writer, server), ollama.Client(host=server.url) as opened:
-        yield writer, opened
-
-
-def test_tools_are_called_and_their_results_returned(writing: tuple[Writer, ollama.Client]) -> None:
-    writer, client = writing
-    writer.says(CALLS)
-    done = client.chat("writer", [USER], tools=TOOLS)
-    calls = [(call.function.name, call.function.arguments) for call in done.message.tool_calls or ()]
-    assert (done.message.content, calls) == ("Wait.", [("get_weather", {"city": "Zürich"}), ("clock", {})])
-    lines = list(client.chat("writer", [USER], tools=TOOLS, stream=True))
-    streamed = [call.function.name for line in lines for call in line.message.tool_calls or ()]
-    assert streamed == ["get_weather", "clock"]
-    writer.says("It rains.")
-    results = [{"role": "tool", "tool_name": "get_weather", "content": "rain"}]
-    again = client.chat("writer", [USER, done.message, *results], tools=TOOLS)
-    assert again.message.content == "It rains."
-    assert writer.prompt.index("Wait.") < writer.prompt.index("rain")
-
-
-def test_thoughts_have_a_field_of_their_own(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_thoughts_of_a_text_have_a_field_of_their_own(f32_pair: tuple[Path, Path], tmp_path: Path) -> None:
     path = with_template(f32_pair[1], tmp_path / "always.gguf", ALWAYS)
     with LLM.open("none", path, threads=1) as pair, serving(pair, "thinker") as server:
-        asked: Any = {"messages": ASKED["messages"], "options": {"num_predict": 40}}
         said = asker(server)("POST", "/v1/chat/completions", conversation(max_tokens=40, think=True)).json
         said = said["choices"][0]["message"]
         with ollama.Client(host=server.url) as client:
-            done = client.chat("thinker", **asked, think=True)
-            assert (done.message.thinking, done.message.content) == (said["reasoning_content"], said["content"] or "")
-            lines = list(client.chat("thinker", **asked, think=True, stream=True))
-            assert "".join(line.message.thinking or "" for line in lines).rstrip() == done.message.thinking
             text = client.generate("thinker", QUESTION, think=True, options={"num_predict": 40})
-            assert (text.thinking, text.response) == (done.message.thinking, done.message.content)
-            assert not client.chat("thinker", **asked, think=False).message.thinking
+            assert (text.thinking, text.response) == (said["reasoning_content"], said["content"] or "")
+            assert not client.chat(
+                "thinker", ASKED["messages"], think=False, options={"num_predict": 4}
+            ).message.thinking
