@@ -20,32 +20,6 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_requests_for_a_model_that_is_full_let_others_pass() -> None:
-    async def walk() -> None:
-        admission, order = Admission(2, 3), list[str]()
-
-        async def reply(name: str, model: str, most: int | None) -> None:
-            await admission.acquire(model, most)
-            order.append(name)
-
-        await reply("a", "small", 1)
-        tasks = [asyncio.create_task(reply(*one)) for one in (("b", "small", 1), ("c", "large", 2), ("d", "large", 2))]
-        await settled()
-        assert (order, admission.running, admission.waiting) == (["a", "c"], 2, 2)
-        admission.release(1.0, "small")
-        await settled()
-        assert order == ["a", "c", "d"]
-        admission.release(1.0, "large")
-        await settled()
-        assert order == ["a", "c", "d", "b"]
-        admission.release(1.0, "large")
-        admission.release(1.0, "small")
-        await asyncio.gather(*tasks)
-        assert (admission.running, admission.waiting) == (0, 0)
-
-    run(walk)
-
-
 def test_whoever_waits_for_a_model_and_leaves_is_forgotten() -> None:
     async def walk() -> None:
         admission = Admission(2, 1)

@@ -67,6 +67,9 @@ def test_a_second_turn_as_clients_send_it(server: HttpServer, ask: Ask) -> None:
         asked: Any = [*first, kept, again]
         done = client.chat.completions.create(model="edgellm-verifier", messages=asked, max_tokens=8)
         assert done.choices[0].message.content == wanted[0]["message"]["content"]
+    parts = [{"role": "user", "content": [{"type": "text", "text": text} for text in QUESTION.partition("\n\n")]}]
+    kept = {"role": "assistant", "content": reply.content}
+    assert ask("POST", CHAT, {"messages": [*parts, kept, again], "max_tokens": 8}).json["choices"] == wanted
     silent = [*first, {"role": "assistant", "content": None}, again]
     assert ask("POST", CHAT, {"messages": silent, "max_tokens": 1}).status == 200
 

@@ -51,22 +51,6 @@ def test_the_official_client_lists_and_chats(client: openai.OpenAI, pair: LLM) -
     assert 0 <= timings["draft_n_accepted"] <= timings["draft_n"]  # none, where that does not pay
 
 
-def test_a_stream_says_the_same_in_chunks(client: openai.OpenAI, pair: LLM) -> None:
-    stream = client.chat.completions.create(
-        model="edgellm-verifier", messages=messages(), stream=True, stream_options={"include_usage": True}
-    )
-    chunks = list(stream)
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == written(pair)
-    assert chunks[0].choices[0].delta.role == "assistant"
-    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens > 0
-    assert all(chunk.usage is None for chunk in chunks[:-1])
-    assert len({chunk.id for chunk in chunks}) == 1
-
-
 def test_a_completion_goes_on_from_a_text_or_from_tokens(client: openai.OpenAI, pair: LLM) -> None:
     ids = pair.prompt_ids(QUESTION).tolist()
     done = client.completions.create(model="edgellm-verifier", prompt=ids, max_tokens=40)

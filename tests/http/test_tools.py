@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 
 from edgellm.engine import Model
@@ -101,30 +100,6 @@ def test_a_reply_of_no_token_has_no_share_of_verified_ones(writing: tuple[Writer
     for text in ("", "Wait."):
         writer.says(text)
         assert ("x-edgellm-verified" in ask_for(ask, tools=[]).headers) == bool(text)
-
-
-def test_the_openai_client_calls_tools_and_returns_their_results(writing: tuple[Writer, Ask, str]) -> None:
-    writer, _, url = writing
-    writer.says(CALLS)
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    choice = client.chat.completions.create(model="writer", messages=[USER], tools=TOOLS).choices[0]
-    assert choice.finish_reason == "tool_calls"
-    assert choice.message.content == "Wait."
-    calls: Any = choice.message.tool_calls
-    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
-        ("get_weather", {"city": "Zürich"}), ("clock", {}),
-    ]  # fmt: skip
-    assert all(described in writer.prompt for described in ("get_weather", "The time"))
-    writer.says("It rains.")
-    turns: Any = [
-        USER, choice.message.model_dump(), {"role": "tool", "tool_call_id": calls[0].id, "content": "rain"},
-        {"role": "tool", "tool_call_id": calls[1].id, "content": "12:00"},
-    ]  # fmt: skip
-    done = client.chat.completions.create(model="writer", messages=turns, tools=TOOLS).choices[0]
-    assert (done.message.content, done.message.tool_calls, done.finish_reason) == ("It rains.", None, "stop")
-    assert writer.prompt.index("Wait.") < writer.prompt.index("rain") < writer.prompt.index("12:00")
-    again = client.chat.completions.create(model="writer", messages=turns)  # without the tools, as some clients do
-    assert again.choices[0].message.content == "It rains."
 
 
 TIMED: Any = {"properties": {"zone": {"description": "half a surrogate pair: \ud800"}}}
