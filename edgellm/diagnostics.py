@@ -70,7 +70,6 @@ _FAST = {
 """Linux's and llama.cpp's names of instructions for products, the fastest first; AMX has a trial of its own."""
 _DRIVERS = {"nvidia-smi": "CUDA", "rocminfo": "HIP"}
 _VULKAN_CARD = re.compile(r"deviceType\s*= PHYSICAL_DEVICE_TYPE_\w+_GPU")  # a driver for the processor is no card
-_VULKAN_SECONDS = 10.0
 
 
 def examine_machine() -> Iterator[Finding]:
@@ -147,7 +146,7 @@ def _unused_card() -> str | None:
     with suppress(OSError, subprocess.SubprocessError):
         shown = subprocess.run(
             ["vulkaninfo", "--summary"], capture_output=True, text=True, errors="replace", check=True,
-            timeout=_VULKAN_SECONDS,
+            timeout=10.0,
         )  # fmt: skip
         return "VULKAN" if _VULKAN_CARD.search(shown.stdout) else None
     return None
@@ -205,7 +204,6 @@ def _size(count: int) -> str:
 
 
 LISTEN_SECONDS = 2.5
-_LONGEST_LISTEN = 10.0  # longest wait for this machine's own announcement
 _SKEW = 120.0  # seconds by which two clocks may differ
 
 
@@ -289,7 +287,7 @@ def listen(short: str, hosts: Sequence[str]) -> ReceivedAnnouncements:
         return any(hint.instance == instance for hint in found)
 
     with announce(ServiceKind.TEST, short, 1, hosts, instance):
-        came_back = own(browse(ServiceKind.TEST, hosts, LISTEN_SECONDS, own, max_seconds=_LONGEST_LISTEN))
+        came_back = own(browse(ServiceKind.TEST, hosts, LISTEN_SECONDS, own, max_seconds=4 * LISTEN_SECONDS))
     return ReceivedAnnouncements(tuple(browse(ServiceKind.DEVICE, hosts, LISTEN_SECONDS)), came_back)
 
 

@@ -7,6 +7,7 @@ system. At the end are edgellm's own folders, of which `EDGELLM_HOME` moves all 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import operator
 import os
 import platform
@@ -37,14 +38,11 @@ HAS_MODES = os.name != "nt"
 SHARES_CORES = sys.platform == "linux"
 """True where parts of a file can be locked, so that processes see which other processes compute and are alive."""
 _LOCK, _END = struct.Struct("hhqqi4x"), 2**62  # Linux's `struct flock`, and a place behind all locks
-_PERFORMANCE = 0.5  # share of the best processor's capacity; efficiency cores have less
-_DONTNEED = 4  # MADV_DONTNEED
 _THREADS, _PROCESSORS = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
 _HYBRID = Path("/sys/devices/cpu_core/cpus")  # performance cores of Intel's hybrid processors
 CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 """Linux's paths of the limits of control groups (cgroup), and of the list of this process's groups."""
 _MEMORY_FILES = (("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current"))
-_WINDOWS_AVX2, _WINDOWS_AVX512 = 40, 41  # PF_AVX2_INSTRUCTIONS_AVAILABLE, PF_AVX512F_INSTRUCTIONS_AVAILABLE
 
 
 def lock_shared(file: BinaryIO) -> None:
@@ -176,7 +174,7 @@ def release_mapped(path: Path) -> None:
             addresses, access, *_, name = line.split(maxsplit=5)
             if name == real and "w" not in access:
                 start, end = (int(address, 16) for address in addresses.split("-"))
-                advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONTNEED)
+                advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
 def be_killed_first() -> None:
@@ -291,8 +289,8 @@ def processor_flags() -> frozenset[str]:
     """Return the processor's features by Linux's names, such as avx2: some of them on Windows, none if unknown."""
     if sys.platform == "win32":
         present = ctypes.CDLL("kernel32").IsProcessorFeaturePresent
-        # every processor with AVX2 has the other three
-        flags = {_WINDOWS_AVX2: ("avx2", "fma", "f16c", "bmi2"), _WINDOWS_AVX512: ("avx512f",)}
+        # PF_AVX2_INSTRUCTIONS_AVAILABLE, with which every processor has the other three, and PF_AVX512F_…
+        flags = {40: ("avx2", "fma", "f16c", "bmi2"), 41: ("avx512f",)}
         return frozenset(flag for feature, names in flags.items() if present(feature) for flag in names)
     with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
         for line in lines:
@@ -331,7 +329,8 @@ def performance_cores() -> int:
 
 
 def fast_processors(processors: Collection[int]) -> Collection[int]:
-    """Return the `processors` of performance cores; all of them where the system does not tell cores apart."""
+    """Return the `processors` of performance cores, with half of the best one's capacity or more; all of them where the
+    system does not tell cores apart."""
     with suppress(OSError, ValueError):
         return processor_list(_HYBRID.read_text(encoding="ascii")) & set(processors) or processors
     capacity: dict[int, int] = {}
@@ -339,7 +338,7 @@ def fast_processors(processors: Collection[int]) -> Collection[int]:
         with suppress(OSError, ValueError):
             capacity[cpu] = int((_PROCESSORS / f"cpu{cpu}" / "cpu_capacity").read_text(encoding="ascii"))
     best = max(capacity.values(), default=0)
-    return [cpu for cpu in processors if capacity.get(cpu, best) >= _PERFORMANCE * best]
+    return [cpu for cpu in processors if 2 * capacity.get(cpu, best) >= best]
 
 
 def processor_list(text: str) -> set[int]:

@@ -22,7 +22,6 @@ from edgellm.errors import EdgeError
 
 LENGTH = struct.Struct("<Q")
 _HEAD = struct.Struct("<I")
-_ALIGNED = 8  # bytes to which the head is padded: arrays may follow
 _STEP = 0.01  # least share of a call between two reports
 OUT_OF_MEMORY = 77  # exit code
 READY = ""
@@ -35,7 +34,7 @@ Functions = Mapping[str, Callable[..., object]]
 def pack(head: Mapping[str, object], data: bytes = b"") -> bytes:
     """Return the bytes of a message."""
     text = json.dumps(head).encode()
-    text += b" " * (-(LENGTH.size + _HEAD.size + len(text)) % _ALIGNED)
+    text += b" " * (-(LENGTH.size + _HEAD.size + len(text)) % LENGTH.size)  # arrays may follow
     return b"".join((LENGTH.pack(_HEAD.size + len(text) + len(data)), _HEAD.pack(len(text)), text, data))
 
 

@@ -35,8 +35,7 @@ from edgellm.verifier.worker import ColocatedVerifier, VerifierWorker
 _log = logging.getLogger(__name__)
 _BLAME_SECONDS = 1.0  # wait for a session to report its loss, once llama.cpp has ended the process over it
 _CRASHES = 3  # crashes of the process in a row with no device at fault
-_FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0  # seconds before all devices are tried again
-_LEAST_SECONDS = 10.0  # least announced time of loading again
+_RETRY_SECONDS = 5.0  # before all devices are tried again, and the least announced time of loading again
 LOAD_SILENCE = 120.0
 """Seconds of silence while a model is loaded: a server may read a large tensor from its disk meanwhile."""
 LEAST_SILENCE = 10.0
@@ -229,7 +228,7 @@ class RpcModel:
             return MeshBroken(broken.what, broken.next_step)
         if self._closed.is_set():
             return MeshBroken("The model is closed.", "Open it again.")
-        seconds = max(_LEAST_SECONDS, 2 * self._load_seconds)
+        seconds = max(_RETRY_SECONDS, 2 * self._load_seconds)
         return VerifierBusy("A device was lost: the model is loaded on the others.", "Wait a moment.", seconds)
 
     # Losses.
@@ -256,7 +255,6 @@ class RpcModel:
         if not self._blame(opened):
             self._crashes += 1
         opened.close()
-        wait = _FIRST_WAIT
         while not self._closed.is_set():
             try:
                 if self._crashes > _CRASHES:
@@ -269,8 +267,7 @@ class RpcModel:
                 self._broken = self._explained(error)
             else:
                 return
-            self._closed.wait(wait)
-            wait = min(2 * wait, _LONGEST_WAIT)
+            self._closed.wait(_RETRY_SECONDS)
             self._lost.clear()
             self._crashes = 0
 

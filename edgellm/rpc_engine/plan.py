@@ -22,6 +22,7 @@ from edgellm.coldstart.problem import Floats
 from edgellm.engine import ModelFile
 from edgellm.engine.gguf.memory import text_layers
 from edgellm.engine.gguf.reader import GgufHeader
+from edgellm.engine.hardware import N_BATCH
 from edgellm.errors import ModelUnsupported, PlanImpossible
 from edgellm.layer_range import HERE, LayerRange, StageShare
 
@@ -32,7 +33,6 @@ START_SECONDS = 1.5
 """Seconds to start the processes that load and serve, before anything is read."""
 MARGIN = 64 * 2**20
 """Spare bytes on each other device beside weights, caches and buffers."""
-_BATCH = 512  # rows that cross the network at once
 _MOST = 8  # devices whose sets are tried; the number of sets doubles with each
 _EXPERTS = "_exps."  # part of the names of tensors with all experts of a layer
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
@@ -206,7 +206,7 @@ class RpcHome:
         back = 32.0 * self.model.vocabulary * logits / site.down.rate
         per_row = row / site.up.rate + (0.0 if logits else row / site.down.rate)
         latency = site.up.latency + site.down.latency
-        prompt = math.ceil(self.tokens_in / _BATCH) * latency + self.tokens_in * per_row + back
+        prompt = math.ceil(self.tokens_in / N_BATCH) * latency + self.tokens_in * per_row + back
         return np.array([0.0, prompt, latency + per_row + back])
 
 

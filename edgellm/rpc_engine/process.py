@@ -18,7 +18,7 @@ from edgellm.engine.context import Context
 from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf.memory import mtp_layers
 from edgellm.engine.gguf.reader import ModelFile
-from edgellm.engine.hardware import Hardware
+from edgellm.engine.hardware import N_BATCH, Hardware
 from edgellm.engine.kv.sequences import SeqRows, Sequences
 from edgellm.engine.memory_fit import reckon
 from edgellm.engine.model import LoadSpec, Model
@@ -41,7 +41,7 @@ class ContextSizes:
 
     n_ctx: int
     n_seq: int = 1
-    n_batch: int = 512
+    n_batch: int = N_BATCH
 
 
 class ProcessSilent(DeviceLost):

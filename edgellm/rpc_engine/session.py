@@ -9,7 +9,7 @@ import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
 from typing import Any
@@ -22,8 +22,8 @@ from edgellm.errors import SAME_VERSION, DeviceLost, EdgeError, ProtocolError
 from edgellm.rpc.channel import first_of, network_loop, run_in_network_loop
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.versions import check_version, parse_message
-from edgellm.rpc_engine.backend import HOST
-from edgellm.services.client.link import Endpoint, PeerWatch, ServiceLink, Timing, explained, lost
+from edgellm.rpc_engine.backend import HOST, STARTING_SECONDS
+from edgellm.services.client.link import WORKER_TIMING, Endpoint, PeerWatch, ServiceLink, explained, lost
 from edgellm.services.mesh_codec import check_engine
 
 RPC_ENGINE = 1
@@ -37,8 +37,6 @@ MAX_BUFFER = 16 * 2**20
 """Bytes that wait on either side of a socket: a busy device stops for tens of milliseconds at a time, and the others go
 on meanwhile."""
 _log = logging.getLogger(__name__)
-_STARTING_SECONDS = 90.0  # limit for a server to start
-_SILENT_BEATS = 13  # a device that computes for this one may be late
 
 Socket = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -138,7 +136,7 @@ class RpcSession:
         )
         self.lost: Future[EdgeError] = Future()
         self.traffic = Moved()
-        self._watch = PeerWatch(Timing(silent_beats=_SILENT_BEATS, stall=inf))
+        self._watch = PeerWatch(replace(WORKER_TIMING, stall=inf))
         self._client: int | None = None
         self._link: ServiceLink | None = None
         self._closed = False
@@ -207,7 +205,7 @@ class RpcSession:
         listener = await asyncio.start_server(connected, HOST, 0, limit=MAX_BUFFER)
         link = self._link = ServiceLink(channel, SERVE, self._watch)
         link.send(pb.RpcOrder(begin=self.begin).SerializeToString())
-        latest = monotonic() + _STARTING_SECONDS
+        latest = monotonic() + 1.5 * STARTING_SECONDS  # the worker says it itself before that
 
         def take(data: bytes) -> None:
             expected = "beat" if serving.done() else "serving"

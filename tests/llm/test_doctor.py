@@ -177,7 +177,6 @@ def test_a_machine_in_no_network_is_told() -> None:
 def test_silence_where_not_even_our_own_word_comes_back_is_a_firewall_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnostics, "announce", lambda *_: announce(ServiceKind.TEST, "", 1, []))  # says nothing
     monkeypatch.setattr(diagnostics, "LISTEN_SECONDS", 0.2)
-    monkeypatch.setattr(diagnostics, "_LONGEST_LISTEN", 0.2)
     heard = diagnostics.listen("0000-0000", ["127.0.0.1"])
     assert not heard.own_came_back
     assert "UDP port 5353" in only(examine_multicast(heard, "0000-0000", ["127.0.0.1"]), "multicast").next_step

@@ -252,7 +252,7 @@ def test_a_server_that_hangs_while_the_model_is_loaded_ends_that(
 def test_where_the_rest_cannot_hold_it_it_says_so_and_comes_back_with_the_device(
     hybrid: ModelFile, workers: list[Endpoint], alone: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.rpc_engine.model._FIRST_WAIT", 0.05)
+    monkeypatch.setattr("edgellm.rpc_engine.model._RETRY_SECONDS", 0.05)
     impossible = [False]
 
     def plan(names: object) -> Sequence[StageShare]:

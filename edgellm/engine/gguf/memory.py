@@ -13,7 +13,6 @@ from edgellm.errors import ModelUnsupported
 PREDICTED_ROWS = 32
 """Rows of logits in a batch that predicts a text's tokens: 19 MB at 152,000 tokens."""
 _CHECKED_ROWS = 9  # rows of logits for each sequence in a batch that verifies drafts
-_MODEL = 1_500_000  # bytes of a model's own records
 _TOKEN, _MERGE = 180, 112  # bytes of a token in llama.cpp's tables, and of a merge
 NODE = 870
 """Bytes of a node of a graph: two graphs of a context, and the scheduler's tables."""
@@ -134,13 +133,13 @@ def output_rows(n_seq: int, n_batch: int) -> int:
 
 
 def model_bytes(header: GgufHeader) -> int:
-    """Return the bytes of a loaded model's vocabulary, and of its records of tensors."""
+    """Return the bytes of a loaded model's vocabulary."""
 
     def count(what: str) -> int:
         entries = header.metadata.get(f"tokenizer.ggml.{what}", ())
         return entries.count if isinstance(entries, GgufArray) else len(entries) if isinstance(entries, tuple) else 0
 
-    return _MODEL + _TOKEN * count("tokens") + _MERGE * count("merges")
+    return _TOKEN * count("tokens") + _MERGE * count("merges")
 
 
 def converted_bytes(header: GgufHeader, n_batch: int) -> int:

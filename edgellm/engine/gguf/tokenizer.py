@@ -18,7 +18,6 @@ MAX_TOKENIZER = 64 * 2**20
 """Most bytes of a tokenizer's file: Gemma 4, with 262,144 tokens, has 16 MB."""
 _PREFIX = "tokenizer."
 _UNREAD = "tokenizer.huggingface.json"  # a copy that llama.cpp does not read
-_ALIGNMENT = 32  # bytes; GGUF's default
 
 
 def token_count(header: GgufHeader) -> int:
@@ -68,7 +67,8 @@ def tokenizer_file(file: ModelFile, name: str = "") -> bytes:
     kept = [raw for key, raw in entries.items() if key == "general.architecture"]
     kept.append(entry("general.name", name or file.name))
     kept += (raw for key, raw in entries.items() if key.startswith(_PREFIX) and key != _UNREAD)
-    if (size := sum(map(len, kept))) > MAX_TOKENIZER - 2 * _ALIGNMENT:  # the header and padding
-        what = f"The tokenizer of {file.path} has {size} bytes; {MAX_TOKENIZER} are possible."
+    data = b"".join(portions(replace(header, alignment=32), kept, ()))  # GGUF's default
+    if len(data) > MAX_TOKENIZER:
+        what = f"The tokenizer of {file.path} has {len(data)} bytes; {MAX_TOKENIZER} are possible."
         raise ModelUnsupported(what, "Use another model.")
-    return b"".join(portions(replace(header, alignment=_ALIGNMENT), kept, ()))
+    return data

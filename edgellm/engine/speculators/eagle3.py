@@ -29,7 +29,6 @@ nemotron_h_moe and qwen4exp."""
 LAST_OUTPUT = frozenset(("gpt-oss",))
 """Architectures of `VERIFIERS` that also hand over the last layer's output, as the input of a further layer."""
 _LAYERS = 3
-_ROWS = 64  # rows of a batch: llama.cpp reserves logits for each
 _D2T = "d2t"
 
 
@@ -96,7 +95,7 @@ class Eagle3Head(Speculator):
             EngineFailed: this llama.cpp exports no functions for it, or cannot reserve the memory.
         """
         self._layers, self._n_layer = layers, n_layer
-        spec = trunk.beside(_ROWS)
+        spec = trunk.beside()
         StateFunctions.require()
         owned = llama_api.open_context(model, spec, beside=trunk.context.owned)
         # llama.cpp computes logits of all rows but returns the first rows' results: the last row is computed alone.

@@ -22,7 +22,6 @@ glm5-next, hy-v3, mimo2 and nemotron_h_moe."""
 SEVERAL = frozenset(("step35",))
 """Architectures of which llama.cpp takes files with several MTP layers; the first layer is used."""
 _NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")  # llama.cpp ends the process without them
-_ROWS = 256  # rows of a batch
 
 
 def unusable(header: GgufHeader) -> str:
@@ -48,7 +47,7 @@ class MtpLayer(Speculator):
             EngineFailed: this llama.cpp exports no functions for it, or cannot reserve the memory.
         """
         width = int(lib.llama_model_n_embd_out(model.pointer))
-        spec = trunk.beside(_ROWS, mtp=True)
+        spec = trunk.beside(mtp=True)
         StateFunctions.require()
         owned = llama_api.open_context(model, spec)
         super().__init__(trunk, owned, states=width, inputs=width, rows=spec.rows, every=every)

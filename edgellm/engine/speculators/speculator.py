@@ -24,6 +24,8 @@ from edgellm.engine.speculators.states import StateFunctions, StateWindow, rows_
 from edgellm.engine.vocabulary import Floats, Ids, common_prefix
 from edgellm.errors import EngineFailed
 
+_ROWS = 64  # rows of a batch: llama.cpp reserves logits for each
+
 
 @dataclass(frozen=True, slots=True)
 class Trunk:
@@ -35,11 +37,11 @@ class Trunk:
     spec: NativeSpec
     n_vocab: int
 
-    def beside(self, most_rows: int, *, mtp: bool = False) -> NativeSpec:
-        """Return the parameters of a context beside it, with batches of at most `most_rows` rows."""
+    def beside(self, *, mtp: bool = False) -> NativeSpec:
+        """Return the parameters of a context beside it."""
         spec = self.spec
         positions = self.n_ctx * spec.sequences
-        rows = max(spec.sequences, min(most_rows, positions))
+        rows = max(spec.sequences, min(_ROWS, positions))
         return NativeSpec(
             positions, spec.sequences, rows, spec.threads, unified=spec.sequences == 1, cache_type=spec.cache_type,
             flash=spec.flash, mtp=mtp,
