@@ -12,8 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from edgellm.coldstart.bounds import Tables
-from edgellm.coldstart.exact_search import CHUNK, Arrays, fastest_first_token, improved, single_devices
+from edgellm.coldstart.exact_search import CHUNK, Arrays, Tables, fastest_first_token, improved, single_devices
 from edgellm.coldstart.problem import Cut, Floats, Ints, Solution, Stop, Task, makespan, never, per_token
 
 

@@ -6,10 +6,9 @@ from edgellm.engine import native  # noqa: F401 - before anything else imports l
 from edgellm.engine.chat.messages import Message, ToolCall
 from edgellm.engine.context import Context
 from edgellm.engine.context_spec import ContextSpec
-from edgellm.engine.gguf.cuttable import check_cuttable
+from edgellm.engine.gguf.cuttable import check_cuttable, cut, cut_bytes
 from edgellm.engine.gguf.memory import Dimensions, MemoryEstimate, costs_of, dimensions
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile, check_gguf
-from edgellm.engine.gguf.shard import cut, cut_bytes
 from edgellm.engine.gguf.speculation import mtp_obstacle
 from edgellm.engine.gguf.writer import to_f32
 from edgellm.engine.graph_hooks import Capture, Recorder

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edgellm.engine import GgufHeader, ModelFile, check_gguf
-from edgellm.engine.gguf.cuttable import check_cuttable, cut_points
-from edgellm.engine.gguf.shard import BLOCK
+from edgellm.engine.gguf.cuttable import BLOCK, check_cuttable, cut_points
 from edgellm.errors import LayersMissing
 from edgellm.layer_range import LayerRange, chain, ranges
 from edgellm.mesh.messages import StageSpec

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from edgellm.engine.gguf.requantise import requantise
+from edgellm.engine.gguf.writer import requantise
 from models.export import export, tokenizer_of
 from models.smollm2.distil import distil
 from models.smollm2.recipe import DRAFT

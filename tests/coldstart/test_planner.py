@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgellm.coldstart import exact_search, hardware, reply_search
-from edgellm.coldstart.bounds import Bound, Columns, Tables
-from edgellm.coldstart.exact_search import Search, fastest_first_token
+from edgellm.coldstart.exact_search import Bound, Columns, Search, Tables, fastest_first_token
 from edgellm.coldstart.hardware import LayersOnDevice
 from edgellm.coldstart.home import Home, restrict_to_stored
 from edgellm.coldstart.plan import plan, solve

@@ -123,7 +123,7 @@ def test_layers_that_predict_further_tokens_are_left_out(architectures: Architec
 def test_without_the_pattern_of_windows_logits_differ(
     architectures: Architectures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.engine.gguf.shard.part_metadata", without_windows)
+    monkeypatch.setattr("edgellm.engine.gguf.cuttable.part_metadata", without_windows)
     assert WholeModel(architectures("gemma3")).largest_difference(tmp_path, (0, 1)) > LOOKED_UP
 
 

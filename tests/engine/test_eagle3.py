@@ -16,7 +16,7 @@ from edgellm.engine.gguf.tokenizer import token_texts
 from edgellm.engine.llama_api import LlamaBatch, NativeSpec
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.speculators.eagle3 import LAST_OUTPUT, VERIFIERS, check_eagle3, misfit
-from edgellm.engine.speculators.states import StateFunctions, rows_at
+from edgellm.engine.speculators.speculator import StateFunctions, rows_at
 from edgellm.errors import ModelUnsupported
 from testkit.gguf.reader import read_gguf
 from testkit.speculators.eagle3 import EPSILON, HEADS

@@ -13,7 +13,7 @@ from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, SeqRows, St
 from edgellm.engine.llama_api import LlamaBatch, NativeSpec
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.native import lib
-from edgellm.engine.speculators.states import WINDOW, StateFunctions
+from edgellm.engine.speculators.speculator import WINDOW, StateFunctions
 from edgellm.errors import Stopped
 from testkit.gguf.architectures import WITH_MTP
 from tests.conftest import Architectures

@@ -58,7 +58,7 @@ serve(child.functions)
 IGNORANT = f"""
 from edgellm.engine.gguf import reader
 from edgellm.engine.gguf.speculation import EAGLE3, MTP
-from edgellm.engine.trial import load_trial as child
+from edgellm.engine.trial import self_test as child
 reader.tensor_flaw = lambda tensor: ""
 {SERVE}"""
 
@@ -146,7 +146,7 @@ def test_a_model_is_not_tested_whose_architecture_is_on_record(
 
 RECORDING = f"""
 from pathlib import Path
-from edgellm.engine.trial import load_trial as child
+from edgellm.engine.trial import self_test as child
 load = child.Model.load
 def recorded(path, spec, **given):
     Path(path).with_suffix(".hardware").write_text(repr(spec.hardware))
@@ -326,10 +326,10 @@ def test_a_child_that_somebody_ends_says_nothing_of_the_file(
 WITHOUT_NUMPY = """
 import sys
 sys.modules["numpy"] = None
-from edgellm.engine.trial import load_trial as child
+from edgellm.engine.trial import self_test as child
 """
 RAISES = f"""
-from edgellm.engine.trial import load_trial as child
+from edgellm.engine.trial import self_test as child
 def fail(*_, **__):
     raise ModuleNotFoundError("No module named 'numpy'")
 child.Context = fail

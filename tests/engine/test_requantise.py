@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine import Model, ModelFile
-from edgellm.engine.gguf.requantise import FILE_TYPES, requantise
+from edgellm.engine.gguf.writer import FILE_TYPES, requantise
 from edgellm.errors import ModelUnsupported
 
 

@@ -18,7 +18,7 @@ from edgellm.engine.gguf.speculation import EAGLE3, MTP
 from edgellm.engine.hardware import QUANTISED, Hardware
 from edgellm.engine.kv.kv_cache import KVCache
 from edgellm.engine.model import LoadSpec
-from edgellm.engine.speculators.states import StateWindow
+from edgellm.engine.speculators.speculator import StateWindow
 from edgellm.engine.trial.probe import PROVEN
 from edgellm.engine.trial.self_test import ROLLBACK, ROWS, SEQUENCES, self_test
 from edgellm.errors import ContextFull

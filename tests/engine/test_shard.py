@@ -213,7 +213,7 @@ def broken(*_: object) -> Iterator[bytes]:
 
 
 def test_a_failed_cut_leaves_nothing(tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.engine.gguf.shard.copied", broken)
+    monkeypatch.setattr("edgellm.engine.gguf.cuttable.copied", broken)
     (tmp_path / "shard.gguf").write_bytes(b"an older one")
     with pytest.raises(OSError, match="No space"):
         cut(tiny_path, tmp_path / "shard.gguf", 0, 0, head=True)

@@ -14,7 +14,7 @@ from edgellm.engine import Model, ModelFile, mtp_obstacle
 from edgellm.engine.gguf.memory import attention_layers, recurrent_state_bytes
 from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.gguf.speculation import drafter_file
-from edgellm.engine.speculators.states import StateFunctions
+from edgellm.engine.speculators.speculator import StateFunctions
 from edgellm.errors import ModelUnsupported
 from testkit.gguf.architectures import WITH_MTP
 from tests.conftest import Architectures

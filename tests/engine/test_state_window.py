@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.engine.speculators.states import StateWindow
+from edgellm.engine.speculators.speculator import StateWindow
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 9)), max_size=40))

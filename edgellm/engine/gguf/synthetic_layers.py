@@ -18,10 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edgellm.engine.gguf.cuttable import DENSE_LEAD, check_cuttable, cut_points, largest_part
+from edgellm.engine.gguf.cuttable import DENSE_LEAD, SLIVER, check_cuttable, cut_bytes, cut_points, largest_part
 from edgellm.engine.gguf.memory import Dimensions, text_layers
 from edgellm.engine.gguf.reader import F16, F32, TENSOR_TYPES, ModelFile, TensorInfo
-from edgellm.engine.gguf.shard import SLIVER, cut_bytes
 from edgellm.engine.gguf.writer import NewTensor, entry, portions, zeros
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.layer_block import Block

@@ -15,8 +15,7 @@ from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader, ModelFile
 from edgellm.engine.gguf.speculation import EAGLE3
 from edgellm.engine.gguf.tokenizer import PADDING, token_count, token_texts
 from edgellm.engine.hardware import Hardware
-from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, Trunk
-from edgellm.engine.speculators.states import WINDOW, StateFunctions
+from edgellm.engine.speculators.speculator import WINDOW, Speculator, SpeculatorModel, StateFunctions, Trunk
 from edgellm.errors import EngineFailed, ModelUnsupported
 
 VERIFIERS = frozenset((

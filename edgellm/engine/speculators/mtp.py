@@ -10,8 +10,7 @@ from edgellm.engine.gguf.memory import mtp_layers, text_layers
 from edgellm.engine.gguf.reader import GgufHeader
 from edgellm.engine.gguf.speculation import MTP
 from edgellm.engine.native import lib
-from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, Trunk
-from edgellm.engine.speculators.states import StateFunctions, StateWindow
+from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, StateFunctions, StateWindow, Trunk
 
 STATES_OF_LAST_ROWS = frozenset(("qwen3next", "step35"))
 """Architectures whose MTP graph gives states of rows with logits alone. Other graphs give states of all rows; asked for

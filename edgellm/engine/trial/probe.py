@@ -43,7 +43,7 @@ AGAIN = "Try again; if it fails again, install edgellm once more."
 _FORMAT = 8  # raise this when the child tries more than before, or kept verdicts may be wrong
 TRIED = ("gpu_layers", "devices", "tensor_split", "cache_type", "flash_attn")
 """Fields of the hardware that the child is told: all that decides what is computed how."""
-_KIND = ChildKind("edgellm.engine.trial.load_trial", "tries a model", keeps_words=True)
+_KIND = ChildKind("edgellm.engine.trial.self_test", "tries a model", keeps_words=True)
 _BUNDLED = ("draft.gguf", "verifier.gguf", "smollm2/draft.gguf")
 
 

