@@ -172,9 +172,6 @@ def progressive(instance: Instance, first: int = 0) -> Plan:
     return *plan, *(Switch(block, instance.steps) for block in sorted(left))
 
 
-WIDTH = 16
-"""Partial plans that `beam` follows for each number of switches: it seldom misses the optimum, and then by little."""
-
 Mask = int  # bit b is set where block b is switched
 
 
@@ -197,14 +194,15 @@ class SwitchState(NamedTuple):
     last: int = -1
 
 
-def beam(instance: Instance, width: int = WIDTH) -> Plan:
+def beam(instance: Instance, width: int = 16) -> Plan:
     """Return a plan near the optimum in polynomial time, never worse than the schedules above: at most about m^4 n
     `width` partial plans, for m blocks and n chunks.
 
     Dynamic programming over (computations done, set of blocks switched). Partial plans differ only in when computing
     and loading are free again and in a pending block, so most are dominated; others cannot beat the best known plan. Of
-    the rest, the `width` most promising plans with the same number of computations and switches are followed. With an
-    unlimited width the plan is the optimum; the problem is NP-hard (Appendix A).
+    the rest, the `width` most promising plans with the same number of computations and switches are followed; the
+    default seldom misses the optimum, and then by little. With an unlimited width the plan is the optimum; the problem
+    is NP-hard (Appendix A).
     """
     schedules = (synchronous(instance), naive(instance), progressive(instance))
     best = min(schedules, key=lambda plan: latency(instance, plan))

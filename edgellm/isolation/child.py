@@ -32,7 +32,7 @@ from edgellm.errors import EdgeError, EngineFailed, Stopped
 from edgellm.isolation.serving import LENGTH, OUT_OF_MEMORY, READY, pack, unpack
 
 GRACE_SECONDS = 30.0  # wall time of an answer beyond ten times its processor time
-_POLL_SECONDS = 0.02  # time between two checks of the child
+POLL_SECONDS = 0.02  # time between two checks of the child
 _LATE_SECONDS = 0.25  # most silence counted between two checks: a longer gap means a suspended process or machine
 _HEAD = 2**16  # most bytes of an answer's head
 _SAID = 4_096  # characters of the child's own error, and bytes of its last output
@@ -236,7 +236,7 @@ class Call:
         try:
             while True:
                 try:
-                    heard = self._heard.get(timeout=_POLL_SECONDS)
+                    heard = self._heard.get(timeout=POLL_SECONDS)
                 except queue.Empty:
                     if stopped is not None and stopped():
                         raise Stopped from None

@@ -22,7 +22,6 @@ from edgellm.errors import EdgeError
 
 LENGTH = struct.Struct("<Q")
 _HEAD = struct.Struct("<I")
-_STEP = 0.01  # least share of a call between two reports
 OUT_OF_MEMORY = 77  # exit code
 READY = ""
 """The name of every child's function that returns once the child is ready."""
@@ -71,7 +70,6 @@ def serve(prepare: Callable[[Report], Functions], idle: float = 0.0) -> None:
             timer.cancel()
             if len(length) < LENGTH.size:
                 return
-            report.told = -_STEP
             answers.write(_answer(known, failure, calls.read(*LENGTH.unpack(length))))
             answers.flush()
     except MemoryError:
@@ -86,13 +84,11 @@ class _Reporter:
     """Reports to the parent of a call's progress."""
 
     def __init__(self, answers: IO[bytes]) -> None:
-        self._answers, self.told = answers, -_STEP
+        self._answers = answers
 
     def __call__(self, share: float) -> None:
-        if share >= self.told + _STEP:
-            self.told = share
-            self._answers.write(pack({"progress": share}))
-            self._answers.flush()
+        self._answers.write(pack({"progress": share}))
+        self._answers.flush()
 
 
 def _answer(known: Functions, failure: EdgeError | None, message: bytes) -> bytes:

@@ -25,7 +25,7 @@ from edgellm.engine import library, native
 from edgellm.engine.hardware import Hardware, compute_devices
 from edgellm.engine.native import available_threads, ggml
 from edgellm.errors import EngineFailed
-from edgellm.isolation.child import Child, ChildFailed, ChildKind, Limits
+from edgellm.isolation.child import POLL_SECONDS, Child, ChildFailed, ChildKind, Limits
 from edgellm.isolation.serving import Functions, Report
 from edgellm.system import be_killed_first, limit
 
@@ -89,7 +89,6 @@ def function(name: str, result: Any, *arguments: Any) -> Any:
 
 
 STARTING_SECONDS = 60.0
-_POLL_SECONDS = 0.02
 _BESIDE = 2**30  # bytes of a server's own memory beside its client's
 _HASHED = "rpc"  # folder in which llama.cpp's own program keeps weights
 # The child ends a program of llama.cpp's, and gets some time for that.
@@ -144,7 +143,7 @@ class RpcServer(Child):
         while self.alive and time.monotonic() < deadline:
             if self.port in _listening(self.pid):
                 return
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
         raise self._not_started("it does not listen")
 
     def _not_started(self, why: str) -> EngineFailed:

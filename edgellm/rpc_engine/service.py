@@ -42,7 +42,6 @@ from edgellm.storage.state import private_folder, read_json, write_state
 MAX_SESSIONS = 4  # a process each
 _THIS_MACHINE = "own"
 _WHOLE = "whole.json"  # names and sizes of files that are whole
-_SHARE = 0.5  # default share of the free disk space
 
 
 class TooManySessions(EdgeError):
@@ -213,7 +212,7 @@ class TensorCache:
         )
         kept = sum(file.stat().st_size for file in files)
         free = shutil.disk_usage(self._root).free
-        limit = int(_SHARE * (free + kept)) if self._limit is None else self._limit
+        limit = (free + kept) // 2 if self._limit is None else self._limit
         if size > limit:
             return False
         while kept + size > limit and files:

@@ -34,7 +34,6 @@ BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
 SLIVER = 32
 """Rows in the place of an embedding that is never read."""
 _BLANK = -1  # offset of a tensor of zeros
-_SMALL = (41, 42, 2)  # Q1_0, Q2_0, Q4_0: types of few bits in small blocks
 PATTERN, DENSE_LEAD, SECTIONS = (
     "attention.sliding_window_pattern", "leading_dense_block_count", "rope.dimension_sections",
 )  # fmt: skip
@@ -397,7 +396,7 @@ def _blank(t: TensorInfo) -> TensorInfo:
     only if all its tensors are."""
     kind = t.kind
     if len(t.shape) > 1 and TENSOR_TYPES[kind][0] != "F32":
-        fitting = [one for one in (kind, *_SMALL) if t.shape[0] % TENSOR_TYPES[one][1] == 0]
+        fitting = [one for one, (_name, block, _size) in TENSOR_TYPES.items() if t.shape[0] % block == 0]
         kind = min(fitting, key=lambda one: TENSOR_TYPES[one][2] / TENSOR_TYPES[one][1])
     _name, block, size = TENSOR_TYPES[kind]
     return replace(t, kind=kind, nbytes=t.n_elements // block * size, offset=_BLANK)
