@@ -140,11 +140,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Radio:
-    """A device's place in a wireless cell (equations 10-12): Hz, dBm up and down, dBm/Hz of noise, metres, dB."""
+    """A device's place in a wireless cell (equations 10-12): Hz, metres, dBm/Hz of noise, dB."""
 
     bandwidth: float
-    power_up: float
-    power_down: float
     distance: float
     efficiency: float = 0.5
     noise: float = -174.0
@@ -162,14 +160,6 @@ class Radio:
         noise = 1e-3 * _ratio(self.noise) * self.bandwidth
         signal = 1e-3 * _ratio(power) * self.gain
         return self.efficiency * self.bandwidth * math.log2(1.0 + signal / noise)
-
-    @property
-    def uplink(self) -> float:
-        return self.rate(self.power_up)
-
-    @property
-    def downlink(self) -> float:
-        return self.rate(self.power_down)
 
 
 def _ratio(decibels: float) -> float:
@@ -201,12 +191,12 @@ _TABLE_1 = (  # c* in TFLOP/s, a, b, r in MB/s, m in GB, uplink power in dBm, me
 
 
 def devices() -> tuple[Device, ...]:
+    """Return the four devices of Table 1, with 25 dBm of power at the access point."""
     found = []
     for number, (tera, a, b, disk, memory, power, metres) in enumerate(_TABLE_1, 1):
-        radio = Radio(160e6, power, 25.0, metres)
-        found.append(
-            Device(f"Device {number}", tera * 1e12, a, b, disk * 1e6, memory * 1e9, radio.uplink, radio.downlink)
-        )
+        radio = Radio(160e6, metres)
+        uplink, downlink = radio.rate(power), radio.rate(25.0)
+        found.append(Device(f"Device {number}", tera * 1e12, a, b, disk * 1e6, memory * 1e9, uplink, downlink))
     return tuple(found)
 
 

@@ -141,7 +141,6 @@ class RpcSession:
         self._link: ServiceLink | None = None
         self._closed = False
         self._blamed: EdgeError | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._live: Future[None] | None = None
 
     def open(self) -> int:
@@ -197,10 +196,8 @@ class RpcSession:
     async def _hold(self, channel: grpc.aio.Channel, serving: Future[int]) -> None:
         """Hold the session until it ends; `serving` gets the port once the server has started."""
 
-        def connected(*socket: Any) -> None:
-            task = asyncio.get_running_loop().create_task(self._tunnel(channel, socket))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        async def connected(*socket: Any) -> None:
+            await self._tunnel(channel, socket)
 
         listener = await asyncio.start_server(connected, HOST, 0, limit=MAX_BUFFER)
         link = self._link = ServiceLink(channel, SERVE, self._watch)
@@ -225,10 +222,7 @@ class RpcSession:
             if not self._closed:
                 await link.run(take, beat)
         finally:
-            listener.close()
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            listener.close()  # the tunnels end with the channel
 
     async def _tunnel(self, channel: grpc.aio.Channel, socket: Socket) -> None:
         try:

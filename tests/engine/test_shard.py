@@ -156,11 +156,6 @@ def test_values_per_layer_are_sliced(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a.decode_embeddings(rows), b.decode_embeddings(rows))
 
 
-def test_slices_hold_the_right_values() -> None:
-    raw = headers.text(b"key") + struct.pack("<I", 9) + struct.pack("<IQ5H", 2, 5, 10, 11, 12, 13, 14)
-    assert writer.picked("key", raw, (1, 2)) == headers.text(b"key") + struct.pack("<IIQ2H", 9, 2, 2, 11, 12)
-
-
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@ lost."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -32,7 +31,7 @@ from edgellm.spec.types import Chunk
 from tests.conftest import Architectures
 from tests.engine.logits import some_ids
 from tests.rpc.strangers import befriend, device
-from tests.rpc_engine.processes import model_processes, rpc_servers
+from tests.rpc_engine.processes import model_processes, rpc_servers, wait_until
 from tests.services.conftest import ANYWHERE
 
 pytestmark = pytest.mark.rpc
@@ -123,13 +122,6 @@ class Opened:
                 return int(submit(text, NOTHING).result().tokens[0])  # type: ignore[attr-defined]
             except VerifierBusy:
                 wait_until(lambda: self.model.ready)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_its_text_is_that_of_the_model_alone_also_with_drafts(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from edgellm.services.client.link import Endpoint
 from edgellm.services.server.servers import WorkerServer
 from tests.rpc.doors import impostor
 from tests.rpc.strangers import befriend, device
-from tests.rpc_engine.processes import rpc_servers
+from tests.rpc_engine.processes import rpc_servers, wait_until
 from tests.services.conftest import ANYWHERE
 
 pytestmark = pytest.mark.rpc
@@ -59,13 +58,6 @@ def session(endpoint: Endpoint) -> Iterator[RpcSession]:
     made = RpcSession(endpoint, memory=MEMORY, weights=MEMORY, model="it")
     yield made
     made.close()
-
-
-def eventually(true: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 60
-    while not true() and time.monotonic() < end:
-        time.sleep(0.02)
-    return true()
 
 
 def test_a_worker_serves_no_rpc_unless_it_is_told_to(host: Trust, guest: Trust) -> None:
@@ -127,7 +119,7 @@ def test_the_server_ends_with_the_session(session: RpcSession) -> None:
     session.open()
     assert len(rpc_servers()) == 1
     session.close()
-    assert eventually(lambda: not rpc_servers())
+    wait_until(lambda: not rpc_servers())
     assert not session.lost.done()
 
 
@@ -147,7 +139,7 @@ def test_more_memory_than_a_device_has_is_refused(endpoint: Endpoint) -> None:
     with pytest.raises(DeviceLost, match="are left"):
         sessions[1].open()
     sessions[0].close()
-    assert eventually(lambda: not rpc_servers())
+    wait_until(lambda: not rpc_servers())
     sessions[1] = RpcSession(endpoint, memory=3 * MEMORY // 2, weights=0, model="it")
     sessions[1].open()
     sessions[1].close()
@@ -166,4 +158,4 @@ def test_a_device_that_is_gone_or_hangs_is_lost(
     else:
         worker.stop(0)
         assert session.lost.result(60).what
-    assert eventually(lambda: not rpc_servers())
+    wait_until(lambda: not rpc_servers())
