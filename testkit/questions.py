@@ -73,7 +73,7 @@ class Question:
     def score(self, text: str) -> float:
         """Return exact match, or ROUGE-1 for free text, in percent."""
         if self.case.metric == "rouge":
-            return 100.0 * rouge_1(self.case.answer, text)
+            return 100.0 * rouge(self.case.answer, text)
         return 100.0 * (text == self.case.answer)
 
 
@@ -172,8 +172,8 @@ class Remembering(Verifier):
         return settled(self._known[key])
 
 
-def rouge_1(right: str, written: str) -> float:
-    """Return the F-measure of shared words, from 0 to 1, as the papers report it."""
+def rouge(right: str, written: str, kind: str = "rouge1") -> float:
+    """Return the F-measure of shared words, from 0 to 1, as the papers report it, or of another kind of ROUGE."""
     from rouge_score.rouge_scorer import RougeScorer  # of the `bench` extra
 
-    return float(RougeScorer(["rouge1"]).score(right, written)["rouge1"].fmeasure)
+    return float(RougeScorer([kind]).score(right, written)[kind].fmeasure)

@@ -86,8 +86,10 @@ def run(one: Benchmark, words: Sequence[str], quick: bool = False, as_json: bool
     found: Figures = {}
     try:
         given = settings(module.measure, made.parse_args(words))
-        usual = settings(module.measure, made.parse_args([])) if words else given
-        name = one.name if not quick and given == usual else f"trial-{one.name}"
+        needed = {name for name, each in parameters(module.measure).items() if each.default is inspect.Parameter.empty}
+        usual = parser(module.measure, {**{name: given.get(name) for name in needed}, **defaults}, **about)
+        declared = given == settings(module.measure, usual.parse_args([]))
+        name = one.name if not quick and declared else f"trial-{one.name}"
         for found in _measured(one, module, name, given):
             path = results.write(one.suite, name, _plain(given), found)
     except EdgeError as error:

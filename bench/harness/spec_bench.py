@@ -1,14 +1,11 @@
-"""Spec-Bench's questions, and what a model replies to them greedily."""
+"""Spec-Bench's questions."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-
-from edgellm.engine import Context, Ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +22,10 @@ def questions(path: Path) -> list[Question]:
     return [Question(line["category"], line["turns"][0]) for line in lines]
 
 
-def greedy_reply(context: Context, prompt: Ids, tokens: int, *, to_the_end: bool = True) -> Ids:
-    """Return the greedy reply to a prompt, of at most so many tokens, with its end; or beyond that."""
-    context.clear()
-    written: list[int] = []
-    ids = prompt
-    while len(written) < tokens and not (to_the_end and written and context.model.is_eog(written[-1])):
-        written.append(int(context.decode(ids)[0].argmax()))
-        ids = np.array(written[-1:], dtype=np.int32)
-    return np.array(written, dtype=np.int32)
+def of_each(found: Sequence[Question], per: int, category: str = "") -> list[Question]:
+    """Return at most `per` questions of each category, or of one of them, by turns."""
+    groups: dict[str, list[Question]] = {}
+    for question in found:
+        if category in ("", question.category):
+            groups.setdefault(question.category, []).append(question)
+    return [group[at] for at in range(per) for group in groups.values() if at < len(group)]

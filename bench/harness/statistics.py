@@ -5,6 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
+
+SAMPLES = 2_000  # of a bootstrap
+
 
 def spread(values: list[float]) -> dict[str, float]:
     """Return the minimum, quartiles and maximum of repeated measurements."""
@@ -24,3 +29,16 @@ def alternate(repeats: int, *runs: Callable[[], float]) -> list[list[float]]:
         for at in order:
             taken[at].append(runs[at]())
     return taken
+
+
+def bootstrap(
+    rows: npt.NDArray[np.float64], statistic: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+) -> tuple[float, float, float]:
+    """Return a statistic of the means of columns, (n, columns), with its interval of 95 % over samples of the rows.
+
+    `statistic` is handed several means at once, (samples, columns), and returns (samples,).
+    """
+    picked = np.random.default_rng(1).integers(len(rows), size=(SAMPLES, len(rows)))
+    found = statistic(np.concatenate((rows.mean(0)[None], rows[picked].mean(1))))
+    low, high = np.quantile(found[1:], (0.025, 0.975))
+    return float(found[0]), float(low), float(high)

@@ -20,7 +20,7 @@ from edgellm.engine import Message
 from edgellm.spec.stats import Summary
 from models.case import Case
 from models.pairs import PAIRS
-from testkit.questions import PairName, pair_files, rouge_1
+from testkit.questions import PairName, pair_files, rouge
 
 MODES = ("draft", "verifier", "pair")
 
@@ -40,7 +40,7 @@ class Score:
     def add(self, case: Case, text: str, summary: Summary) -> None:
         self.cases += 1
         self.exact += text == case.answer
-        self.rouge += rouge_1(case.answer, text)
+        self.rouge += rouge(case.answer, text)
         self.tokens += summary.tokens
         self.chunks += summary.chunks_verified
         self.whole += summary.chunks_accepted_whole

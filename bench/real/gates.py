@@ -1,0 +1,109 @@
+"""Measure what a budget buys on real weights: how near a reply is to the verifier's own, by gate and budget.
+
+ASKED is Spec-Bench's file of questions, or a part of it. Of each category half is profiled and the other half asked,
+greedily, with every gate at every budget. *agrees* is ROUGE-L with the verifier's own reply, *same* the share of that
+reply before the first other token, *loss* the mean negative log-likelihood of the reply's tokens under the verifier, in
+nats, and *closed* the share of the gap in *agrees* between the draft model alone and the verifier. *share* of the
+chunks was verified. Intervals are of 95 % (bootstrap over questions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from bench.harness.progress import track
+from bench.harness.results import Figures
+from bench.harness.spec_bench import of_each, questions
+from bench.harness.statistics import bootstrap
+from bench.real.same_text import first_difference
+from edgellm.engine import Context, ContextSpec, Ids, Message, Model
+from edgellm.engine.hardware import Hardware
+from edgellm.llm import LLM
+from edgellm.spec.types import Token
+from edgellm.storage import resolve
+from testkit.questions import rouge
+
+N_CTX = 2_560
+GATES = ("auto", "synera", "confidence", "random")
+ENDS = ("never", "always")
+COLUMNS = ("share", "agrees", "same", "loss")
+
+
+def loss(verifier: Context, prompt: Ids, reply: Sequence[int]) -> float:
+    """Return the mean negative log-likelihood of a reply's tokens, in nats."""
+    verifier.clear()
+    ids = np.array(reply, dtype=np.int32)
+    rows = verifier.decode(np.concatenate((prompt, ids[:-1])), outputs=len(ids)).astype(np.float64)
+    top = rows.max(1)
+    return float(np.mean(top + np.log(np.exp(rows - top[:, None]).sum(1)) - rows[np.arange(len(ids)), ids]))
+
+
+def words_of(model: Model, ids: Sequence[int]) -> str:
+    return model.detokenize(ids).decode(errors="replace")
+
+
+def closed(rows: Sequence[Mapping[str, Any]], way: str) -> tuple[float, float, float]:
+    """Return the share of the gap in agreement between the ends that a way closes, with an interval of 95 %."""
+    found = np.array([[row[one]["agrees"] for one in (*ENDS, way)] for row in rows])
+    return bootstrap(found, lambda means: (means[:, 2] - means[:, 0]) / (means[:, 1] - means[:, 0]))
+
+
+def table(figures: Mapping[str, Any]) -> str:
+    """Return a line for each gate and budget, between the draft model and the verifier."""
+    rows = figures["rows"]
+    never, *between, always = figures["ways"]
+    lines = [f"{'gate, budget':18}" + "".join(f"{name:>8}" for name in COLUMNS) + "  closed\n"]
+    for way in (never, *between, always):
+        means = (np.mean([row[way][name] for row in rows]) for name in COLUMNS)
+        lines.append(f"{way:18}" + "".join(f"{mean:8.2f}" for mean in means))
+        share, low, high = closed(rows, way)
+        lines[-1] += f"{share:8.0%} ({low:.0%} to {high:.0%})\n" if way in between else "\n"
+    return "".join(lines) + f"{len(rows)} questions, {figures['profiled']} profiled\n"
+
+
+def measure(
+    asked: Annotated[Path, "Spec-Bench's questions, or a part of them"],
+    verifier: str = "smollm2:135m",
+    draft: str = "smollm2:draft",
+    per: Annotated[int, "questions of each category that are asked, at most"] = 4,
+    profiled: Annotated[int, "questions of each category that are profiled, at most"] = 8,
+    budgets: Sequence[float] = (0.05, 0.1, 0.2),
+    tokens: Annotated[int, "of a reply, at most"] = 96,
+    threads: int = 2,
+) -> Iterator[Figures]:
+    """Yield the figures after each question."""
+    found = questions(asked)
+    prompts = [[Message("user", one.text)] for one in of_each(found[::2], profiled)]
+    some = of_each(found[1::2], per)
+    ways = {"never": {"gate": "never"}, "always": {"gate": "always"}}
+    between = {f"{gate} {budget}": {"gate": gate, "budget": budget} for budget in budgets for gate in GATES}
+    rows: list[dict[str, Any]] = []
+    hardware = Hardware(threads=threads)
+    with (
+        LLM.open(draft, verifier, history=False, n_ctx=N_CTX, hardware=hardware) as pair,
+        Model.load(resolve(verifier)) as big,
+        Context(big, ContextSpec(n_ctx=N_CTX, threads=threads)) as verifying,
+    ):
+        pair.profile(prompts)
+        for question in track(some, "questions"):
+            prompt = pair.prompts.ids([Message("user", question.text)])
+            replies, shares = {}, {}
+            for way, options in (ways | between).items():
+                reply = pair.reply(
+                    [Message("user", question.text)], max_tokens=tokens, temperature=0.0, retrieval="off", **options
+                )
+                replies[way] = [event.id for event in reply if isinstance(event, Token)]
+                shares[way] = {"never": 0.0, "always": 1.0}.get(way, reply.summary.share_offloaded or 0.0)
+            own = replies["always"]
+            rows.append({
+                way: {
+                    "share": shares[way], "loss": loss(verifying, prompt, ids),
+                    "same": first_difference(ids, own) / len(own),
+                    "agrees": rouge(words_of(big, own), words_of(big, ids), "rougeL"),
+                } for way, ids in replies.items()
+            })  # fmt: skip
+            yield {"profiled": len(prompts), "ways": ["never", *between, "always"], "rows": rows}
