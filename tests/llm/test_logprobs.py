@@ -108,7 +108,7 @@ def test_a_verifier_that_reports_none_is_not_asked_for_them(
         info = await greet(*arguments, **options)
         return replace(info, capabilities=replace(info.capabilities, logprobs=False))
 
-    monkeypatch.setattr("edgellm.services.client.connection.greet", silent)
+    monkeypatch.setattr("edgellm.services.client.verifier_client.greet", silent)
     with (
         LLM.open(f32_pair[0], address, threads=1) as linked,
         pytest.raises(InvalidOption, match="another device"),

@@ -91,20 +91,26 @@ def explained(error: grpc.aio.AioRpcError) -> str:
     return (error.details() or error.code().name).replace("\n", " ")
 
 
-class PeerWatch:
-    """A watch over a device that owes an answer: it must be alive and make progress."""
+class Link:
+    """A stream to another device, in the network loop: frames go out in order, and messages come in. Any loss ends it.
 
-    def __init__(self, timing: Timing) -> None:
-        self.beat, self._most, self._stall = timing.beat, timing.silent_beats, timing.stall
-        self.begin()
+    A device that owes an answer is watched: it must be alive and make progress."""
 
-    def begin(self) -> None:
+    def __init__(self, channel: grpc.aio.Channel, method: str, timing: Timing, *, accepted: bool = False) -> None:
+        """Begin the call. `accepted`: frames after the first wait for the other side's first message, because gRPC
+        hides the reason of a refusal where a frame fails to be sent meanwhile."""
+        self._call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(method, bytes, bytes)()  # type: ignore[call-arg]  # written to
+        self._timing = timing
+        self._frames: asyncio.Queue[tuple[bytes, int]] = asyncio.Queue()
+        self.unsent = 0  # counted frames that are not taken yet
+        self._ended, self._accepted = asyncio.Event(), asyncio.Event()
+        if not accepted:
+            self._accepted.set()
+        self.owe()
+
+    def owe(self) -> None:
         """Begin to watch: the device owes an answer from now on."""
         self._silent, self._mark, self._moved = -1, object(), monotonic()  # the first beat may come at once
-
-    def heard(self) -> None:
-        """Note a message."""
-        self._silent = 0
 
     def progress(self, mark: object) -> None:
         """Note the device's progress, which a new `mark` shows."""
@@ -114,28 +120,12 @@ class PeerWatch:
     def trouble(self, waited: float) -> str:
         """Count a heartbeat, for which this process has `waited`; return the trouble as a clause without a subject, ""
         if there is none."""
-        self._silent += waited < 2 * self.beat  # a longer wait means that this process was late
-        if self._silent >= self._most:
+        self._silent += waited < 2 * self._timing.beat  # a longer wait means that this process was late
+        if self._silent >= self._timing.silent_beats:
             return "has stopped responding"
-        if monotonic() - self._moved > self._stall:
-            return f"has made no progress for {self._stall:g} seconds"
+        if monotonic() - self._moved > self._timing.stall:
+            return f"has made no progress for {self._timing.stall:g} seconds"
         return ""
-
-
-class ServiceLink:
-    """A stream to another device, in the network loop: frames go out in order, and messages come in. Any loss, by
-    `watch` too, ends it."""
-
-    def __init__(self, channel: grpc.aio.Channel, method: str, watch: PeerWatch, *, accepted: bool = False) -> None:
-        """Begin the call. `accepted`: frames after the first wait for the other side's first message, because gRPC
-        hides the reason of a refusal where a frame fails to be sent meanwhile."""
-        self._call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(method, bytes, bytes)()  # type: ignore[call-arg]  # written to
-        self.watch = watch
-        self._frames: asyncio.Queue[tuple[bytes, int]] = asyncio.Queue()
-        self.unsent = 0  # counted frames that are not taken yet
-        self._ended, self._accepted = asyncio.Event(), asyncio.Event()
-        if not accepted:
-            self._accepted.set()
 
     def send(self, frame: bytes, count: int = 1) -> None:
         self.unsent += count
@@ -145,19 +135,14 @@ class ServiceLink:
         """End the stream, whatever waits: `run` returns."""
         self._ended.set()
 
-    async def run(self, take: Callable[[bytes], None], beat: Callable[[float], object] | None = None) -> None:
-        """Call `take` with every message, and `beat` with every heartbeat, until this side or the other ends the
-        stream. Raises grpc.aio.AioRpcError: the stream has failed, or is refused; DeviceLost: the other device is
-        silent, or makes no progress; the text is a clause about it; EdgeError: of `take` and `beat`."""
+    async def run(self, take: Callable[[bytes], None], beat: Callable[[float], object]) -> None:
+        """Call `take` with every message, and `beat` with the length of every heartbeat, until this side or the other
+        ends the stream. Raises grpc.aio.AioRpcError: the stream has failed, or is refused; EdgeError: of `take` and
+        `beat`."""
         try:
-            await first_of(self._write(), self._read(take), self._beats(beat or self.check), self._ended.wait())
+            await first_of(self._write(), self._read(take), self._beats(beat), self._ended.wait())
         finally:
             self._call.cancel()
-
-    def check(self, waited: float = 0.0) -> None:
-        """Raise DeviceLost if the other device is in trouble."""
-        if trouble := self.watch.trouble(waited):
-            raise DeviceLost(f"it {trouble}.", "Check that it is awake and reachable, and not overloaded.")
 
     async def _write(self) -> None:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader finds the stream ended, and why
@@ -170,12 +155,12 @@ class ServiceLink:
 
     async def _read(self, take: Callable[[bytes], None]) -> None:
         while isinstance(data := await self._call.read(), bytes):
-            self.watch.heard()
+            self._silent = 0
             self._accepted.set()
             take(data)
 
     async def _beats(self, beat: Callable[[float], object]) -> None:
         while True:
             began = monotonic()
-            await asyncio.sleep(self.watch.beat)
+            await asyncio.sleep(self._timing.beat)
             beat(monotonic() - began)

@@ -13,6 +13,7 @@ import grpc.aio
 
 from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.errors import (
+    DeviceLost,
     EdgeError,
     EngineFailed,
     InvalidOption,
@@ -33,7 +34,7 @@ from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc.versions import check_version, parse_message
-from edgellm.services.client.link import WORKER_TIMING, Endpoint, PeerWatch, ServiceLink, Timing, explained, lost
+from edgellm.services.client.link import WORKER_TIMING, Endpoint, Link, Timing, explained, lost
 from edgellm.services.client.verifier_selection import trust_for
 from edgellm.services.mesh_codec import HOLDS, MESH, WORK, check_engine, read_event, write_order, write_work
 from edgellm.spec.verifier import VerifyRequest
@@ -100,7 +101,7 @@ class RemoteStageHost:
         self._expected: dict[int, VerifyRequest] = {}
         self._orders: list[bytes] = []  # until there is a link
         self._work: StageSpec | None = None
-        self._link: ServiceLink | None = None
+        self._link: Link | None = None
         self._closed = self._reports_idle = False
 
     @property
@@ -145,21 +146,10 @@ class RemoteStageHost:
             self._link.send(order)
 
     async def _live(self, work: StageSpec, post: Post, waiting: Callable[[], bool]) -> None:
-        channel = None
         ended = StageLost(lost("it has ended the stage."))
         try:
-            channel = await self.endpoint.connect()
-            link = self._link = ServiceLink(channel, WORK, PeerWatch(self._timing), accepted=True)
-            for order in self._orders:
-                link.send(order)
-
-            def beat(waited: float) -> None:
-                if waiting():
-                    link.send(_WAITING, count=0)
-                link.check(waited)
-
-            if not self._closed:
-                await link.run(lambda data: self._take(data, link, work, post), beat)
+            async with await self.endpoint.connect() as channel:
+                await self._hold(channel, work, post, waiting)
         except TimeoutError:
             ended = StageLost(lost(f"no answer from {self.endpoint.address}."))
         except grpc.aio.AioRpcError as error:
@@ -171,21 +161,33 @@ class RemoteStageHost:
         except Exception as error:  # noqa: BLE001 - it would go unreported otherwise
             _log.exception("the stage at %s", self.endpoint.address)
             ended = StageLost(EngineFailed(f"Its reports could not be handled: {error!r}.", "Report this."))
-        finally:
-            if channel is not None:
-                await channel.close(None)
-            if not self._closed:
-                post(ended)
+        if not self._closed:
+            post(ended)
 
-    def _take(self, data: bytes, link: ServiceLink, work: StageSpec, post: Post) -> None:
-        report = parse_message(pb.Report, data)
-        if report.WhichOneof("report") == "working":  # an idle device need not make any progress
-            self._reports_idle = not report.working.round and report.progress >= len(work.layers)
-            link.watch.progress(object() if self._reports_idle else (report.progress, report.working.step))
-        elif (event := read_event(report, work, self._expected)) is not None:
-            if isinstance(event, StageAnswer):
-                self._expected.pop(event.number, None)
-            post(event)
+    async def _hold(self, channel: grpc.aio.Channel, work: StageSpec, post: Post, waiting: Callable[[], bool]) -> None:
+        """Hold the stage until it ends."""
+        link = self._link = Link(channel, WORK, self._timing, accepted=True)
+        for order in self._orders:
+            link.send(order)
+
+        def take(data: bytes) -> None:
+            report = parse_message(pb.Report, data)
+            if report.WhichOneof("report") == "working":  # an idle device need not make any progress
+                self._reports_idle = not report.working.round and report.progress >= len(work.layers)
+                link.progress(object() if self._reports_idle else (report.progress, report.working.step))
+            elif (event := read_event(report, work, self._expected)) is not None:
+                if isinstance(event, StageAnswer):
+                    self._expected.pop(event.number, None)
+                post(event)
+
+        def beat(waited: float) -> None:
+            if waiting():
+                link.send(_WAITING, count=0)
+            if trouble := link.trouble(waited):
+                raise DeviceLost(f"it {trouble}.", "Check that it is awake and reachable, and not overloaded.")
+
+        if not self._closed:
+            await link.run(take, beat)
 
 
 def remote_devices(

@@ -1,43 +1,59 @@
-"""A verifier on another machine, as the decoding loop sees it, and the stream of each reply to it."""
+"""A verifier on another machine, as the decoding loop sees it: its connection, which is kept up, and the stream of each
+reply."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic
+from typing import Any
 
 import grpc
 import grpc.aio
 import numpy as np
 
 from edgellm.engine import Vocabulary, common_prefix
-from edgellm.errors import SAME_VERSION, EdgeError, ProtocolError, VerifierBusy, VerifierLost, VerifierSlow
+from edgellm.errors import (
+    SAME_VERSION,
+    EdgeError,
+    NotPermitted,
+    ProtocolError,
+    TrustUnusable,
+    VerifierBusy,
+    VerifierLost,
+    VerifierSlow,
+    VerifierUnreachable,
+)
 from edgellm.rpc.address import Address, ModelAddress
-from edgellm.rpc.channel import MAX_BUSY_MS, SESSION
+from edgellm.rpc.channel import MAX_BUSY_MS, SESSION, network_loop, open_channel, run_in_network_loop
+from edgellm.rpc.discovery.interfaces import call_with_retry
 from edgellm.rpc.protos import edgellm_pb2 as pb
+from edgellm.rpc.trust.auth_interceptor import RECHECK_SECONDS
+from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parse_message
-from edgellm.services.client.connection import Connection, OnWait
-from edgellm.services.client.link import PeerWatch, ServiceLink, Timing
-from edgellm.services.handshake import VerifierInfo, printable
+from edgellm.services.client.link import Link, Timing
+from edgellm.services.handshake import PREPARING, VerifierInfo, greet, model_missing, printable
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify
-from edgellm.spec.lost_verifier import VerdictWork
+from edgellm.spec.lost_verifier import RetryDelay, VerdictDeadline, VerdictWork
 from edgellm.spec.protocols import Capabilities, Verifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_IDS, Ids, Verdict
 from edgellm.spec.verifier import Session, VerifyRequest
 
-_REFUSALS = frozenset(
-    {
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.OUT_OF_RANGE,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.PERMISSION_DENIED,
-    }
-)
+_log = logging.getLogger(__name__)
+_CLOSE_GRACE_SECONDS = 10.0
+_PREPARING_SECONDS = 0.2  # pause between two looks for a ready verifier
+_REFUSALS = {
+    "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED", "INTERNAL", "PERMISSION_DENIED",
+}  # fmt: skip
+
+OnWait = Callable[[str], None]
 
 
 def lost(what: str) -> VerifierLost:
@@ -48,48 +64,171 @@ def lost(what: str) -> VerifierLost:
 
 
 class RemoteVerifier(Verifier):
-    """A verifier asked over the network. It is reconnected in the background when lost, and sessions are rebuilt."""
+    """A verifier asked over the network. It is reconnected in the background when lost, and sessions are rebuilt.
+    Methods named `loop_*` are for the thread of the network loop."""
 
     def __init__(
-        self,
-        address: str | Address | ModelAddress,
-        vocabulary: Vocabulary,
-        *,
-        timing: Timing = Timing(),
-        trust: Trust | None = None,
-        device: DeviceID | None = None,
-        on_wait: OnWait = lambda _doing: None,
-    ) -> None:
+        self, address: str | Address | ModelAddress, vocabulary: Vocabulary, *, timing: Timing = Timing(),
+        trust: Trust | None = None, device: DeviceID | None = None, on_wait: OnWait = lambda _doing: None,
+    ) -> None:  # fmt: skip
         """Connect to `HOST:PORT[#MODEL]`, for a draft model with this `vocabulary`; with `trust` by mutual TLS to a
-        paired device, or to the given `device` only. Without a model, the verifier must have a single one. Raises
-        InvalidOption: not an address; EdgeError: as for `Connection`, which also explains `on_wait`."""
+        paired device, or to the given `device` only. Without a model, the verifier must have a single one. A verifier
+        that is not ready yet is waited for: `on_wait` is called, from another thread, with its progress, such as
+        "loading a.gguf". Raises InvalidOption: not an address; PairingRequired: the address leaves this machine, and
+        there is no trust, or no device is paired; NotPaired, NotPermitted, IdentityClash: it is not a device that
+        trusts this one, and is trusted; VerifierUnreachable: there is no answer; VocabularyMismatch, ProtocolError: the
+        two do not fit; ModelNotFound: there is no such model, or none is named and there are several."""
         where = address if isinstance(address, ModelAddress) else ModelAddress.parse(str(address))
-        self._connection = Connection(where, vocabulary, timing, trust, device, on_wait)
-        self._vocabulary = vocabulary
+        self._address = where.address if trust is not None else where.address.require_loopback()
+        self.model, self.timing = where.model, timing
+        self._trust, self._device, self._vocabulary = trust, device, vocabulary
+        self.patience = VerdictDeadline(timing.least)
+        self._retry = RetryDelay(timing.retry, timing.retry_most)
+        self._channel: grpc.aio.Channel | None = None  # None while the verifier is away
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        connecting = run_in_network_loop(self._connect(on_wait))
+        try:
+            self.info = connecting.result()
+        except BaseException:
+            connecting.cancel()
+            self.close()
+            raise
+        if self.info.behind:  # a gateway may get further models: this one is meant from now on
+            self.model = self.info.model
 
     @property
     def capabilities(self) -> Capabilities:
         """Return the verifier's capabilities; a gateway to some stock servers has fewer."""
-        return self._connection.peer.capabilities
-
-    @property
-    def info(self) -> VerifierInfo:
-        """Return the verifier's description."""
-        return self._connection.peer
+        return self.info.capabilities
 
     def up(self) -> bool:
         """Return whether the verifier is connected and takes requests."""
-        return self._connection.ready()
+        return self._channel is not None and not self._closed and not self._retry.left
 
     def open(self, state: GenerationState) -> Session:
         """Open a session, which becomes ready as soon as the verifier is reachable."""
-        stream = Stream(self._connection, self._vocabulary.size)
-        return Session(
-            state, stream.send, ready=self._connection.ready, close=stream.close, reads=self._connection.peer.model
-        )
+        stream = Stream(self, self._vocabulary.size)
+        return Session(state, stream.send, ready=self.up, close=stream.close, reads=self.info.model)
+
+    def post(self, call: Callable[..., None], *arguments: Any) -> bool:
+        """Schedule a call in the loop's thread; return False if the connection is closed."""
+        if not self._closed:
+            network_loop().call_soon_threadsafe(call, *arguments)
+        return not self._closed
 
     def close(self) -> None:
-        self._connection.close()
+        """End every stream, and return when all have ended."""
+        if not self._closed:
+            self._closed = True
+            run_in_network_loop(self._end()).result()
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_GRACE_SECONDS)
+        if self._channel is not None:
+            await self._channel.close(None)
+
+    def loop_channel(self) -> grpc.aio.Channel | None:
+        """Return the channel for new streams; None while the verifier is away."""
+        return None if self._closed else self._channel
+
+    def loop_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine in the background, until it ends or the connection is closed."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def loop_lost(self, channel: grpc.aio.Channel) -> None:
+        """Reconnect after a loss; close `channel` after a grace in which other sessions may get their verdicts."""
+        if channel is self._channel:
+            _log.warning("lost the connection to the verifier at %s", self._address)
+            self._channel = None
+            self.loop_task(channel.close(_CLOSE_GRACE_SECONDS))
+            self.loop_task(self._reconnect())
+
+    def loop_pause(self, seconds: float | None = None) -> None:
+        """Pause requests after a refusal for `seconds`, or by default for longer with each refusal."""
+        self._retry.pause(seconds)
+
+    def loop_answered(self) -> None:
+        """Reset the backoff, as the verifier has answered."""
+        self._retry.reset()
+
+    async def _connect(self, on_wait: OnWait = lambda _doing: None) -> VerifierInfo:
+        if self._trust is None:
+            channel = open_channel(self._address)
+        else:
+            channel, found = await connect_authenticated(self._address, self._trust, self._device, self.timing.hello)
+            self._device = found.peer.id  # from now on, the same device has to answer
+        try:
+            info = await self._greeted(channel, on_wait)
+        except grpc.aio.AioRpcError as error:
+            await channel.close(None)
+            raise self._unreachable(error) from None
+        except BaseException:
+            await channel.close(None)
+            raise
+        self._channel = channel
+        _log.info("connected to the verifier at %s: %s", self._address, info.model)
+        self.loop_task(self._watch(channel))
+        return info
+
+    async def _greeted(self, channel: grpc.aio.Channel, on_wait: OnWait) -> VerifierInfo:
+        """Return the verifier's description, once it can verify."""
+        greeted = partial(greet, channel, self._vocabulary, where=str(self._address), model=self.model)
+        while True:
+            try:
+                return await call_with_retry(greeted, self._address, self.timing.hello)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not PREPARING:
+                    raise
+                on_wait(printable(error.details() or ""))
+            await asyncio.sleep(_PREPARING_SECONDS)
+
+    async def _watch(self, channel: grpc.aio.Channel) -> None:
+        """Notice the end of a connection, also while no session is open; and end that to a verifier that is no longer
+        paired with this device."""
+        ended = asyncio.ensure_future(channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
+        while not (await asyncio.wait({ended}, timeout=RECHECK_SECONDS))[0] and self._is_paired():
+            pass
+        if not ended.done():
+            ended.cancel()
+            await channel.close(None)
+        self.loop_lost(channel)
+
+    def _is_paired(self) -> bool:
+        try:
+            return self._trust is None or self._device is None or self._trust.peers.get(self._device) is not None
+        except TrustUnusable:
+            return False
+
+    def _unreachable(self, error: grpc.aio.AioRpcError) -> EdgeError:
+        where = self._address
+        match error.code():
+            case grpc.StatusCode.PERMISSION_DENIED:
+                return NotPermitted(
+                    f"The verifier at {where} refuses.", error.details() or "Ask the device's owner for the right."
+                )
+            case grpc.StatusCode.NOT_FOUND:
+                return model_missing(str(where), error.details() or "It has no such model.")
+            case grpc.StatusCode.UNIMPLEMENTED:
+                what = f"The server at {where} is not a verifier."
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                what = f"No answer from the verifier at {where} within {self.timing.hello:g} seconds."
+            case _:
+                what = f"No answer from {where}."
+        return VerifierUnreachable(what, f"Start one there with `edgellm serve --role verifier --port {where.port}`.")
+
+    async def _reconnect(self) -> None:
+        while self._channel is None:
+            await asyncio.sleep(self._retry.next())
+            try:
+                self.info = await self._connect()
+            except EdgeError as error:
+                _log.debug("not yet: %s", error.what)
 
 
 @dataclass(slots=True, eq=False)
@@ -110,22 +249,24 @@ class SentRequest:
         """Return the request's frame for a verifier that already holds `position` tokens."""
         self.position = position
         rest = replace(self.request, position=position, prefix=self.request.prefix[position:])
-        return self.sent(write_verify(rest).SerializeToString())
+        return self.sent(write_verify(rest))
 
-    def sent(self, data: bytes) -> bytes:
-        """Count a frame to the verifier, and return it."""
+    def sent(self, frame: pb.DeviceFrame) -> bytes:
+        """Return the bytes of a frame to the verifier, which count."""
+        data = frame.SerializeToString()
         self.bytes_up += len(data)
         return data
-
-    def received(self, data: bytes) -> None:
-        """Count a frame from the verifier."""
-        self.bytes_down += len(data)
 
     @property
     def work(self) -> VerdictWork:
         """Return the amount of the verifier's work for this verdict."""
         request = self.request
         return VerdictWork(len(request.prefix) - self.position + len(request.draft), 1 + request.extra)
+
+    def answer(self, verdict: Verdict, seconds: float) -> None:
+        """Answer with a verdict, for which this device has waited so long."""
+        seconds = min(verdict.seconds, seconds)
+        self.verdict.set_result(replace(verdict, seconds=seconds, bytes_up=self.bytes_up, bytes_down=self.bytes_down))
 
     def fail(self, error: EdgeError) -> None:
         """Answer with an error, unless there is an answer."""
@@ -143,49 +284,44 @@ class SentRequest:
 
 
 class Stream:
-    """The requests of one reply over a gRPC stream, which is begun anew where it has ended, or where the tokens that
-    the verifier holds are unknown. All but `send` and `close` runs in the connection's thread."""
+    """The requests of one reply over a link, which is begun anew where it has ended, or where the tokens that the
+    verifier holds are unknown. All but `send` and `close` runs in the network loop's thread."""
 
-    def __init__(self, connection: Connection, vocabulary: int) -> None:
+    def __init__(self, verifier: RemoteVerifier, vocabulary: int) -> None:
         """Connect with the first request; verdicts bring ids below `vocabulary`."""
-        self._connection, self._vocabulary = connection, vocabulary
-        self._link: ServiceLink | None = None
+        self._verifier, self._vocabulary = verifier, vocabulary
+        self._link: Link | None = None  # None where none is begun yet, or it has ended
         self._asked: SentRequest | None = None  # the latest request, at this time and so many heartbeats ago
         self._sent, self._beats = 0.0, 0
 
-    @property
-    def over(self) -> bool:
-        """Return whether there is no stream: none is begun yet, or it has ended."""
-        return self._link is None
-
     def send(self, request: VerifyRequest) -> Future[Verdict]:
         """Send the part of a request that the verifier lacks; return its verdict."""
-        if why := self._connection.peer.capabilities.refusal(request.sampling):  # it may have changed since it began
+        if why := self._verifier.capabilities.refusal(request.sampling):  # it may have changed since it began
             raise lost(f"The verifier is a gateway to another server now, and {why}.")
         asked = SentRequest(request)
-        if not self._connection.post(self._ask, asked):
+        if not self._verifier.post(self._ask, asked):
             asked.fail(lost("The connection to the verifier is closed."))
         return asked.verdict
 
     def close(self) -> None:
         """End the stream: the reply has ended."""
-        self._connection.post(self._end, lost("The reply has ended."))
+        self._verifier.post(self._end, lost("The reply has ended."))
 
     def _ask(self, asked: SentRequest) -> None:
         held = None if self._asked is None else self._asked.held()
         if self._link is None or held is None:
             self._end(lost("The reply has been given up."))
-            if (channel := self._connection.loop_channel()) is None:
+            verifier = self._verifier
+            if (channel := verifier.loop_channel()) is None:
                 asked.fail(lost("The verifier is not reachable."))
                 return
-            held, link = NO_IDS, ServiceLink(channel, SESSION, PeerWatch(self._connection.timing))
+            held, link = NO_IDS, Link(channel, SESSION, verifier.timing)
             # the verifier's own fingerprint: `greet` has compared the vocabularies
-            opening = write_open(asked.request.sampling, self._connection.peer.vocabulary, self._connection.model)
-            link.send(asked.sent(opening.SerializeToString()))
+            link.send(asked.sent(write_open(asked.request.sampling, verifier.info.vocabulary, verifier.model)))
             self._link = link
-            self._connection.loop_task(self._live(link, channel))
+            verifier.loop_task(self._live(link, channel))
         self._asked, self._sent, self._beats = asked, monotonic(), 0
-        self._link.watch.begin()
+        self._link.owe()
         self._link.send(asked.frame(common_prefix(held, asked.request.prefix)))
 
     def _end(self, error: EdgeError) -> None:
@@ -196,77 +332,72 @@ class Stream:
         if self._asked is not None:
             self._asked.fail(error)
 
-    async def _live(self, link: ServiceLink, channel: grpc.aio.Channel) -> None:
+    async def _live(self, link: Link, channel: grpc.aio.Channel) -> None:
         error: EdgeError = lost("The connection to the verifier is closed.")
-        connection = self._connection
+        verifier = self._verifier
         try:
-            await link.run(lambda data: self._take(link, data), lambda waited: self._beat(link, waited))
+            await link.run(partial(self._take, link), partial(self._beat, link))
             error = lost("The verifier has ended the session.")
         except VerifierSlow as slow:  # it is asked again later, over the same connection
-            connection.loop_pause()
-            connection.patience.record_miss()
+            verifier.loop_pause()
+            verifier.patience.record_miss()
             error = slow
         except VerifierLost as gone:
-            connection.loop_lost(channel)
+            verifier.loop_lost(channel)
             error = gone
         except ProtocolError as fault:
-            connection.loop_pause()
+            verifier.loop_pause()
             error = lost(f"The verifier violates the protocol: {fault}")
         except grpc.aio.AioRpcError as status:
             why = printable(status.details() or status.code().name)
-            if status.code() in _REFUSALS:
-                connection.loop_pause()
+            if status.code().name in _REFUSALS:
+                verifier.loop_pause()
                 error = lost(f"The verifier refuses: {why}")
             else:
-                connection.loop_lost(channel)
+                verifier.loop_lost(channel)
                 error = lost(f"The verifier was lost ({why}).")
         finally:
             if link is self._link:
                 self._end(error)
 
-    def _take(self, link: ServiceLink, data: bytes) -> None:
+    def _take(self, link: Link, data: bytes) -> None:
         """Handle one frame. Raise ProtocolError, and VerifierLost for a verifier that shuts down."""
         frame = parse_message(pb.VerifierFrame, data)
-        kind, asked, connection = frame.WhichOneof("frame"), self._asked, self._connection
+        kind, asked, verifier = frame.WhichOneof("frame"), self._asked, self._verifier
         if kind == "draining":
             raise lost("The verifier is shutting down.")
         if link is not self._link:  # it has been ended here
             return
         if kind is None or asked is None or asked.verdict.done() or getattr(frame, kind).round != asked.request.round:
             raise ProtocolError("The verifier sent an answer without a request.", SAME_VERSION)
-        asked.received(data)
+        asked.bytes_down += len(data)
         if kind == "verdict":
-            verdict = read_verdict(frame.verdict, asked.request, self._vocabulary)
-            connection.loop_answered()
-            passed = monotonic() - self._sent
-            connection.patience.record(VerdictWork(asked.work.unseen, len(verdict.tokens)), passed)
-            asked.verdict.set_result(
-                replace(
-                    verdict, seconds=min(verdict.seconds, passed), bytes_up=asked.bytes_up, bytes_down=asked.bytes_down
-                )
-            )
+            verdict, passed = read_verdict(frame.verdict, asked.request, self._vocabulary), monotonic() - self._sent
+            verifier.loop_answered()
+            verifier.patience.record(VerdictWork(asked.work.unseen, len(verdict.tokens)), passed)
+            asked.answer(verdict, passed)
         elif kind == "need_prefix":
             if frame.need_prefix.position >= asked.position:
                 raise ProtocolError("The verifier asks for tokens that it already has.", SAME_VERSION)
             link.send(asked.frame(frame.need_prefix.position))
         elif kind == "busy":
             wait = min(frame.busy.retry_ms, MAX_BUSY_MS) / 1e3
-            connection.loop_pause(wait)
+            verifier.loop_pause(wait)
             again = f"This device continues alone and tries again in about {wait:g} seconds."
             asked.fail(VerifierBusy("The verifier is busy.", again, wait))
         else:
             asked.request.computed = frame.working.computed
-            link.watch.progress(frame.working.step)
+            link.progress(frame.working.step)
 
-    def _beat(self, link: ServiceLink, waited: float) -> None:
+    def _beat(self, link: Link, waited: float) -> None:
         """Check that the verifier that owes an answer is alive and within its limit. Raise VerifierLost otherwise."""
         if (asked := self._asked) is None or asked.verdict.done():
             return
         self._beats += 1
-        if trouble := link.watch.trouble(waited):
+        if trouble := link.trouble(waited):
             raise lost(f"The verifier {trouble}.")
-        limit = self._connection.patience.limit(asked.work)
-        if self._beats * link.watch.beat > limit:
+        limit = self._verifier.patience.limit(asked.work)
+        if self._beats * self._verifier.timing.beat > limit:
             raise VerifierSlow(
                 f"The verifier has not answered within {limit:.1f} seconds, many times the expected time.",
                 "This device continues alone and tries again by itself; check whether the verifier is overloaded.",
