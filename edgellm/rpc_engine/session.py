@@ -23,7 +23,7 @@ from edgellm.rpc.channel import first_of, network_loop, run_in_network_loop
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.rpc_engine.backend import HOST, STARTING_SECONDS
-from edgellm.services.client.link import WORKER_TIMING, Endpoint, Link, explained, lost
+from edgellm.services.client.link import WORKER_TIMING, Endpoint, ServiceLink, explained, lost
 from edgellm.services.mesh_codec import check_engine
 
 RPC_ENGINE = 1
@@ -137,7 +137,7 @@ class RpcSession:
         self.lost: Future[EdgeError] = Future()
         self.traffic = Moved()
         self._client: int | None = None
-        self._link: Link | None = None
+        self._link: ServiceLink | None = None
         self._closed = False
         self._blamed: EdgeError | None = None
         self._live: Future[None] | None = None
@@ -199,7 +199,7 @@ class RpcSession:
             await self._tunnel(channel, socket)
 
         listener = await asyncio.start_server(connected, HOST, 0, limit=MAX_BUFFER)
-        link = self._link = Link(channel, SERVE, replace(WORKER_TIMING, stall=inf))
+        link = self._link = ServiceLink(channel, SERVE, replace(WORKER_TIMING, stall=inf))
         link.send(pb.RpcOrder(begin=self.begin).SerializeToString())
         latest = monotonic() + 1.5 * STARTING_SECONDS  # the worker says it itself before that
 

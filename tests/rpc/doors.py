@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
@@ -56,11 +56,8 @@ class Door(Listener):
         self, trust: Trust | None, said: Said, make: Callable[[Notify, AuthInterceptor | None], Service]
     ) -> None:
         super().__init__(Address("127.0.0.1", 0), trust, lambda event: said.append(event.text))
-        self._make = make
+        self.services.append(make(self._notify, self.guard))
         self._offers.append(OFFER)
-
-    def _services(self, guard: AuthInterceptor | None) -> Sequence[Service]:
-        return (self._make(self._notify, guard),)
 
 
 @asynccontextmanager

@@ -91,7 +91,7 @@ def explained(error: grpc.aio.AioRpcError) -> str:
     return (error.details() or error.code().name).replace("\n", " ")
 
 
-class Link:
+class ServiceLink:
     """A stream to another device, in the network loop: frames go out in order, and messages come in. Any loss ends it.
 
     A device that owes an answer is watched: it must be alive and make progress."""

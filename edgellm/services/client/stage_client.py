@@ -34,7 +34,7 @@ from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc.versions import check_version, parse_message
-from edgellm.services.client.link import WORKER_TIMING, Endpoint, Link, Timing, explained, lost
+from edgellm.services.client.link import WORKER_TIMING, Endpoint, ServiceLink, Timing, explained, lost
 from edgellm.services.client.verifier_selection import trust_for
 from edgellm.services.mesh_codec import HOLDS, MESH, WORK, check_engine, read_event, write_order, write_work
 from edgellm.spec.verifier import VerifyRequest
@@ -101,7 +101,7 @@ class RemoteStageHost:
         self._expected: dict[int, VerifyRequest] = {}
         self._orders: list[bytes] = []  # until there is a link
         self._work: StageSpec | None = None
-        self._link: Link | None = None
+        self._link: ServiceLink | None = None
         self._closed = self._reports_idle = False
 
     @property
@@ -166,7 +166,7 @@ class RemoteStageHost:
 
     async def _hold(self, channel: grpc.aio.Channel, work: StageSpec, post: Post, waiting: Callable[[], bool]) -> None:
         """Hold the stage until it ends."""
-        link = self._link = Link(channel, WORK, self._timing, accepted=True)
+        link = self._link = ServiceLink(channel, WORK, self._timing, accepted=True)
         for order in self._orders:
             link.send(order)
 

@@ -37,7 +37,7 @@ from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import parse_message
-from edgellm.services.client.link import Link, Timing
+from edgellm.services.client.link import ServiceLink, Timing
 from edgellm.services.handshake import PREPARING, VerifierInfo, greet, model_missing, printable
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify
 from edgellm.spec.lost_verifier import RetryDelay, VerdictDeadline, VerdictWork
@@ -257,6 +257,10 @@ class SentRequest:
         self.bytes_up += len(data)
         return data
 
+    def received(self, data: bytes) -> None:
+        """Count a frame from the verifier."""
+        self.bytes_down += len(data)
+
     @property
     def work(self) -> VerdictWork:
         """Return the amount of the verifier's work for this verdict."""
@@ -290,7 +294,7 @@ class Stream:
     def __init__(self, verifier: RemoteVerifier, vocabulary: int) -> None:
         """Connect with the first request; verdicts bring ids below `vocabulary`."""
         self._verifier, self._vocabulary = verifier, vocabulary
-        self._link: Link | None = None  # None where none is begun yet, or it has ended
+        self._link: ServiceLink | None = None  # None where none is begun yet, or it has ended
         self._asked: SentRequest | None = None  # the latest request, at this time and so many heartbeats ago
         self._sent, self._beats = 0.0, 0
 
@@ -315,7 +319,7 @@ class Stream:
             if (channel := verifier.loop_channel()) is None:
                 asked.fail(lost("The verifier is not reachable."))
                 return
-            held, link = NO_IDS, Link(channel, SESSION, verifier.timing)
+            held, link = NO_IDS, ServiceLink(channel, SESSION, verifier.timing)
             # the verifier's own fingerprint: `greet` has compared the vocabularies
             link.send(asked.sent(write_open(asked.request.sampling, verifier.info.vocabulary, verifier.model)))
             self._link = link
@@ -332,7 +336,7 @@ class Stream:
         if self._asked is not None:
             self._asked.fail(error)
 
-    async def _live(self, link: Link, channel: grpc.aio.Channel) -> None:
+    async def _live(self, link: ServiceLink, channel: grpc.aio.Channel) -> None:
         error: EdgeError = lost("The connection to the verifier is closed.")
         verifier = self._verifier
         try:
@@ -360,7 +364,7 @@ class Stream:
             if link is self._link:
                 self._end(error)
 
-    def _take(self, link: Link, data: bytes) -> None:
+    def _take(self, link: ServiceLink, data: bytes) -> None:
         """Handle one frame. Raise ProtocolError, and VerifierLost for a verifier that shuts down."""
         frame = parse_message(pb.VerifierFrame, data)
         kind, asked, verifier = frame.WhichOneof("frame"), self._asked, self._verifier
@@ -370,7 +374,7 @@ class Stream:
             return
         if kind is None or asked is None or asked.verdict.done() or getattr(frame, kind).round != asked.request.round:
             raise ProtocolError("The verifier sent an answer without a request.", SAME_VERSION)
-        asked.bytes_down += len(data)
+        asked.received(data)
         if kind == "verdict":
             verdict, passed = read_verdict(frame.verdict, asked.request, self._vocabulary), monotonic() - self._sent
             verifier.loop_answered()
@@ -389,7 +393,7 @@ class Stream:
             asked.request.computed = frame.working.computed
             link.progress(frame.working.step)
 
-    def _beat(self, link: Link, waited: float) -> None:
+    def _beat(self, link: ServiceLink, waited: float) -> None:
         """Check that the verifier that owes an answer is alive and within its limit. Raise VerifierLost otherwise."""
         if (asked := self._asked) is None or asked.verdict.done():
             return

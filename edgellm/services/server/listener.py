@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ class Listening:
 
 
 class Listener:
-    """A server of gRPC services: `start`, then `stop`; both may come from any thread."""
+    """A server of gRPC `services`: `start`, then `stop`; both may come from any thread."""
 
     kind = "server"
     """The server's name in events."""
@@ -102,6 +102,8 @@ class Listener:
         self.address = address if trust is not None else address.require_loopback()
         self.trust = trust
         self._on_event = on_event
+        self.guard = None if trust is None else AuthInterceptor(trust, partial(self._notify, EventKind.REFUSED))
+        self.services: list[Service] = []
         self._offers: list[OfferedModel] = []  # the models that paired devices are told of
         self._task: Future[None] | None = None
         self._started = threading.Event()  # set once the server listens or has failed
@@ -149,10 +151,6 @@ class Listener:
         if self._on_event is not None:
             self._on_event(ServerEvent(kind, what))
 
-    def _services(self, guard: AuthInterceptor | None) -> Sequence[Service]:
-        """Return the services."""
-        raise NotImplementedError
-
     def _listening(self) -> None:
         """Begin the work that needs a listening server."""
 
@@ -165,38 +163,31 @@ class Listener:
 
     async def _serve(self) -> None:
         """Serve until a stop is requested."""
-        server = new_server()
-        guard = watch = None
-        if self.trust is not None:
-            guard = AuthInterceptor(self.trust, partial(self._notify, EventKind.REFUSED))
-            watch = asyncio.create_task(guard.watch())
-            server.add_generic_rpc_handlers((welcome_handlers(self.trust, guard, self._offers),))
-        server.add_generic_rpc_handlers([service.handler() for service in self._services(guard)])
+        server, watch = new_server(), None
+        handlers = [service.handler() for service in self.services]
+        if self.trust is not None and self.guard is not None:
+            handlers.append(welcome_handlers(self.trust, self.guard, self._offers))
+            watch = asyncio.create_task(self.guard.watch())
+        server.add_generic_rpc_handlers(handlers)
         try:
             self.address = bind(server, self.address, self.trust)
             await server.start()
             self._listening()
             self._started.set()
             grace = self._stopping(await self._stop_requests.get())
-            await self._shut_down(server, grace)
+            closing = asyncio.create_task(server.stop(grace))
+            while grace > 0 and not closing.done():  # a further request may leave less
+                shorten = asyncio.create_task(self._stop_requests.get())
+                await asyncio.wait({closing, shorten}, return_when=asyncio.FIRST_COMPLETED)
+                if not shorten.cancel() and (grace := shorten.result()) <= 0:
+                    await server.stop(None)
+            await closing
             self._notify(EventKind.STOPPED, f"The {self.kind} has stopped.")
         finally:
             await server.stop(None)
             if watch is not None:
                 watch.cancel()
             await self._release()
-
-    async def _shut_down(self, server: grpc.aio.Server, grace: float) -> None:
-        """Stop the server; a further stop request may shorten the `grace`."""
-        closing = asyncio.create_task(server.stop(grace))
-        while grace > 0 and not closing.done():
-            shorten = asyncio.create_task(self._stop_requests.get())
-            await asyncio.wait({closing, shorten}, return_when=asyncio.FIRST_COMPLETED)
-            if not shorten.cancel():
-                grace = shorten.result()
-                if grace <= 0:
-                    await server.stop(None)
-        await closing
 
 
 class Service:

@@ -20,7 +20,7 @@ from edgellm.mesh.device_profiler import measure_device
 from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
-from edgellm.rpc.channel import MAX_CHUNK, run_in_network_loop
+from edgellm.rpc.channel import MAX_CHUNK
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.handshake import OfferedModel
 from edgellm.rpc.trust.trust import Trust
@@ -50,43 +50,23 @@ class SessionServer(Listener):
 
     def __init__(self, address: Address, on_event: OnEvent | None, trust: Trust | None) -> None:
         super().__init__(address, trust, on_event)
-        self._preparing = ""
-        self._verifying: list[VerifyingModel] = []
-        self._service: VerificationService | None = None
+        self._service = VerificationService(self._notify, self.guard)
+        self.services.append(self._service)
 
     def prepare(self, doing: str) -> None:
         """Note the work before the first model is served, such as "loading a.gguf", for devices that ask meanwhile."""
-        self._preparing = doing
-        if self._service is not None:
-            self._service.prepare(doing)
+        self._service.prepare(doing)
 
     def serve(self, model: VerifyingModel) -> None:
         """Serve another model from now on; it is closed with the server. Any thread may call this."""
-        if self._task is None:
-            self._verifying.append(model)
-        else:
-            run_in_network_loop(self._serve_another(model)).result()
-
-    async def _serve_another(self, model: VerifyingModel) -> None:
-        self._verifying.append(model)
-        if self._service is not None:
-            self._add(self._service, model)
-            self._begin(model)
-
-    def _services(self, guard: AuthInterceptor | None) -> Sequence[Service]:
-        self._service = VerificationService(self._notify, guard)
-        self._service.prepare(self._preparing)
-        for model in self._verifying:
-            self._add(self._service, model)
-        return (self._service,)
-
-    def _add(self, service: VerificationService, model: VerifyingModel) -> None:
         info = model.info
         self._offers.append(OfferedModel("verifier", info.model, model.size_bytes, info.vocabulary, info.behind))
-        service.add(model)
+        self._service.add(model)
+        if self._started.is_set():
+            self._begin(model)
 
     def _listening(self) -> None:
-        for model in self._verifying:
+        for model in self._service.models:
             self._begin(model)
 
     def _begin(self, model: VerifyingModel) -> None:
@@ -95,12 +75,11 @@ class SessionServer(Listener):
 
     def _stopping(self, grace: float) -> float:
         self._notify(EventKind.STOPPING, "The verifier finishes running requests, and accepts no new ones.")
-        if self._service is not None:
-            self._service.drain()
+        self._service.draining.set()
         return grace
 
     async def _release(self) -> None:
-        for model in self._verifying:
+        for model in self._service.models:
             await asyncio.to_thread(model.backend.close)
 
 
@@ -190,7 +169,7 @@ class VerifierServer(SessionServer):
         self.model.close()
 
     def inside(self) -> ColocatedVerifier:
-        return self._verifying[0].inside()
+        return self._service.models[0].inside()
 
 
 def serve_verifier(
@@ -274,21 +253,16 @@ class WorkerServer(Listener):
         compute with the cache, too. See `Listener`."""
         super().__init__(address, trust, on_event)
         self.cache = cache
-        self._stored, self._more = stored, more
         self._tidying: asyncio.Task[None] | None = None
+        self.services = [WorkerService(cache, self._notify, self.guard, trust, stored)]
+        self.services += [make(cache, self._notify, self.guard) for make in more]
+        if stored is not None:
+            measurer = partial(measure_device, folder=stored.store.root, unit=cache.unit, memory=cache.available)
+            self.services.append(LayerService(stored.store, self._notify, self.guard, measurer, trust))
 
     def close(self) -> None:
         """Release all weights."""
         self.cache.evict_unused(everything=True)
-
-    def _services(self, guard: AuthInterceptor | None) -> Sequence[Service]:
-        services: list[Service] = [WorkerService(self.cache, self._notify, guard, self.trust, self._stored)]
-        services += [make(self.cache, self._notify, guard) for make in self._more]
-        if self._stored is not None:
-            store, unit = self._stored.store, self.cache.unit
-            measurer = partial(measure_device, folder=store.root, unit=unit, memory=self.cache.available)
-            services.append(LayerService(store, self._notify, guard, measurer, self.trust))
-        return services
 
     def _listening(self) -> None:
         self._tidying = asyncio.create_task(self._evict_unused())

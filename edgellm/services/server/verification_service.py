@@ -147,25 +147,20 @@ class VerificationService(Service):
     def __init__(self, notify: Notify, guard: AuthInterceptor | None = None) -> None:
         """Serve no model yet."""
         super().__init__(notify, guard)
-        self._models: tuple[VerifyingModel, ...] = ()
+        self.models: tuple[VerifyingModel, ...] = ()
+        self._preparing = ""
+        self.draining = asyncio.Event()  # set: only requests received so far are answered, and every session is told
         self._pacing = Pacing()
         self._owners: WeakValueDictionary[str, GrammarOwner] = WeakValueDictionary()
         self._numbers = count(1)
-        self._draining = asyncio.get_running_loop().create_future()
-        self._preparing = ""  # or the work before there is a model, such as "loading a.gguf"
 
     def prepare(self, doing: str) -> None:
-        """Note the work before there is a model."""
+        """Note the work before there is a model, such as "loading a.gguf"."""
         self._preparing = doing
 
     def add(self, model: VerifyingModel) -> None:
         """Serve another model from now on."""
-        self._models = (*self._models, model)
-
-    def drain(self) -> None:
-        """Answer only requests received so far from now on, and tell every session."""
-        if not self._draining.done():
-            self._draining.set_result(None)
+        self.models = (*self.models, model)
 
     async def hello(self, request: bytes, _context: Stream) -> pb.HelloReply:
         """Reply with a description of the model that is asked for. The device compares, so nothing else is read."""
@@ -173,19 +168,19 @@ class VerificationService(Service):
             wanted = parse_message(pb.HelloRequest, request, MAX_GREETING).model
         except ProtocolError:
             wanted = ""  # the device has another version, as the reply tells it
-        if not self._models and self._preparing:
+        if not self.models and self._preparing:
             raise NotReady(self._preparing, "Ask again.")
-        return find_model(self._models, wanted).described()
+        return find_model(self.models, wanted).described()
 
     async def compare_vocabulary(self, request: bytes, _context: Stream) -> pb.VocabularyBlock:
         """Reply with this side's tokens of the first block that differs."""
         hashes = parse_message(pb.VocabularyHashes, request, MAX_VOCABULARY)
-        return first_different_block(find_model(self._models, hashes.model).vocabulary, hashes)
+        return first_different_block(find_model(self.models, hashes.model).vocabulary, hashes)
 
     async def tokenizer(self, request: bytes, stream: Stream) -> None:
         """Send the tokenizer of the model that is asked for, in parts."""
         wanted = parse_message(pb.TokenizerRequest, request, MAX_GREETING).model
-        data = find_model(self._models, wanted).tokenizer
+        data = find_model(self.models, wanted).tokenizer
         if not data:
             raise ProtocolError("The tokenizer of this model is not sent.", SAME_VERSION)
         for at in range(0, len(data), _TOKENIZER_PART):
@@ -248,7 +243,7 @@ class VerificationService(Service):
                     if session.grammar is not None:
                         session.grammar.observe(request, verdict)
                     await write_in_time(stream, write_verdict(request.round, verdict))
-        if self._draining.done():
+        if self.draining.is_set():
             await write_in_time(stream, pb.VerifierFrame(draining=pb.Draining()))
 
     async def _admitted(
@@ -274,14 +269,15 @@ class VerificationService(Service):
     async def _pause(self, tenant: Tenant, seconds: float = 0.0) -> None:
         """Read nothing for `seconds`, or longer if the device has asked in vain too often."""
         if (seconds := max(seconds, self._pacing.delay(tenant.device))) > 0.0:
-            await asyncio.wait({self._draining}, timeout=seconds)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.draining.wait(), seconds)
 
     def _opened(self, frame: pb.DeviceFrame) -> tuple[VerifyingModel, Sampling]:
         """Return the model and the sampling of a session's first frame."""
         if frame.WhichOneof("frame") != "open":
             raise ProtocolError("The first frame is not Open.", SAME_VERSION)
         check_version(frame.open.protocol, PROTOCOL, "the device")
-        model = find_model(self._models, frame.open.model)
+        model = find_model(self.models, frame.open.model)
         if frame.open.vocabulary != model.fingerprint:
             raise VocabularyMismatch(
                 "The device expects a verifier with another vocabulary.", "Connect again: they are compared then."
@@ -309,14 +305,14 @@ class VerificationService(Service):
 
     async def _next(self, stream: Stream) -> pb.DeviceFrame | None:
         """Return the next frame; None when the device has finished, or this verifier is draining."""
-        if self._draining.done():
-            return None
         reading = asyncio.ensure_future(next_message(stream, pb.DeviceFrame))
+        draining = asyncio.ensure_future(self.draining.wait())
         try:
-            await asyncio.wait({reading, self._draining}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reading, draining}, return_when=asyncio.FIRST_COMPLETED)
             return reading.result() if reading.done() else None
         finally:
             reading.cancel()
+            draining.cancel()
 
 
 def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
