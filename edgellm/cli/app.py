@@ -234,12 +234,17 @@ def run(arguments: Sequence[str]) -> int:
         return 130
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 1
-    except Exception as error:  # noqa: BLE001  # the last resort
-        if not (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            discard(sys.stdout)
+            fail("The disk is full, so the output cannot be written. Free some space, then run the command again.")
+        elif error.filename is None:
             return _unexpected(error)
-        discard(sys.stdout)
-        fail("The disk is full, so the output cannot be written. Free some space, then run the command again.")
+        else:
+            fail(f"{error.filename} cannot be used: {error.strerror}. Check the path and its permissions.")
         return 1
+    except Exception as error:  # noqa: BLE001  # the last resort
+        return _unexpected(error)
 
 
 def _wrong_usage(error: typer.TyperException) -> int:

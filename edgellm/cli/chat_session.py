@@ -36,7 +36,7 @@ _MARKUP = 64  # tokens that the chat template adds, at most, when a longer conte
 
 @dataclass(slots=True)
 class StoredConversation:
-    """The stored copy of the current conversation, from which it can be continued later."""
+    """The stored copy of the current conversation, from which it can be continued later; no copy unless `on`."""
 
     store: Conversations
     conversation: Conversation
@@ -44,8 +44,7 @@ class StoredConversation:
 
     @classmethod
     def open(cls, again: bool, which: str | None, on: bool) -> Self:
-        """Open the last conversation (`again`), the one named `which`, or a new one. Nothing is stored unless `on`, or
-        while the history is off. Raise InvalidOption where there is no such conversation, or both are given."""
+        """Open the last conversation (`again`), the one named `which`, or a new one; store nothing without history."""
         if again and which is not None:
             raise InvalidOption("--continue and --conversation exclude each other.", "Leave one of them out.")
         store = Conversations()
@@ -57,8 +56,7 @@ class StoredConversation:
         self.conversation = self.conversation.new()
 
     def save(self, messages: Sequence[Message]) -> None:
-        """Store these messages as the conversation; without any, remove it. An error is printed once, and ends the
-        storing."""
+        """Store these messages as the conversation; without any, remove it. The first error ends the storing."""
         if not self.on:
             return
         self.conversation = self.conversation.with_turns([(message.role, message.content) for message in messages])
@@ -71,8 +69,7 @@ class StoredConversation:
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """A question as it was typed, the names of the texts that are sent with it, and its replies: one, unless somebody
-    else has written the conversation."""
+    """A question as it was typed, the names of the texts that are sent with it, and its replies, mostly one."""
 
     question: Message
     texts: tuple[str, ...] = ()
@@ -81,9 +78,7 @@ class ChatTurn:
 
 class Chat:
     """The turns so far. `context` texts, by name, are sent with the first question, and with the first after `clear`. A
-    conversation that is longer than the model's context loses its oldest turns: they stay in the stored copy, and are
-    no longer sent. The system prompt and the context texts always are.
-    """
+    conversation that is longer than the model's context loses its oldest turns, but in the stored copy they stay."""
 
     def __init__(
         self, pair: LLM, options: ReplyOptions, *, context: Sequence[tuple[str, str]] = (), system: str | None = None,
@@ -138,15 +133,14 @@ class Chat:
         return True
 
     def ask(self, prompt: str, temperature: float | None = None) -> Reply:
-        """Return the reply to `prompt`, by default with the temperature of all replies. After an error, `prompt` is not
-        kept; PromptTooLong names the tokens of each text, and what would help."""
+        """Return the reply to `prompt`, which is not kept after an error; by default with the options' temperature."""
         from edgellm.engine import Message
         from edgellm.llm import compose
         from edgellm.llm.messages import leave_out_turns, room_for_reply
 
         options = self._options if temperature is None else replace(self._options, temperature=temperature)
         if self._reports is not None:
-            self._reports.reply_started()
+            self._reports.on_request()
         before, length = self._left_out, self.pair.context_length
         room = room_for_reply(self._options.max_tokens, length)
 
@@ -175,11 +169,8 @@ class Chat:
 
     def _too_long(self, prompt: str, room: int) -> PromptTooLong:
         """Return the error for texts and a question that are longer than the context without `room` for the reply."""
-        texts = [*self.context.items(), ("The question", prompt)]
-        if self.system:
-            texts.insert(0, ("The system prompt", self.system))
         counts: list[tuple[int, str]] = []
-        for name, text in texts:
+        for name, text in (("The system prompt", self.system or ""), *self.context.items(), ("The question", prompt)):
             try:
                 counts.append((self.pair.count_tokens(text, _COUNTED), name))
             except PromptTooLong:
@@ -237,7 +228,6 @@ class Chat:
             self._stored.begin()
 
     def close(self) -> None:
-        """Close the models."""
         self.pair.close()
 
     def _save(self) -> None:
@@ -261,8 +251,8 @@ _PAUSE = 600  # seconds after a download that failed, in which the next command 
 
 
 def with_default_pair(draft: str, verifier: str) -> tuple[str, str]:
-    """Return the names of a pair. The default verifier is downloaded if wanted and missing. After a failed download,
-    the names of the bundled home pair stand for the defaults, and a line says why."""
+    """Return the names of a pair, after a download where the default verifier is wanted and missing; where that fails,
+    those of the bundled home pair, with a line that says why."""
     home = resolve_pair(draft, verifier)
     if home.missing != SMOLLM2.verifier or not {draft, verifier} <= {DEFAULT, "none", *SMOLLM2}:
         return draft, verifier
@@ -288,9 +278,8 @@ def with_default_pair(draft: str, verifier: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ChatPairOpener:
-    """Opens pairs that can make replies with these options. Without `history` no past conversation is used; `introduce`
-    prints a notice where the home pair or SmolLM2 answers. Prompts that were read are kept in `prompt_cache` bytes on
-    disk."""
+    """Opens pairs that can make replies with these options. `introduce` prints a notice where the home pair or SmolLM2
+    answers; prompts that were read are kept in `prompt_cache` bytes on disk."""
 
     options: ReplyOptions
     hardware: HardwareOptions
@@ -316,8 +305,7 @@ class ChatPairOpener:
         return self.prepare(pair)
 
     def prepare(self, pair: LLM) -> LLM:
-        """Return an opened pair after checking that it can make the replies, and printing its notice. Raise
-        InvalidOption where it cannot; it is closed."""
+        """Return an opened pair, whose notices are printed, and which is closed where it cannot make the replies."""
         from edgellm.spec.gates.factory import needs_profile
 
         announce(pair.verifier_reason, pair.notices)
@@ -331,8 +319,7 @@ class ChatPairOpener:
         return pair
 
     def recall(self, pair: LLM) -> Remember | None:
-        """Give `pair` the past conversations to draft from, and return a function that adds a question and its reply to
-        the history; None where the history is off, or unusable, which is printed."""
+        """Give `pair` the past conversations to draft from; return what adds to them, None without a history."""
         history = storage.History()
         try:
             if not (self.history and self.options.sources() and history.on):

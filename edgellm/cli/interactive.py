@@ -7,7 +7,6 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +40,6 @@ _ALIASES = {"/exit": "/bye", "/quit": "/bye", "/?": "/help", "/load": "/model", 
 _LEAVE = ("exit", "quit", "bye")
 _NAME = re.compile(r"/[a-z?]*")
 _MOST_TITLE = 40  # characters of a file's name
-_MENU_ROWS = 6  # rows for completions below the prompt
 
 Completions = Iterable[tuple[str, str]]
 _note = partial(say, style="dim")
@@ -50,8 +48,8 @@ _note = partial(say, style="dim")
 def converse(conversing: Conversing, *, history: bool = True) -> int:
     """Converse until the user leaves, and return the exit code. Without `history` no typed line is kept."""
     terminal: PromptSession[str] = PromptSession(
-        history=_TypedLines() if history else InMemoryHistory(), completer=_Completer(conversing),
-        reserve_space_for_menu=_MENU_ROWS, key_bindings=_keys(), multiline=True, prompt_continuation=". ",
+        history=_TypedLines() if history else InMemoryHistory(), completer=SlashCompleter(conversing),
+        reserve_space_for_menu=6, key_bindings=_keys(), multiline=True, prompt_continuation=". ",
         output=create_output(stdout=sys.stderr),  # the answer alone goes to stdout
         color_depth=None if coloured(sys.stderr) else ColorDepth.DEPTH_1_BIT,
     )  # fmt: skip
@@ -73,8 +71,8 @@ def converse(conversing: Conversing, *, history: bool = True) -> int:
 
 
 class Conversing:
-    """A conversation at a terminal, as commands see and change it. `models` are the names of the draft model and the
-    verifier, None if the verifier is on other devices."""
+    """A conversation as commands see and change it; `models` are the names of draft model and verifier if both are
+    here."""
 
     def __init__(self, session: Chat, display: Display, opener: ChatPairOpener, models: tuple[str, str] | None) -> None:
         self.session, self.display, self.models = session, display, models
@@ -238,9 +236,12 @@ class Conversing:
         free = (Path(f"{title}{'' if number == 1 else f'-{number}'}.md") for number in itertools.count(1))
         target = Path(words.strip("'\"")).expanduser() if words else self._saved
         target = target or next(path for path in free if not path.exists())
+        names = {"user": "You", "assistant": session.pair.name}
+        parts = [f"# {one_line(session.turns[0][1])}", *(["## System", session.system] if session.system else [])]
+        parts += [part for role, text in session.turns for part in (f"## {names.get(role, role)}", text.strip())]
         try:
             with target.open("w" if target == self._saved else "x", encoding="utf-8") as file:
-                file.write(_transcript(session))
+                file.write("\n\n".join(parts) + "\n")
         except FileExistsError:
             raise InvalidOption(f"{target} exists.", "Give another name: /save FILE") from None
         except OSError as error:
@@ -249,20 +250,9 @@ class Conversing:
         _note(f"saved to {target}")
 
 
-def _transcript(session: Chat) -> str:
-    parts = [f"# {one_line(session.turns[0][1])}"]
-    if session.system:
-        parts += ["## System", session.system]
-    names = {"user": "You", "assistant": session.pair.name}
-    for role, text in session.turns:
-        parts += [f"## {names.get(role, role)}", text.strip()]
-    return "\n\n".join(parts) + "\n"
-
-
 @dataclass(frozen=True, slots=True)
 class SlashCommand:
-    """A command: its name, its arguments, a line about it, and its function. `complete` yields the next words that may
-    be typed, each with a line about it."""
+    """A command; `complete` yields the next words that may be typed, each with a line about it."""
 
     name: str
     arguments: str
@@ -274,16 +264,6 @@ class SlashCommand:
 def _known(name: str) -> SlashCommand | None:
     """Return the command of a name or of another program's name for it."""
     return next((one for one in COMMANDS if one.name == _ALIASES.get(name, name)), None)
-
-
-def completions(conversing: Conversing, line: str) -> Iterator[tuple[str, int, str]]:
-    """Yield the completions of a line that begins with a slash: a text, how much of the line's end it replaces, and a
-    line about it."""
-    first, space, rest = line.partition(" ")
-    if not space:
-        yield from ((one.name, len(first), one.about) for one in COMMANDS if one.name.startswith(first))
-    elif (command := _known(first)) is not None:
-        yield from ((text, len(rest), about) for text, about in command.complete(conversing, rest))
 
 
 def _texts(conversing: Conversing, words: str) -> Completions:
@@ -321,17 +301,21 @@ COMMANDS = (
 """All commands, in the order in which they are listed."""
 
 
-class _Completer(Completer):
+@dataclass(frozen=True, slots=True)
+class SlashCompleter(Completer):
     """Completes commands, in a line that begins with a slash, and their arguments."""
 
-    def __init__(self, conversing: Conversing) -> None:
-        self._conversing = conversing
+    conversing: Conversing
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:  # noqa: ARG002
-        line = document.text_before_cursor
-        if line.startswith("/") and "\n" not in line:
-            for text, replaced, about in completions(self._conversing, line):
-                yield Completion(text, start_position=-replaced, display_meta=about)
+        first, space, rest = document.text_before_cursor.partition(" ")
+        found: Completions = ()
+        if not space and first[:1] == "/":
+            found, rest = ((one.name, one.about) for one in COMMANDS if one.name.startswith(first)), first
+        elif "\n" not in rest and (command := _known(first)) is not None:
+            found = command.complete(self.conversing, rest)
+        for text, about in found:
+            yield Completion(text, start_position=-len(rest), display_meta=about)
 
 
 def _keys() -> KeyBindings:
@@ -362,20 +346,19 @@ class _TypedLines(History):
         super().__init__()
         self._lines, self._usable = typed_lines(), True
 
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Print an error of the store, after which no line is kept."""
-        try:
-            yield
-        except HistoryUnusable as error:
-            self._usable = False
-            say(f"Typed lines are not kept: {error}", style="yellow")
-
     def load_history_strings(self) -> Iterator[str]:
-        with self._told():
+        try:
             yield from (past.question for past in reversed(self._lines.recent()))
+        except HistoryUnusable as error:
+            self._tell(error)
 
     def store_string(self, string: str) -> None:
-        if self._usable:
-            with self._told():
+        try:
+            if self._usable:
                 self._lines.add(string, "")
+        except HistoryUnusable as error:
+            self._tell(error)
+
+    def _tell(self, error: HistoryUnusable) -> None:
+        self._usable = False
+        say(f"Typed lines are not kept: {error}", style="yellow")

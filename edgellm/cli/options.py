@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from configparser import ConfigParser
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -44,8 +45,7 @@ class _Only(NamedTuple):
 
 
 def only(*names: str, shown: str = "") -> Any:
-    """Return the mark, for `Annotated`, of a record of which a command has these fields alone, or without names all;
-    `shown` stands for their defaults on its help page."""
+    """Return the mark of a record of which a command has these fields alone, if any; `shown` stands for defaults."""
     return _Only(names, shown)
 
 
@@ -67,10 +67,11 @@ class _Record:
 
     def parameters(self) -> Iterator[inspect.Parameter]:
         """Yield a parameter for each flag. Names in the types of other fields need not be imported."""
-        hints = dict[str, Any]()
+        hints, texts = dict[str, Any](), dict[str, str]()
         for home in reversed(self.kind.__mro__):
             wanted = {name: hint for name, hint in inspect.get_annotations(home).items() if name in self.flags}
             for name in wanted:
+                texts[name] = option_texts().get(home.__name__, name, fallback="")
                 if choices := self.flags[name].choices:
                     wanted[name] = str if self.flags[name].several else Literal[tuple(choices)]
             hints |= get_type_hints(SimpleNamespace(__annotations__=wanted), vars(sys.modules[home.__module__]))
@@ -80,12 +81,13 @@ class _Record:
             if get_origin(hint) is tuple:
                 hint, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]
             complete = one.complete or (None if one.choices is None else completion(one.choices, one.several))
-            option = typer.Option(
-                *one.names, metavar=one.metavar, help=one.help, show_default=one.shown or True, envvar=one.variable,
-                autocompletion=complete, rich_help_panel=one.panel, min=one.least, hidden=bool(one.refused),
+            made = typer.Option(
+                *one.names, metavar=one.metavar, help=one.help or texts[name], show_default=one.shown or True,
+                envvar=one.variable, autocompletion=complete, rich_help_panel=one.panel, min=one.least,
+                hidden=bool(one.refused),
             )  # fmt: skip
             kind = inspect.Parameter.KEYWORD_ONLY
-            yield inspect.Parameter(name, kind, default=default, annotation=Annotated[hint, option])
+            yield inspect.Parameter(name, kind, default=default, annotation=Annotated[hint, made])
 
     def build(self, given: dict[str, Any]) -> Any:
         """Return the record, with its values taken out of those that were `given`."""
@@ -95,6 +97,19 @@ class _Record:
                 raise InvalidOption(f"{dashed(name)} {one.refused}.", "Leave it out here.")
         lists = {one.name for one in fields(self.kind) if one.default == ()}
         return self.kind(**{name: tuple(one or ()) if name in lists else one for name, one in values.items()})
+
+
+def option(default: Any, metavar: str | None = None, **more: Any) -> Any:
+    """Return a field with a flag as `flag` does, whose text is in `help_options.txt`."""
+    return flag(default, "", metavar, **more)
+
+
+@functools.cache
+def option_texts() -> ConfigParser:
+    """Return the help texts of options by the record that has them, then by its field."""
+    found = ConfigParser(delimiters=(":",), interpolation=None)
+    found.read(Path(__file__).with_name("help_options.txt"), encoding="utf-8")
+    return found
 
 
 def with_records(command: Callable[..., T]) -> Callable[..., T]:
@@ -242,39 +257,24 @@ ENGINES = (
 class PairOptions:
     """The models of a conversation, and where the verifier is."""
 
-    draft: str = flag(
-        DEFAULT, "Small model that drafts, or an EAGLE-3 head of the verifier; 'none': the verifier writes alone.",
-        "MODEL", names=("-m", "--draft"), variable="EDGELLM_DRAFT", shown=DEFAULT_DRAFT, complete=model_names,
+    draft: str = option(DEFAULT, "MODEL", variable="EDGELLM_DRAFT", shown=DEFAULT_DRAFT, complete=model_names)
+    verifier: str = option(
+        DEFAULT, "MODEL|HOST:PORT|URL|auto", names=("-m", "--verifier"), variable="EDGELLM_VERIFIER",
+        shown=DEFAULT_VERIFIER, complete=model_names,
     )  # fmt: skip
-    verifier: str = flag(
-        DEFAULT, "Bigger model that verifies, or the address of a served one (http://... for vLLM, llama-server and "
-        "others); 'auto': the best paired device; 'none': the draft model writes alone.", "MODEL|HOST:PORT|URL|auto",
-        variable="EDGELLM_VERIFIER", shown=DEFAULT_VERIFIER, complete=model_names,
-    )  # fmt: skip
-    peer: tuple[str, ...] = flag(
-        (), "Paired device to use as verifier (name or address); the best one if given several times.",
-        "DEVICE|HOST:PORT", complete=peer_names,
-    )  # fmt: skip
-    mesh: str | None = flag(
-        None, "Split the verifier over devices, as in mesh run; 'auto': by the best split. --peer then adds workers by "
-        "their addresses.", "SPLIT|FILE.toml|auto", panel=DEVICES,
-    )  # fmt: skip
+    peer: tuple[str, ...] = option((), "DEVICE|HOST:PORT", complete=peer_names)
+    mesh: str | None = option(None, "SPLIT|FILE.toml|auto", panel=DEVICES)
     engine: Engine = flag("auto", ENGINES, "auto|stages|rpc")
-    verifier_tier: str | None = flag(
-        None, "How a stock server (http://...) verifies.", TIERS, panel=DRAFTS, shown="the best way that it has"
-    )
-    verifier_key_file: Path | None = flag(
-        None, "File with a stock server's key.", "FILE", panel=DRAFTS, shown="$EDGELLM_VERIFIER_KEY"
-    )
+    verifier_tier: str | None = option(None, TIERS, panel=DRAFTS, shown="the best way that it has")
+    verifier_key_file: Path | None = option(None, "FILE", panel=DRAFTS, shown="$EDGELLM_VERIFIER_KEY")
 
     def upstream(self) -> UpstreamOptions | None:
-        """Return the options for a stock server, None without any. Raises InvalidOption for an unknown tier."""
+        """Return what `upstream_options` makes of them."""
         return upstream_options(self.verifier_tier, self.verifier_key_file)
 
 
 def upstream_options(tier: str | None, key: Path | None, option: str = "--verifier-tier") -> UpstreamOptions | None:
-    """Return the options for a stock server with a file with its `key`, None without any. Raises InvalidOption for an
-    unknown tier from `option`."""
+    """Return the options for a stock server, None without any. Raise InvalidOption for an unknown tier."""
     if tier is None and key is None:
         return None
     from edgellm.upstream.opening import UpstreamOptions
@@ -289,22 +289,12 @@ def upstream_options(tier: str | None, key: Path | None, option: str = "--verifi
 class ThinkOptions:
     """The options for thinking before the answer."""
 
-    think: str = flag(
-        "auto", "Have the model think before it answers; N: for at most N tokens. auto: as its chat template does.",
-        "auto|on|off|N",
-    )  # fmt: skip
-    reasoning_effort: str | None = flag(
-        None, "Level of thinking, for models that know levels: low, medium, high.", "LEVEL", panel="Thinking",
-        shown=AS_MODEL,
-    )  # fmt: skip
-    template_arg: tuple[str, ...] = flag(
-        (), "Argument for the model's chat template, such as enable_thinking=false; can be given several times.",
-        "NAME=VALUE", panel="Thinking",
-    )  # fmt: skip
+    think: str = option("auto", "auto|on|off|N")
+    reasoning_effort: str | None = option(None, "LEVEL", panel="Thinking", shown=AS_MODEL)
+    template_arg: tuple[str, ...] = option((), "NAME=VALUE", panel="Thinking")
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of `ReplyOptions` for these options. Raise InvalidOption where `think` is neither a word
-        nor a number, or an argument is not NAME=VALUE."""
+        """Return the fields of `ReplyOptions` for these options. Raise InvalidOption for what they cannot be."""
         words: dict[str, bool | None] = {"auto": None, "on": True, "off": False}
         think: bool | int | str | None = words.get(self.think, self.think)
         if isinstance(think, str):
@@ -334,32 +324,24 @@ _SWITCH = {"on": True, "off": False}
 Values = tuple[str, ...]
 
 
-def _hardware(text: str, metavar: str, shown: str, refused: str = "") -> Any:
-    return flag((), text, metavar, panel="Hardware", shown=shown, refused=refused)
+def _hardware(metavar: str, shown: str, refused: str = "") -> Any:
+    return option((), metavar, panel="Hardware", shown=shown, refused=refused)
 
 
 @dataclass(frozen=True, slots=True)
 class HardwareOptions:
     """The options as they were given: each holds for both models, or, as draft=VALUE or verifier=VALUE, for one."""
 
-    gpu_layers: Values = _hardware(
-        "Layers on graphics cards. This and the options below also hold for one model alone: draft=VALUE or "
-        "verifier=VALUE; give an option twice for both.", "auto|all|N", "as many as fit",
-    )  # fmt: skip
-    device: Values = _hardware("Graphics cards to use; edgellm doctor lists them.", "NAME/NAME", "all")
-    tensor_split: Values = _hardware(
-        "Shares of the model for each graphics card, such as 3/1.", "N/N", "by free memory"
-    )
-    threads: Values = _hardware("Threads of a decode on the processor.", "N", "one per performance core")
-    ctx_size: Values = _hardware("Tokens of a prompt and its reply together.", "N", "4096 to 32768, by free memory")
-    batch_size: Values = _hardware("Tokens of a prompt that are computed at once.", "N", "512")
-    cache_type: Values = _hardware("Type of the keys and values.", "f16|q8_0|q4_0", "f16")
-    flash_attn: Values = _hardware("Flash attention.", "auto|on|off", "where it is faster")
-    mlock: Values = _hardware("Keep the weights in memory.", "on|off", "off")
-    reproducible: Values = _hardware(
-        "Write the same text, however its tokens are computed together: with drafts or without, fresh or continued, "
-        "for one client or several. Slower.", "on|off", "off",
-    )  # fmt: skip
+    gpu_layers: Values = _hardware("auto|all|N", "as many as fit")
+    device: Values = _hardware("NAME/NAME", "all")
+    tensor_split: Values = _hardware("N/N", "by free memory")
+    threads: Values = _hardware("N", "one per performance core")
+    ctx_size: Values = _hardware("N", "4096 to 32768, by free memory")
+    batch_size: Values = _hardware("N", "512")
+    cache_type: Values = _hardware("f16|q8_0|q4_0", "f16")
+    flash_attn: Values = _hardware("auto|on|off", "where it is faster")
+    mlock: Values = _hardware("on|off", "off")
+    reproducible: Values = _hardware("on|off", "off")
 
     @property
     def given(self) -> dict[str, Values]:
@@ -371,8 +353,7 @@ class HardwareOptions:
         return [word for name, texts in self.given.items() for text in texts for word in (dashed(name), text)]
 
     def of(self, role: str) -> Hardware:
-        """Return the hardware of the draft model or the verifier. Raise InvalidOption for a value that does not
-        exist."""
+        """Return the hardware of the draft model or the verifier. Raise InvalidOption for an unknown value."""
         from edgellm.engine.hardware import ALL_LAYERS, Hardware
 
         def value(name: str, *, number: bool = False, **words: Any) -> Any:
@@ -398,8 +379,7 @@ class HardwareOptions:
         )  # fmt: skip
 
     def of_planned(self) -> Hardware:
-        """Return the hardware of this device's part of a planned model. Raise InvalidOption for an unknown value, or
-        one for a draft model, which a plan lacks."""
+        """Return the hardware of this device's part of a planned model. Raise InvalidOption for an unknown value."""
         for name, texts in self.given.items():
             if found := [text for text in texts if text.startswith(f"{DRAFT}=")]:
                 raise InvalidOption(
@@ -419,25 +399,20 @@ class HardwareOptions:
         return found
 
 
-_EACH_HAS_MEMORY = "Tokens of a prompt and its reply together, for which each device has memory."
-
-
 @dataclass(frozen=True, slots=True)
 class MeshHardware(HardwareOptions):
     """The options of a command that runs a model on several devices."""
 
-    ctx_size: Values = _hardware(_EACH_HAS_MEMORY, "N", "4096, if the model was trained for as many")
+    ctx_size: Values = _hardware("N", "4096, if the model was trained for as many")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanHardware(HardwareOptions):
     """The options on which a plan for several devices depends."""
 
-    gpu_layers: Values = _hardware(
-        "Whether graphics cards compute the layers that this device gets.", "auto|all|0", "all, if there are cards"
-    )
-    ctx_size: Values = _hardware(_EACH_HAS_MEMORY, "N", "4096, or as many as are planned for")
-    mlock: Values = _hardware("", "VALUE", "", "does not change a plan: give it to edgellm mesh run")
+    gpu_layers: Values = _hardware("auto|all|0", "all, if there are cards")
+    ctx_size: Values = _hardware("N", "4096, or as many as are planned for")
+    mlock: Values = _hardware("VALUE", "", "does not change a plan: give it to edgellm mesh run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +420,7 @@ class DeployHardware(PlanHardware):
     """The options that decide which layers a device needs."""
 
     batch_size: Values = _hardware(
-        "", "VALUE", "", "does not change which layers a device needs: give it to edgellm mesh run"
+        "VALUE", "", "does not change which layers a device needs: give it to edgellm mesh run"
     )
 
 

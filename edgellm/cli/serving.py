@@ -46,8 +46,7 @@ _STOP_HINT = "Ctrl-C finishes requests in flight, then stops; a second one stops
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A command line's request to serve: `replies` are the options where a request leaves them open; up to `at_once`
-    replies are written at once."""
+    """A command line's request to serve up to `at_once` replies at once, by default with the options `replies`."""
 
     served: RoleOptions
     models: ServedPair
@@ -58,12 +57,16 @@ class Asked:
     at_once: int
 
 
-def serve_pair(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
-    """Answer HTTP clients with a pair of models."""
+def serve_pair(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> None:
+    """Answer HTTP clients with a pair of models. A model in the settings is for the other roles."""
     from edgellm.http.catalogs import ModelDefaults, NamedModels, PairOpener
     from edgellm.http.status import read_plan
 
     models, replies, hardware = asked.models, asked.replies, asked.hardware
+    if on_command_line(ctx, "model"):
+        if on_command_line(ctx, "verifier"):
+            raise InvalidOption("-m and --verifier both name the model whose text is served.", "Leave one of them out.")
+        models = replace(models, verifier=asked.served.only_model or DEFAULT)
     plan = None if asked.http.plan is None else read_plan(asked.http.plan.expanduser())
     draft, verifier = with_default_pair(models.draft, AUTO if models.peer and models.mesh is None else models.verifier)
     defaults = ModelDefaults(
@@ -71,7 +74,7 @@ def serve_pair(_: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     )
     opener = None
     if models.mesh is not None:
-        served = _over_devices(asked, draft, verifier)
+        served = _over_devices(replace(asked, models=models), draft, verifier)
     else:
         with Loading() as loading:
             pair = LLM.open(
@@ -132,7 +135,8 @@ def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) ->
         if http is not None:
             http.open(_served(asked, opened.enter_context(LLM(server.model, verifier=server.inside()))))
             print_urls(http)
-        _serve_until_stopped(server, http, link)
+        with _announcing(server, link), closing(server):
+            _until_stopped([http, server])
 
 
 def _served(asked: Asked, pair: LLM) -> ServedModel:
@@ -141,8 +145,7 @@ def _served(asked: Asked, pair: LLM) -> ServedModel:
 
 
 def _eagle3(ctx: typer.Context, draft: str) -> ModelFile | None:
-    """Return the EAGLE-3 head of a served verifier. A draft model in a pair's settings is left out; raise InvalidOption
-    where the command line names one."""
+    """Return the EAGLE-3 head of a served verifier. A draft model is left out, or refused on the command line."""
     from edgellm.llm.model_loading import eagle3_named
 
     eagle3 = None if draft == DEFAULT else eagle3_named(named(draft))
@@ -167,12 +170,8 @@ def serve_worker(_: typer.Context, asked: Asked, http: HttpServer | None) -> Non
 
 
 def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardware = ON_PROCESSOR) -> WorkerServer:
-    """Start a worker. It has all layers of `model`, if given, and uploaded layers, and computes on `hardware`. Its
-    memory is limited, by default to nine tenths of the free memory, or a graphics card's free memory, since otherwise
-    other devices would decide how much it takes.
-
-    Raises EngineFailed where nothing here serves llama.cpp's RPC.
-    """
+    """Start a worker with all layers of `model`, if given, and uploaded layers, which computes on `hardware`. Its limit
+    is, by default, nine tenths of the free memory: otherwise other devices would decide how much it takes."""
     from edgellm.mesh import part_of
     from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
     from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
@@ -192,7 +191,8 @@ def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardwar
     cache = WeightCache(SeveralSources(*own, stored), unit=unit, memory=limit, keep=link.keep)
     server = WorkerServer(cache, address, on_event=_print_report, trust=trust, stored=stored, more=more)
     server.start()
-    say(f"Use it with: edgellm mesh run MODEL PROMPT --split here:1-6,{server.address}:7-12", style="bold")
+    reached = replace(server.address, host=next(iter(_hosts_of(server, link.interface)), link.host))
+    say(f"Use it with: edgellm mesh run MODEL PROMPT --split here:1-6,{reached}:7-12", style="bold")
     say(f"Layers are computed on {unit.name or 'the processor'} ({unit.description}): {unit.reason}.", style="dim")
     say(f"Memory for layers and caches: {size(limit)} ({reason}).", style="dim")
     if served_by:
@@ -246,7 +246,8 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
         if http is not None:
             http.metrics.add(lambda: families(server.backends, len(server.away)))
             print_urls(http)
-        _serve_until_stopped(server, http, link)
+        with _announcing(server, link), closing(server):
+            _until_stopped([http, server])
 
 
 def _check_gateway(ctx: typer.Context, asked: Asked) -> None:
@@ -265,8 +266,7 @@ def _check_gateway(ctx: typer.Context, asked: Asked) -> None:
 
 
 def _pair_over(model: ServerPool, verifier: ColocatedVerifier) -> LLM:
-    """Return a pair without a draft model, whose replies the servers of a gateway's `model` write beside those of
-    devices, as `verifier`."""
+    """Return a pair without a draft model, whose replies the servers behind a gateway's `model` write."""
     from edgellm.llm.elsewhere import EXTRA_TOKENS, OpenedVerifier, sampling_behind
 
     where = ", ".join(str(one.url) for one in model.servers)
@@ -290,14 +290,13 @@ def _announcing(server: Listener, link: LinkOptions) -> Iterator[None]:
     """Announce a server that other machines can reach, unless the user does not want that."""
     from edgellm.rpc.discovery.mdns import ServiceKind, announce
 
-    trust, address = server.trust, server.address
-    if trust is None or address.loopback or not link.announce:
+    if server.trust is None or server.address.loopback or not link.announce:
         yield
         return
     # announcements are made over IPv4
     hosts = [host for host in _hosts_of(server, link.interface) if host.replace(".", "").isdigit()]
-    short = trust.identity.id.short
-    with announce(ServiceKind.DEVICE, short, address.port, hosts) as begun:
+    short = server.trust.identity.id.short
+    with announce(ServiceKind.DEVICE, short, server.address.port, hosts) as begun:
         if begun:
             say(f"announced as {short} on {', '.join(hosts)}", style="dim")
         else:
@@ -327,15 +326,9 @@ def print_event(text: str, style: str = "yellow") -> None:
     say(f"{time.strftime('%H:%M:%S')}  {text}", style=style)
 
 
-def _serve_until_stopped(server: Listener, http: HttpServer | None, link: LinkOptions) -> None:
-    with _announcing(server, link), closing(server):
-        _until_stopped([http, server])
-
-
 def _until_stopped(servers: Sequence[HttpServer | Listener | None], hint: str = _STOP_HINT) -> None:
     """Wait for SIGINT or SIGTERM, then stop one server after the other, each once its requests in flight are finished,
-    since an earlier one may use later ones. A second signal stops all at once. Print `hint` once signals are handled.
-    """
+    since an earlier one may use later ones. A second signal stops all at once."""
     gc.freeze()  # loaded objects stay: collecting them would halt all threads for a tenth of a second
     running = [server for server in servers if server is not None]
     signals = 0
@@ -366,13 +359,7 @@ def _until_stopped(servers: Sequence[HttpServer | Listener | None], hint: str = 
 @contextmanager
 def http_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Iterator[HttpServer | None]:
     """Start a server that writes up to `replies` at once, and stop it after the `with`; None with --no-http. Until
-    `HttpServer.open` it answers that the model loads. With `paired_only` other programs on this machine need a key,
-    too.
-
-    Raises:
-        PortTaken: the chosen port is in use.
-        InvalidOption, TrustUnusable: the server cannot be started with these options.
-    """
+    `HttpServer.open` it answers that the model loads. With `paired_only` programs on this machine need a key, too."""
     if not options.http:
         yield None
         return
@@ -481,10 +468,10 @@ def _is_unspecified(host: str) -> bool:
 
 
 def _host_names(host: str) -> list[str]:
-    """Return the names of a machine that listens at `host`: that address, or for 0.0.0.0 and :: all addresses, and its
-    host name."""
-    from edgellm.rpc.discovery.interfaces import own_hosts
+    """Return the names of a machine that listens at `host`: all its addresses for 0.0.0.0 and ::, those in the home
+    first, and its host name."""
+    from edgellm.rpc.discovery.interfaces import chosen_hosts, own_hosts
 
-    hosts = sorted(own_hosts()) if _is_unspecified(host) else [host]
+    hosts = list(dict.fromkeys([*chosen_hosts(), *sorted(own_hosts())])) if _is_unspecified(host) else [host]
     node = platform.node().partition(".")[0].lower()
     return [*hosts, *([node, f"{node}.local"] if node.replace("-", "").isalnum() and node.isascii() else [])]

@@ -252,7 +252,7 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        return f"{self.scheme}://{self.address}"
+        return f"{self.scheme}://{Address(self.reached_at, self.address.port)}"
 
     @property
     def reached_at(self) -> str:

@@ -277,7 +277,13 @@ class LLM:
             for fault in sorted(model.faults & _AVOIDED.keys())
         )
         far = () if self.engine.elsewhere is None else self.engine.elsewhere.notices
-        return tuple(filter(None, (self.engine.fit.notice, translation, *far, self.engine.placement.reason, *avoided)))
+        draft, text, bigger = self.engine.draft, self.engine.text, ""
+        if draft is not None and self.engine.elsewhere is None and draft.n_params > text.n_params:
+            bigger = (
+                f"The draft model {draft.name} is bigger than {text.name}, which writes the text: it saves no time."
+            )
+        known = (self.engine.fit.notice, translation, bigger, *far, self.engine.placement.reason, *avoided)
+        return tuple(filter(None, known))
 
     @property
     def memory(self) -> PairMemory:

@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from edgellm.coldstart.plan import PlannedStage, PlanOption, format_seconds
-from edgellm.errors import InvalidOption
 from edgellm.layer_range import HERE, LayerRange, StageShare
 from edgellm.llm.mesh_llm import OpenedMesh
 from edgellm.mesh.pipeline import StageRecord
@@ -232,14 +231,9 @@ COLOURS = {"load": "#e8b04a", "wait": "#d9d9d9", "network": "#a45a92", "compute"
 
 
 def save(plan: Plan, path: Path) -> None:
-    """Draw the plan, and below it the best single device and the even split, on one scale of time.
+    """Draw the plan, and below it the best single device and the even split, on one scale of time."""
+    from matplotlib.figure import Figure
 
-    Raises `InvalidOption` where matplotlib is missing, and `OSError` where the file cannot be written.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InvalidOption("Plots need matplotlib.", "Install it with: pip install 'edgellm[plots]'") from None
     options = [("this plan", plan.option), ("best single device", plan.best_single), ("even split", plan.even)]
     present = [(what, option) for what, option in options if option is not None]
     if plan.option.alone:

@@ -112,6 +112,9 @@ def plan_reply(engine: PairEngine, wanted: WantedReply) -> ReplyPlan:
         choice = replace(choice, gate=AlwaysGate())
     elif verifier is None and (copies is not None or options.drafter is not None):
         verifier, choice = engine.retrieval.self_verifier(), replace(choice, gate=AlwaysGate())
+    if (temperature := wanted.sampling.temperature) > 2.0:
+        hot = f"A temperature of {temperature:g} makes unlikely words nearly as likely as others; 0 to 1 is usual."
+        plan = replace(plan, notices=(*plan.notices, Notice(hot)))
     return replace(
         plan, choice=choice, reasons=(*plan.reasons, speculator, retrieval), checked=checked, drafts=drafts,
         gamma=plan.gamma if options.gamma is None and not engine.linked else choice.gamma,

@@ -31,6 +31,14 @@ class Done:
     out: str
     err: str
 
+    def told(self, *texts: str, code: int = 0) -> Done:
+        """This command line, which has ended with `code` and has printed these texts, line breaks apart."""
+        said = " ".join(f"{self.out} {self.err}".split())
+        assert self.code == code, said
+        for text in texts:
+            assert text in said
+        return self
+
     @property
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.out.splitlines()]

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 
 from edgellm.cli.chat_session import Chat, ChatPairOpener, StoredConversation
-from edgellm.cli.interactive import COMMANDS, Conversing, completions
+from edgellm.cli.interactive import COMMANDS, Conversing, SlashCompleter
 from edgellm.cli.options import HardwareOptions
 from edgellm.cli.views.reply_printer import Display
 from edgellm.engine import Message
@@ -71,48 +73,41 @@ def said(chat: Chat, question: str, answer: str) -> None:
 
 
 @pytest.fixture
-def listener() -> Listener:
-    return Listener()
-
-
-@pytest.fixture
 def kept() -> Kept:
     return Kept()
 
 
 @pytest.fixture
-def chat(listener: Any, kept: Kept) -> Chat:
+def chat(kept: Kept) -> Any:
+    listener: Any = Listener()
     return Chat(listener, ReplyOptions(), context=[("mug.txt", "The mug is red.")], system="Be kind.", stored=kept)
 
 
 FIRST = [("system", "Be kind."), ("user", "The mug is red.\n\nWhich colour?")]
 
 
-def test_context_and_system_open_the_conversation_once_and_a_question_that_failed_is_forgotten(
-    chat: Chat, listener: Any
-) -> None:
+def test_context_and_system_open_the_conversation_once_and_a_question_that_failed_is_forgotten(chat: Any) -> None:
     said(chat, "Which colour?", "Red.")
     chat.ask("Sure?")
     second = [*FIRST, ("assistant", "Red."), ("user", "Sure?")]
-    assert listener.asked == [FIRST, second]
-    listener.context_length = 50
+    assert chat.pair.asked == [FIRST, second]
+    chat.pair.context_length = 50
     with pytest.raises(PromptTooLong, match=r"The question has 100 tokens, 123 with .* holds 50 .* Give 199\.$"):
         chat.ask("x" * 100)
     with pytest.raises(PromptTooLong, match=r"The question has more than 1048576 tokens, and the context"):
         chat.ask("x" * (2**20 + 1))
-    listener.context_length = 1
-    with pytest.raises(PromptTooLong, match=r"The question has 1 token, and "):
-        Chat(listener, ReplyOptions(), context=[], system="").ask("x")
-    listener.context_length = 1_000
+    chat.pair.context_length = 1_000
     chat.ask("Sure?")
-    assert listener.asked[-1] == second
+    assert chat.pair.asked[-1] == second
 
 
 def test_a_long_conversation_loses_its_oldest_turns_and_neither_system_nor_context(
-    listener: Any, kept: Kept, capsys: pytest.CaptureFixture[str]
+    kept: Kept, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ReplyOptions(max_tokens=40)
-    chat = Chat(listener, options, context=[("red.txt", "Red.")], system="Be kind.", stored=kept)
+    listener: Any = Listener()
+    chat = Chat(
+        listener, ReplyOptions(max_tokens=40), context=[("red.txt", "Red.")], system="Be kind.", stored=kept
+    )  # fmt: skip
     listener.context_length = 200
     for number in range(30):
         said(chat, f"Question {number:02}?", f"Answer {number:02}.")
@@ -129,13 +124,12 @@ def test_a_long_conversation_loses_its_oldest_turns_and_neither_system_nor_conte
     assert listener.asked[-1] == [("system", "Be kind."), ("user", "Red.\n\nWhich?")]
 
 
-def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(chat: Chat, listener: Any, kept: Kept) -> None:
+def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(chat: Any, kept: Kept) -> None:
     said(chat, "Which colour?", "Red.")
     said(chat, "Sure?", "Yes.")
     turn = chat.undo()
-    assert turn is not None
     assert [turn.question, *turn.replies] == [Message("user", "Sure?"), Message("assistant", "Yes.")]
-    assert listener.forgotten == 1, "nor is what was read kept on disk"
+    assert chat.pair.forgotten == 1, "nor is what was read kept on disk"
     assert [text for _, text in kept.saved[-1][1]] == ["Be kind.", FIRST[1][1], "Red."]
     chat.put_back(turn)
     assert chat.turns == [("user", "Which colour?"), ("assistant", "Red."), ("user", "Sure?"), ("assistant", "Yes.")]
@@ -144,38 +138,38 @@ def test_a_turn_that_is_undone_was_never_said_and_can_be_put_back(chat: Chat, li
     assert kept.saved[-1][1] == (), "nothing of it is left in the store"
     assert chat.undo() is None
     chat.ask("Which colour?")
-    assert listener.asked[-1] == FIRST, "with the context again"
+    assert chat.pair.asked[-1] == FIRST, "with the context again"
     assert len({conversation for conversation, _ in kept.saved}) == 1
 
 
-def test_a_system_prompt_holds_from_the_beginning_on(chat: Chat, listener: Any, kept: Kept) -> None:
+def test_a_system_prompt_holds_from_the_beginning_on(chat: Any, kept: Kept) -> None:
     said(chat, "Which colour?", "Red.")
     chat.set_system("Be brief.")
     chat.ask("Sure?")
-    assert listener.asked[-1][0] == kept.saved[-1][1][0] == ("system", "Be brief.")
+    assert chat.pair.asked[-1][0] == kept.saved[-1][1][0] == ("system", "Be brief.")
     chat.set_system(None)
     chat.ask("Sure?")
-    assert listener.asked[-1][0] == FIRST[1]
+    assert chat.pair.asked[-1][0] == FIRST[1]
     past = Kept(("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"))
-    Chat(listener, ReplyOptions(), system="Be kind.", stored=past).ask("And now?")
-    assert [text for _, text in listener.asked[-1]] == ["Be kind.", "Hi", "Hello", "And now?"]
+    Chat(chat.pair, ReplyOptions(), system="Be kind.", stored=past).ask("And now?")
+    assert [text for _, text in chat.pair.asked[-1]] == ["Be kind.", "Hi", "Hello", "And now?"]
 
 
-def test_context_comes_with_the_next_question_and_goes_from_where_it_was(chat: Chat, listener: Any, kept: Kept) -> None:
+def test_context_comes_with_the_next_question_and_goes_from_where_it_was(chat: Any, kept: Kept) -> None:
     said(chat, "Which colour?", "Red.")
     chat.add_context("cup.txt", "The cup is blue.")
     said(chat, "And the cup?", "Blue.")
     chat.ask("Sure?")
     cup = "The cup is blue.\n\nAnd the cup?"
-    assert listener.asked[-1][3] == ("user", cup)
+    assert chat.pair.asked[-1][3] == ("user", cup)
     assert chat.drop_context("mug.txt")
     assert not chat.drop_context("mug.txt")
     chat.ask("Sure?")
-    assert [text for _, text in listener.asked[-1]] == ["Be kind.", "Which colour?", "Red.", cup, "Blue.", "Sure?"]
-    assert kept.saved[-1][1] == tuple(listener.asked[-1][:-1])
+    assert [text for _, text in chat.pair.asked[-1]] == ["Be kind.", "Which colour?", "Red.", cup, "Blue.", "Sure?"]
+    assert kept.saved[-1][1] == tuple(chat.pair.asked[-1][:-1])
     chat.add_context("cup.txt", "The cup is green.")
     chat.ask("And the cup?")
-    texts = [text for _, text in listener.asked[-1]]
+    texts = [text for _, text in chat.pair.asked[-1]]
     assert texts[3:] == ["And the cup?", "Blue.", "The cup is green.\n\nAnd the cup?"]
 
 
@@ -204,24 +198,27 @@ def texts(talk: Conversing) -> list[str]:
 
 
 def test_a_conversation_with_commands(talk: Conversing, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def typed(line: str) -> str:
+    def typed(line: str, *says: str) -> str:
         capsys.readouterr()
         talk.enter(line)
-        shown = capsys.readouterr()
-        return shown.out + shown.err
+        shown = "".join(capsys.readouterr())
+        assert all(text in shown for text in says), shown
+        return shown
 
-    assert "There is no file" in typed("/context")
-    assert "notes.txt (" in typed("/context notes.txt")
+    def refused(line: str, says: str) -> None:
+        before = texts(talk)
+        with pytest.raises(EdgeError, match=says):
+            talk.enter(line)
+        assert texts(talk) == before, "nothing is sent, and nothing is changed"
+
+    typed("/context", "There is no file")
+    typed("/context notes.txt", "notes.txt (")
     assert typed(f'"""{ASKED}"""').startswith(REPLY)
     assert texts(talk) == [ASKED, REPLY]
-    again = typed("/retry")
-    assert REPLY in again
-    assert "The same reply again" in again
-    for wrong, says in (("/retry hot", "hot is not a temperature"), ("/retry -1", "temperature")):
-        with pytest.raises(EdgeError, match=says):
-            talk.enter(wrong)
-    assert texts(talk) == [ASKED, REPLY], "a retry that fails changes nothing"
-    assert "There is no system prompt" in typed("/system")
+    typed("/retry", REPLY, "The same reply again")
+    refused("/retry hot", "hot is not a temperature")
+    refused("/retry -1", "temperature")
+    typed("/system", "There is no system prompt")
     typed("/system Be kind.")
     assert typed("/system") == "Be kind.\n"
     typed("/save")
@@ -230,21 +227,18 @@ def test_a_conversation_with_commands(talk: Conversing, tmp_path: Path, capsys: 
     saved = (tmp_path / "when-is-the-film-night.md").read_text()
     assert saved.startswith(f"# {ASKED}\n\n## System\n\nBe kind.\n\n## You\n\n{ASKED}\n")
     assert "For the drill ask Ben." in saved
-    with pytest.raises(InvalidOption, match=r"notes\.txt exists"):
-        talk.enter("/save notes.txt")
-    assert "Taken back: Who has the drill?" in typed("/undo")
-    assert "prompt tokens" in typed("/stats")
+    refused("/save notes.txt", r"notes\.txt exists")
+    typed("/undo", "Taken back: Who has the drill?")
+    typed("/stats", "prompt tokens")
     typed("/context drop notes.txt")
     (stored,) = Conversations().all()
     assert stored.turns == (("system", "Be kind."), ("user", ASKED), ("assistant", REPLY))
     typed("/undo")
     assert Conversations().all() == []
     for line, says in (("/undo", "nothing to undo"), ("/retry", "no question"), ("/save", "nothing to save")):
-        assert says in typed(line)
-    for line, says in (("/modle x", "Did you mean /model"), ("/frob temperature 1", "/help lists them")):
-        with pytest.raises(InvalidOption, match=says):
-            talk.enter(line)
-    assert texts(talk) == [], "an unknown command is not sent"
+        typed(line, says)
+    refused("/modle x", "Did you mean /model")
+    refused("/frob temperature 1", "/help lists them")
     typed(" /etc is full?")
     assert texts(talk)[0] == "/etc is full?"
     typed("/clear")
@@ -262,11 +256,9 @@ def test_another_model_goes_on_with_the_conversation(
     assert talk.session.pair.draft_name is not None
     talk.enter("/model edgellm-verifier none")
     assert talk.session.pair.draft_name is None
-    assert talk.models == ("none", "edgellm-verifier")
     talk.enter("Who has the drill?")
     assert texts(talk)[-1] == "For the drill ask Ben."
     talk.enter("/model edgellm-verifier")
-    assert talk.models == PAIR
     (tmp_path / "broken.gguf").write_bytes(b"GGUF but not really")
     with pytest.raises(EdgeError):
         talk.enter("/model ./broken.gguf none")
@@ -274,7 +266,6 @@ def test_another_model_goes_on_with_the_conversation(
     assert "edgellm-verifier answers as before" in capsys.readouterr().err
     talk.enter("Hello")
     assert len(texts(talk)) == 6
-    capsys.readouterr()
     talk.enter("/model")
     assert "edgellm-draft" in capsys.readouterr().err
 
@@ -287,7 +278,6 @@ def test_colours_show_the_last_reply_too(talk: Conversing, monkeypatch: pytest.M
     assert not coloured.search(plain)
     talk.enter("/colors")
     assert coloured.search(out.getvalue().removeprefix(plain))
-    talk.enter("Hello")
     assert talk.display.colours
     talk.enter("/colors off")
     assert not talk.display.colours
@@ -296,16 +286,16 @@ def test_colours_show_the_last_reply_too(talk: Conversing, monkeypatch: pytest.M
 
 
 def test_everything_is_completed(talk: Conversing) -> None:
-    def completed(line: str) -> list[str]:
-        return [text for text, _, _ in completions(talk, line)]
+    def found(line: str) -> list[tuple[str, int, str]]:
+        known = SlashCompleter(talk).get_completions(Document(line), CompleteEvent())
+        return [(one.text, -one.start_position, one.display_meta_text) for one in known]
 
-    assert {text for text, _, about in completions(talk, "/") if about} == {one.name for one in COMMANDS}
-    assert list(completions(talk, "/und")) == [("/undo", 4, "take back the last question and its reply")]
-    assert completed("/context no") == ["notes.txt"]
+    assert {text for text, _, about in found("/") if about} == {one.name for one in COMMANDS}
+    assert found("/und") == [("/undo", 4, "take back the last question and its reply")]
+    assert found("/context no") == [("notes.txt", 2, "")]
     talk.enter("/context notes.txt")
-    assert ("drop ", 0, "remove a file") in completions(talk, "/context ")
-    assert completed("/context drop ") == ["drop notes.txt"]
-    assert "edgellm-verifier" in completed("/model edgellm-")
-    assert "edgellm-verifier edgellm-draft" in completed("/model edgellm-verifier ed")
-    assert completed("/load edgellm-v") == ["edgellm-verifier"]
-    assert not completed("/nonsense ")
+    assert ("drop ", 0, "remove a file") in found("/context ")
+    assert found("/context drop ") == [("drop notes.txt", 5, "")]
+    assert [text for text, *_ in found("/model edgellm-v")] == ["edgellm-verifier"]
+    assert next(text for text, *_ in found("/load edgellm-verifier ed")) == "edgellm-verifier edgellm-draft"
+    assert not found("/nonsense ")

@@ -57,17 +57,14 @@ def run(edge: Edge, worker: WorkerServer, *more: str) -> Done:
 
 def test_a_reply_over_two_devices_is_that_of_one(edge: Edge, worker: WorkerServer) -> None:
     words = ("chat", QUESTION, "--draft", "none", "--max-tokens", "12")
-    alone, done = edge(*words), run(edge, worker, "--f32", "--explain")
-    assert (done.code, done.out) == (0, alone.out)
-    assert "the devices were not measured" in done.err
+    alone, done = edge(*words), run(edge, worker, "--f32", "--explain").told("the devices were not measured")
+    assert done.out == alone.out
     lines = done.err.splitlines()
     assert any(re.match(r"here +1-5 ", line) for line in lines)
     assert any(line.startswith("first token") for line in lines)
     bars = [line for line in lines if line.startswith(str(worker.address)) and "run " in line]
     assert any(mark in line for line in bars for mark in "█▓"), bars
-    done = edge(*words, "--mesh", f"{worker.address}:1-12")
-    assert (done.code, done.out) == (0, alone.out)
-    assert "first token" in done.err
+    assert edge(*words, "--mesh", f"{worker.address}:1-12").told("first token").out == alone.out
 
 
 def test_the_time_before_the_reply_counts(edge: Edge, worker: WorkerServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,9 +75,7 @@ def test_the_time_before_the_reply_counts(edge: Edge, worker: WorkerServer, monk
         return compose(*words, **more)
 
     monkeypatch.setattr(edgellm.llm, "compose", late)
-    done = run(edge, worker, "--json")
-    assert done.code == 0
-    mesh = done.lines[-1]["mesh"]
+    mesh = run(edge, worker, "--json").told().lines[-1]["mesh"]
     assert mesh["ttft_s"] > 0.3
     assert all(one["measured"]["compute_s"] > 0.0 for one in mesh["stages"])
 
@@ -98,9 +93,8 @@ def test_the_stages_as_json_with_drafts_in_blocks(edge: Edge, worker: WorkerServ
 
 
 def test_where_nobody_is_left_it_says_so(edge: Edge) -> None:
-    done = edge("mesh", "run", MODEL, QUESTION, "--split", "127.0.0.1:9:1-12", "--max-tokens", "3")
-    assert done.code == 0  # this device holds the model, too
-    assert "A device was lost" in done.err
+    """But this device holds the model, too."""
+    edge("mesh", "run", MODEL, QUESTION, "--split", "127.0.0.1:9:1-12", "--max-tokens", "3").told("A device was lost")
 
 
 @pytest.fixture
@@ -139,8 +133,7 @@ def test_a_workers_card_is_measured_planned_for_and_computes(edge: Edge, quick_f
         assert [(one["device"], one["unit"]) for one in plan["units"]] == [("here", None), ("desk", "RPC0")]
         kept = [path.name for path in tmp_path.rglob("figures/*-all-*.json")]
         assert sorted("RPC0" in name for name in kept) == [False, True]
-        done = edge(*RUN, "--f32", "--split", f"here:1-5,{served.address}:6-12")
-        assert (done.code, done.out) == (0, alone.out)
+        assert edge(*RUN, "--f32", "--split", f"here:1-5,{served.address}:6-12").told().out == alone.out
     finally:
         served.close()
 
@@ -155,8 +148,7 @@ def test_this_device_computes_its_part_as_the_options_say(edge: Edge, monkeypatc
 
     monkeypatch.setattr(Context, "__init__", noted)
     hardware = ("--threads", "verifier=2", "--threads", "draft=3", "--flash-attn", "verifier=on", "--batch-size", "8")
-    done = edge(*SMALL, *ALONE, "--draft", "edgellm-draft", *hardware)
-    assert done.code == 0, done.err
+    edge(*SMALL, *ALONE, "--draft", "edgellm-draft", *hardware).told()
     assert {(2, True), (3, False)} == set(opened)
 
 
@@ -173,16 +165,13 @@ def test_without_a_split_the_home_is_measured_and_the_layers_that_are_there_are_
     monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (10_000_000, "a test"))
     home = (*SMALL, "--peer", f"desk={measurable.address}")
     done = edge(*home, "--f32", "--explain")
-    assert (done.code, done.out) == (0, alone.out)
-    assert "Split it over here and desk" in done.err  # that nothing else fits is said, too
-    assert "No single device has the memory for it" in done.err
+    done.told("Split it over here and desk", "No single device has the memory for it")
+    assert done.out == alone.out
     assert re.search(r"^desk: \d+-12: ", done.err, re.MULTILINE)
     found = stages(edge(*home, "--json"))
     assert found["desk"][0] >= 7
     assert found["here"] == (1, found["desk"][0] - 1)
-    done = edge(*home, "--peer", f"desk={measurable.address}")
-    assert (done.code, done.out) == (2, "")
-    assert "Two devices are called 'desk'" in done.err
+    edge(*home, "--peer", f"desk={measurable.address}").told("Two devices are called 'desk'", code=2)
 
 
 def test_the_layers_that_it_names_make_it_run_over_a_paired_device(
@@ -196,13 +185,11 @@ def test_the_layers_that_it_names_make_it_run_over_a_paired_device(
     stored = StoredLayers(LayerStore(tmp_path / "store", 10**9))
     with WorkerServer(WeightCache(stored), ANYWHERE, trust=trust, stored=stored) as worker:
         owner.peers.record_seen(trust.identity.id, worker.address)
-        refused = edge(*SMALL)
-        assert (refused.code, refused.out) == (1, "")
+        refused = edge(*SMALL).told(code=1)
         command = re.search(r"edgellm (mesh deploy MODEL --split \S+:\d+-\d+)", refused.err)
         assert command is not None, refused.err
-        assert edge(*command[1].replace("MODEL", MODEL).split()).code == 0
-        done = edge(*SMALL, "--json")
-        assert done.code == 0
+        edge(*command[1].replace("MODEL", MODEL).split()).told()
+        done = edge(*SMALL, "--json").told()
         assert set(stages(done)) == {"here", "desk"}
         assert "mesh deploy" not in done.err
 
@@ -220,37 +207,30 @@ def test_each_plan_that_is_deployed_runs_with_few_pieces(edge: Edge, tmp_path: P
             split = f"{one}:1-{at},{two}:{at + 1}-12"
             assert all(row["sent"] == row["bytes"] for row in edge(*DEPLOY, split).answer)
             assert all(row["sent"] == 0 for row in edge(*DEPLOY, split).answer)
-            done = edge(*RUN, "--split", split)
-            assert (done.code, done.out, "lost" in done.err) == (0, alone.out, False)
+            done = edge(*RUN, "--split", split).told()
+            assert (done.out, "lost" in done.err) == (alone.out, False)
         digest = fingerprint(resolve(MODEL))
         pieces = [sorted(str(piece.layers) for piece in store.pieces(digest)) for store in stores]
         assert pieces == [["1-5", "1-8"], ["6-12", "9-12"]]
         assert edge(*RUN, "--split", f"{one}:1-5,{two}:6-12").out == alone.out  # what was brought before is there
-        refused = edge(*RUN, "--split", f"{one}:1-6,here:7-12")
-        assert "do not match the boundaries of the pieces on this device: 1-8" in " ".join(refused.err.split())
+        says = "do not match the boundaries of the pieces on this device: 1-8"
+        edge(*RUN, "--split", f"{one}:1-6,here:7-12").told(says)
 
 
 def test_nobody_else_means_this_device_alone_and_nothing_to_measure(
     edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgellm.cli.commands.mesh.survey_workers", None)
-    done = edge(*RUN, "--json")
-    assert done.code == 0
+    done = edge(*RUN, "--json").told("No other device can be used, so this one holds all layers")
     assert stages(done) == {"here": (1, 12)}
-    assert "No other device can be used, so this one holds all layers" in done.err
     words = ("chat", QUESTION, "--max-tokens", "3", "--draft", "none", "--mesh", "auto", "--peer", "127.0.0.1:9")
-    done = edge(*words, "--retrieval", "off")
-    assert done.code == 0
-    assert "left out: 127.0.0.1:9" in done.err
-    assert "this one holds all layers" in done.err
+    edge(*words, "--retrieval", "off").told("left out: 127.0.0.1:9", "this one holds all layers")
 
 
 def test_a_conversation_over_the_measured_home(edge: Edge, measurable: WorkerServer) -> None:
     words = ("chat", QUESTION, "--max-tokens", "3", "--draft", "none", "--retrieval", "off", "--mesh", "auto", "--peer")
     done = edge(*words, f"desk={measurable.address}", "--peer", "attic=127.0.0.1:9")
-    assert done.code == 0
-    assert "left out: attic: The connection to 127.0.0.1:9 was lost" in done.err
-    assert "first token" in done.err
+    done.told("left out: attic: The connection to 127.0.0.1:9 was lost", "first token")
 
 
 def test_a_served_mesh_has_memory_for_all_replies_at_once(
@@ -279,20 +259,19 @@ def test_a_model_that_cannot_be_cut_runs_over_rpc(
         peer = ("--peer", f"desk={worker.address}")
         run = ("mesh", "run", model, QUESTION, *question, *peer)
         done = edge(*run, "--split", "here:1-2,desk:3-4")
-        assert (done.code, done.out) == (0, alone.out)
-        assert "engine: rpc. The layers of this lfm2 model cannot be cut" in done.err
-        assert edge(*run, "--f32").code == 2
+        assert done.told("engine: rpc. The layers of this lfm2 model cannot be cut").out == alone.out
+        edge(*run, "--f32").told(code=2)
         planned = ("mesh", "plan", model, *peer)
         plan = edge(*planned, "--json").answer
-        assert "--plot draws stages, and this plan is over RPC" in edge(*planned, "--plot", "plan.png").err
+        edge(*planned, "--plot", "plan.png").told("--plot draws stages, and this plan is over RPC", code=2)
         assert plan["engine"] == "rpc"
         assert plan["plan"]["shares"][-1]["last_layer"] == 4
         assert plan["one_model_each"]["shares"] == [{"device": "desk", "first_layer": 1, "last_layer": 4}]
-        assert "this device alone" in edge(*planned).out
+        edge(*planned).told("this device alone")
         assert edge(*run).out == alone.out
         over = ("chat", QUESTION, "--draft", "none", "--verifier", model, "--mesh", "desk:1-4", *peer, *question)
         assert edge(*over).out == alone.out
-    assert "cannot be cut" in edge("mesh", "run", model, QUESTION, "--engine", "stages").err
+    edge("mesh", "run", model, QUESTION, "--engine", "stages").told("cannot be cut", code=1)
 
 
 class Roomy(ComputeUnit):
@@ -314,12 +293,8 @@ def test_layers_that_can_be_cut_go_over_rpc_only_if_asked(
     monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (10_000_000, "a test"))
     with WorkerServer(cache, ANYWHERE, stored=stored, more=(RpcEngineService,)) as worker:
         peer = ("--peer", f"desk={worker.address}")
-        refused = edge(*SMALL, *peer)
-        assert refused.code == 1
-        assert "Deploy them: edgellm mesh deploy" in refused.err
-        assert refused.err.rstrip().endswith("Or add --engine rpc.")
-        done = edge(*SMALL, *peer, "--engine", "rpc")
-        assert (done.code, done.out) == (0, alone.out)
+        edge(*SMALL, *peer).told("Deploy them: edgellm mesh deploy", "Or add --engine rpc.", code=1)
+        assert edge(*SMALL, *peer, "--engine", "rpc").told().out == alone.out
         lengths = ("--tokens-in", "16", "--tokens-out", "4", "--ctx-size", "256")
         plan = edge("mesh", "plan", MODEL, *lengths, *peer, "--engine", "rpc", "--json").answer
         assert (plan["engine"], plan["engine_reason"]) == ("rpc", "asked for")

@@ -31,15 +31,20 @@ SHORT = ("--max-tokens", "4", "--json", "--no-history", "--retrieval", "off")
 
 
 def test_pull_says_what_was_chosen_and_why(edge: Edge, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = edge("pull", REPO)
-    assert done.code == 0
-    assert "downloading tiny-Q4_K_M.gguf (200.1 kB; the default)" in done.err
+    """Of memory, a card has its own, and what is part of the processor shares the machine's."""
+    done = edge("pull", REPO).told("downloading tiny-Q4_K_M.gguf (200.1 kB; the default)")
     assert "three quarters" not in done.err
-    assert "is already on this machine" in edge("pull", REPO).err
-    monkeypatch.setattr(system, "total_memory", lambda: 300_000)
-    done = edge("pull", f"{REPO}:Q8_0")
-    assert "0.0 GB of weights are more than three quarters of this machine's memory of 0.0 GB" in done.err
-    assert done.code == 0
+    edge("pull", REPO).told("is already on this machine")
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(system, "total_memory", lambda: 100_000)
+    devices = [ComputeDevice("Vulkan0", "", "igpu", 0, 10**9)]
+    monkeypatch.setattr("edgellm.engine.hardware.compute_devices", lambda: devices)
+    larger = "0.0 GB of weights are more than three quarters of this machine's memory of 0.0 GB"
+    edge("pull", f"{REPO}:Q8_0").told(larger)
+    devices.append(ComputeDevice("CUDA0", "", "gpu", 0, 10**6))
+    assert larger not in edge("pull", f"{REPO}:Q8_0").err
+    monkeypatch.setattr(sys, "platform", "darwin")
+    edge("pull", f"{REPO}:Q8_0").told(larger)
 
 
 def test_a_split_model_is_pulled_shown_and_run_like_the_whole(
@@ -48,10 +53,10 @@ def test_a_split_model_is_pulled_shown_and_run_like_the_whole(
     paths = ModelFile.open(split(draft_path, tmp_path, 2)).paths
     hub.repos["ann/split-GGUF"] = {f"Q8_0/{path.name}": path.read_bytes() for path in paths}
     hub.renamed = {"ann/former-GGUF": "ann/split-GGUF"}
-    done = edge("pull", "ann/former-GGUF")
-    assert done.code == 0
-    assert "ann/former-GGUF is called ann/split-GGUF now." in done.err
-    assert "downloading Q8_0/draft-00001-of-00002.gguf (1.4 MB in 2 files; the only model there)" in done.err
+    edge("pull", "ann/former-GGUF").told(
+        "ann/former-GGUF is called ann/split-GGUF now.",
+        "downloading Q8_0/draft-00001-of-00002.gguf (1.4 MB in 2 files; the only model there)",
+    )
     answer = edge("pull", "ann/split-GGUF", "--json").answer
     assert answer["files"] == [f"Q8_0/{path.name}" for path in paths]
     assert answer["size"] == answer["received"] == sum(path.stat().st_size for path in paths)
@@ -70,137 +75,120 @@ def test_a_split_model_is_pulled_shown_and_run_like_the_whole(
     one, other = (edge("chat", "Hello", "--draft", "none", *SHORT, "--verifier", name)
                   for name in ("ann/split-GGUF", "edgellm-draft"))  # fmt: skip
     assert ids(one) == ids(other)
-    assert edge("rm", "ann/split-GGUF", "--yes").code == 0
+    edge("rm", "ann/split-GGUF", "--yes").told()
     assert [row["name"] for row in edge("ls", "--json").answer][-1:] == ["ann/former-GGUF:Q8_0"]
-
-
-def test_the_memory_of_graphics_cards_counts(edge: Edge, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card has its own, and what is part of the processor shares the machine's."""
-    monkeypatch.setattr(system, "total_memory", lambda: 100_000)
-    monkeypatch.setattr(sys, "platform", "linux")
-    devices = [ComputeDevice("Vulkan0", "", "igpu", 0, 10**9)]
-    monkeypatch.setattr("edgellm.engine.hardware.compute_devices", lambda: devices)
-    assert "three quarters" in edge("pull", f"{REPO}:Q8_0").err
-    devices.append(ComputeDevice("CUDA0", "", "gpu", 0, 10**6))
-    assert "three quarters" not in edge("pull", f"{REPO}:Q8_0").err
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert "three quarters" in edge("pull", f"{REPO}:Q8_0").err
 
 
 def test_show_tells_what_a_model_is_and_lets_it_not_command_the_terminal(
     edge: Edge, hub: Hub, draft_path: Path
 ) -> None:
-    done = edge("show", "edgellm-draft")
-    assert done.code == 0
-    assert "llama" in done.out
-    assert "% F32" in done.out or "% Q" in done.out
+    edge("show", "edgellm-draft").told("llama", "%")
     facts = edge("show", str(draft_path), "--json").answer
-    assert facts["size"] == draft_path.stat().st_size
-    assert facts["layers"] >= 8
-    assert facts["vocabulary"] <= 4096
-    assert facts["chat_template"] is True
-    assert len(facts["sha256"]) == 64
+    assert (facts["size"], facts["chat_template"]) == (draft_path.stat().st_size, True)
+    assert (facts["layers"] >= 8, facts["vocabulary"] <= 4096, len(facts["sha256"])) == (True, True, 64)
     hub.repos[REPO]["tiny-Q4_K_M.gguf"] = hub.repos[REPO]["tiny-Q4_K_M.gguf"].replace(b"llama", b"\x1b[2Jm")
     edge("pull", REPO)
-    done = edge("show", REPO)
-    assert (done.code, "\x1b" in done.out) == (0, False)
+    assert "\x1b" not in edge("show", REPO).told().out
 
 
 def test_models_are_listed_and_removed_where_somebody_says_so(edge: Edge, hub: Hub) -> None:
-    assert "edgellm setup" in edge("ls").err
+    edge("ls").told("edgellm setup")
     edge("pull", REPO)
     names = [line.split()[0] for line in edge("ls").out.splitlines()]
     assert [*names[:3], names[-1]] == ["NAME", "edgellm-draft", "edgellm-verifier", f"{REPO}:Q4_K_M"]
     rows = edge("ls", "--json").answer
     assert [row["origin"] for row in rows] == [*["bundled"] * (len(rows) - 1), "hub"]
     assert all(Path(row["path"]).stat().st_size == row["size"] for row in rows)
-    refused = edge("rm", REPO)
-    assert refused.code == 2
-    assert "Add --yes" in refused.err
-    done = edge("rm", REPO, "--yes")
-    assert done.code == 0
-    assert f"removed {REPO}:Q4_K_M (200.1 kB)" in done.err
+    edge("rm", REPO).told("Add --yes", code=2)
+    edge("rm", REPO, "--yes").told(f"removed {REPO}:Q4_K_M (200.1 kB)")
     assert {row["origin"] for row in edge("ls", "--json").answer} == {"bundled"}
 
 
 def test_the_catalogue_says_what_fits_and_what_is_here(edge: Edge, hub: Hub) -> None:
     hub.repos["Qwen/Qwen3-0.6B-GGUF"] = {"Qwen3-0.6B-Q8_0.gguf": tiny_gguf()}
-    assert "Qwen3-0.6B-Q8_0.gguf" in edge("pull", "Qwen3:0.6b").err
+    edge("pull", "Qwen3:0.6b").told("Qwen3-0.6B-Q8_0.gguf")
     rows = {row["name"]: row for row in edge("catalog", "--json").answer}
     assert (rows["qwen3:0.6b"]["here"], rows["qwen3:4b"]["here"]) == (True, False)
     assert rows["qwen3:4b"]["draft"] == "qwen3:0.6b"
-    assert rows["qwen3:0.6b"]["fits"]
-    assert rows["qwen3:0.6b"]["runs_on"] == "the processor"
-    done = edge("catalog", "qwen3")
-    lines = [line.split() for line in done.out.splitlines()]
+    assert (rows["qwen3:0.6b"]["fits"], rows["qwen3:0.6b"]["runs_on"]) == (True, "the processor")
+    lines = [line.split() for line in edge("catalog", "qwen3").told("edgellm pull NAME").out.splitlines()]
     assert lines[0][:3] == ["NAME", "SIZE", "CONTEXT"]
     assert {line[0].partition(":")[0] for line in lines[1:]} == {"qwen3"}
-    assert "edgellm pull NAME" in done.err
     listed = edge("ls", "--json").answer[-1]
     assert (listed["name"], listed["repository"]) == ("qwen3:0.6b", "Qwen/Qwen3-0.6B-GGUF")
-    assert edge("show", "qwen3:0.6b", "--json").answer["size"] == len(tiny_gguf())
-    assert "removed qwen3:0.6b" in edge("rm", "qwen3:0.6b", "--yes").err
+    edge("rm", "qwen3:0.6b", "--yes").told("removed qwen3:0.6b")
 
 
 # --- run ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def qwen3(hub: Hub, draft_path: Path, verifier_path: Path) -> Hub:
-    """The bundled pair under the names of a real one."""
-    hub.repos["Qwen/Qwen3-0.6B-GGUF"] = {"Qwen3-0.6B-Q8_0.gguf": draft_path.read_bytes()}
-    hub.repos["Qwen/Qwen3-4B-GGUF"] = {"Qwen3-4B-Q4_K_M.gguf": verifier_path.read_bytes()}
-    return hub
-
-
 def test_a_model_that_is_here_is_run_with_a_draft_model_or_alone(edge: Edge) -> None:
+    """By the settings of chat, except those of another pair."""
+    config_file().parent.mkdir(parents=True, exist_ok=True)
+    text = '[chat]\nverifier = "nowhere:1"\npeer = ["nobody"]\nmax-tokens = 2\n'
+    config_file().write_text(text, encoding="utf-8")
+    assert len(ids(edge("run", "edgellm-verifier", "Hello", "--json", "--no-history"))) == 2
     alone = edge("run", "edgellm-verifier", "Hello", "--draft", "none", *SHORT)
     pair = edge("run", "edgellm-verifier", "Hello", *SHORT)
     assert ids(pair) == ids(alone)
-    assert "edgellm-draft drafts for edgellm-verifier: it has its tokenizer and 21% of its size" in pair.err
+    pair.told("edgellm-draft drafts for edgellm-verifier: it has its tokenizer and 21% of its size")
     assert "drafts for" not in alone.err
-    draft = edge("run", "edgellm-draft", "Hello", *SHORT)
-    assert "edgellm-draft writes alone: no smaller model with its tokenizer is here." in draft.err
+    writes_alone = "edgellm-draft writes alone: no smaller model with its tokenizer is here."
+    edge("run", "edgellm-draft", "Hello", *SHORT).told(writes_alone)
+
+
+def test_a_model_is_named_in_one_way_everywhere(edge: Edge, draft_path: Path) -> None:
+    wanted = ids(edge("run", "edgellm-draft", "Hello you", *SHORT))
+    file = str(draft_path)
+    assert ids(edge("run", "-m", "edgellm-draft", "Hello", "you", *SHORT)) == wanted
+    assert ids(edge("chat", "-m", "edgellm-draft", "--draft", "none", "Hello you", *SHORT)) == wanted
+    for name in (file, "edgellm-draft"):
+        in_front = edge("chat", name, "Hello", "you", *SHORT).told(f"{name} is taken as the model, as with -m {name};")
+        assert ids(in_front) == wanted
+        assert ids(edge("chat", name, *SHORT, stdin=b"Hello you")) == wanted
+    other = ids(edge("chat", file, "Hello", "--verifier", "edgellm-verifier", *SHORT))
+    assert other == ids(edge("chat", f"{file} Hello", *SHORT)), "another one is named, so it is asked about"
+
+
+def test_a_draft_model_that_is_bigger_and_a_temperature_that_is_high_are_told(edge: Edge) -> None:
+    swapped = ("--draft", "edgellm-verifier", "--verifier", "edgellm-draft")
+    said = edge("chat", "Hello", *swapped, *SHORT).told("The draft model edgellm verifier is bigger than edgellm draft")
+    assert ids(said) == ids(edge("chat", "Hello", "--verifier", "edgellm-draft", "--draft", "none", *SHORT))
+    hot = ("chat", "Hello", "--max-tokens", "2", "--temperature")
+    edge(*hot, "5").told("A temperature of 5 makes unlikely words nearly as likely as others")
+    assert "likely" not in edge(*hot, "1").told().err
 
 
 def test_a_head_that_was_made_for_it_drafts(edge: Edge, hub: Hub, architectures: Architectures, heads: Heads) -> None:
     hub.repos["Foo/Foo-GGUF"] = {"Foo-F32.gguf": architectures("llama").read_bytes()}
     hub.repos["Foo/Foo-eagle3-GGUF"] = {"Foo-eagle3-F32.gguf": heads("llama", own=True).read_bytes()}
     for name in ("Foo/Foo-GGUF", "Foo/Foo-eagle3-GGUF"):
-        assert edge("pull", name).code == 0
+        edge("pull", name).told()
     head = "Foo/Foo-eagle3-GGUF:F32"
-    assert f"with the EAGLE-3 head {head}" in edge("show", "Foo/Foo-GGUF").out
-    assert "as the draft model of Foo/Foo-GGUF:F32" in edge("show", head).out
+    edge("show", "Foo/Foo-GGUF").told(f"with the EAGLE-3 head {head}")
+    edge("show", head).told("as the draft model of Foo/Foo-GGUF:F32")
     pair = edge("run", "Foo/Foo-GGUF", "Hello", *SHORT)
-    assert f"{head} drafts for Foo/Foo-GGUF: it is an EAGLE-3 head for it. Alone: --draft none" in pair.err
+    pair.told(f"{head} drafts for Foo/Foo-GGUF: it is an EAGLE-3 head for it. Alone: --draft none")
     assert ids(pair) == ids(edge("run", "Foo/Foo-GGUF", "Hello", "--draft", "none", *SHORT))
 
 
 def test_a_model_that_is_not_here_is_downloaded_if_somebody_says_so(
-    edge: Edge, qwen3: Hub, monkeypatch: pytest.MonkeyPatch
+    edge: Edge, hub: Hub, draft_path: Path, verifier_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = edge("run", "qwen3:4b", "Hello", *SHORT)
-    assert done.code == 1
-    assert "edgellm pull qwen3:4b" in done.err
-    assert "or add --yes to download it now" in done.err
-    monkeypatch.setattr(command, "is_terminal", lambda _: True)
+    """The bundled pair, under the names of a real one."""
+    hub.repos["Qwen/Qwen3-0.6B-GGUF"] = {"Qwen3-0.6B-Q8_0.gguf": draft_path.read_bytes()}
+    hub.repos["Qwen/Qwen3-4B-GGUF"] = {"Qwen3-4B-Q4_K_M.gguf": verifier_path.read_bytes()}
+    refused = edge("run", "qwen3:4b", "Hello", *SHORT)
+    refused.told("edgellm pull qwen3:4b", "or add --yes to download it now", code=1)
+    monkeypatch.setattr("edgellm.cli.views.console.is_terminal", lambda _: True)
     for answer, code in ((b"n\n", 1), (b"\n", 0)):
-        assert qwen3.bytes_sent() == 0
+        assert hub.bytes_sent() == 0
         done = edge("run", "qwen3:0.6b", "Hello", *SHORT, stdin=answer)
-        assert "qwen3:0.6b is not here. Download Qwen3-0.6B-Q8_0.gguf (1.4 MB; asked for)?" in done.err
-        assert done.code == code
+        done.told("qwen3:0.6b is not here. Download Qwen3-0.6B-Q8_0.gguf (1.4 MB; asked for)?", code=code)
     monkeypatch.setattr(command, "other_models", lambda _: {})
     done = edge("run", "qwen3:4b", "Hello", "--yes", *SHORT)
     assert ids(done) == ids(edge("chat", "Hello", "--draft", "none", "--verifier", "edgellm-verifier", *SHORT))
-    assert "downloading Qwen3-4B-Q4_K_M.gguf (6.8 MB; asked for)" in done.err
-    assert "qwen3:0.6b would draft for it: edgellm pull qwen3:0.6b" in done.err
-
-
-def test_settings_of_chat_hold_except_those_of_another_pair(edge: Edge) -> None:
-    config_file().parent.mkdir(parents=True, exist_ok=True)
-    text = '[chat]\nverifier = "nowhere:1"\npeer = ["nobody"]\nmax-tokens = 2\n'
-    config_file().write_text(text, encoding="utf-8")
-    assert len(ids(edge("run", "edgellm-verifier", "Hello", "--json", "--no-history"))) == 2
+    done.told("downloading Qwen3-4B-Q4_K_M.gguf (6.8 MB; asked for)", "qwen3:0.6b would draft for it: edgellm pull")
 
 
 # --- setup --------------------------------------------------------------------------------------------------------
@@ -218,41 +206,27 @@ def smallest(hub: Hub, draft_path: Path, verifier_path: Path, monkeypatch: pytes
     return hub
 
 
-def paired(monkeypatch: pytest.MonkeyPatch, *offers: OfferedModel, rights: frozenset[Right] = frozenset(Right)) -> None:
-    """Have a paired device, desk, offer these models."""
-    answer = SimpleNamespace(
-        peer=SimpleNamespace(name="desk"), info=SimpleNamespace(offers=offers, rights=rights), error=None
-    )
-    monkeypatch.setattr("edgellm.rpc.discovery.peer_probe.probe_peers", lambda *_: [answer])
-    monkeypatch.setattr("edgellm.rpc.trust.trust.Peers.all", lambda _: [answer.peer])
-
-
 def settings() -> dict[str, Any]:
     return tomllib.loads(config_file().read_text(encoding="utf-8"))
 
 
-def test_a_dry_run_says_what_would_be_done_and_why(edge: Edge, smallest: Hub, verifier_path: Path) -> None:
-    answer = edge("setup", "--dry-run", "--json").answer
+def test_a_pair_is_proposed_downloaded_and_used_from_then_on(edge: Edge, smallest: Hub, verifier_path: Path) -> None:
     size = verifier_path.stat().st_size
+    answer = edge("setup", "--dry-run", "--json").answer
     assert answer["verifier"] == {
         "name": "qwen3.5:2b", "size": size, "runs_on": "the processor", "file": "Qwen3.5-2B-Q4_K_M.gguf", "here": False,
     }  # fmt: skip
     assert answer["draft"]["name"] == "qwen3.5:0.8b"
     assert answer["download"] == answer["draft"]["size"] + size
     assert "1.3 GB of weights, and there is room for 2.0 GB" in answer["reasons"][0]
-    done = edge("setup", "--dry-run")
+    done = edge("setup", "--dry-run").told("The verifier alone writes at most 16 tokens a second here")
     assert [line.split()[:2] for line in done.out.splitlines()][1:] == [["verifier", "qwen3.5:2b"], ["draft", "model"]]
-    assert "The verifier alone writes at most 16 tokens a second here" in done.err
     assert not config_file().exists()
     assert smallest.bytes_sent() == 0
 
-
-def test_a_pair_is_downloaded_and_used_from_then_on(edge: Edge, smallest: Hub) -> None:
-    done = edge("setup", "--yes")
-    assert done.code == 0, done.err
+    edge("setup", "--yes").told('edgellm chat "Why is the sky blue?"')
     pair = {"draft": "qwen3.5:0.8b", "verifier": "qwen3.5:2b"}
     assert settings() == {"chat": pair, "serve": pair, "profile": pair}
-    assert 'edgellm chat "Why is the sky blue?"' in done.err
     bundled = edge("chat", "Hello", *SHORT, "--draft", "edgellm-draft", "--verifier", "edgellm-verifier")
     assert ids(edge("chat", "Hello", *SHORT)) == ids(bundled)
     smallest.sent.clear()
@@ -264,57 +238,51 @@ def test_a_pair_is_downloaded_and_used_from_then_on(edge: Edge, smallest: Hub) -
 def test_a_draft_model_with_another_tokenizer_is_left_out(edge: Edge, smallest: Hub, tmp_path: Path) -> None:
     write(tmp_path / "other.gguf", SHAPES["tiny-draft"], "Q8_0")
     smallest.repos[DRAFT]["Qwen3.5-0.8B-Q4_K_M.gguf"] = (tmp_path / "other.gguf").read_bytes()
-    done = edge("setup", "--yes")
-    assert done.code == 0, done.err
-    assert "qwen3.5:0.8b has another tokenizer than qwen3.5:2b, which writes alone." in done.err
+    edge("setup", "--yes").told("qwen3.5:0.8b has another tokenizer than qwen3.5:2b, which writes alone.")
     assert settings()["chat"] == {"draft": "none", "verifier": "qwen3.5:2b"}
 
 
 def test_the_larger_verifier_of_a_paired_device_is_used(
     edge: Edge, smallest: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paired(
-        monkeypatch,
+    info = SimpleNamespace(rights=frozenset(Right), offers=[
         OfferedModel("verifier", "Qwen3.6-27B-Q4_K_M.gguf", 16_817_244_384, "ab"),
         OfferedModel("verifier", "unknown.gguf", 90 * 10**9, "ab"),
         OfferedModel("worker", "Qwen3-32B-Q4_K_M.gguf", 20 * 10**9, "ab"),
-    )
-    answer = edge("setup", "--yes", "--json").answer
-    assert (answer["verifier"]["name"], answer["verifier"]["runs_on"]) == ("auto", "desk")
-    assert answer["draft"]["name"] == "qwen3.5:0.8b"
-    assert "desk reads your prompts" in answer["expect"]
+    ])  # fmt: skip
+    answer = SimpleNamespace(peer=SimpleNamespace(name="desk"), info=info, error=None)
+    monkeypatch.setattr("edgellm.rpc.discovery.peer_probe.probe_peers", lambda *_: [answer])
+    monkeypatch.setattr("edgellm.rpc.trust.trust.Peers.all", lambda _: [answer.peer])
+    chosen = edge("setup", "--yes", "--json").answer
+    assert (chosen["verifier"]["name"], chosen["verifier"]["runs_on"]) == ("auto", "desk")
+    assert chosen["draft"]["name"] == "qwen3.5:0.8b"
+    assert "desk reads your prompts" in chosen["expect"]
     assert settings()["chat"] == {"draft": "qwen3.5:0.8b", "verifier": "auto"}
-    assert edge("setup", "--dry-run", "--json", "--verifier", "qwen3.5:2b").answer["verifier"]["name"] == "qwen3.5:2b"
-    paired(monkeypatch, OfferedModel("verifier", "Qwen3.6-27B-Q4_K_M.gguf", 1, "ab"), rights=frozenset())
-    assert edge("setup", "--dry-run", "--json").answer["verifier"]["name"] == "qwen3.5:2b"
-    done = edge("setup", "--dry-run", "--verifier", "auto")
-    assert done.code == 2
-    assert "No paired device serves a verifier" in done.err
+    dry = ("setup", "--dry-run", "--json")
+    assert edge(*dry, "--verifier", "qwen3.5:2b").answer["verifier"]["name"] == "qwen3.5:2b"
+    info.rights = frozenset()
+    assert edge(*dry).answer["verifier"]["name"] == "qwen3.5:2b"
+    edge(*dry, "--verifier", "auto").told("No paired device serves a verifier", code=2)
 
 
 def test_without_the_hub_a_dry_run_goes_by_the_catalogue_and_nothing_else_is_done(edge: Edge, smallest: Hub) -> None:
     smallest.status = 503
-    done = edge("setup", "--dry-run", "--json")
+    done = edge("setup", "--dry-run", "--json").told("The size of qwen3.5:2b is that of the catalogue.")
     assert done.answer["download"] == 1_280_835_840 + 532_517_120
-    assert "The size of qwen3.5:2b is that of the catalogue." in done.err
-    assert edge("setup", "--yes").code == 1
+    edge("setup", "--yes").told(code=1)
     assert not config_file().exists()
 
 
 def test_somebody_at_a_terminal_is_asked(edge: Edge, smallest: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     for words in ((), ("--json",)):
-        done = edge("setup", *words)
-        assert done.code == 2
-        assert "Add --yes, or --dry-run" in done.err
+        edge("setup", *words).told("Add --yes, or --dry-run", code=2)
     monkeypatch.setattr(setup, "is_terminal", lambda _: True)
     called: list[tuple[str, ...]] = []
-    monkeypatch.setattr(setup, "_call", lambda _, *words: called.append(words))
-    assert edge("setup", stdin=b"n\n").code == 1
+    monkeypatch.setattr("edgellm.cli.app.run", called.append)
+    edge("setup", stdin=b"n\n").told(code=1)
     assert not config_file().exists()
-    done = edge("setup", stdin=b"\n\n\n")
-    assert done.code == 0
-    assert "Download 8.2 MB, and use this pair from now on?" in done.err
+    edge("setup", stdin=b"\n\n\n").told("Download 8.2 MB, and use this pair from now on?")
     assert settings()["chat"]["verifier"] == "qwen3.5:2b"
     assert called == []
-    assert edge("setup", stdin=b"\ny\ny\n").code == 0
+    edge("setup", stdin=b"\ny\ny\n").told()
     assert called == [("service", "install"), ("pair",)]

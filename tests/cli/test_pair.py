@@ -67,15 +67,10 @@ def test_two_users_pair_with_and_without_an_address(edge: Edge, shown: Shown, tm
     assert said["grants"] == ["files", "verify"]
     assert said["addresses"][0].startswith("127.0.0.1:")
     words = (said["addresses"][0], said["code"]) if address else (said["code"].replace("-", " ").upper(),)
-    done = edge("pair", *words, "--name", "phone", "--grant", "none")
-    assert done.code == 0, done.err
-    for line in (
-        "paired with desk",
-        "rights of desk here: nothing",
-        "desk then reads the prompts and replies of this device",
+    edge("pair", *words, "--name", "phone", "--grant", "none").told(
+        "paired with desk", "rights of desk here: nothing", "desk then reads the prompts and replies of this device",
         "this device then knows which models desk has",
-    ):
-        assert line in " ".join(done.err.split())
+    )  # fmt: skip
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     there, here = json.loads(out), Peers().all()[0]
@@ -88,9 +83,7 @@ def test_two_users_pair_with_and_without_an_address(edge: Edge, shown: Shown, tm
 def test_a_wrong_code_ends_both_sides_with_an_error(edge: Edge, shown: Shown) -> None:
     process, said = shown
     wrong = "7-lamp-otter" if said["code"] != "7-lamp-otter" else "7-lamp-owl"
-    done = edge("pair", said["addresses"][0], wrong)
-    assert (done.code, done.err.count("\n")) == (1, 1)
-    assert "The code is wrong" in done.err
+    assert edge("pair", said["addresses"][0], wrong).told("The code is wrong", code=1).err.count("\n") == 1
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, "")
     assert "The code is wrong" in err
@@ -101,10 +94,8 @@ def test_a_wrong_code_ends_both_sides_with_an_error(edge: Edge, shown: Shown) ->
 def test_a_code_that_nobody_shows_is_said(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "SEARCH_SECONDS", 0.2)
     monkeypatch.setattr(command, "LONGEST_SEARCH", 1.0)
-    done = edge("pair", "7-lamp-otter")
-    assert done.code == 1
+    done = edge("pair", "7-lamp-otter").told("edgellm pair HOST:PORT 7-lamp-otter", code=1)
     assert done.err.count("still looking (") == 3  # after 0.2, 0.4 and 0.8 seconds
-    assert "edgellm pair HOST:PORT 7-lamp-otter" in done.err
 
 
 def test_who_has_paired_nobody_is_told_to(edge: Edge) -> None:
@@ -113,36 +104,29 @@ def test_who_has_paired_nobody_is_told_to(edge: Edge) -> None:
         ("serve", "--role", "verifier", "--no-http", "--host", "0.0.0.0"),
         ("serve", "--role", "verifier", "--no-http", "--host", "192.168.1.2"),
     ):
-        done = edge(*words)
-        assert (done.code, done.err.count("\n")) == (1, 1)
-        assert "air the devices first" in done.err
+        assert edge(*words).told("air the devices first", code=1).err.count("\n") == 1
 
 
 def test_the_list_is_shown_changed_and_not_touched_where_it_is_damaged(
     edge: Edge, phone: Trust, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgellm.rpc.discovery.peer_probe.MAX_BROWSE_SECONDS", 0.0)
-    done = edge("peers")
-    assert done.code == 0
-    for word in ("phone", phone.identity.id.short, "files, verify", "just now"):
-        assert word in done.out
-    assert "No address of phone is known" in done.err
+    words = ("phone", phone.identity.id.short, "files, verify", "just now", "No address of phone is known")
+    edge("peers").told(*words)
     row = edge("peers", "--json", "--no-ask").answer[0]
     assert (row["name"], row["short"], row["there"]) == ("phone", phone.identity.id.short, False)
     assert (row["may_here"], row["may_there"], row["round_trip_ms"]) == (["files", "verify"], [], None)
     assert edge("peers", "revoke", "phone", "verify", "--json").answer["may_here"] == ["files"]
     granted = edge("peers", "grant", phone.identity.id.short, "all", "--json").answer["may_here"]
     assert granted == ["compute", "files", "verify"]
-    assert "is now called tablet here" in edge("peers", "rename", "phone", "tablet").err
+    edge("peers", "rename", "phone", "tablet").told("is now called tablet here")
     kept = Peers().path.read_bytes()
     Peers().path.write_text("nonsense")
-    for words in (("peers",), ("peers", "rm", "tablet")):
-        done = edge(*words)
-        assert done.code == 1
-        assert "is damaged" in done.err
+    for more in ((), ("rm", "tablet")):
+        edge("peers", *more).told("is damaged", code=1)
     assert Peers().path.read_text() == "nonsense"
     Peers().path.write_bytes(kept)
-    assert "is unpaired" in edge("peers", "rm", "tablet").err
+    edge("peers", "rm", "tablet").told("is unpaired")
     assert Peers().all() == []
 
 
@@ -169,24 +153,19 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_a_paired_device_is_asked_by_mutual_tls_and_no_stranger(edge: Edge, served: Served) -> None:
-    plain = edge("chat", "--verifier", served.address, *BRIEF)
-    assert plain.code == 1  # it was never met there, so it is asked in plain text, as on any machine of one's own
-    assert "No answer from" in plain.err
-    done = edge("chat", "--peer", served.address, *BRIEF)
-    assert done.code == 0, done.err
-    assert f"at {served.address} verifies" in done.err
+    # it was never met there, so it is asked in plain text, as on any machine of one's own
+    edge("chat", "--verifier", served.address, *BRIEF).told("No answer from", code=1)
+    edge("chat", "--peer", served.address, *BRIEF).told(f"at {served.address} verifies")
     served.wait_for("Session 1 from")
-    assert edge("chat", "--verifier", served.address, *BRIEF).code == 0  # by now it is known there
+    edge("chat", "--verifier", served.address, *BRIEF).told()  # by now it is known there
     served.wait_for("Session 2 from")
-    assert f"at {served.address} verifies" in edge("chat", "--verifier", "auto", *BRIEF).err
+    edge("chat", "--verifier", "auto", *BRIEF).told(f"at {served.address} verifies")
     assert edge("peers", "--json").answer[0]["offers"][0]["role"] == "verifier"
     done = edge("chat", "--peer", "attic", *BRIEF)
     assert (done.code, "No paired device is called 'attic'" in done.err) == (1, True)
     Trust.load().peers.remove(Trust.load().peers.find("other").id)
     for words in (("--verifier", "auto"), ("--peer", served.address)):
-        done = edge("chat", *words, *BRIEF)
-        assert done.code == 1
-        assert "run `edgellm pair`" in done.err
+        edge("chat", *words, *BRIEF).told("run `edgellm pair`", code=1)
 
 
 def test_with_paired_only_http_asks_for_the_key_on_loopback_too(served: Served, tmp_path: Path) -> None:
@@ -211,24 +190,16 @@ def test_layers_are_computed_by_a_paired_device_that_is_named(edge: Edge, tmp_pa
         probe_address(here, Address.parse(served.address))  # from now on it is known where it is
         there.peers.revoke(here.identity.id, [Right.COMPUTE])
         probe_address(here, Address.parse(served.address))
-        refused = edge(*words)
-        assert (refused.code, refused.out) == (1, "")
-        assert "does not allow this device to have layers computed" in refused.err
+        edge(*words).told("does not allow this device to have layers computed", code=1)
         there.peers.grant(here.identity.id, [Right.COMPUTE])
-        done = edge(*words)
-        assert done.code == 0, done.err
+        done = edge(*words).told()
         assert any(line.startswith("other") and " 7-12 " in line for line in done.err.splitlines())
         served.wait_for("Loading layers 7-12")
         assert "A device was lost" not in done.err
 
 
 def test_doctor_prints_what_it_finds_and_what_to_do(edge: Edge) -> None:
-    done = edge("doctor")
-    assert done.code == 0, done.out
-    assert "No problems found." in done.err
-    assert "127.0.0.1) is used" in done.out
-    assert "→ Pair a device: edgellm pair" in done.out
-    broken = edge("doctor", "--json", "--draft", "nothing.gguf", "--peer", "127.0.0.1:1")
-    assert broken.code == 1
+    edge("doctor").told("No problems found.", "127.0.0.1) is used", "→ Pair a device: edgellm pair")
+    broken = edge("doctor", "--json", "--draft", "nothing.gguf", "--peer", "127.0.0.1:1").told(code=1)
     assert {one["topic"] for one in broken.answer if one["state"] == "problem"} == {"vocabulary", "peers"}
     assert all(one["next_step"] for one in broken.answer if one["state"] == "problem")

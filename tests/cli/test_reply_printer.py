@@ -1,4 +1,4 @@
-"""A reply on its way to the screen, with a scripted model behind it; and text that commands no terminal."""
+"""A reply on its way to the screen, with a scripted model behind it; text that commands no terminal; and progress."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edgellm.cli.views import progress
 from edgellm.cli.views.console import SOURCES, decode, harmless, size
+from edgellm.cli.views.progress import Loading, PromptBar
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.errors import InputNotText
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply, Utf8
-from edgellm.spec.types import Channel, Explanation, Notice, Source, Token
+from edgellm.spec.types import Channel, Explanation, Notice, PromptProgress, Source, Token
 
 Written = Generator[Event, None, None]
 Capture = pytest.CaptureFixture[str]
@@ -268,3 +270,89 @@ def test_input_that_is_not_text_says_where_and_sizes_are_for_people() -> None:
         decode("hi".encode("utf-16"), "notes.txt")
     sizes = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 1_234_567: "1.2 MB", 7 * 10**9: "7.0 GB"}
     assert {count: size(count) for count in sizes} == sizes
+
+
+# --- progress ------------------------------------------------------------------------------------------------------
+
+
+class Watched(Terminal):
+    """A terminal; `shown` is set once it shows `wanted`."""
+
+    def __init__(self, wanted: str) -> None:
+        super().__init__()
+        self.wanted, self.shown = wanted, threading.Event()
+
+    def write(self, text: str) -> int:
+        if self.wanted in text:
+            self.shown.set()
+        return super().write(text)
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(progress, "time", ticking := Clock())
+    return ticking
+
+
+def test_a_wait_is_shown_at_a_terminal_until_it_ends(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    monkeypatch.setattr(sys, "stderr", screen := Watched("reading the prompt"))
+    with PromptBar():
+        assert screen.shown.wait(60.0)
+    assert screen.getvalue().endswith("\x1b[2K"), "the line is cleared"
+    monkeypatch.setattr(sys, "stderr", screen := Watched("loading dra␛ft.gguf 50%"))
+    with Loading() as loading:
+        clock.now = 2.0
+        loading("dra\x1bft.gguf", 0.25)
+        loading("dra\x1bft.gguf", 0.5)
+    assert "50%" in screen.getvalue()
+    monkeypatch.setattr(sys, "stderr", screen := Watched("512 of 4,096 tokens, 256/s, about 14 s left"))
+    with PromptBar() as bar:
+        bar.hear(PromptProgress("verifier", 0, 4096))
+        clock.now += 2.0
+        bar.hear(PromptProgress("verifier", 512, 4096))
+        assert screen.shown.wait(60.0)
+        bar.say("The budget is spent.")
+    assert "The budget is spent." in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("before", "at", "printed"),
+    [
+        (0, 2.0, "reading the prompt with verifier: 512 of 4,096 tokens, 256/s, about 14 s left\n"),
+        (312, 2.0, "reading the prompt with verifier: 512 of 4,096 tokens, 100/s, about 36 s left\n"),  # read before
+        (0, 0.5, ""),  # it is not known yet that it will take long
+    ],
+)
+def test_elsewhere_a_line_tells_of_a_long_wait(
+    before: int, at: float, printed: str, capsys: pytest.CaptureFixture[str], clock: Clock
+) -> None:
+    with PromptBar() as bar:
+        bar.hear(PromptProgress("verifier", before, 4096))
+        clock.now = at
+        bar.hear(PromptProgress("verifier", 512, 4096))
+        bar.hear(PromptProgress("verifier", 512, 4096))
+    bar.hear(PromptProgress("draft", 0, 4096))  # begins to read once the verifier has written the first word
+    clock.now += 2.0
+    bar.hear(PromptProgress("draft", 512, 4096))
+    assert capsys.readouterr().err == printed
+
+
+def test_each_slow_model_is_told_once_where_nobody_watches(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
+    with Loading() as loading:
+        for name in ("draft.gguf", "verifier.gguf"):
+            for share in (0.1, 0.2, 0.3):
+                loading(name, share)
+                clock.now += 1.0
+            loading(name, 1.0)
+    shown = capsys.readouterr().err.splitlines()
+    assert [line[:-len(", about 8 s left")] for line in shown] == [f"loading {name}: 20%" for name in
+                                                                   ("draft.gguf", "verifier.gguf")]  # fmt: skip

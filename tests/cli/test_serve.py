@@ -10,12 +10,14 @@ import plistlib
 import re
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -39,7 +41,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.trust.identity import web_certificate
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage.layers.store import LayerStore
-from tests.cli.conftest import Done, Edge, ids
+from tests.cli.conftest import Edge, ids
 from tests.cli.serving import ROOT, Served, Start, start
 from tests.services.conftest import ANYWHERE
 
@@ -106,8 +108,8 @@ def got(url: str, path: str) -> str:
         return str(answer.read().decode())
 
 
-def reply(url: str) -> Any:
-    return ask(f"{url}/chat/completions", messages=QUESTION, model="edgellm-verifier", max_tokens=8)
+def reply(url: str, model: str = "edgellm-verifier") -> Any:
+    return ask(f"{url}/chat/completions", messages=QUESTION, model=model, max_tokens=8)
 
 
 def tokens(reply: Any) -> list[int]:
@@ -168,40 +170,32 @@ def test_a_pair_may_have_its_verifiers_layers_on_several_devices(
 
 
 def test_a_server_is_listed_its_model_removed_and_it_is_ended(start: Start, edge: Edge) -> None:
-    server, url = start("--draft", "none")
+    server, url = start("-m", "edgellm-draft", "--draft", "none")
     port = url.rpartition(":")[2].partition("/")[0]
     (listed,) = edge("ps", "--json").answer
     assert (listed["process"], str(listed["port"])) == (server.process.pid, port)
-    assert [model["name"] for model in listed["models"]] == ["edgellm-verifier"]
-    assert re.search(rf"{port} +{server.process.pid} +edgellm-verifier", edge("ps").out)
-    assert f"port {port}" in edge("stop", "edgellm-verifier").err
-    assert "no model in memory" in edge("ps").out
-    refused = edge("stop", "edgellm-verifier")
-    assert refused.code == 1
-    assert "is not in memory" in refused.err
-    assert reply(url)["model"] == "edgellm-verifier"
-    assert "has ended" in edge("stop", port).err
+    assert [model["name"] for model in listed["models"]] == ["edgellm-draft"]
+    edge("ps").told(f"{port} {server.process.pid} edgellm-draft")
+    edge("stop", "edgellm-draft").told(f"port {port}")
+    edge("ps").told("no model in memory")
+    edge("stop", "edgellm-draft").told("is not in memory", code=1)
+    assert reply(url, "edgellm-draft")["model"] == "edgellm-draft"
+    edge("stop", port).told("has ended")
     assert server.end()[0] == 0
-    assert "No server of yours" in edge("ps").err
+    edge("ps").told("No server of yours")
     assert edge("ps", "--json").answer == []
-    assert "so edgellm-verifier is not in memory" in edge("stop", "edgellm-verifier").err
+    edge("stop", "edgellm-draft").told("so edgellm-draft is not in memory", code=1)
 
 
-@pytest.mark.parametrize(
-    ("replies", "waiting", "room", "says"),
-    [
-        (2, 16, None, "2 replies are written at once (--replies), as each takes memory and slows the others; 16 more"),
-        (2, 16, 2, "2 replies are written at once (--replies), as each takes memory"),
-        (8, 0, 3, "3 replies are written at once (--replies), as there is no memory for more; 0 more requests wait"),
-        (2, 16, 1, "1 reply is written at once (--replies), as there is no memory for more"),
-    ],
-)
-def test_it_says_how_many_replies_it_writes_at_once(
-    replies: int, waiting: int, room: int | None, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with HttpServer(Address.parse("127.0.0.1:0"), HttpConfig(replies=replies, waiting=waiting)) as server:
-        serving.print_urls(server, room)
-    assert says in capsys.readouterr().err.replace("\n", " ")
+def test_it_says_how_many_replies_it_writes_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with HttpServer(Address.parse("127.0.0.1:0"), HttpConfig(replies=8, waiting=0)) as server:
+        for room, says in (
+            (None, "8 replies are written at once (--replies), as each takes memory and slows the others; 0 more requ"),
+            (8, "8 replies are written at once (--replies), as each takes memory"),
+            (1, "1 reply is written at once (--replies), as there is no memory for more"),
+        ):
+            serving.print_urls(server, room)
+            assert says in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_a_port_that_was_asked_for_is_not_exchanged_and_the_usual_one_is(
@@ -210,8 +204,7 @@ def test_a_port_that_was_asked_for_is_not_exchanged_and_the_usual_one_is(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for words in (("--http-port", str(port)), ("--role", "verifier", "--no-http", "--port", str(port))):
-            done = edge("serve", *words)
-            assert (done.code, str(port) in done.err, done.err.count("\n")) == (1, True, 1)
+            assert edge("serve", *words).told(str(port), code=1).err.count("\n") == 1
         monkeypatch.setattr(serving, "HTTP_PORT", port)
         with serving.http_server(HTTPOptions(), 1, paired_only=False) as server:
             assert server is not None
@@ -219,47 +212,50 @@ def test_a_port_that_was_asked_for_is_not_exchanged_and_the_usual_one_is(
     assert f"Port {port} is in use" in capsys.readouterr().err
 
 
+def test_the_link_for_all_addresses_names_one_that_can_be_opened(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
+    with serving.http_server(HTTPOptions(http_host="0.0.0.0", http_port=0), 1, paired_only=False) as server:
+        assert server is not None
+        serving.print_urls(server)
+    assert f"OpenAI's API: https://127.0.0.1:{server.address.port}/v1" in capsys.readouterr().err
+
+
 def test_off_this_machine_it_takes_tls_and_the_key(edge: Edge, tmp_path: Path) -> None:
-    assert "192.0.2.1" in edge("serve", "--http-host", "192.0.2.1", "--http-port", "0").err
-    certificate, private = web_certificate(tmp_path / "tls", ["127.0.0.1", "desk.local"])
+    edge("serve", "--http-host", "192.0.2.1", "--http-port", "0").told("Cannot listen at 192.0.2.1", code=2)
+    certificate, private = web_certificate(tmp_path / "tls", ["127.0.0.1"])
     made = certificate.read_bytes()
-    assert web_certificate(tmp_path / "tls", ["desk.local"])[0].read_bytes() == made
+    assert web_certificate(tmp_path / "tls", ["127.0.0.1"])[0].read_bytes() == made
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    config = HttpConfig(credentials=Credentials("k" * 43, certificate, private), names=["desk.local"])
+    config, trusting = HttpConfig(Credentials("k" * 43, certificate, private)), ssl.create_default_context()
+    trusting.load_verify_locations(certificate)
     with HttpServer(Address.parse("127.0.0.1:0"), config) as server:
         assert server.url.startswith("https://")
-
-        def curl(*words: str) -> str:
-            where = f"desk.local:{server.address.port}:127.0.0.1"
-            done = subprocess.run(
-                ["curl", "-s", "--cacert", str(certificate), "--resolve", where, "-o", os.devnull, "-w", "%{http_code}",
-                 *words], capture_output=True, text=True, check=False, timeout=60,
-            )  # fmt: skip
-            return done.stdout
-
-        assert curl(f"{server.url}/v1/models") == "401"
-        assert curl(f"{server.url}/v1/models", "-H", f"Authorization: Bearer {'k' * 43}") == "503"  # nothing is loaded
-        assert curl(f"https://desk.local:{server.address.port}/health") == "503"
-        assert curl(f"http://127.0.0.1:{server.address.port}/health") != "503"  # not in the clear
+        for headers, code in (({}, "401"), ({"Authorization": f"Bearer {'k' * 43}"}, "503")):  # nothing is loaded
+            with pytest.raises(HTTPError, match=code) as refused:
+                urlopen(Request(f"{server.url}/v1/models", headers=headers), context=trusting)
+            refused.value.close()
+        with pytest.raises((OSError, http.client.HTTPException)):  # not in the clear
+            urlopen(f"http://127.0.0.1:{server.address.port}/health")
     assert web_certificate(tmp_path / "tls", ["other.local"])[0].read_bytes() != made
 
 
 def test_the_link_has_the_pages_key_and_a_folder_that_cannot_be_used_stops_no_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
-    chosen = HTTPOptions(http_port=0)
-    with serving.http_server(chosen, 1, paired_only=False) as server:
-        assert server is not None
-        serving.print_urls(server)
-        said = capsys.readouterr().err.replace("\n", "")
-        assert f"Web page: {server.url}/#key={page_key()}" in said
-    key = tmp_path / "data" / "http" / "page-key"
+    def page() -> str:
+        with serving.http_server(HTTPOptions(http_port=0), 1, paired_only=False) as server:
+            assert server is not None
+            serving.print_urls(server)
+            return server.page_url.removeprefix(server.url)
+
+    assert page() == f"/#key={page_key()}"
+    assert f"/#key={page_key()}" in capsys.readouterr().err.replace("\n", "")
+    key = tmp_path / "home" / "data" / "http" / "page-key"
     key.unlink()
     key.symlink_to(tmp_path / "elsewhere")
-    with serving.http_server(chosen, 1, paired_only=False) as server:
-        assert server is not None
-        assert server.page_url == f"{server.url}/"
+    assert page() == "/"
     assert "The page stores no conversations" in capsys.readouterr().err
 
 
@@ -274,21 +270,21 @@ def test_requests_and_replies_are_logged_and_nothing_of_what_they_say(start: Sta
     key.chmod(0o600)
     server, url = start("--api-key-file", str(key), "--log-level", "debug")
     body = json.dumps({"messages": [{"role": "user", "content": f"Where is my {SECRET}?"}], "max_tokens": 4})
-    for path, sent, status in (("", KEY, 200), (f"?key={KEY}", "wrong", 401)):
-        connection = http.client.HTTPConnection("127.0.0.1", int(url.rpartition(":")[2].partition("/")[0]), timeout=60)
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {sent}"}
-        connection.request("POST", f"/v1/chat/completions{path}", body, headers)
-        answer = connection.getresponse()
-        answer.read()
-        connection.close()
-        assert answer.status == status
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+    urlopen(Request(f"{url}/chat/completions", body.encode(), headers), timeout=60).close()
+    with pytest.raises(HTTPError, match="401") as refused:
+        urlopen(Request(f"{url}/chat/completions?key={KEY}", body.encode(), {"Authorization": "Bearer wrong"}))
+    refused.value.close()
     server.process.send_signal(signal.SIGTERM)
     server.end()
     log = "".join(server.said)
-    assert re.search(r"INFO +edgellm\.http\.middleware: POST '/v1/chat/completions' 200 in \d+ ms", log), log
-    assert re.search(r"WARNING +edgellm\.http\.middleware: POST '/v1/chat/completions' refused: 401", log), log
-    assert re.search(r"INFO +edgellm\.llm\.replies\.generation: reply of 4 tokens to a prompt of \d+: length", log), log
-    assert re.search(r"DEBUG +edgellm\.llm\.replies\.generation: ", log), log
+    for line in (
+        r"INFO +edgellm\.http\.middleware: POST '/v1/chat/completions' 200 in \d+ ms",
+        r"WARNING +edgellm\.http\.middleware: POST '/v1/chat/completions' refused: 401",
+        r"INFO +edgellm\.llm\.replies\.generation: reply of 4 tokens to a prompt of \d+: length",
+        r"DEBUG +edgellm\.llm\.replies\.generation: ",
+    ):
+        assert re.search(line, log), log
     assert not re.search(f"{SECRET}|{KEY}|wrong", log)
 
 
@@ -342,12 +338,10 @@ RUNNING = "ActiveState=active\nUnitFileState=enabled\nMainPID=42\nExecMainStartT
 
 def test_a_unit_is_written_enabled_started_described_and_removed_again(edge: Edge, tools: Path, tmp_path: Path) -> None:
     unit = tmp_path / "config" / "systemd" / "user" / UNIT
-    assert edge("service", "status") == Done(1, "not installed\n", "To install it: edgellm service install\n")
+    edge("service", "status").told("not installed", "To install it: edgellm service install", code=1)
     for words in (("--rle", "worker"), ("--role", "wrker"), ("--http-port", "x")):
-        done = edge("service", "install", *words)
-        assert done.code == 2
-        assert "See: edgellm serve --help" in done.err
-    assert "would start: " in edge("service", "install", "--dry-run", "--http-port", "8081").err
+        edge("service", "install", *words).told("See: edgellm serve --help", code=2)
+    edge("service", "install", "--dry-run", "--http-port", "8081").told("would start: ")
     assert not (tools / "asked").exists()
     done = edge("service", "install", "--http-port", "8081", "--json")
     assert done.answer["command"] == [sys.executable, "-m", "edgellm", "serve", "--http-port", "8081"]
@@ -357,13 +351,11 @@ def test_a_unit_is_written_enabled_started_described_and_removed_again(edge: Edg
     begun = ["show-environment", "daemon-reload", f"enable {UNIT}", f"restart {UNIT}"]
     assert asked(tools) == [f"--user {words}" for words in begun]
     (tools / "answer").write_text(RUNNING, encoding="utf-8")
-    done = edge("service", "status")
-    assert (done.code, done.out) == (0, "running since Tue 10:00, process 42; starts at login\n")
+    edge("service", "status").told("running since Tue 10:00, process 42; starts at login")
     assert edge("service", "status", "--json").answer["pid"] == 42
     (tools / "answer").write_text("ActiveState=failed\nUnitFileState=\nMainPID=0\n", encoding="utf-8")
-    done = edge("service", "status")
-    assert (done.code, done.out) == (1, "not running; see: edgellm service logs; does not start at login\n")
-    assert edge("service", "uninstall").code == 0
+    edge("service", "status").told("not running; see: edgellm service logs; does not start at login", code=1)
+    edge("service", "uninstall").told()
     assert asked(tools)[-2:] == [f"--user disable --now {UNIT}", "--user daemon-reload"]
     assert not unit.exists()
 

@@ -312,6 +312,7 @@ def test_a_verifier_that_is_killed_is_reported_and_the_reply_goes_on(
             expect(page.locator("#state")).to_have_text("the verifier is away")
             expect(page.locator("#away")).to_have_text(re.compile(r"the verifier is away: \d+ words? unchecked\."))
             expect(page.locator(".device.down")).to_have_count(1)
+            expect(page.locator("#budget-meaning")).to_contain_text("Nothing is verified while the verifier is away")
 
 
 @needs_browser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -17,12 +18,13 @@ from edgellm.cli.options import (
     PairOptions,
     ThinkOptions,
     conversation_ids,
+    on_command_line,
+    option,
     with_records,
 )
-from edgellm.cli.views.console import decode, is_terminal, read_text
+from edgellm.cli.views.console import decode, is_terminal, read_text, say
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.errors import InvalidOption
-from edgellm.flags import flag
 from edgellm.spec.params import ReplyOptions
 from edgellm.storage.default_pair import resolve_pair
 
@@ -30,35 +32,47 @@ _CONVERSATION = "Conversation"
 
 
 @dataclass(frozen=True, slots=True)
-class TalkOptions:
-    """The beginning of a conversation, and its storage."""
+class TalkOptions(Display):
+    """The beginning of a conversation, its storage, and what is shown of it."""
 
-    again: bool = flag(False, "Continue the last conversation.", names=("-c", "--continue"))
-    context: tuple[str, ...] = flag((), "Text file to answer from; can be given several times.", "FILE")
-    system: str | None = flag(None, "System prompt.", "TEXT", names=("-s", "--system"))
-    history: bool = flag(
-        True, "Draft from past conversations; keep this one and what is derived from it.", panel=_CONVERSATION
-    )
-    prompt_cache: float = flag(
-        1.0, "Disk space for what the models have read, so that a conversation goes on at once in another process.",
-        "GB", least=0.0, panel=_CONVERSATION,
-    )  # fmt: skip
-    conversation: str | None = flag(
-        None, "Conversation to continue; see edgellm conversations.", "ID", panel=_CONVERSATION,
-        complete=conversation_ids, shown="a new one",
-    )  # fmt: skip
-    profile: Path | None = flag(
-        None, "Profile of the pair; see edgellm profile.", "FILE", panel=DRAFTS, shown="the kept one"
-    )
+    again: bool = option(False, names=("-c", "--continue"))
+    context: tuple[str, ...] = option((), "FILE")
+    system: str | None = option(None, "TEXT", names=("-s", "--system"))
+    history: bool = option(True, panel=_CONVERSATION)
+    prompt_cache: float = option(1.0, "GB", least=0.0, panel=_CONVERSATION)
+    conversation: str | None = option(None, "ID", panel=_CONVERSATION, complete=conversation_ids, shown="a new one")
+    profile: Path | None = option(None, "FILE", panel=DRAFTS, shown="the kept one")
+
+
+def with_model_in_front(
+    prompt: list[str], models: PairOptions, ctx: typer.Context
+) -> tuple[list[str], PairOptions]:  # fmt: skip
+    """Return a prompt and the models of its reply. A first word that is a model's name or file is not asked about: it
+    names the model, as for `edgellm run`, unless the command line names one."""
+    first = prompt[0] if prompt else ""
+    if not re.fullmatch(r"\S*[:/.-]\S*", first) or on_command_line(ctx, "verifier") or models.peer:
+        return prompt, models
+    from edgellm import storage
+    from edgellm.cli.commands.models import fitting_draft
+
+    here = {model.name for model in storage.list_models()}
+    if not (first.endswith(".gguf") or first in here or first in storage.catalog().models):
+        return prompt, models
+    path, draft = storage.resolve(first), models.draft
+    say(f"{first} is taken as the model, as with -m {first}; the question is what follows.", style="yellow")
+    if not on_command_line(ctx, "draft"):
+        draft, reason = fitting_draft(first, path)
+        say(reason, style="dim")
+    return prompt[1:], replace(models, draft=draft, verifier=first)
 
 
 @with_records
 def chat(
+    ctx: typer.Context,
     models: PairOptions,
-    talk: TalkOptions,
     reply: ReplyOptions,
     think: ThinkOptions,
-    display: Display,
+    talk: TalkOptions,
     hardware: HardwareOptions,
     prompt: list[str] | None = typer.Argument(
         None, help="Question. Default: piped input, or an interactive conversation."
@@ -67,6 +81,7 @@ def chat(
     from edgellm.llm.pair_stats import tidy
 
     options = replace(reply, **think.fields())
+    prompt, models = with_model_in_front(prompt or [], models, ctx)
     texts = [(name, read_text(Path(name))) for name in talk.context]
     question = " ".join(prompt) if prompt else None
     if not is_terminal(sys.stdin):
@@ -75,7 +90,7 @@ def chat(
             question = piped
         elif piped.strip():
             texts.append(("The piped input", piped))
-    if question is None and display.as_json:
+    if question is None and talk.as_json:
         raise InvalidOption("--json needs a question.", 'Add one: edgellm chat --json "Hello"')
     if question is not None and not question.strip():
         raise InvalidOption("The question is empty.", 'Ask something: edgellm chat "Hello"')
@@ -83,7 +98,7 @@ def chat(
 
     stored = StoredConversation.open(talk.again, talk.conversation, talk.history)
     watched = is_terminal(sys.stdout) and is_terminal(sys.stderr)
-    introduce = watched and not (display.as_json or display.quiet or stored.conversation.turns)
+    introduce = watched and not (talk.as_json or talk.quiet or stored.conversation.turns)
     opener = ChatPairOpener(
         options, hardware, talk.history, introduce, models.upstream(), prompt_cache=int(1e9 * talk.prompt_cache)
     )
@@ -97,8 +112,8 @@ def chat(
     else:
         from edgellm.cli.commands.mesh import over_devices, reports_on
 
-        over = over_devices(models, named, options.max_tokens, hardware, explain=display.explain, history=talk.history)
-        pair, reports = opener.prepare(over.pair), reports_on(over, display)
+        over = over_devices(models, named, options.max_tokens, hardware, explain=talk.explain, history=talk.history)
+        pair, reports = opener.prepare(over.pair), reports_on(over, talk)
     session = Chat(
         pair, options, context=texts, system=talk.system, remember=opener.recall(pair), stored=stored, reports=reports
     )
@@ -107,7 +122,7 @@ def chat(
             from edgellm.cli.interactive import Conversing, converse
 
             names = None if models.mesh is not None or models.peer else (str(named.draft), str(named.verifier))
-            return converse(Conversing(session, display, opener, names), history=talk.history)
-        summary = print_reply(session.ask(question), display)
+            return converse(Conversing(session, talk, opener, names), history=talk.history)
+        summary = print_reply(session.ask(question), talk)
         session.add_reply(summary)
         return INTERRUPTED if summary.finish_reason == "cancelled" else 0

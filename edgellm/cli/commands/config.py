@@ -83,15 +83,14 @@ class _Setting(NamedTuple):
 
 
 def _settings(parent: typer.Context) -> Iterator[_Setting]:
-    """Yield the settings of all options of a command and of those below it: from the environment, the default map of
-    the root, or their defaults."""
+    """Yield the settings of all options of a command and of those below it."""
     for name, option in options_of(parent.command).items():
         value, source = option.consume_value(parent, {})
         if source.name != "DEFAULT" or not option.hidden:
             origin = {"DEFAULT": _DEFAULT, "DEFAULT_MAP": _FILE}.get(source.name) or variable_of(option)
             yield _Setting(tuple(parent.command_path.split()[1:]), name, value, origin)
-    for name in _names(parent):
-        yield from _settings(_child(parent, name))
+    for child in _children(parent).values():
+        yield from _settings(child)
 
 
 def variable_of(option: Any) -> str:
@@ -100,18 +99,15 @@ def variable_of(option: Any) -> str:
     return next(name for name in names if os.environ.get(name))
 
 
-def _names(parent: typer.Context) -> list[str]:
-    return parent.command.list_commands(parent) if hasattr(parent.command, "list_commands") else []
-
-
-def _child(parent: typer.Context, name: str) -> typer.Context:
-    command: Any = parent.command
-    return typer.Context(command.get_command(parent, name), parent=parent, info_name=name)
+def _children(parent: typer.Context) -> dict[str, typer.Context]:
+    """Return a context for each command below this one."""
+    group: Any = parent.command
+    names = group.list_commands(parent) if hasattr(group, "list_commands") else []
+    return {name: typer.Context(group.get_command(parent, name), parent=parent, info_name=name) for name in names}
 
 
 def read_settings(root: typer.Context) -> dict[str, Any]:
-    """Return the values in the settings file as a default map: by command, then by parameter. Raise InvalidOption for a
-    file that is not TOML, an unknown command or option, and a value of a wrong type."""
+    """Return the values in the settings file by command, then by parameter. Raise InvalidOption for what is wrong."""
     path = config_file()
     try:
         return _default_map(root, read_toml(path, _MAX_BYTES) or {}, "")
@@ -121,10 +117,10 @@ def read_settings(root: typer.Context) -> dict[str, Any]:
 
 def _default_map(context: typer.Context, table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the default map of a command from its table in the file; `prefix` is the table's name and a dot."""
-    children, options, found = _names(context), options_of(context.command), dict[str, Any]()
+    children, options, found = _children(context), options_of(context.command), dict[str, Any]()
     for name, value in table.items():
         if isinstance(value, dict) and name in children:
-            found[name] = _default_map(_child(context, name), value, f"{prefix}{name}.")
+            found[name] = _default_map(children[name], value, f"{prefix}{name}.")
             continue
         option, where = options.get(name.replace("_", "-")), f"{config_file()}: {prefix}{name[:60]}"
         if isinstance(value, dict) or option is None:
@@ -145,7 +141,7 @@ def _default_map(context: typer.Context, table: Mapping[str, Any], prefix: str) 
 
 def write_settings(root: typer.Context, tables: Mapping[str, Mapping[str, str]]) -> None:
     """Set options in the settings file, by command; everything else in it stays as it is. Raise InvalidOption where the
-    file has an error, or the options are written in it in a form that only its user can change."""
+    file has an error, or a form that only its user can change."""
     read_settings(root)
     path = config_file()
     before = (read_state(path, _MAX_BYTES, links=True) or b"").decode()

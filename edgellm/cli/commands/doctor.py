@@ -19,8 +19,8 @@ _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 def doctor(
     draft: str = typer.Option(
-        DEFAULT, "-m", "--draft", metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names,
-        show_default=DEFAULT_DRAFT, help="Draft model whose vocabulary verifiers should have.",
+        DEFAULT, metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names, show_default=DEFAULT_DRAFT,
+        help="Draft model whose vocabulary verifiers should have.",
     ),
     peer: list[str] | None = typer.Option(
         None, metavar="HOST:PORT|URL", help="Address to check too; can be given several times."

@@ -9,23 +9,8 @@ from typing import Literal, TypeAlias
 import typer
 
 from edgellm.cli.options import AsJson, Yes
-from edgellm.cli.views.console import (
-    Columns,
-    counted,
-    emit,
-    emit_json,
-    emit_path,
-    facts,
-    harmless,
-    make_sure,
-    one_line,
-    out,
-    say,
-    show,
-    size,
-    tell,
-)
-from edgellm.errors import HistoryUnusable, InvalidOption
+from edgellm.cli.views import console as ui
+from edgellm.errors import InvalidOption
 from edgellm.storage import History
 from edgellm.storage.chat_log import VARIABLE, Conversations, describe_age, max_age, parse_age, set_max_age
 
@@ -44,7 +29,7 @@ def history(
     yes: bool = typer.Option(False, "-y", "--yes", help="Clear without asking."),
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    from edgellm.llm.pair_stats import tidy
+    from edgellm.llm.pair_stats import forget, kept, tidy
 
     store = History()
     for given, owner, what in (("--yes" * yes, "clear", "it"), (repr(age[:40]) if age else "", "keep", "an age")):
@@ -56,9 +41,12 @@ def history(
     if action == "keep":
         _keep(age, as_json)
     elif action == "path":
-        emit_path(store.path, as_json)
+        ui.emit_path(store.path, as_json)
     elif action == "clear":
-        _clear(store, yes, as_json)
+        if not yes and ((there := kept()).total or store.facts().size):
+            ui.make_sure("delete", str(there), yes=False)
+        gone = forget()
+        ui.tell({"forgotten": gone.total, **asdict(gone)}, as_json, f"deleted {gone}")
     elif action == "show":
         _show(store, as_json)
     else:
@@ -70,40 +58,27 @@ def _keep(age: str | None, as_json: bool) -> None:
 
     if age is not None:
         wanted = parse_age(age)
-        try:
-            set_max_age(wanted)
-        except OSError as error:
-            what = f"The maximum age cannot be set: {error}."
-            raise HistoryUnusable(what, "Check the permissions of the folder.") from None
+        set_max_age(wanted)
         if max_age() != wanted:
-            say(f"{VARIABLE} sets another age, and takes precedence.", style="yellow")
+            ui.say(f"{VARIABLE} sets another age, and takes precedence.", style="yellow")
         expire()
     kept = "Conversations are kept until you clear them."
     if (found := max_age()) is not None:
         kept = f"Conversations, and what is derived from them, are kept for at most {found.days} days."
-    tell({"keep": describe_age(found)}, as_json, kept)
-
-
-def _clear(store: History, yes: bool, as_json: bool) -> None:
-    from edgellm.llm.pair_stats import forget, kept
-
-    if not yes and ((there := kept()).total or store.facts().size):
-        make_sure("delete", str(there), yes=False)
-    gone = forget()
-    tell({"forgotten": gone.total, **asdict(gone)}, as_json, f"deleted {gone}")
+    ui.tell({"keep": describe_age(found)}, as_json, kept)
 
 
 def _turn(store: History, action: Action, as_json: bool) -> None:
     if action == "off":
         store.turn_off()
         off = "The history is off: conversations, and what is derived from them, are neither kept nor read."
-        say(f"{off} What was kept stays.")
-        say("Delete it with: edgellm history clear", style="dim")
+        ui.say(f"{off} What was kept stays.")
+        ui.say("Delete it with: edgellm history clear", style="dim")
     else:
         store.turn_on()
-        say(f"The history is on: conversations are kept in {store.path}, and replies are drafted from them.")
+        ui.say(f"The history is on: conversations are kept in {store.path}, and replies are drafted from them.")
     if as_json:
-        emit_json({"on": store.on})
+        ui.emit_json({"on": store.on})
 
 
 def _show(store: History, as_json: bool) -> None:
@@ -111,14 +86,14 @@ def _show(store: History, as_json: bool) -> None:
 
     found, there, age = store.facts(), kept(), describe_age(max_age())
     if as_json:
-        emit_json({"path": str(found.path), "on": found.on, "conversations": found.conversations, "size": found.size,
+        ui.emit_json({"path": str(found.path), "on": found.on, "conversations": found.conversations, "size": found.size,
                    "first": found.first and found.first.isoformat(), "last": found.last and found.last.isoformat(),
                    "keep": age, "all": asdict(there)})  # fmt: skip
         return
     state = "on" if found.on else "off: nothing is kept or read"
     begin, end = (f"{when:%Y-%m-%d %H:%M} UTC" if when else "-" for when in (found.first, found.last))
-    rows = [("history", state), ("holds", str(there)), ("kept for", age), ("size", size(found.size))]
-    out().print(facts([*rows, ("from", begin), ("to", end), ("path", one_line(str(found.path)))]))
+    rows = [("history", state), ("holds", str(there)), ("kept for", age), ("size", ui.size(found.size))]
+    ui.out().print(ui.facts([*rows, ("from", begin), ("to", end), ("path", ui.one_line(str(found.path)))]))
 
 
 def conversations(
@@ -143,7 +118,7 @@ def conversations(
         ]
         empty = "There are no conversations. Those of `edgellm chat` are kept while the history is on."
         hint = "Continue one with: edgellm chat -c, or edgellm chat --conversation ID"
-        show(rows, _COLUMNS, as_json, empty=empty, hint=hint)
+        ui.show(rows, _COLUMNS, as_json, empty=empty, hint=hint)
         return
     if everything == bool(which) or (everything and action != "rm"):
         what = f"`conversations {action}` needs IDs (or rm --all)."
@@ -153,19 +128,19 @@ def conversations(
         for one in chosen:
             if as_json:
                 turns = [{"role": role, "content": text} for role, text in one.turns]
-                emit_json({"id": one.id, "turns": turns}, indent=None)
+                ui.emit_json({"id": one.id, "turns": turns}, indent=None)
             else:
-                emit("\n\n".join(f"{role}: {harmless(text)}" for role, text in one.turns))
+                ui.emit("\n\n".join(f"{role}: {ui.harmless(text)}" for role, text in one.turns))
         return
     if chosen:
-        make_sure("remove", counted(len(chosen), "conversation"), yes=yes)
+        ui.make_sure("remove", ui.counted(len(chosen), "conversation"), yes=yes)
     for one in chosen:
         store.remove(one)
     removed = {"removed": [one.id for one in chosen]}
-    tell(removed, as_json, f"removed {counted(len(chosen), 'conversation')}")
+    ui.tell(removed, as_json, f"removed {ui.counted(len(chosen), 'conversation')}")
 
 
-_COLUMNS: Columns = {
+_COLUMNS: ui.Columns = {
     "ID": "id",
     "WHEN": lambda row: f"{datetime.fromisoformat(row['when']).astimezone():%Y-%m-%d %H:%M}",
     " TURNS": "turns",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from edgellm.cli import options
 from edgellm.cli.commands.mesh_devices import (
     HomeOptions,
     Objective,
@@ -19,29 +21,10 @@ from edgellm.cli.commands.mesh_devices import (
     survey_workers,
     units,
 )
-from edgellm.cli.options import (
-    DEVICES,
-    DRAFT,
-    INTERRUPTED,
-    PLANNING,
-    VERIFIER,
-    AsJson,
-    Engine,
-    HardwareOptions,
-    MeshHardware,
-    PairOptions,
-    PlanHardware,
-    ThinkOptions,
-    model_names,
-    only,
-    refuse_given,
-    with_records,
-)
 from edgellm.cli.views.console import emit_json, say
 from edgellm.cli.views.progress import Loading, activity
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.errors import InvalidOption, PlanImpossible
-from edgellm.flags import flag
 from edgellm.layer_range import HERE
 from edgellm.spec.params import ReplyOptions
 from edgellm.storage import resolve
@@ -62,31 +45,29 @@ if TYPE_CHECKING:
 class PlanOptions:
     """The options of a plan, and its devices if not those of this home."""
 
-    devices: Path | None = flag(None, "Devices file; see --help-all.", "FILE.toml")
-    preset: str | None = flag(None, "Named devices: csgo, those of the paper.", "NAME")
-    tokens_in: int = flag(1024, "Tokens of the prompt.", "N", least=1)
-    tokens_out: int = flag(128, "Tokens of the reply.", "N", least=0)
-    objective: Objective = flag("ttft", "Time to minimise: to the first token (ttft), or to the end of the reply.")
-    overlap: Literal["paper", "receiving", "streamed"] = flag(
-        "streamed", "What a device does while it loads: nothing (paper), receive, or also compute (streamed)."
-    )
-    warm: bool = flag(False, "Assume that every device has its layers loaded.", names=("--warm",))
-    time_limit: float = flag(10.0, "After this time use the best plan so far.", "SECONDS", least=0.0)
-    measure: bool = flag(False, "Measure all devices again.", names=("--measure",))
-    plot: Path | None = flag(None, "Also draw the plan: a .png or .svg file.", "FILE")
+    devices: Path | None = options.option(None, "FILE.toml")
+    preset: str | None = options.option(None, "NAME")
+    tokens_in: int = options.option(1024, "N", least=1)
+    tokens_out: int = options.option(128, "N", least=0)
+    objective: Objective = options.option("ttft")
+    overlap: Literal["paper", "receiving", "streamed"] = options.option("streamed")
+    warm: bool = options.option(False, names=("--warm",))
+    time_limit: float = options.option(10.0, "SECONDS", least=0.0)
+    measure: bool = options.option(False, names=("--measure",))
+    plot: Path | None = options.option(None, "FILE")
 
 
-@with_records
+@options.with_records
 def plan(
     ctx: typer.Context,
     asked: PlanOptions,
     home: HomeOptions,
-    hardware: PlanHardware,
+    hardware: options.PlanHardware,
     model: str | None = typer.Argument(
-        None, metavar="[MODEL]", autocompletion=model_names, show_default=False, help="Name from `edgellm ls`, "
+        None, metavar="[MODEL]", autocompletion=options.model_names, show_default=False, help="Name from `edgellm ls`, "
         "user/repo[:quant], or path. Not needed if the devices file or the preset describes a model.",
     ),
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:  # fmt: skip
     from edgellm.cli.views.mesh_view import print_rpc_plan, rpc_figures, say_context
     from edgellm.engine import ModelFile
@@ -97,6 +78,8 @@ def plan(
     _check_hardware(ctx, home.engine, described=described, has_file=model is not None)
     if asked.plot is not None and asked.plot.suffix.lower() not in (".png", ".svg"):
         raise InvalidOption(f"--plot cannot write {asked.plot}.", "Use a file name that ends in .png or .svg.")
+    if asked.plot is not None and find_spec("matplotlib") is None:
+        raise InvalidOption("--plot needs matplotlib.", "Install it with: pip install 'edgellm[plots]'")
     file = None if model is None else ModelFile.open(resolve(model))
     own, tokens = hardware.of_planned(), asked.tokens_in + asked.tokens_out
     own = replace(own, n_ctx=None if file is None else planned_positions(file, own.n_ctx, tokens))
@@ -127,8 +110,7 @@ def _show_stages(
     asked: PlanOptions, file: ModelFile | None, fleet: Fleet, workload: Workload, survey: Survey | None = None,
     more: dict[str, Any] | None = None, *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Make and print a plan for a fleet; with the `survey` in which it was measured, what is to be deployed, and `more`
-    about it for a script, too."""
+    """Make and print a plan for a fleet; for a measured one, what is to be deployed, too, and `more` for a script."""
     from edgellm.cli.views.mesh_view import figures, print_plan, say_context
     from edgellm.coldstart.home import Home
     from edgellm.coldstart.plan import plan as best_plan
@@ -152,39 +134,36 @@ def _show_stages(
     if survey is not None and file is not None:
         with activity("asking the devices for their layers"):
             moves = missing_layers(file, found.option.shares, survey)
-    if asked.plot is not None:
-        try:
-            save(found, asked.plot)
-        except OSError as error:
-            what = f"{asked.plot} cannot be written: {error.strerror}."
-            raise InvalidOption(what, "Choose another file.") from None
     context = workload.hardware.n_ctx
     if as_json:
         row = figures(found, milliseconds) | {"context_length": context} | (more or {})
         if moves is not None:
             row["move"] = [{"device": name, "bytes": count} for name, count in moves]
         emit_json(row)
-        return
-    speeds = {} if survey is None else survey.speeds
-    print_plan(found, milliseconds, moves, {name: one.figures.unit for name, one in speeds.items()})
-    say_context(context)
-    if survey is not None:
-        print_units(survey)
+    else:
+        speeds = {} if survey is None else survey.speeds
+        print_plan(found, milliseconds, moves, {name: one.figures.unit for name, one in speeds.items()})
+        say_context(context)
+        if survey is not None:
+            print_units(survey)
     if asked.plot is not None:
+        save(found, asked.plot)
         say(f"wrote {asked.plot}", style="dim")
 
 
-def _check_hardware(ctx: typer.Context, engine: Engine, *, described: bool, has_file: bool) -> None:
+def _check_hardware(ctx: typer.Context, engine: options.Engine, *, described: bool, has_file: bool) -> None:
     of_file = ("ctx_size", "cache_type")
     if described:
-        others = [name for name in PLANNING if name not in of_file]
+        others = [name for name in options.PLANNING if name not in of_file]
         why = "has no meaning with described devices: their speed and memory are as described"
-        refuse_given(ctx, others, why, "Leave it out.")
+        options.refuse_given(ctx, others, why, "Leave it out.")
     if not has_file:
-        refuse_given(ctx, of_file, "needs a model file: what is described has no keys and values", "Name a MODEL.")
+        options.refuse_given(
+            ctx, of_file, "needs a model file: what is described has no keys and values", "Name a MODEL."
+        )
     if engine == "stages":
         next_step = "Leave it out, and give it to edgellm mesh run."
-        refuse_given(ctx, ("batch_size",), "does not change a plan of stages", next_step)
+        options.refuse_given(ctx, ("batch_size",), "does not change a plan of stages", next_step)
 
 
 def _fleet(asked: PlanOptions) -> Fleet:
@@ -212,21 +191,21 @@ class RunOptions(HomeOptions):
     """The split of a model over devices, and the question."""
 
     split: str | None = split_flag("the best one")
-    devices: Path | None = flag(None, "Devices file to plan for; see edgellm mesh plan --help-all.", "FILE.toml")
-    draft: str = flag("none", "Small model that drafts; 'none': no drafts.", "MODEL", complete=model_names)
-    system: str | None = flag(None, "System prompt.", "TEXT", names=("-s", "--system"))
-    objective: Objective = flag("ttft", "Without --split: time to minimise, to the first token or the reply's end.")
-    f32: bool = flag(False, "Send activations as 32-bit, not 16-bit floats.", names=("--f32",), panel=DEVICES)
+    devices: Path | None = options.option(None, "FILE.toml")
+    draft: str = options.option("none", "MODEL", complete=options.model_names)
+    system: str | None = options.option(None, "TEXT", names=("-s", "--system"))
+    objective: Objective = options.option("ttft")
+    f32: bool = options.option(False, names=("--f32",), panel=options.DEVICES)
 
 
-@with_records
+@options.with_records
 def run(
     asked: RunOptions,
-    reply: Annotated[ReplyOptions, only("max_tokens", "temperature", "seed", "retrieval")],
-    think: ThinkOptions,
-    display: Annotated[Display, only("as_json", "explain")],
-    hardware: MeshHardware,
-    model: str = typer.Argument(..., metavar="MODEL", autocompletion=model_names, help="As for mesh plan."),
+    reply: Annotated[ReplyOptions, options.only("max_tokens", "temperature", "seed", "retrieval")],
+    think: options.ThinkOptions,
+    display: Annotated[Display, options.only("as_json", "explain")],
+    hardware: options.MeshHardware,
+    model: str = typer.Argument(..., metavar="MODEL", autocompletion=options.model_names, help="As for mesh plan."),
     prompt: list[str] = typer.Argument(..., metavar="PROMPT", help="Question."),
 ) -> int:
     from edgellm.llm import compose
@@ -236,19 +215,19 @@ def run(
         raise InvalidOption("The question is empty.", 'Ask something: edgellm mesh run MODEL "Why is the sky blue?"')
     if asked.split is not None and asked.devices is not None:
         raise InvalidOption("--split and --devices exclude each other.", "Leave one of them out.")
-    options = replace(reply, **think.fields())
+    wanted = replace(reply, **think.fields())
     spread = Spread.of(model, asked, asked.draft, hardware, explain=display.explain)
     if spread.choice.over_rpc and (asked.f32 or asked.devices is not None):
         raise InvalidOption(f"--{'f32' if asked.f32 else 'devices'} is for stages only.", "Leave it out.")
-    workload = spread.workload(max(1, len(question) // 4), options.max_tokens, asked.objective)
+    workload = spread.workload(max(1, len(question) // 4), wanted.max_tokens, asked.objective)
     with spread.open(asked.split, asked.devices, workload, wide=asked.f32) as opened:
         reports = reports_on(opened, display)
         if reports is not None and display.explain:
             say(reports.opened.reason, style="dim")
-        summary = print_reply(opened.pair.reply(compose(question, system=asked.system), options), display)
+        summary = print_reply(opened.pair.reply(compose(question, system=asked.system), wanted), display)
         if reports is not None:
             reports.reply_finished(summary)
-        return INTERRUPTED if summary.finish_reason == "cancelled" else 0
+        return options.INTERRUPTED if summary.finish_reason == "cancelled" else 0
 
 
 def reports_on(opened: OpenedMesh | OpenedRpc, display: Display) -> Reports | None:
@@ -260,7 +239,7 @@ def reports_on(opened: OpenedMesh | OpenedRpc, display: Display) -> Reports | No
 
 
 def over_devices(
-    models: PairOptions, pair: ResolvedPair, max_tokens: int, hardware: HardwareOptions, *,
+    models: options.PairOptions, pair: ResolvedPair, max_tokens: int, hardware: options.HardwareOptions, *,
     explain: bool = False, sessions: int = 1, history: bool = True,
 ) -> OpenedMesh | OpenedRpc:  # fmt: skip
     """Open a pair over devices for `chat --mesh` and `serve --mesh`, with the draft model and the verifier of a `pair`.
@@ -285,11 +264,13 @@ class Spread:
     choice: EngineChoice
     home: HomeOptions
     draft: str
-    hardware: HardwareOptions
+    hardware: options.HardwareOptions
     explain: bool
 
     @classmethod
-    def of(cls, model: str, home: HomeOptions, draft: str, hardware: HardwareOptions, *, explain: bool) -> Spread:
+    def of(
+        cls, model: str, home: HomeOptions, draft: str, hardware: options.HardwareOptions, *, explain: bool
+    ) -> Spread:
         """Find the model and choose the engine."""
         from edgellm.engine import ModelFile
 
@@ -300,15 +281,14 @@ class Spread:
         """Return what is planned for, with this device's hardware."""
         from edgellm.llm.mesh_llm import Workload
 
-        own = self.hardware.of(VERIFIER)
+        own = self.hardware.of(options.VERIFIER)
         return Workload(tokens_in, tokens_out, objective, own.n_ctx, sessions, own)
 
     def open(
         self, split: str | None, described: Path | None, workload: Workload, *, wide: bool = False,
         rests: bool = False, history: bool = True,
     ) -> OpenedMesh | OpenedRpc:  # fmt: skip
-        """Open the pair over devices: by `split`, as planned for those of a file, or as planned for the measured ones.
-        `wide` and `rests` as for `MeshOptions`."""
+        """Open the pair by `split`, as planned for the devices of a file, or as planned for the measured ones."""
         from edgellm.llm.mesh_llm import MeshOptions, open_mesh, place_described
         from edgellm.llm.model_loading import EngineConfig
         from edgellm.mesh import part_of
@@ -320,22 +300,22 @@ class Spread:
         elif split is None:
             split, stages, placed = self._placed(workload)
         config = EngineConfig(
-            self.draft, hardware=workload.hardware, draft_hardware=self.hardware.of(DRAFT), history=history
+            self.draft, hardware=workload.hardware, draft_hardware=self.hardware.of(options.DRAFT), history=history
         )
-        options = MeshOptions(split, stages, self.home.peer, workload.context, workload.sessions, wide, rests)
+        wanted = MeshOptions(split, stages, self.home.peer, workload.context, workload.sessions, wide, rests)
         if self.choice.over_rpc:
             open_over_rpc = part_of("rpc", "opening").open_over_rpc
             with Loading() as loading:
-                found: OpenedRpc = open_over_rpc(self.file, options, placed, config, _notify, loading)
+                found: OpenedRpc = open_over_rpc(self.file, wanted, placed, config, _notify, loading)
             return found
-        opened = open_mesh(self.file, options, config, _notify)
+        opened = open_mesh(self.file, wanted, config, _notify)
         if opened.phases is not None and opened.phases.following:
             say(opened.phases.sentence, style="dim")
         return opened
 
     def _placed(self, workload: Workload) -> tuple[str | None, Placement | None, RpcPlacement | None]:
-        """Return a split, stages or a placement over RPC on the devices, which are measured, and print why. Without
-        other devices nothing is measured, and the split is this device."""
+        """Return a split, stages or a placement over RPC on the measured devices, and print why. Without other devices
+        nothing is measured, and the split is this device."""
         from edgellm.engine.gguf.memory import text_layers
         from edgellm.mesh.model_costs import model_costs
 
@@ -382,7 +362,7 @@ class Spread:
         return placed
 
 
-def engine_for(file: ModelFile, asked: Engine) -> EngineChoice:
+def engine_for(file: ModelFile, asked: options.Engine) -> EngineChoice:
     """Return the engine for a model; say why where it is RPC without having been asked for."""
     from edgellm.llm.mesh_llm import choose_engine
 

@@ -1,5 +1,4 @@
-"""The devices that can hold layers: finding and measuring them; `edgellm mesh peers`, a table of them, and `deploy` and
-`layers`, which send layers to them, list and remove them."""
+"""The devices that can hold layers; `edgellm mesh peers` lists them, `deploy` and `layers` send and list layers."""
 
 from __future__ import annotations
 
@@ -10,20 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from edgellm.cli.options import (
-    ENGINES,
-    PLANNING,
-    AsJson,
-    DeployHardware,
-    Engine,
-    Interfaces,
-    Yes,
-    interface_flag,
-    model_names,
-    only,
-    refuse_given,
-    with_records,
-)
+from edgellm.cli import options
 from edgellm.cli.views.console import Columns, emit, emit_json, format_age, make_sure, one_line, say, show, size, tell
 from edgellm.cli.views.progress import Loading, activity, uploads
 from edgellm.errors import EdgeError, InvalidOption
@@ -37,7 +23,6 @@ if TYPE_CHECKING:
     from edgellm.mesh.deploy import DeployProgress
     from edgellm.mesh.fleet_profiler import MeasuredSpeed, Survey
     from edgellm.rpc.discovery.workers import Worker
-    from edgellm.storage.layers.store import StoreFacts
 
 
 Objective: TypeAlias = Literal["ttft", "reply"]
@@ -47,12 +32,9 @@ Objective: TypeAlias = Literal["ttft", "reply"]
 class HomeOptions:
     """The devices of a home, and the engine that spreads a model over them."""
 
-    engine: Engine = flag("auto", ENGINES, "auto|stages|rpc")
-    peer: tuple[str, ...] = flag(
-        (), "Address of a worker besides the paired ones. In a run, a worker without layers replaces a lost one.",
-        "[NAME=]HOST:PORT",
-    )  # fmt: skip
-    interface: tuple[str, ...] = interface_flag()
+    engine: options.Engine = flag("auto", options.ENGINES, "auto|stages|rpc")
+    peer: tuple[str, ...] = options.option((), "[NAME=]HOST:PORT")
+    interface: tuple[str, ...] = options.interface_flag()
 
 
 def split_flag(shown: str) -> Any:
@@ -63,11 +45,11 @@ def split_flag(shown: str) -> Any:
 
 def peers(
     measure: str | None = typer.Option(
-        None, metavar="MODEL", autocompletion=model_names, show_default=False,
+        None, metavar="MODEL", autocompletion=options.model_names, show_default=False,
         help="Measure all devices now, with layers of this model's shape and quantisation.",
     ),
-    interface: Interfaces = None,
-    as_json: AsJson = False,
+    interface: options.Interfaces = None,
+    as_json: options.AsJson = False,
 ) -> None:  # fmt: skip
     from edgellm.engine import ModelFile
     from edgellm.engine.hardware import ON_PROCESSOR
@@ -108,8 +90,7 @@ def find_home_workers(interface: Sequence[str] | None, peers: Sequence[str] = ()
 def survey_workers(
     model: ModelFile, workers: Sequence[Worker], fresh: bool, hardware: Hardware, *, by_stand_in: bool = False
 ) -> Survey:
-    """Measure a model on this device with its `hardware`, and on `workers`, if unknown or `fresh`; print which are left
-    out. `by_stand_in` as for `measure_workers`."""
+    """Return the figures of this device and of `workers` as `measure_workers` does; print which are left out."""
     from edgellm.mesh.fleet_profiler import measure_workers
 
     with activity("asking the devices") as update:
@@ -145,22 +126,15 @@ def print_units(home: Survey) -> None:
 
 def held(worker: Worker | None) -> list[dict[str, Any]]:
     """Return the layers that a worker, or this device, has of each model."""
-    from edgellm.storage.layers.store import CUT
+    from edgellm.storage.layers.store import CUT, LayerStore
 
-    facts = store_facts(worker)
+    facts = LayerStore().facts() if worker is None else worker.facts
     return [
         {"device": HERE if worker is None else worker.name, "fingerprint": one.manifest.fingerprint,
          "of": one.manifest.layers, "model": one.manifest.name, "layers": ranges(one.layers), "used": one.used,
          "size": one.size, "arriving": one.arriving, "made": one.owner == CUT}
         for one in (() if facts is None else facts.models)
     ]  # fmt: skip
-
-
-def store_facts(worker: Worker | None) -> StoreFacts | None:
-    """Return the facts of a worker's store of layers, or of this device's; None of a worker that cannot be used."""
-    from edgellm.storage.layers.store import LayerStore
-
-    return LayerStore().facts() if worker is None else worker.facts
 
 
 def _row(worker: Worker | None) -> dict[str, Any]:
@@ -213,10 +187,6 @@ def _rights(rights: list[str] | None) -> str:
     return "-" if rights is None else ", ".join(rights) or "nothing"
 
 
-def _held(row: dict[str, Any]) -> str:
-    return ", ".join(f"{one['model']} {one['layers']}" for one in row["held"]) or row["trouble"] or "none"
-
-
 _COLUMNS: Columns = {
     "NAME": "name",
     "ID": "short",
@@ -234,11 +204,10 @@ _COLUMNS: Columns = {
     "MEASURED": lambda row: (
         format_age(row["speed"]["age_s"]) + (", doubtful" if row["speed"]["doubt"] else "") if row["speed"] else "never"
     ),
-    "LAYERS": _held,
+    "LAYERS": lambda row: (
+        ", ".join(f"{one['model']} {one['layers']}" for one in row["held"]) or row["trouble"] or "none"
+    ),
 }
-
-
-_MEGABIT = 125_000.0  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,20 +215,20 @@ class DeployOptions:
     """The layers to send, and the devices to send them to."""
 
     split: str | None = split_flag("as mesh plan advises")
-    tokens_in: int = flag(1024, "Tokens of the prompt to plan for.", "N", least=1)
-    tokens_out: int = flag(128, "Tokens of the reply to plan for.", "N", least=0)
-    reply: bool = flag(False, "Minimise the time to the end of the reply.", names=("--reply",))
-    rate: float = flag(0.0, "Limit over all links together, in Mbit/s; 0: none.", "MBIT", least=0.0)
+    tokens_in: int = options.option(1024, "N", least=1)
+    tokens_out: int = options.option(128, "N", least=0)
+    reply: bool = options.option(False, names=("--reply",))
+    rate: float = options.option(0.0, "MBIT", least=0.0)
 
 
-@with_records
+@options.with_records
 def deploy(
     ctx: typer.Context,
     asked: DeployOptions,
-    home: Annotated[HomeOptions, only("peer", "interface")],
-    hardware: DeployHardware,
-    model: str = typer.Argument(..., metavar="MODEL", autocompletion=model_names, help="As for mesh plan."),
-    as_json: AsJson = False,
+    home: Annotated[HomeOptions, options.only("peer", "interface")],
+    hardware: options.DeployHardware,
+    model: str = typer.Argument(..., metavar="MODEL", autocompletion=options.model_names, help="As for mesh plan."),
+    as_json: options.AsJson = False,
 ) -> None:
     from edgellm.engine import ModelFile
     from edgellm.mesh.deploy import deploy as send_layers
@@ -268,7 +237,9 @@ def deploy(
     from edgellm.storage.layers.manifest import manifest_of
 
     if asked.split is not None:
-        refuse_given(ctx, PLANNING, "is for a plan, and --split says what is sent", "Leave one of them out.")
+        options.refuse_given(
+            ctx, options.PLANNING, "is for a plan, and --split says what is sent", "Leave one of them out."
+        )
     file = ModelFile.open(resolve(model))
     workers: Mapping[str, Worker] = {}
     if asked.split is None:
@@ -287,7 +258,7 @@ def deploy(
         manifest = manifest_of(file, [part.layers for part in parts], lambda share: loading(file.path.name, share))
     with uploads(parts) as update:
         trust = Trust.load() if workers else None
-        done = send_layers(file, manifest, parts, trust=trust, rate=asked.rate * _MEGABIT, notify=update)
+        done = send_layers(file, manifest, parts, trust=trust, rate=asked.rate * 1e6 / 8, notify=update)
     if as_json:
         emit_json([_sent_row(moved) for moved in done])
     else:
@@ -301,7 +272,7 @@ def deploy(
 
 
 def _advised(
-    file: ModelFile, asked: DeployOptions, home: HomeOptions, hardware: DeployHardware
+    file: ModelFile, asked: DeployOptions, home: HomeOptions, hardware: options.DeployHardware
 ) -> tuple[tuple[StageShare, ...], dict[str, Worker]]:
     """Return the shares of the best plan, which is printed, and the workers by name."""
     from edgellm.cli.views.mesh_view import say_context
@@ -349,9 +320,9 @@ def layers(
     model: str | None = typer.Option(
         None, "-m", "--model", metavar="MODEL", show_default="all", help="Layers of this model only."
     ),
-    yes: Yes = False,
-    interface: Interfaces = None,
-    as_json: AsJson = False,
+    yes: options.Yes = False,
+    interface: options.Interfaces = None,
+    as_json: options.AsJson = False,
 ) -> None:
     from edgellm.mesh.deploy import deploy_parts
 
@@ -362,10 +333,13 @@ def layers(
     if on is not None:
         (part,) = deploy_parts([StageShare(on, LayerRange(0, 1))], {worker.name: worker for worker in workers})
         chosen = [part.worker]
-    fingerprint = "" if model is None else _fingerprint(model)
-    rows = [row for worker in chosen for row in held(worker) if fingerprint in ("", row["fingerprint"])]
+    digest = ""
+    if model is not None:
+        with activity(f"reading {model}"):
+            digest = fingerprint(resolve(model))
+    rows = [row for worker in chosen for row in held(worker) if digest in ("", row["fingerprint"])]
     if action == "clean":
-        _clean(chosen[0], rows, fingerprint, yes, as_json)
+        _clean(chosen[0], rows, digest, yes, as_json)
         return
     show(rows, _HELD, as_json, empty="There are no layers. Deploy some with: edgellm mesh deploy MODEL", fold="MODEL")
     for worker in () if as_json else chosen:
@@ -384,8 +358,11 @@ _HELD: Columns = {
 def _disk_use(worker: Worker | None) -> str:
     from edgellm.storage.layers.store import LayerStore
 
-    name, root = (HERE, f" ({LayerStore().root})") if worker is None else (worker.name, "")
-    if (facts := store_facts(worker)) is None:
+    store = LayerStore()
+    name, facts, root = (
+        (HERE, store.facts(), f" ({store.root})") if worker is None else (worker.name, worker.facts, "")
+    )  # fmt: skip
+    if facts is None:
         return f"{name}: {worker and worker.error}"
     return f"{name}: {size(facts.size)} of {size(facts.limit)}; {size(facts.free)} free on the disk{root}"
 
@@ -404,11 +381,3 @@ def _clean(worker: Worker | None, rows: list[dict[str, Any]], fingerprint: str, 
     kept = f"; {gone.in_use} in use were kept" if gone.in_use else ""
     row = {"device": name, "pieces": gone.pieces, "bytes": gone.size, "in_use": gone.in_use}
     tell(row, as_json, f"{name}: removed {gone.pieces} pieces, {size(gone.size)}{kept}")
-
-
-def _fingerprint(model: str) -> str:
-    with activity(f"reading {model}"):
-        try:
-            return fingerprint(resolve(model))
-        except OSError as error:
-            raise EdgeError(f"{model} cannot be read: {error.strerror}.", "Check its permissions.") from None

@@ -14,19 +14,7 @@ from rich.text import Text
 
 from edgellm import storage
 from edgellm.cli.options import AsJson, Yes, catalog_names, known_models, model_names
-from edgellm.cli.views.console import (
-    Columns,
-    emit_json,
-    facts,
-    harmless,
-    is_terminal,
-    make_sure,
-    one_line,
-    out,
-    say,
-    size,
-    tell,
-)
+from edgellm.cli.views import console as ui
 from edgellm.cli.views.console import show as show_rows
 from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
@@ -62,9 +50,9 @@ def catalog(
             "here": model.name in here, "fits": place is not None, "runs_on": None if place is None else place.on,
         })  # fmt: skip
     hint = "Download one with: edgellm pull NAME; another quantisation with NAME-q8_0. Sizes are from lists."
-    columns: Columns = {
+    columns: ui.Columns = {
         "NAME": "name",
-        " SIZE": lambda row: size(row["size"]),
+        " SIZE": lambda row: ui.size(row["size"]),
         " CONTEXT": lambda row: f"{row['context']:,}",
         "DRAFT MODEL": "draft",
         "HERE": lambda row: "yes" if row["here"] else "-",
@@ -82,20 +70,20 @@ def pull(
 ) -> None:  # fmt: skip
     plan = storage.plan(name)
     if plan.renamed:
-        say(f"{storage.hub_name(name).repo_id} is called {plan.renamed} now.")
+        ui.say(f"{storage.hub_name(name).repo_id} is called {plan.renamed} now.")
     if plan.warning:
-        say(f"{plan.warning}.")
+        ui.say(f"{plan.warning}.")
     parts = f" in {len(plan.files)} files" if len(plan.files) > 1 else ""
     if plan.path is not None:
-        say(f"{one_line(plan.file)} is already on this machine ({size(plan.size)}{parts}; {plan.reason}).")
+        ui.say(f"{ui.one_line(plan.file)} is already on this machine ({ui.size(plan.size)}{parts}; {plan.reason}).")
         pulled = storage.fetch(plan)
     else:
-        say(f"downloading {one_line(plan.file)} ({size(plan.size)}{parts}; {plan.reason})")
+        ui.say(f"downloading {ui.one_line(plan.file)} ({ui.size(plan.size)}{parts}; {plan.reason})")
         (pulled,) = download([plan])
     row = {"name": name, "file": plan.file, "files": [file.name for file in plan.files], "path": str(pulled.path),
            "size": plan.size, "reason": plan.reason, "warning": plan.warning, "renamed": plan.renamed,
            "received": pulled.sent}  # fmt: skip
-    tell(row, as_json, str(pulled.path), style="dim")
+    ui.tell(row, as_json, str(pulled.path), style="dim")
 
 
 def ls(as_json: AsJson = False) -> None:
@@ -106,9 +94,9 @@ def ls(as_json: AsJson = False) -> None:
     ]
     bundled = all(model.origin == "bundled" for model in models)
     hint = "These know little more than a made-up home. For a real pair: edgellm setup" if bundled else ""
-    columns: Columns = {
+    columns: ui.Columns = {
         "NAME": "name",
-        " SIZE": lambda row: size(row["size"]),
+        " SIZE": lambda row: ui.size(row["size"]),
         "SOURCE": lambda row: row["repository"] or row["origin"],
     }
     show_rows(rows, columns, as_json, empty=hint, hint=hint)
@@ -117,9 +105,9 @@ def ls(as_json: AsJson = False) -> None:
 def show(name: Name, as_json: AsJson = False) -> None:
     found = model_facts(storage.resolve(name))
     if as_json:
-        emit_json(found)
+        ui.emit_json(found)
     else:
-        out().print(facts(row for key, value in found.items() for row in _described(key, value)))
+        ui.out().print(ui.facts(row for key, value in found.items() for row in _described(key, value)))
 
 
 def _described(key: str, value: Any) -> Iterator[tuple[str, RenderableType]]:
@@ -127,39 +115,38 @@ def _described(key: str, value: Any) -> Iterator[tuple[str, RenderableType]]:
     if key == "abilities":
         for ability in value:
             able = ("yes  ", "green") if ability["able"] else ("no  ", "yellow")
-            yield ability["name"], Text.assemble(able, harmless(ability["reason"]))
+            yield ability["name"], Text.assemble(able, ui.harmless(ability["reason"]))
     elif key == "context_memory":
         for row in value:
-            text = f"{row['tokens']:,} tokens: {size(row['cache'])} of keys and values, about {size(row['index'])} for"
-            more = f", {size(row['attention'])} for importance gates and profiles" if row["attention"] else ""
-            yield "memory", f"{text} copies{more}"
+            cache, index, attention = (ui.size(row[part]) for part in ("cache", "index", "attention"))
+            more = f", {attention} for importance gates and profiles" if row["attention"] else ""
+            yield "memory", f"{row['tokens']:,} tokens: {cache} of keys and values, about {index} for copies{more}"
     elif key == "parts":
         for part in value:
-            yield "part", harmless(f"{part['sha256']}  {size(part['size'])}  {Path(part['path']).name}")
+            yield "part", ui.harmless(f"{part['sha256']}  {ui.size(part['size'])}  {Path(part['path']).name}")
     elif key == "main_type":
         yield "weights", "-" if value is None else f"{value[1]:.0%} {value[0]}"
     elif key == "sampling":
         figures = ", ".join(f"{one.replace('_', '-')} {number:g}" for one, number in value.items() if one != "origin")
-        yield name, harmless(f"{figures} ({value['origin']})")
+        yield name, ui.harmless(f"{figures} ({value['origin']})")
     elif value is None or isinstance(value, bool):
         yield name, {None: "-", True: "yes", False: "no"}[value]
     elif isinstance(value, int):
-        yield name, size(value) if key == "size" else f"{value:,}"
+        yield name, ui.size(value) if key == "size" else f"{value:,}"
     else:
-        yield name, harmless(str(value))
+        yield name, ui.harmless(str(value))
 
 
 def rm(name: Name, yes: Yes = False, as_json: AsJson = False) -> None:
-    listed = ", ".join(f"{model.name} ({size(model.size)})" for model in storage.removable(name))
-    make_sure("remove", listed, yes=yes)
+    listed = ", ".join(f"{model.name} ({ui.size(model.size)})" for model in storage.removable(name))
+    ui.make_sure("remove", listed, yes=yes)
     removed = storage.remove(name)
     rows = [{"name": model.name, "path": str(model.path), "size": model.size} for model in removed]
-    tell(rows, as_json, f"removed {listed}")
+    ui.tell(rows, as_json, f"removed {listed}")
 
 
 def model_facts(path: Path) -> dict[str, Any]:
-    """Return the facts of a model in the order of printing; its files are hashed. Of a split model, `sha256` is the
-    hash over its `parts` that `fingerprint_of` describes."""
+    """Return the facts of a model in the order of printing; `sha256` is that of `fingerprint_of`."""
     from edgellm.engine import ModelFile
     from edgellm.engine.gguf.reader import GgufArray
     from edgellm.llm.abilities import abilities, context_memory
@@ -204,24 +191,34 @@ def other_models(path: Path) -> dict[str, ModelFile]:
 
 def run(
     context: typer.Context,
-    model: str = typer.Argument(..., metavar="MODEL", help=_NAME, autocompletion=known_models),
+    model: str | None = typer.Argument(
+        None, metavar="MODEL", help=_NAME, autocompletion=known_models, show_default=False
+    ),
     words: list[str] | None = typer.Argument(
         None, metavar="[PROMPT]", help="Question, and options of edgellm chat. Default: piped input, or a conversation."
     ),
+    named: str | None = typer.Option(
+        None, "-m", "--model", metavar="MODEL", help="The model, in place of the first word.", show_default=False,
+        autocompletion=known_models,
+    ),
     draft: str | None = typer.Option(
-        None, "-m", "--draft", metavar="MODEL", help="Small model that drafts; 'none': MODEL writes alone.",
+        None, metavar="MODEL", help="Small model that drafts; 'none': MODEL writes alone.",
         show_default="one that is here and fits", autocompletion=known_models,
     ),
     yes: bool = typer.Option(False, "-y", "--yes", help="Download MODEL without asking if it is not here."),
 ) -> int:  # fmt: skip
+    words = [*([model] if named is not None and model is not None else []), *(words or [])]
+    model = model if named is None else named
+    if model is None:
+        raise InvalidOption("No model is named.", "Name one: edgellm run MODEL PROMPT; edgellm ls lists those here.")
     if model.startswith("-"):
         raise InvalidOption(f"{model} is before the model.", "Name the model first: edgellm run MODEL PROMPT")
     path = here_or_pulled(model, yes=yes)
     if draft is None:
         draft, reason = fitting_draft(model, path)
-        say(reason, style="dim")
+        ui.say(reason, style="dim")
     root = context.find_root()
-    given = ["--draft", draft, "--verifier", model, *(words or [])]
+    given = ["--draft", draft, "--verifier", model, *words]
     command = root.command.get_command(root, "chat")  # type: ignore[attr-defined]
     settings = (root.default_map or {}).get("chat") or {}
     kept = {name: value for name, value in settings.items() if name not in _LEFT_TO_US}
@@ -231,8 +228,7 @@ def run(
 
 
 def here_or_pulled(name: str, *, yes: bool) -> Path:
-    """Return the file of a model; one that is not here is downloaded if the user says so. Raise ModelNotFound where
-    there is none, or nobody has said so, and what `plan` and `fetch` raise."""
+    """Return the file of a model, after a download where it is not here and the user says so."""
     try:
         return storage.resolve(name)
     except ModelNotFound as error:
@@ -245,16 +241,16 @@ def here_or_pulled(name: str, *, yes: bool) -> Path:
                 storage.hub_name(name)
         except EdgeError:
             raise error from None
-        if not yes and not is_terminal(sys.stdin):
+        if not yes and not ui.is_terminal(sys.stdin):
             raise ModelNotFound(error.what, f"{error.next_step}; or add --yes to download it now.") from None
     plan = storage.plan(name)
     if plan.path is not None:
         return plan.path
     if plan.warning:
-        say(f"{plan.warning}.", style="yellow")
-    about = f"{one_line(plan.file)} ({size(plan.size)}; {plan.reason})"
+        ui.say(f"{plan.warning}.", style="yellow")
+    about = f"{ui.one_line(plan.file)} ({ui.size(plan.size)}; {plan.reason})"
     if yes:
-        say(f"downloading {about}")
+        ui.say(f"downloading {about}")
     elif not typer.confirm(f"{name} is not here. Download {about}?", default=True, err=True):
         raise typer.Exit(1)
     return download([plan])[0].path
@@ -279,7 +275,5 @@ def fitting_draft(name: str, path: Path) -> tuple[str, str]:
     place = ModelRoom.look().place(whole)
     if place is None or place.left.place(part) is None:
         return "none", f"{name} writes alone: {found} would draft for it, and there is no memory for both."
-    return (
-        found,
-        f"{found} drafts for {name}: it has its tokenizer and {part / whole:.0%} of its size. Alone: --draft none",
-    )
+    about = f"it has its tokenizer and {part / whole:.0%} of its size. Alone: --draft none"
+    return found, f"{found} drafts for {name}: {about}"

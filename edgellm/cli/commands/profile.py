@@ -9,23 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgellm.cli import options
 from edgellm.cli.chat_session import with_default_pair
-from edgellm.cli.options import (
-    DEFAULT,
-    DEFAULT_DRAFT,
-    DEFAULT_VERIFIER,
-    DRAFT,
-    VERIFIER,
-    HardwareOptions,
-    PairOptions,
-    model_names,
-    only,
-    with_records,
-)
 from edgellm.cli.views.console import emit_json, facts, out, read_text, say, table
 from edgellm.cli.views.progress import Loading
 from edgellm.errors import InvalidOption, ProfileStopped
-from edgellm.flags import flag
 from edgellm.spec.params import BUDGET_CHUNK
 from edgellm.storage import History
 
@@ -35,16 +23,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfiledPair(PairOptions):
+class ProfiledPair(options.PairOptions):
     """The models that are measured."""
 
-    draft: str = flag(
-        DEFAULT, "Small model that drafts.", "MODEL", names=("-m", "--draft"), variable="EDGELLM_DRAFT",
-        shown=DEFAULT_DRAFT, complete=model_names,
+    draft: str = options.option(
+        options.DEFAULT, "MODEL", variable="EDGELLM_DRAFT", shown=options.DEFAULT_DRAFT, complete=options.model_names,
     )  # fmt: skip
-    verifier: str = flag(
-        DEFAULT, "Bigger model that verifies, or the address of a served one.", "MODEL|HOST:PORT|URL",
-        variable="EDGELLM_VERIFIER", shown=DEFAULT_VERIFIER, complete=model_names,
+    verifier: str = options.option(
+        options.DEFAULT, "MODEL|HOST:PORT|URL", names=("-m", "--verifier"), variable="EDGELLM_VERIFIER",
+        shown=options.DEFAULT_VERIFIER, complete=options.model_names,
     )  # fmt: skip
 
 
@@ -52,25 +39,20 @@ class ProfiledPair(PairOptions):
 class MeasureOptions:
     """The options for measuring, and the file of the results."""
 
-    gamma: int = flag(BUDGET_CHUNK, "Drafted tokens per chunk.", "N", least=1)
-    max_tokens: int = flag(96, "Maximum number of tokens in a reply.", "N", least=1)
-    layer: tuple[int, ...] = flag(
-        (), "Layer whose attention is importance, from 0; can be given several times.", "N",
-        shown="the most informative one",
-    )  # fmt: skip
-    context_lookup: bool = flag(True, "Find the confidence below which a token from the context is the better draft.")
-    early_exit: bool = flag(
-        False, "Find the layer after which the draft model may stop early. Needs memory for parts of it."
-    )
-    output: Path | None = flag(None, "File to write.", "FILE", shown="where chat finds it")
-    as_json: bool = flag(False, "Print the results as JSON.", names=("--json",))
+    gamma: int = options.option(BUDGET_CHUNK, "N", least=1)
+    max_tokens: int = options.option(96, "N", least=1)
+    layer: tuple[int, ...] = options.option((), "N", shown="the most informative one")
+    context_lookup: bool = options.option(True)
+    early_exit: bool = options.option(False)
+    output: Path | None = options.option(None, "FILE", shown="where chat finds it")
+    as_json: bool = options.option(False, names=("--json",))
 
 
-@with_records
+@options.with_records
 def profile(
-    models: Annotated[ProfiledPair, only("draft", "verifier", "verifier_tier", "verifier_key_file")],
+    models: Annotated[ProfiledPair, options.only("draft", "verifier", "verifier_tier", "verifier_key_file")],
     measure: MeasureOptions,
-    hardware: HardwareOptions,
+    hardware: options.HardwareOptions,
     prompts: Path = typer.Option(
         ..., metavar="FILE", help="Prompts, one per line; or JSON Lines of texts or of messages with role and content."
     ),
@@ -83,8 +65,8 @@ def profile(
     draft, verifier = with_default_pair(models.draft, models.verifier)
     with Loading() as loading:
         pair = LLM.open(
-            draft, verifier, progress=loading, hardware=hardware.of(VERIFIER), draft_hardware=hardware.of(DRAFT),
-            upstream=models.upstream(),
+            draft, verifier, progress=loading, hardware=hardware.of(options.VERIFIER),
+            draft_hardware=hardware.of(options.DRAFT), upstream=models.upstream(),
         )  # fmt: skip
     with pair:
         with Loading("hashing") as hashing:

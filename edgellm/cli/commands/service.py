@@ -34,8 +34,7 @@ _SHOWN = ("ActiveState", "UnitFileState", "MainPID", "ExecMainStartTimestamp")
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """The state of the service: installed, started at login, running; its process, and since when, as the system
-    says."""
+    """The state of the service, its process, and since when it runs, as the system says."""
 
     installed: bool
     at_login: bool = False
@@ -143,8 +142,7 @@ def serve_command(words: Sequence[str]) -> list[str]:
 
 
 def service_manager() -> ServiceManager:
-    """Return this system's manager of user services. Raise InvalidOption where edgellm installs none, with what to do
-    instead."""
+    """Return this system's manager of user services. Raise InvalidOption, with what to do instead, without one."""
     if sys.platform == "linux":
         return SystemdManager()
     if sys.platform == "darwin":

@@ -11,11 +11,10 @@ import typer
 
 from edgellm import storage
 from edgellm.cli.commands.config import write_settings
-from edgellm.cli.options import catalog_names, interface_flag, with_records
-from edgellm.cli.views.console import emit_json, is_terminal, one_line, out, say, size, table
+from edgellm.cli.options import catalog_names, interface_flag, option, with_records
+from edgellm.cli.views.console import emit_json, is_terminal, one_line, out, say, size, table, tell
 from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, PullFailed
-from edgellm.flags import flag
 from edgellm.system import config_file
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 AUTO, NONE = "auto", "none"
 _COMMANDS = ("chat", "serve", "profile")  # commands that use the pair
+_NEXT = 'Ask it something: edgellm chat "Why is the sky blue?"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,6 @@ class ModelChoice:
 
     @property
     def here(self) -> bool:
-        """Return whether the model is on this machine."""
         return self.plan is not None and self.plan.path is not None
 
     def row(self) -> dict[str, Any]:
@@ -62,34 +61,18 @@ class SetupChoice:
         """Return the models that are to be downloaded."""
         return [model for model in (self.draft, self.verifier) if model.name not in (AUTO, NONE) and not model.here]
 
-    def row(self, *, dry_run: bool) -> dict[str, Any]:
-        """Return the choice as JSON."""
-        return {
-            "machine": self.machine, "verifier": self.verifier.row(), "draft": self.draft.row(),
-            "reasons": list(self.reasons), "expect": self.expect, "settings": str(config_file()),
-            "download": sum(model.size for model in self.missing), "dry_run": dry_run,
-        }  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class SetupOptions:
     """The choices made on the command line, and whether to ask."""
 
-    verifier: str | None = flag(
-        None, "Verifier from `edgellm catalog`; 'auto': that of a paired device.", "NAME|auto",
-        shown="the one that suits this machine", complete=catalog_names,
-    )  # fmt: skip
-    yes: bool = flag(False, "Ask nothing: download, and write the settings.", names=("-y", "--yes"))
-    dry_run: bool = flag(False, "Say what would be done, and change nothing.", names=("--dry-run",))
-    pair_device: bool | None = flag(
-        None, "Pair another device afterwards; see edgellm pair.", names=("--pair/--no-pair",),
-        shown="ask, if none is paired",
-    )  # fmt: skip
-    at_login: bool | None = flag(
-        None, "Serve the pair at every login; see edgellm service.", names=("--at-login/--no-at-login",), shown="ask"
-    )
+    verifier: str | None = option(None, "NAME|auto", shown="the one that suits this machine", complete=catalog_names)
+    yes: bool = option(False, names=("-y", "--yes"))
+    dry_run: bool = option(False, names=("--dry-run",))
+    pair_device: bool | None = option(None, names=("--pair/--no-pair",), shown="ask, if none is paired")
+    at_login: bool | None = option(None, names=("--at-login/--no-at-login",), shown="ask")
     interface: tuple[str, ...] = interface_flag()
-    as_json: bool = flag(False, "Print JSON; asks nothing.", names=("--json",))
+    as_json: bool = option(False, names=("--json",))
 
     @property
     def asks(self) -> bool:
@@ -108,6 +91,7 @@ class SetupOptions:
 
 @with_records
 def setup(context: typer.Context, asked: SetupOptions) -> None:
+    from edgellm.cli.app import run
     from edgellm.rpc.discovery.interfaces import chosen_hosts
     from edgellm.rpc.discovery.peer_probe import probe_peers
     from edgellm.rpc.trust.trust import Peers, Trust
@@ -115,33 +99,32 @@ def setup(context: typer.Context, asked: SetupOptions) -> None:
     asks, known = asked.asks, Peers().all()
     answers = probe_peers(Trust.load(), known, chosen_hosts(asked.interface)) if known else []
     choice = _choose(asked.verifier, answers, must_ask_hub=not asked.dry_run)
+    wanted = sum(model.size for model in choice.missing)
+    row: dict[str, Any] = {
+        "machine": choice.machine, "verifier": choice.verifier.row(), "draft": choice.draft.row(),
+        "reasons": list(choice.reasons), "expect": choice.expect, "settings": str(config_file()), "download": wanted,
+        "dry_run": asked.dry_run,
+    }  # fmt: skip
     if not asked.as_json:
         _print(choice)
     if asked.dry_run:
         if asked.as_json:
-            emit_json(choice.row(dry_run=True))
+            emit_json(row)
         return
-    wanted = sum(model.size for model in choice.missing)
     question = f"Download {size(wanted)}, and use this pair from now on?" if wanted else "Use this pair from now on?"
     if asks and not typer.confirm(question, default=True, err=True):
         raise typer.Exit(1)
     pulled = download([model.plan for model in choice.missing if model.plan is not None])
-    draft = _checked(choice)
-    values = {"draft": draft, "verifier": choice.verifier.name}
+    row["draft"]["name"] = draft = _checked(choice)
     root: Any = context.find_root()
-    write_settings(root, dict.fromkeys(_COMMANDS, values))
+    write_settings(root, {name: {"draft": draft, "verifier": choice.verifier.name} for name in _COMMANDS})
     if not asked.as_json:
         say(f"chat, serve and profile use this pair now: {config_file()}")
     if asked.wants(asked.at_login, "Serve it at every login?"):
-        _call(context, "service", "install")
+        run(("service", "install"))
     if asked.wants(False if known and asked.pair_device is None else asked.pair_device, "Pair another device now?"):
-        _call(context, "pair")
-    if asked.as_json:
-        row = choice.row(dry_run=False)
-        row["draft"]["name"] = draft
-        emit_json({**row, "received": sum(one.sent for one in pulled)})
-    else:
-        say('Ask it something: edgellm chat "Why is the sky blue?"', style="bold")
+        run(("pair",))
+    tell({**row, "received": sum(one.sent for one in pulled)}, asked.as_json, _NEXT, style="bold")
 
 
 def _choose(wanted: str | None, peers: Sequence[ProbeResult], *, must_ask_hub: bool) -> SetupChoice:
@@ -181,8 +164,8 @@ def _choose(wanted: str | None, peers: Sequence[ProbeResult], *, must_ask_hub: b
 def _best_offer(
     known: storage.Catalog, room: ModelRoom, peers: Sequence[ProbeResult]
 ) -> tuple[ModelChoice, ModelChoice, str] | None:
-    """Return the largest verifier of the paired devices that this one may use and has room for a draft model of, that
-    draft model, and the name of the verifier's file."""
+    """Return the largest verifier of the paired devices for which there is room for a draft model here, that draft
+    model, and the name of the verifier's file."""
     found = []
     for answer in peers:
         offers = answer.info.offers if answer.info is not None and "verify" in answer.info.rights else ()
@@ -197,8 +180,7 @@ def _best_offer(
 
 
 def _planned(model: ModelChoice, must_ask_hub: bool) -> ModelChoice:
-    """Return a model with its size on the hub; as it is where the hub cannot and need not be asked. Raise what `plan`
-    raises."""
+    """Return a model with its size on the hub; as it is where the hub cannot and need not be asked."""
     try:
         plan = storage.plan(model.name)
     except PullFailed as error:
@@ -240,24 +222,8 @@ def _checked(choice: SetupChoice) -> str:
     from edgellm.engine import ModelFile
     from edgellm.llm.abilities import same_tokenizer
 
-    draft, verifier = choice.draft.name, choice.verifier.name
-    if (
-        draft == NONE
-        or verifier == AUTO
-        or same_tokenizer(*(ModelFile.open(storage.resolve(n)) for n in (draft, verifier)))
-    ):
+    pair = draft, verifier = choice.draft.name, choice.verifier.name
+    if draft == NONE or verifier == AUTO or same_tokenizer(*(ModelFile.open(storage.resolve(one)) for one in pair)):
         return draft
     say(f"{draft} has another tokenizer than {verifier}, which writes alone.", style="yellow")
     return NONE
-
-
-def _call(context: typer.Context, *words: str) -> None:
-    parent: Any = context.find_root()
-    for word in words:
-        command = parent.command.get_command(parent, word)
-        last = word == words[-1]
-        parent = command.make_context(word, [], parent=parent) if last else typer.Context(command, parent, word)
-    try:
-        parent.command.invoke(parent)
-    except EdgeError as error:
-        say(f"{error}", style="yellow")

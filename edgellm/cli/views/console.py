@@ -49,8 +49,7 @@ def decode(data: bytes, name: str) -> str:
 
 
 def read_text(path: Path, next_step: str = "Check the path.") -> str:
-    """Return the text of a user's file. Raise InvalidOption where it cannot be read, and InputNotText where it is not
-    UTF-8."""
+    """Return the text of a user's file. Raise InvalidOption or InputNotText where it cannot be read."""
     try:
         return decode(path.expanduser().read_bytes(), str(path))
     except OSError as error:
@@ -183,8 +182,7 @@ def tell(value: object, as_json: bool, text: str, style: str = "") -> None:
 
 
 class TokenWriter:
-    """Writes tokens to stdout as they are, on a terminal with the colours of their sources if `by_source`. Thoughts,
-    whose source is THOUGHT, are dim, and only for a terminal."""
+    """Writes tokens to stdout as they are; on a terminal also thoughts, which are dim, and colours if `by_source`."""
 
     def __init__(self, *, by_source: bool = False) -> None:
         self._stream = sys.stdout
@@ -246,8 +244,7 @@ def facts(rows: Iterable[tuple[str, RenderableType]]) -> Table:
 
 
 def table(*columns: str, right: Collection[str] = (), fold: str = "") -> Table:
-    """Return a table for `out` with these headings, aligned right for those in `right`. Long texts are folded in the
-    column `fold`, without one in all columns."""
+    """Return a table with these headings, some aligned right. Long texts fold in the column `fold`, "" for all."""
     made = Table(box=None, pad_edge=False)
     for name in columns:
         justify: Any = "right" if name in right else "left"
@@ -262,8 +259,7 @@ Columns = Mapping[str, str | Callable[[dict[str, Any]], str]]
 def show(
     rows: Sequence[dict[str, Any]], columns: Columns, as_json: bool, *, empty: str, hint: str = "", fold: str = ""
 ) -> None:
-    """Print rows as JSON, or as a table and a `hint`; `empty` in place of a table without rows. Numbers, whose headings
-    begin with a blank, are aligned right."""
+    """Print rows as JSON, or as a table and a `hint`, or `empty`. A heading that begins with a blank aligns right."""
     if as_json:
         emit_json(rows)
     elif not rows:
@@ -271,20 +267,16 @@ def show(
     else:
         made = table(*map(str.strip, columns), right=[name.strip() for name in columns if name[:1] == " "], fold=fold)
         for row in rows:
-            made.add_row(*(one_line(_cell(row, cell)) for cell in columns.values()))
+            cells = (row.get(cell) if isinstance(cell, str) else cell(row) for cell in columns.values())
+            made.add_row(*("-" if found in (None, "") else one_line(str(found)) for found in cells))
         out().print(made)
         if hint:
             say(hint, style="dim")
 
 
-def _cell(row: dict[str, Any], cell: str | Callable[[dict[str, Any]], str]) -> str:
-    found = row.get(cell) if isinstance(cell, str) else cell(row)
-    return "-" if found is None or found == "" else str(found)
-
-
 def make_sure(verb: str, what: str, *, yes: bool) -> None:
-    """Ask before an action that cannot be undone, unless the user has said `yes` already. Raise typer.Exit where the
-    user does not want it, and InvalidOption where nobody can be asked."""
+    """Ask before an action that cannot be undone, unless the user has said `yes`. Raise typer.Exit for a no, and
+    InvalidOption where nobody can be asked."""
     if yes:
         return
     if not is_terminal(sys.stdin):

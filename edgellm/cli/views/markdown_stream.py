@@ -47,8 +47,8 @@ _THEME = Theme(
 
 
 class MarkdownWriter:
-    """Writes a reply to a terminal on stdout as `TokenWriter` does, with its Markdown rendered. A thread of `Live`
-    draws the open block, so that no token waits for a drawing."""
+    """Writes a reply as `TokenWriter` does, with its Markdown rendered. A thread draws the open block, so that no token
+    waits for a drawing."""
 
     def __init__(self) -> None:
         self._thoughts = TokenWriter()
@@ -154,11 +154,8 @@ def _joined(lines: list[list[Segment]]) -> Segments:
 
 
 def _letters(text: str) -> Counter[str]:
-    """Count the letters and digits of Markdown, source or rendered: the same but for the numbers of list items.
-
-    Rendered Markdown has fewer where a table has more cells than its header or more columns than the screen, a link has
-    a title, or something is nested too deeply for the parser.
-    """
+    """Count letters and digits but for the numbers of list items. Rendered Markdown has fewer than its source where a
+    table has too many cells, a link has a title, or something is nested too deeply for the parser."""
     return Counter(filter(str.isalnum, unescape(_ITEM_NUMBER.sub("", text))))
 
 

@@ -33,8 +33,7 @@ _OTHERS = 30  # columns of a chart's line beside its cells
 def print_plan(
     plan: Plan, milliseconds: float, moves: Sequence[tuple[str, int]] | None, units: Mapping[str, str]
 ) -> None:
-    """Print a plan. `moves`: bytes of layers that each device still lacks, if known; `units`: the graphics cards on
-    which devices compute, if they do."""
+    """Print a plan, with the bytes of layers that each device still lacks, if known, and its graphics card, if any."""
     model, single, console = plan.home.model, plan.best_single, out()
     ways = _ways(
         ("this plan", plan.option, "" if plan.optimal else f"within {plan.gap:.1%} of the best possible"),
@@ -78,8 +77,7 @@ def planned_chart(way: PlanOption, width: int) -> list[Text]:
 
 
 def measured_chart(found: Measured, plan: PlanOption | None, width: int) -> list[Text]:
-    """Return a Gantt chart of a reply: two lines for each device, planned and measured, on one scale; without a plan
-    only the latter."""
+    """Return a Gantt chart of a reply: the planned line of each device, if any, above the measured one."""
     bars: list[_Bar] = []
     for did, stage in zip(found.timelines, found.option.stages, strict=True):
         if (before := planned_for(stage, plan)) is not None:
@@ -234,19 +232,16 @@ def say_context(positions: int | None) -> None:
         say(f"Memory is counted for a context of {positions:,} tokens; change it with --ctx-size.", style="dim")
 
 
-class Reports:
+class Reports(Replies):
     """Prints reports on the replies of one mesh."""
 
     def __init__(self, opened: OpenedMesh, *, as_json: bool) -> None:
-        self.opened, self._replies, self._as_json = opened, Replies(opened), as_json
-
-    def reply_started(self) -> None:
-        """Note that a reply begins."""
-        self._replies.on_request()
+        super().__init__(opened)
+        self.opened, self._as_json = opened, as_json
 
     def reply_finished(self, summary: Summary) -> None:
         """Print each device's work for the reply that has ended."""
-        if (found := self._replies.on_reply(summary)) is None:
+        if (found := self.on_reply(summary)) is None:
             return
         did, plan = found
         if self._as_json:

@@ -76,8 +76,7 @@ class _Work:
 
 class Loading:
     """A progress callback, for a model's name and the share or units of it that are done. After `QUIET_SECONDS` a
-    terminal shows a bar for each model, until the `with` ends; elsewhere a line is printed for each that will take as
-    long again."""
+    terminal shows a bar for each model; elsewhere a line is printed for each that will take as long again."""
 
     def __init__(self, verb: str = "loading", unit: str = "") -> None:
         """`verb` says what is done with the model."""
@@ -131,8 +130,7 @@ class Loading:
 
 
 class PromptBar(Loading):
-    """The wait for a reply's first token: models report how far they have read the prompt, and the time is shown at a
-    terminal even if none does."""
+    """The wait for a reply's first token; a terminal shows the time even if no model reports how far it has read."""
 
     def __init__(self) -> None:
         super().__init__("reading the prompt with", "tokens")

@@ -16,20 +16,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from rich.text import Text
 
-from edgellm.cli.views.console import (
-    SOURCES,
-    THOUGHT,
-    TokenWriter,
-    counted,
-    emit_json,
-    err,
-    grid,
-    redrawable,
-    say,
-    size,
-)
+from edgellm.cli.options import option
+from edgellm.cli.views import console as ui
 from edgellm.cli.views.progress import PromptBar
-from edgellm.flags import flag
 
 if TYPE_CHECKING:
     from edgellm.cli.views.markdown_stream import MarkdownWriter
@@ -46,19 +35,16 @@ Heard: TypeAlias = list[tuple[str, str]]
 class Display:
     """Settings for showing a reply."""
 
-    as_json: bool = flag(False, "Print one JSON object per token, then a summary.", names=("--json",))
-    colours: bool = flag(
-        False, "On a terminal, show by colours which model wrote what, in place of rendered Markdown.",
-        names=("--colors/--no-colors",),
-    )  # fmt: skip
-    quiet: bool = flag(False, "Print the reply without a line of figures.", names=("-q", "--quiet"))
-    explain: bool = flag(False, "Say why each chunk was verified or not.", names=("--explain",), panel=_OUTPUT)
-    stats: bool = flag(False, "Print all figures of each reply.", names=("--stats",), panel=_OUTPUT)
+    as_json: bool = option(False, names=("--json",))
+    colours: bool = option(False, names=("--colors/--no-colors",))
+    quiet: bool = option(False, names=("-q", "--quiet"))
+    explain: bool = option(False, names=("--explain",), panel=_OUTPUT)
+    stats: bool = option(False, names=("--stats",), panel=_OUTPUT)
 
 
 def print_reply(reply: Reply, display: Display, heard: Heard | None = None) -> Summary:
-    """Print a reply on stdout as it is generated, on a terminal with rendered Markdown, then its figures on stderr;
-    return its summary. `heard` gets the printed text. Ctrl-C stops the reply: its `finish_reason` is `cancelled`."""
+    """Print a reply on stdout as it is generated, then its figures on stderr; return its summary. `heard` gets the
+    printed text. Ctrl-C stops the reply: its `finish_reason` is `cancelled`."""
     reasons: list[Explanation] = []
     if display.explain:
         reply.listen(on_explain=reasons.append)
@@ -70,23 +56,25 @@ def print_reply(reply: Reply, display: Display, heard: Heard | None = None) -> S
             sources = _print_text(reply, _writer(display.colours), [] if heard is None else heard)
     summary = reply.summary
     for reason in reasons:
-        say(f"{'reply' if reason.round is None else f'round {reason.round}'}: {reason.text}", style="dim")
+        ui.say(f"{'reply' if reason.round is None else f'round {reason.round}'}: {reason.text}", style="dim")
     if display.as_json:
         figures = {name: _short(value) for name, value in summary.figures().items()}
-        emit_json({"summary": figures}, indent=None)
+        ui.emit_json({"summary": figures}, indent=None)
     elif not display.quiet:
         if display.colours and sources:
-            legend = [Text(f"■ {name} {sources[name]}", style) for name, (style, _) in SOURCES.items() if sources[name]]
-            err().print(Text("  ").join(legend))
-        say(" · ".join(_headline(summary)), style="dim")
+            legend = [
+                Text(f"■ {name} {sources[name]}", style) for name, (style, _) in ui.SOURCES.items() if sources[name]
+            ]
+            ui.err().print(Text("  ").join(legend))
+        ui.say(" · ".join(_headline(summary)), style="dim")
     if display.stats:
         print_stats(summary)
     return summary
 
 
-def _writer(colours: bool) -> TokenWriter | MarkdownWriter:
-    if colours or not redrawable(sys.stdout):
-        return TokenWriter(by_source=colours)
+def _writer(colours: bool) -> ui.TokenWriter | MarkdownWriter:
+    if colours or not ui.redrawable(sys.stdout):
+        return ui.TokenWriter(by_source=colours)
     from edgellm.cli.views.markdown_stream import MarkdownWriter
 
     return MarkdownWriter()
@@ -94,13 +82,13 @@ def _writer(colours: bool) -> TokenWriter | MarkdownWriter:
 
 def print_again(heard: Heard) -> None:
     """Print the text of a reply once more, with the colours of its sources."""
-    writer = TokenWriter(by_source=True)
+    writer = ui.TokenWriter(by_source=True)
     for text, source in heard:
         writer.write(text, source)
     writer.end_line()
 
 
-def _print_text(reply: Reply, writer: TokenWriter | MarkdownWriter, heard: Heard) -> Counter[str]:
+def _print_text(reply: Reply, writer: ui.TokenWriter | MarkdownWriter, heard: Heard) -> Counter[str]:
     """Print the text of a reply; return how many tokens each source has."""
     from edgellm.spec.stream import Utf8
     from edgellm.spec.types import Channel
@@ -120,7 +108,7 @@ def _print_text(reply: Reply, writer: TokenWriter | MarkdownWriter, heard: Heard
         nonlocal began
         if began is not None:
             writer.pause()
-            say(f"thought for {perf_counter() - began:.0f} s, {thought} tokens", style="dim")
+            ui.say(f"thought for {perf_counter() - began:.0f} s, {thought} tokens", style="dim")
             began = None
 
     reply.listen(on_notice=notice, on_progress=bar.hear)
@@ -131,7 +119,7 @@ def _print_text(reply: Reply, writer: TokenWriter | MarkdownWriter, heard: Heard
             if token.channel is Channel.THINKING:
                 thought += 1  # a token of markup has no text
                 began = perf_counter() if text and began is None else began
-                write(text, THOUGHT)
+                write(text, ui.THOUGHT)
             else:
                 last = token.source
                 end_thought()
@@ -144,8 +132,7 @@ def _print_text(reply: Reply, writer: TokenWriter | MarkdownWriter, heard: Heard
 
 
 def _print_json(reply: Reply) -> None:
-    """Print a JSON object per token. A token that ends within a character is printed after the next token; a channel's
-    last token gets the rest of the text."""
+    """Print a JSON object per token, one that ends within a character after the next token of its channel."""
     from edgellm.spec.stream import Utf8
 
     bar, text = PromptBar(), Utf8()
@@ -166,7 +153,7 @@ def _print_json(reply: Reply) -> None:
 def _emit_token(token: Token, text: str) -> None:
     """Print a token as a JSON object. `text`: the characters that it completes; joined, they are its channel's text."""
     names = ("source", "channel", "confidence", "importance", "exit_layer", "round")
-    emit_json({"id": token.id, "text": text, **{name: _short(getattr(token, name)) for name in names}}, indent=None)
+    ui.emit_json({"id": token.id, "text": text, **{name: _short(getattr(token, name)) for name in names}}, indent=None)
 
 
 def _short(value: object) -> object:
@@ -175,12 +162,10 @@ def _short(value: object) -> object:
 
 @contextmanager
 def stoppable(reply: Reply) -> Iterator[None]:
-    """Let Ctrl-C stop the reply within the `with`, even while a prompt is read. If that has no effect, a second Ctrl-C
-    stops the program.
+    """Let Ctrl-C stop the reply within the `with`, even while a prompt is read; a second one stops the program.
 
     Python calls a signal handler only when the main thread leaves llama.cpp, which may take long; but it writes the
-    signal to a socket at once, which a thread reads.
-    """
+    signal to a socket at once, which a thread reads."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -219,7 +204,7 @@ _ENDS = {"length": "stopped at the length limit, see --max-tokens", "cancelled":
 
 
 def _headline(summary: Summary) -> Iterator[str]:
-    yield counted(summary.tokens, "token")
+    yield ui.counted(summary.tokens, "token")
     if summary.thinking_tokens:
         yield f"{summary.thinking_tokens} of them thought"
     if (speed := summary.tokens_per_second) is not None:
@@ -238,10 +223,10 @@ def _headline(summary: Summary) -> Iterator[str]:
 
 def print_stats(summary: Summary) -> None:
     """Print every figure and its meaning on stderr."""
-    made = grid({"justify": "right"}, {}, {"style": "dim", "overflow": "fold"})
+    made = ui.grid({"justify": "right"}, {}, {"style": "dim", "overflow": "fold"})
     for value, form, name, meaning in _rows(summary):
         made.add_row("-" if value is None else format(value, form), name, meaning)
-    err().print(made)
+    ui.err().print(made)
 
 
 def _rows(summary: Summary) -> Iterator[tuple[float | str | None, str, str, str]]:
@@ -278,13 +263,13 @@ def _rows(summary: Summary) -> Iterator[tuple[float | str | None, str, str, str]
     yield guesses, "", "verdicts predicted", "while they were pending"
     yield summary.stall_hidden, ".0%", "of waiting hidden", "spent on drafts that were used"
     yield summary.bytes_per_chunk, ".0f", "bytes per chunk", "sent and received, with the prompt's share"
-    yield size(summary.bytes_up), "", "up", "sent to the verifier"
-    yield size(summary.bytes_down), "", "down", "received from it"
+    yield ui.size(summary.bytes_up), "", "up", "sent to the verifier"
+    yield ui.size(summary.bytes_down), "", "down", "received from it"
     yield summary.seed, "", "seed", "repeats a sampled reply with --seed"
     yield summary.finish_reason, "", "ended by", "stop: the model; length: the limit; cancelled: you"
 
 
 def print_legend() -> None:
     """Print the meaning of each colour on stderr."""
-    for source, (style, meaning) in SOURCES.items():
-        err().print(Text.assemble(("■ ", style), (f"{source:<10}", style), meaning))
+    for source, (style, meaning) in ui.SOURCES.items():
+        ui.err().print(Text.assemble(("■ ", style), (f"{source:<10}", style), meaning))

@@ -8,7 +8,9 @@ import { announce, byId, storage, toast } from "./dom.js";
 import { Library } from "./library.js";
 import { startPanels } from "./panels.js";
 import { hideDetails, Marks, showLegend } from "./provenance.js";
-import { addCost, parameters, showModels, showSystemPrompt, startSettings, systemPrompt } from "./settings.js";
+import {
+  addCost, parameters, showModels, showSystemPrompt, showVerifier, startSettings, systemPrompt,
+} from "./settings.js";
 import { TurnList } from "./turns.js";
 
 let conversation = new Conversation();
@@ -46,7 +48,8 @@ function showWriters() {
 
 function showAway(replies = conversation.path().filter((node) => node.marks)) {
   const unchecked = replies.reduce((sum, node) => sum + new Marks(node.marks).uncheckedWords(node.text), 0);
-  const away = status?.link && !status.link.up;
+  const away = Boolean(status?.link && !status.link.up);
+  showVerifier(away);
   byId("away").hidden = !away;
   if (!away) return;
   const name = verifierName(status);

@@ -10,7 +10,16 @@ const percent = (share) => `${Math.round(100 * share)} %`;
 const budget = () => Number(byId("budget").value) / 100;
 const budgetName = (share) => share === 1 ? "everything" : share ? percent(share) : "nothing";
 
+let away = false; // whether the verifier cannot be asked
+
+export function showVerifier(isAway) {
+  if (away === isAway) return;
+  away = isAway;
+  showBudget();
+}
+
 function meaning(share) {
+  if (away && share) return "Nothing is verified while the verifier is away: the draft model writes alone.";
   if (share === 1) return "Every chunk is verified: the text is the verifier's own.";
   return share
     ? `The verifier checks ${percent(share)} of the drafted chunks: those that matter most.`
