@@ -12,7 +12,7 @@ import numpy as np
 from edgellm.llm import LLM
 from edgellm.spec.gates.fitting import perplexity
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.gates.rules import BudgetController, BudgetGate, CountedGate, Numbers, Rule
+from edgellm.spec.gates.rules import BudgetController, BudgetGate, Numbers, Rule, judge_at
 from testkit.questions import Answers, Question, answered, reply_with
 
 _STEPS = 64  # thresholds between a share of 0 and of 1
@@ -39,12 +39,12 @@ def hybrid_gate(profile: Profile, budget: float, controller: BudgetController) -
     def at(step: int) -> Rule:
         return HybridGate(float(np.quantile(profile.alone.tokens, step / _STEPS)))
 
-    return BudgetGate(lambda share: at(round(share * _STEPS)), budget, controller)
+    return BudgetGate(judge_at(lambda share: at(round(share * _STEPS)), controller), budget, controller)
 
 
 def hybrid_options(profile: Profile, budget: float, controller: BudgetController) -> dict[str, Any]:
     """Return the options of a reply by the hybrid gate; `controller` keeps the budget of tokens over all replies."""
-    return {"gamma": 1, "gate": CountedGate(hybrid_gate(profile, budget, controller), controller, budgeted=True)}
+    return {"gamma": 1, "gate": hybrid_gate(profile, budget, controller)}
 
 
 def hybrid(pair: LLM, profile: Profile, budget: float, cases: Sequence[Question]) -> Answers:

@@ -10,12 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.errors import InvalidOption
 from edgellm.llm.early_exit import best_exit
-from edgellm.spec.drafters.parallel import choose_branches
 from edgellm.spec.gates.factory import AUTO, GateChoice, best_gate, choose, needs_profile
-from edgellm.spec.gates.fitted import LearnedGate
-from edgellm.spec.gates.offload_policy import NAMES, Logistic, Policy
+from edgellm.spec.gates.fitted import NAMES, FittedJudge, Logistic, Policy
 from edgellm.spec.gates.profile import ExitPoint, Profile, ProfileTerms, UnverifiedReplies
 from edgellm.spec.gates.rules import (
     HORIZON,
@@ -25,6 +22,7 @@ from edgellm.spec.gates.rules import (
     ConfidenceGate,
     NeverGate,
     RandomGate,
+    judge_at,
     p_conf,
     solve,
 )
@@ -105,12 +103,6 @@ def test_each_decision_has_its_reason() -> None:
     assert not NeverGate().decide(at(0), of(0.1)).offload
 
 
-@pytest.mark.parametrize("c_th", [-0.1, 1.1, math.nan])
-def test_a_threshold_that_is_no_probability_is_refused(c_th: float) -> None:
-    with pytest.raises(InvalidOption, match="not in"):
-        ConfidenceGate(c_th)
-
-
 @pytest.mark.parametrize("budget", [0.1, 0.3, 0.7])
 @pytest.mark.parametrize("gate", sorted(set(GATES) - {"always", "never"}))
 def test_every_gate_keeps_its_budget_on_chunks_that_were_not_profiled(gate: str, budget: float) -> None:
@@ -158,7 +150,7 @@ def test_what_is_owed_is_paid_back() -> None:
     for offloaded, wanted in ((100, 0.0), (0, 1.0)):
         controller = BudgetController(100, offloaded)
         assert controller.target_share(0.6) == wanted
-        gate = BudgetGate(lambda share: RandomGate(share, 1), 0.6, controller)
+        gate = BudgetGate(judge_at(lambda share: RandomGate(share, 1), controller), 0.6, controller)
         assert gate.decide(at(0), drafted(RNG)).offload == wanted
 
 
@@ -175,9 +167,8 @@ def spend(profiled: np.ndarray, scores: np.ndarray, budget: float) -> list[bool]
     made = replace(made, rejected=replace(made.rejected, bias=0.0), policies=(Policy(0.2, hope, tuple(profiled)),))
     for place, score in enumerate(scores.tolist()):
         doubt = score / (1.0 - score) - 1.0  # The gate takes its logarithm.
-        decision = LearnedGate(made, budget, controller, place).decide(at(0), of(math.exp(-doubt)))
-        controller.record(decision.offload)
-        found.append(decision.offload)
+        gate = BudgetGate(FittedJudge(made, budget, place), budget, controller)
+        found.append(gate.decide(at(0), of(math.exp(-doubt))).offload)
     return found
 
 
@@ -202,12 +193,6 @@ def test_a_falling_share_is_solved_for() -> None:
     assert solve(lambda x: 1.0 - x, 0.25, 0.0, 1.0) == pytest.approx(0.75)
     assert solve(lambda _: 0.1, 0.25, 0.0, 1.0) == 0.0
     assert solve(lambda _: 0.9, 0.25, 0.0, 1.0) == 1.0
-
-
-def test_as_many_guesses_as_a_verdict_leaves_time_for() -> None:
-    seconds = (0.010, 0.012, 0.020, 0.030)
-    assert "2 guesses: one token of each takes 12.0 ms, a verdict 50.0 ms" in choose_branches(seconds, 0.05, 4)[1]
-    assert choose_branches((0.01, 0.03, 0.05, 0.07), 0.02, 4)[0] == 1  # where rows cost much, one is drafted further
 
 
 def test_where_an_early_exit_pays() -> None:

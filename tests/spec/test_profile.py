@@ -12,12 +12,11 @@ import pytest
 from edgellm.engine import Capture, Context, ContextSpec, Message, Model
 from edgellm.errors import ProfileUnusable
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.gates.fitted import LearnedGate
+from edgellm.spec.gates.fitted import NAMES, FittedJudge
 from edgellm.spec.gates.fitting import build
-from edgellm.spec.gates.offload_policy import NAMES
 from edgellm.spec.gates.profile import Profile, ProfileTerms, WordWeights
 from edgellm.spec.gates.profiler import PairProfiler, Run
-from edgellm.spec.gates.rules import BudgetController, Rule, p_conf
+from edgellm.spec.gates.rules import BudgetController, BudgetGate, Rule, p_conf
 from edgellm.spec.gates.synera import ImportanceGate, SyneraGate
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.types import Chunk, Ids
@@ -141,11 +140,11 @@ def test_the_budget_is_spent_on_prompts_that_were_not_profiled(
 ) -> None:
     controller = BudgetController()
     for prompt in prompts(draft_model, seed=47, count=3):
-        gate = LearnedGate(profile, budget, controller, seed=1)  # one for each reply
-        state = GenerationState(prompt, limits=GenerationLimits(MOST))
+        gate = BudgetGate(FittedJudge(profile, budget, seed=1), budget, controller)  # one for each reply
+        state = GenerationState(prompt, limits=GenerationLimits(10 * MOST, len(prompt) + MOST))
         while state.tokens_left:
             chunk = drafter.propose(state, min(GAMMA, state.tokens_left))
-            controller.record(gate.decide(state, chunk).offload)
+            gate.decide(state, chunk)
             for token in chunk.ids.tolist():
                 state.append(token)
             if draft_model.is_eog(int(state.ids[-1])):
@@ -162,6 +161,5 @@ def test_the_gate_judges_a_chunk_by_its_prompt_as_long_as_the_profile_has_words(
     chunk = Chunk(np.array([5, 6]), confidence=np.array([0.9, 0.4]), margin=np.array([0.8, 0.1]))
     rejected = replace(profile.rejected, weights=tuple(np.ones(len(profile.rejected.weights)).tolist()))
     known = replace(known, rejected=replace(rejected, scale=(1.0,) * len(rejected.scale)))
-    gates = [LearnedGate(known, 0.2, BudgetController()) for _ in range(2)]
-    said = [gate.decide(GenerationState(prompt), chunk) for gate, prompt in zip(gates, (hard, easy), strict=True)]
+    said = [FittedJudge(known, 0.2)(GenerationState(prompt), chunk, 0.2) for prompt in (hard, easy)]
     assert said[0].reason != said[1].reason

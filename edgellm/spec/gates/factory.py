@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from edgellm.spec.gates.rules import (
     NeverGate,
     RandomGate,
     Rule,
+    judge_at,
 )
 from edgellm.spec.mechanisms import load
 from edgellm.spec.params import CHUNK, GATES, ReplyOptions
@@ -66,40 +67,49 @@ def choose(
 
     `profile` is required if `needs_profile`. `linked`: the verifier is across a link, so the device waits for it.
     """
-    gate, budget = options.gate, options.budget
+    gate, budget, gamma = options.gate, options.budget, options.gamma or CHUNK
+
+    def counted(gate: Gate, reason: str) -> GateChoice:
+        return GateChoice(CountedGate(gate, controller), reason, gamma, gate.layers, controller)
+
     if not isinstance(gate, str):
-        return _counted(gate, "a custom gate", options, controller)
+        return counted(gate, "a custom gate")
     if budget is None and (budget := GATES[gate].stands_for) is None:
         if gate == "confidence":
-            threshold = ConfidenceGate(options.confidence_threshold, seed)
-            return _counted(threshold, "a confidence threshold without a budget", options, controller)
-        return _counted(AlwaysGate(), "no budget is given, so everything is verified", options, controller)
+            return counted(
+                ConfidenceGate(options.confidence_threshold, seed), "a confidence threshold without a budget"
+            )
+        return counted(AlwaysGate(), "no budget is given, so everything is verified")
     if budget == 0.0:
-        return GateChoice(NeverGate(), "nothing is verified, as requested", options.gamma or CHUNK)
+        return GateChoice(NeverGate(), "nothing is verified, as requested", gamma)
     if budget == 1.0:
-        return _counted(AlwaysGate(), "everything is verified, as requested", options, controller)
-    gamma, reason = options.gamma or CHUNK, f"the {gate} gate, as requested"
+        return counted(AlwaysGate(), "everything is verified, as requested")
     if profile is None:
-        chosen: Gate = BudgetGate(lambda share: RandomGate(share, seed), budget, controller)
-        return _budgeted(chosen, "chunks are chosen at random", gamma, controller)
-    gamma = options.gamma or profile.terms.gamma
+        judge = judge_at(lambda share: RandomGate(share, seed), controller)
+        return GateChoice(
+            BudgetGate(judge, budget, controller), "chunks are chosen at random", gamma, controller=controller
+        )
+    gamma, reason = options.gamma or profile.terms.gamma, f"the {gate} gate, as requested"
     if gate == "auto":
         gate, reason = best_gate(profile, budget)
     if gate != FITTED:
-        chosen = BudgetGate(_gate_at_share(gate, profile, seed), budget, controller)
+        judge = judge_at(_gate_at_share(gate, profile, seed), controller)
         layers = profile.terms.layers if GATES[gate].importance else ()
-        return replace(_budgeted(chosen, reason, gamma, controller), layers=layers)
-    from edgellm.spec.gates.fitted import LearnedGate
+        return GateChoice(BudgetGate(judge, budget, controller), reason, gamma, layers, controller)
+    from edgellm.spec.gates.fitted import FittedJudge
 
-    choice = _budgeted(LearnedGate(profile, budget, controller, seed), reason, gamma, controller)
     lookup_below = profile.hesitates if options.context_lookup else 0.0
-    note = f"; below a confidence of {lookup_below:.2f} the context's token is drafted" if lookup_below > 0.0 else ""
-    return replace(choice, stop_below=DOUBT if linked else 0.0, lookup_below=lookup_below, reason=reason + note)
+    if lookup_below > 0.0:
+        reason += f"; below a confidence of {lookup_below:.2f} the context's token is drafted"
+    return GateChoice(
+        BudgetGate(FittedJudge(profile, budget, seed), budget, controller), reason, gamma, controller=controller,
+        stop_below=DOUBT if linked else 0.0, lookup_below=lookup_below,
+    )  # fmt: skip
 
 
 def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
     """Return the gate with the best evidence in the profile at the budget nearest to this one, and that evidence."""
-    from edgellm.spec.gates.offload_policy import SHARES
+    from edgellm.spec.gates.fitted import SHARES
 
     share = min(SHARES, key=lambda known: abs(known - budget))
     gains = {name: profile.evidence.get(f"gate {name} at {share}", 0.0) for name in AUTO}
@@ -125,12 +135,3 @@ def _gate_at_share(gate: str, profile: Profile, seed: int) -> Callable[[float], 
         return rule
 
     return lambda share: at(min(_STEPS, max(1, round(share * _STEPS))))
-
-
-def _counted(gate: Gate, reason: str, options: ReplyOptions, controller: BudgetController) -> GateChoice:
-    counted = CountedGate(gate, controller)
-    return GateChoice(counted, reason, options.gamma or CHUNK, gate.layers, controller)
-
-
-def _budgeted(gate: Gate, reason: str, gamma: int, controller: BudgetController) -> GateChoice:
-    return GateChoice(CountedGate(gate, controller, budgeted=True), reason, gamma, controller=controller)

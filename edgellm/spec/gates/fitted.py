@@ -1,34 +1,157 @@
-"""The fitted gate, which spends a budget on the chunks whose verification is worth most by the pair's profile."""
+"""The fitted gate, which spends a budget on the chunks whose verification is worth most by the pair's profile.
+
+A reply is correct if each of its wrong chunks was verified. The value of a verdict is what it adds to that probability:
+`p_correct * p_rejected * continuation`. The reply must still be correct (`p_correct`: unverified chunks may have been
+wrong), this chunk must be wrong, and all later wrong chunks must be verified, too: a budget is better spent on replies
+that need one correction than on the beginning of those that need four. `fitting.py` fits the two predictors.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from edgellm.spec.gates.offload_policy import signals, surprise, with_chance
-from edgellm.spec.gates.profile import Profile
-from edgellm.spec.gates.rules import BudgetController, draw
-from edgellm.spec.protocols import Gate
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.spec.gates.rules import draw
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision
 
+if TYPE_CHECKING:
+    from edgellm.spec.gates.profile import Profile
 
-class LearnedGate(Gate):
-    """A gate that offloads the chunks of highest value (`offload_policy.py`) within the budget, for one reply.
+Vector = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
 
-    A chunk is offloaded if its value is above a quantile of the profiled values. Values drift, because unverified
-    replies diverge from verified ones, so the quantile follows the controller's target share.
+SHARES = (0.1, 0.2, 0.4)
+"""Budgets for which a policy is fitted and evidence is collected."""
+
+NAMES = (
+    "doubt of the mean",  # -log of the mean confidence: the paper's c
+    "tokens",
+    "doubt of the first",
+    "surprise",  # sum of -log confidence over the chunk
+    "narrowest margin",
+    "mean margin",
+    "place",  # log of 1 + tokens written before
+    "doubt so far",  # surprise of all chunks before it
+    "agreement",  # log of 1 + matched tokens where the context has the same token, summed over tokens
+    "most agreement",
+    "dissent",  # the same for a different token
+    "doubtful dissent",  # dissent times the doubt of the token
+    "copied",  # tokens that were taken from the context
+    "copied doubt",  # doubt of the model at copied tokens
+    "prompt difficulty",  # wrong chunks in replies to such prompts (`prompt_difficulty.py`)
+)
+"""The signals that a chunk is judged by. Importance is none of them: it added nothing to confidence (evidence in the
+profile), and measuring it takes time."""
+MEAN_DOUBT, TOKENS, DIFFICULTY = (NAMES.index(name) for name in ("doubt of the mean", "tokens", "prompt difficulty"))
+CONTEXT = slice(NAMES.index("agreement"), DIFFICULTY)
+"""The signals that only chunks have whose tokens were looked up in the context."""
+
+_FLOOR = 1e-4  # least confidence in logarithms
+
+
+def surprise(chunk: Chunk) -> float:
+    """Return minus the log of the probability of the whole chunk under the draft model."""
+    return float(_doubt(chunk).sum())
+
+
+def _doubt(chunk: Chunk) -> Vector:
+    doubt: Vector = -np.log(np.clip(chunk.confidence.astype(np.float64), _FLOOR, 1.0))
+    return doubt
+
+
+def signals(chunk: Chunk, written: int, so_far: float = 0.0, difficulty: float = 0.0) -> Vector:
+    """Return the signals of a chunk of at least one token after `written` tokens, shape (len(NAMES),). `so_far` is the
+    surprise of all earlier chunks of the reply, and `difficulty` that of its prompt."""
+    doubt = _doubt(chunk)
+    mean = max(_FLOOR, float(chunk.confidence.astype(np.float64).mean()))
+    return np.array(
+        (
+            -np.log(mean), len(chunk), doubt[0], doubt.sum(),
+            chunk.margin.min(), chunk.margin.mean(), np.log1p(written), so_far, *_context_signals(chunk, doubt),
+            difficulty,
+        )
+    )  # fmt: skip
+
+
+def _context_signals(chunk: Chunk, doubt: Vector) -> tuple[float, ...]:
+    """Return the signals `CONTEXT`; zeros without a context match."""
+    match = chunk.context_match
+    if match is None:
+        return (0.0,) * (CONTEXT.stop - CONTEXT.start)
+    matched = np.log1p(np.where(match.tokens >= 0, match.matched, 0).astype(np.float64))
+    same, copied = match.tokens == chunk.ids, match.copied
+    agreement, dissent = np.where(same & ~copied, matched, 0.0), np.where(same, 0.0, matched)
+    return (
+        agreement.sum(), agreement.max(), dissent.sum(), float((dissent * doubt).sum()), float(copied.sum()),
+        float(doubt[copied].sum()),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Logistic:
+    """A logistic regression on signals: `sigmoid(bias + weights . features)`.
+
+    Signals are standardised by `centre` and `scale` (1 over the deviation), and the logarithm of their size is taken.
+    With as many `weights` as that, the features also have the excess of each signal over its mean, and all products of
+    two: doubt means less if the context says the same, and more if a number was just copied.
     """
 
-    def __init__(self, profile: Profile, budget: float, controller: BudgetController, seed: int = 0) -> None:
-        """Share `controller` with all replies of the pair: the budget holds over all of them."""
-        self._profile, self._budget, self._controller, self._seed = profile, budget, controller, seed
+    centre: tuple[float, ...]
+    scale: tuple[float, ...]
+    weights: tuple[float, ...]
+    bias: float
+
+    def features(self, x: Matrix, *, pairs: bool) -> Matrix:
+        """Return the features of signals (n, f): these; with `pairs` also the excesses, and products of two."""
+        z: Matrix = (x - np.array(self.centre)) * np.array(self.scale)
+        z = np.sign(z) * np.log1p(np.abs(z))
+        if not pairs:
+            return z
+        z = np.column_stack((z, np.maximum(z, 0.0)))
+        one, other = np.triu_indices(z.shape[1])
+        return np.column_stack((z, z[:, one] * z[:, other]))
+
+    def scores(self, x: Matrix) -> Vector:
+        """Return the scores (n,) in (0, 1) for signals (n, f)."""
+        features = self.features(x, pairs=len(self.weights) > len(self.centre))
+        scores: Vector = 1.0 / (1.0 + np.exp(-np.clip(self.bias + features @ np.array(self.weights), -30.0, 30.0)))
+        return scores
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The policy for budgets near `share`. `continuation` predicts the continuation value from a chunk's signals and
+    the log of the chance of a rejection. `scores` (n,) are the values of profiled chunks when the policy was followed
+    at that budget."""
+
+    share: float
+    continuation: Logistic
+    scores: tuple[float, ...] = ()
+
+
+def with_chance(x: Matrix, rejected: Vector) -> Matrix:
+    """Return what `Policy.continuation` is predicted from: signals (n, f) and the chances of a rejection (n,)."""
+    return np.column_stack((x, np.log(rejected + 1e-6)))
+
+
+class FittedJudge:
+    """A judge of the chunks of one reply by their value. Values drift, because unverified replies diverge from verified
+    ones, so a chunk is verified if its value is above that quantile of the profiled values."""
+
+    def __init__(self, profile: Profile, budget: float, seed: int = 0) -> None:
+        self._profile, self._seed = profile, seed
         self._policy = min(profile.policies, key=lambda policy: abs(policy.share - budget))
         self._sorted = np.sort(np.array(self._policy.scores))
         self._difficulty: float | None = None  # difficulty of this reply's prompt
         self._so_far = 0.0
         self._p_correct = 1.0  # probability that the reply so far equals the verifier's
 
-    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
+    def __call__(self, state: GenerationState, chunk: Chunk, target: float) -> Decision:
+        """Decide on a chunk, so that the share `target` of all is verified."""
         if self._difficulty is None:
             self._difficulty = self._profile.difficulty_of(state.ids[: state.prompt_tokens])
         seen = signals(chunk, state.written, self._so_far, self._difficulty)[None]
@@ -36,7 +159,6 @@ class LearnedGate(Gate):
         p_rejected = float(rejected[0])
         continuation = float(self._policy.continuation.scores(with_chance(seen, rejected))[0])
         value = self._p_correct * p_rejected * continuation
-        target = self._controller.target_share(self._budget)
         below, place = self._rank(value, draw(self._seed, state.written))
         why = (
             f"{p_rejected:.0%} chance of rejection, {self._p_correct:.0%} that the reply is correct so far: score"

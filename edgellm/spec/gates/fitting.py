@@ -1,6 +1,6 @@
 """Fitting of a profile from a pair's observed replies: predictors of rejections, policies and the evidence for them.
 
-The continuation value of `offload_policy.py` depends on the policy itself, so it is fitted by simulating the policy on
+The continuation value of `fitted.py` depends on the policy itself, so it is fitted by simulating the policy on
 the profiled replies, a few times over.
 """
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.gates.factory import rules_of
-from edgellm.spec.gates.offload_policy import (
+from edgellm.spec.gates.fitted import (
     CONTEXT,
     DIFFICULTY,
     MEAN_DOUBT,

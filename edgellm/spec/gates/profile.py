@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edgellm.errors import ProfileUnusable, StateDamaged
-from edgellm.spec.gates.offload_policy import NAMES, Logistic, Policy
+from edgellm.spec.gates.fitted import NAMES, Logistic, Policy
 from edgellm.spec.mechanisms import has, mechanism
 from edgellm.spec.types import Ids
 from edgellm.storage.state import from_json, read_json, write_state

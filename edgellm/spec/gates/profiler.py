@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from edgellm.errors import StateDamaged
-from edgellm.spec.gates.offload_policy import signals, surprise
+from edgellm.spec.gates.fitted import signals, surprise
 from edgellm.spec.loop import Detokenizer, generate
 from edgellm.spec.ngram.sources import MIN_MATCH, ContextLookup, Disagreement, disagreements
 from edgellm.spec.protocols import Drafter, Gate, Verifier

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgellm.spec.gates.offload_policy import Matrix, Vector
+from edgellm.spec.gates.fitted import Matrix, Vector
 from edgellm.spec.gates.profile import WordWeights
 from edgellm.spec.types import Ids
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.errors import InvalidOption
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
@@ -73,7 +72,6 @@ class Rule(Gate):
         return Decision(drawn < chance, f"{seen}: verified with a chance of {chance:.2f}, and drew {drawn:.2f}")
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
-        """Return the decision on `chunk` at its place in the reply."""
         return self.judge(chunk, state.written)
 
 
@@ -82,7 +80,7 @@ class RandomGate(Rule):
 
     def __init__(self, budget: float, seed: int = 0) -> None:
         super().__init__(seed)
-        self._budget = checked_share(budget, "budget")
+        self._budget = budget
 
     @classmethod
     def at_share(cls, profile: Profile, share: float, seed: int) -> Self:  # noqa: ARG003
@@ -96,9 +94,9 @@ class ConfidenceGate(Rule):
     """Synera's coarse filter (section 4.2): confident chunks stay here, the others go with probability P_conf."""
 
     def __init__(self, c_th: float, seed: int = 0) -> None:
-        """Always verify a chunk whose mean confidence is not above `c_th`. Raise InvalidOption outside [0, 1]."""
+        """Always verify a chunk whose mean confidence is not above `c_th`."""
         super().__init__(seed)
-        self._c_th = checked_share(c_th, "confidence threshold")
+        self._c_th = c_th
 
     @classmethod
     def at_share(cls, profile: Profile, share: float, seed: int) -> Self:
@@ -146,36 +144,48 @@ class BudgetController:
         return min(1.0, max(0.0, target))
 
 
-class BudgetGate(Gate):
-    """A gate with one parameter, adjusted with every chunk so that the offloaded share stays at the budget."""
+Judge: TypeAlias = Callable[[GenerationState, Chunk, float], Decision]
+"""A function that decides on a chunk, so that this share of all chunks is verified."""
 
-    def __init__(self, at: Callable[[float], Rule], budget: float, controller: BudgetController) -> None:
-        """Keep `budget`; `at` returns the gate that offloads a share in (0, 1) of chunks like the profiled ones."""
-        self._at, self._budget, self._controller = at, budget, controller
 
-    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:  # noqa: ARG002
-        target = self._controller.target_share(self._budget)
+def judge_at(at: Callable[[float], Rule], controller: BudgetController) -> Judge:
+    """Return a judge by the rules `at` shares in (0, 1). Draws are keyed by the pair's decision count in `controller`:
+    by its place in the reply, a seed would draw the same in all replies."""
+
+    def judge(state: GenerationState, chunk: Chunk, target: float) -> Decision:  # noqa: ARG001
         if 0.0 < target < 1.0:
-            # Draws are keyed by the pair's decision count, else a seed would draw the same in all replies.
-            return self._at(target).judge(chunk, self._controller.decided)
+            return at(target).judge(chunk, controller.decided)
         return Decision(target >= 1.0, "the budget is underspent" if target else "the budget is overspent")
+
+    return judge
+
+
+class BudgetGate(Gate):
+    """A gate that keeps a budget over all chunks, the unverified tail of each reply included: nothing is verified
+    beyond `VERIFIED_SHARE` of `max_tokens`, the sequence-wise early exit (Synera, 4.3)."""
+
+    def __init__(self, judge: Judge, budget: float, controller: BudgetController) -> None:
+        """Share `controller` with all replies of the pair: the budget holds over all of them."""
+        self._judge, self._budget, self._controller = judge, budget, controller
+
+    def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
+        written, most = state.answered, state.limits.max_tokens
+        if written >= VERIFIED_SHARE * most:
+            decision = Decision(False, f"{written} of at most {most} tokens are written; the rest is not verified")
+        else:
+            decision = self._judge(state, chunk, self._controller.target_share(self._budget))
+        self._controller.record(decision.offload)
+        return decision
 
 
 class CountedGate(Gate):
-    """A gate whose decisions are counted. Under a budget, nothing is verified beyond `VERIFIED_SHARE` of `max_tokens`:
-    the sequence-wise early exit (Synera, 4.3)."""
+    """A gate without a budget, whose decisions are counted."""
 
-    def __init__(self, gate: Gate, controller: BudgetController, *, budgeted: bool = False) -> None:
-        """Wrap `gate`; `controller` counts the unverified tail, too, as a budget is a share of all chunks."""
-        self._gate, self._controller, self._budgeted = gate, controller, budgeted
+    def __init__(self, gate: Gate, controller: BudgetController) -> None:
+        self._gate, self._controller, self.layers = gate, controller, gate.layers
 
     def decide(self, state: GenerationState, chunk: Chunk) -> Decision:
-        written, max_tokens = state.answered, state.limits.max_tokens
-        if self._budgeted and written >= VERIFIED_SHARE * max_tokens:
-            said = f"{written} of at most {max_tokens} tokens are written; the rest is not verified"
-            decision = Decision(False, said)
-        else:
-            decision = self._gate.decide(state, chunk)
+        decision = self._gate.decide(state, chunk)
         self._controller.record(decision.offload)
         return decision
 
@@ -189,13 +199,6 @@ def p_conf(c: float | Numbers, c_th: float) -> Numbers:
         return np.ones(np.shape(c))
     chances = 1.0 / (1.0 + np.exp(10.0 * (np.maximum(c - c_th, 0.0) / (1.0 - c_th) - 0.5)))
     return np.where(c <= c_th, 1.0, chances)
-
-
-def checked_share(value: float, name: str) -> float:
-    """Return `value`. Raise InvalidOption unless it is in [0, 1]."""
-    if not 0.0 <= value <= 1.0:
-        raise InvalidOption(f"The {name} {value} is not in [0, 1].", "Give one such as 0.8.")
-    return value
 
 
 def draw(seed: int, place: int) -> float:

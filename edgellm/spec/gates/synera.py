@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from edgellm.spec.gates.rules import Numbers, Rule, checked_share, p_conf, solve
+from edgellm.spec.gates.rules import Numbers, Rule, p_conf, solve
 
 if TYPE_CHECKING:
     from edgellm.spec.gates.profile import Profile
@@ -34,7 +34,7 @@ class SyneraGate(Rule):
     def __init__(self, c_th: float, i_th: float, seed: int = 0, usual_importance: float = 0.0) -> None:
         """Take `c_th` as for `ConfidenceGate`, the others as for `ImportanceGate`."""
         super().__init__(seed, usual_importance)
-        self._c_th, self._i_th = checked_share(c_th, "confidence threshold"), i_th
+        self._c_th, self._i_th = c_th, i_th
 
     @classmethod
     def at_share(cls, profile: Profile, share: float, seed: int) -> Self:
