@@ -17,8 +17,7 @@ from edgellm.spec.drafting.acceptance import PRIORS, EvidenceAcceptance
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.drafting.policy import Bid, DraftPolicy
 from edgellm.spec.ngram.calibration import Calibration
-from edgellm.spec.ngram.draft_index import DraftIndex, PastConversation
-from edgellm.spec.ngram.retriever import HOPELESS, Retriever
+from edgellm.spec.ngram.retriever import HOPELESS, DraftIndex, PastConversation, Retriever
 from edgellm.spec.ngram.reuse import Reuse
 from edgellm.spec.ngram.sources import NOTHING, PROMPT_TAIL, SEPARATOR, DraftSource, Offer
 from edgellm.spec.ngram.sources import ContextIndex as Seen

@@ -14,8 +14,7 @@ from edgellm.llm.cost_curves import LINK_CURVE, ModelCurve
 from edgellm.llm.model_loading import verifier_of
 from edgellm.spec.drafting.cost_curve import CostCurve, DecodeCost
 from edgellm.spec.drafting.policy import DraftPolicy
-from edgellm.spec.ngram.draft_index import DraftIndex, PastConversation, recent
-from edgellm.spec.ngram.retriever import Retriever
+from edgellm.spec.ngram.retriever import DraftIndex, PastConversation, Retriever, recent
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.types import Ids
 from edgellm.verifier.in_process import LocalVerifier

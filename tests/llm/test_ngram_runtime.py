@@ -17,7 +17,7 @@ from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve, curve_path
 from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.spec.drafting.cost_curve import KNOTS, DecodeCost
 from edgellm.spec.ngram.calibration import Calibration
-from edgellm.spec.ngram.draft_index import MOST_TOKENS
+from edgellm.spec.ngram.retriever import MOST_TOKENS
 from edgellm.spec.params import SOURCES
 from edgellm.spec.types import Explanation, Ids, Source, Token
 from edgellm.storage import fingerprint

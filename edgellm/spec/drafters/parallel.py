@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,8 +38,7 @@ CONTEXT_BOOST = 30.0
 wrong, the verifier's token often is a name, a number or a word of the question (`bench.synera.verdict_prediction`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedVerdict:
+class PredictedVerdict(NamedTuple):
     """A predicted verdict: `accepted` tokens, followed by the verifier's `token`, with the joint `probability` of
     both."""
 
@@ -302,7 +302,10 @@ class ParallelDrafter(Drafter):
         self._ahead, self._leftover = [], None
         if until() or not (predictions := self.predictions(prefix, chunk)):
             return
-        prefixes = [_guessed_prefix(prefix, chunk, guess) for guess in predictions if guess.accepted < len(chunk)]
+        prefixes = [
+            np.concatenate((prefix, chunk.ids[:accepted], np.array([token], dtype=np.int32)))
+            for accepted, token, _ in predictions if accepted < len(chunk)
+        ]  # fmt: skip
         tail = len(predictions) - len(prefixes)
         known = tail > 0 and drafted is not None
         if known and drafted is not None:
@@ -336,10 +339,6 @@ class ParallelDrafter(Drafter):
 
     def close(self) -> None:
         self._drafter.close()
-
-
-def _guessed_prefix(prefix: Ids, chunk: Chunk, guess: PredictedVerdict) -> Ids:
-    return np.concatenate((prefix, chunk.ids[: guess.accepted], np.array([guess.token], dtype=np.int32)))
 
 
 _BEHIND = (

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 
 from edgellm.spec.drafters.hybrid import HybridDrafter
-from edgellm.spec.ngram.draft_index import DraftIndex
+from edgellm.spec.ngram.retriever import DraftIndex
 from edgellm.spec.params import SOURCES
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState

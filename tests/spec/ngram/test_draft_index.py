@@ -6,7 +6,7 @@ import pytest
 
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.drafting.policy import DraftPolicy
-from edgellm.spec.ngram.draft_index import DraftIndex, PastConversation
+from edgellm.spec.ngram.retriever import DraftIndex, PastConversation
 from edgellm.spec.ngram.sources import HistoryIndex
 from edgellm.spec.params import SOURCES
 

@@ -18,7 +18,7 @@ from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate, merge
-from edgellm.spec.ngram.draft_index import MOST_TOKENS, DraftIndex, PastConversation
+from edgellm.spec.ngram.retriever import MOST_TOKENS, DraftIndex, PastConversation
 from edgellm.spec.params import SOURCES
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
