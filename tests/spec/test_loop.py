@@ -12,14 +12,7 @@ from edgellm.spec.loop import generate, merge
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
-from edgellm.spec.types import (
-    GREEDY,
-    Chunk,
-    Explanation,
-    Source,
-    Token,
-    Verdict,
-)
+from edgellm.spec.types import GREEDY, Chunk, Explanation, Source, Token, Verdict
 from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, chain
 from tests.spec.running import BIG, PROMPT, SMALL, alone, check_provenance, ids, notices, run, tokens
 

@@ -12,13 +12,7 @@ from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
-from edgellm.spec.types import (
-    GREEDY,
-    Explanation,
-    Source,
-    Token,
-    Verdict,
-)
+from edgellm.spec.types import GREEDY, Explanation, Source, Token, Verdict
 from edgellm.spec.verifier import BACK, LOST, Session, settled
 from tests.spec.fakes import FakeDrafter, FakeReply, FakeVerifier, Letters, chain
 from tests.spec.running import BIG, PROMPT, SMALL, CoinGate, alone, check_provenance, ids, notices, run, tokens

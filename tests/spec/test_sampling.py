@@ -23,12 +23,7 @@ tied = numbers.map(lambda drawn: (drawn % 13).astype(np.float32) - 6)
 """From -6 to 6; few distinct values: many ties, also at the borders of top-k and top-p."""
 free = numbers.map(lambda drawn: (drawn % 6001).astype(np.float32) / 100 - 30)
 """From -30 to 30."""
-samplings = st.builds(
-    Sampling,
-    temperature=st.floats(0.05, 3.0),
-    top_k=st.integers(0, 60),
-    top_p=st.floats(0.01, 1.0),
-)
+samplings = st.builds(Sampling, temperature=st.floats(0.05, 3.0), top_k=st.integers(0, 60), top_p=st.floats(0.01, 1.0))
 penalties = st.builds(
     Penalties,
     repeat=st.floats(0.5, 3.0),

@@ -149,10 +149,7 @@ def excess(seen: Counter[tuple[int, ...]], model: Logits, sampling: Sampling) ->
     return float(statistic / (freedom * (1 - spread + z * np.sqrt(spread)) ** 3))
 
 
-SETTINGS = {
-    "plain": Sampling(1.0, 0, 1.0),
-    "truncated": Sampling(0.8, 5, 0.9),
-}
+SETTINGS = {"plain": Sampling(1.0, 0, 1.0), "truncated": Sampling(0.8, 5, 0.9)}
 
 
 @pytest.mark.parametrize(("gamma", "point"), [(1, False), (2, False), (1, True)], ids=["one", "two", "point"])

@@ -77,8 +77,7 @@ class Asking:
 
 
 @pytest.mark.parametrize(
-    "sampling",
-    [GREEDY, Sampling(temperature=0.8, seed=5), Sampling(penalties=Penalties(repeat=1.3, frequency=0.4))],
+    "sampling", [GREEDY, Sampling(temperature=0.8, seed=5), Sampling(penalties=Penalties(repeat=1.3, frequency=0.4))]
 )
 def test_the_tokens_are_the_same_in_fewer_passes(model: Model, sampling: Sampling, always: None) -> None:
     plain, drafting = (Asking(model, sampling, drafts=drafts) for drafts in (False, True))

@@ -6,11 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.spec.drafting.acceptance import (
-    ConfidenceAcceptance,
-    EvidenceAcceptance,
-    evidence,
-)
+from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, EvidenceAcceptance, evidence
 
 sure = st.lists(st.floats(0, 1), max_size=8)
 

@@ -96,9 +96,7 @@ def test_a_curve_that_is_wildly_off_is_corrected_at_once(
     real, scale = DecodeCost(replace(curve, heads=HEADS_MS)), 1.0 / factor if slower else factor
     cost = DecodeCost(
         replace(
-            curve,
-            seconds=tuple(scale * each for each in curve.seconds),
-            heads=tuple(scale * each for each in HEADS_MS),
+            curve, seconds=tuple(scale * each for each in curve.seconds), heads=tuple(scale * each for each in HEADS_MS)
         )
     )
     observed(cost, WITNESSES, drafted, 1, real.seconds(drafted, 1.0))
