@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import Event, generate
-from edgellm.spec.protocols import Gate
+from edgellm.spec.loop import Detokenizer, Event, generate
+from edgellm.spec.protocols import Drafter, Gate, Verifier
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Decision, Ids, Notice, Source, Token
@@ -32,37 +34,33 @@ class CoinGate(Gate):
         return Decision(self.sides[self.turn % len(self.sides)], "the coin said so")
 
 
+def going(
+    state: GenerationState, drafter: Drafter | None, verifier: Verifier | None, gate: Gate | None = None, *,
+    vocabulary: Detokenizer = Letters(), stats: Summary | None = None, **more: Any,
+) -> Generator[Event, None, None]:  # fmt: skip
+    """Return the events of a reply, by default verified and in letters."""
+    return generate(
+        state, vocabulary=vocabulary, drafter=drafter, gate=gate or AlwaysGate(), verifier=verifier,
+        stats=stats or Summary(), **more,
+    )  # fmt: skip
+
+
 def run(
-    drafter: FakeDrafter | None,
-    verifier: FakeVerifier | None,
-    gate: Gate | None = None,
-    *,
-    max_tokens: int = 30,
-    context: int = 1000,
-    gamma: int = 4,
-    extra: int = 0,
-    explain: bool = False,
-) -> tuple[list[Event], Summary]:
-    stats = Summary(len(PROMPT))
-    events = list(
-        generate(
-            GenerationState(PROMPT, GREEDY, GenerationLimits(max_tokens, context, gamma, extra), explain=explain),
-            vocabulary=Letters(),
-            drafter=drafter,
-            gate=gate or AlwaysGate(),
-            verifier=verifier,
-            stats=stats,
-        )
-    )
+    drafter: FakeDrafter | None, verifier: FakeVerifier | None, gate: Gate | None = None, *, max_tokens: int = 30,
+    context: int = 1000, gamma: int = 4, extra: int = 0, explain: bool = False,
+) -> tuple[list[Event], Summary]:  # fmt: skip
+    stats, limits = Summary(len(PROMPT)), GenerationLimits(max_tokens, context, gamma, extra)
+    state = GenerationState(PROMPT, GREEDY, limits, explain=explain)
+    events = list(going(state, drafter, verifier, gate, stats=stats))
     assert verifier is None or all(session.closed for session in verifier.sessions)
     return events, stats
 
 
-def tokens(events: list[Event]) -> list[Token]:
+def tokens(events: Iterable[Event]) -> list[Token]:
     return [event for event in events if isinstance(event, Token)]
 
 
-def ids(events: list[Event]) -> list[int]:
+def ids(events: Iterable[Event]) -> list[int]:
     return [token.id for token in tokens(events)]
 
 

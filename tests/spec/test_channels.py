@@ -14,12 +14,11 @@ from edgellm.engine.chat.thinking import ThinkingMarkup, find_markup
 from edgellm.errors import Stopped, VerifierLost
 from edgellm.spec import loop
 from edgellm.spec.channels import ChannelSplitter, split_text
-from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import Event
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel, Notice, Source, Token
-from tests.spec.fakes import FakeVerifier, Letters
+from tests.spec.fakes import FakeVerifier
+from tests.spec.running import going
 
 TAGS = ThinkingMarkup("<think>", "</think>")
 WRAPPED = ThinkingMarkup("<think>", "</think>", ("<response>", "</response>"))
@@ -170,10 +169,7 @@ def test_what_is_held_back_is_shown_when_the_verifier_is_lost_and_not_when_the_r
         raise error
 
     monkeypatch.setattr(loop, "_rounds", rounds)
-    events = loop.generate(
-        GenerationState(), vocabulary=Letters(), drafter=None, gate=AlwaysGate(), verifier=None, stats=Summary(),
-        channels=ChannelSplitter(TAGS),
-    )  # fmt: skip
+    events = going(GenerationState(), None, None, channels=ChannelSplitter(TAGS))
     seen: list[bytes] = []
     with pytest.raises(type(error)):
         seen.extend(event.piece for event in events if isinstance(event, Token))
@@ -183,11 +179,7 @@ def test_what_is_held_back_is_shown_when_the_verifier_is_lost_and_not_when_the_r
 def test_a_full_context_is_told_within_a_thought() -> None:
     state = GenerationState(np.arange(3, dtype=np.int32), limits=GenerationLimits(1, 5), channel=Channel.THINKING)
     verifier = FakeVerifier(lambda _: np.array([0, 1], dtype=np.float32))
-    events = loop.generate(
-        state, vocabulary=Letters(), drafter=None, gate=AlwaysGate(), verifier=verifier, stats=Summary(),
-        channels=ChannelSplitter(TAGS, opened=True),
-    )  # fmt: skip
-    *tokens, notice = events
+    *tokens, notice = going(state, None, verifier, channels=ChannelSplitter(TAGS, opened=True))
     assert [token.channel for token in tokens if isinstance(token, Token)] == [Channel.THINKING] * 2
     assert isinstance(notice, Notice)
     assert "context of 5 tokens is full" in notice.text

@@ -16,15 +16,14 @@ from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
-from edgellm.spec.loop import generate
 from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.sampling import distribution, draw
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
-from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Sampling, Source, Token
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from tests.spec.real import case
+from tests.spec.running import going, tokens
 
 EXIT, N_CTX, CLOSE = 5, 768, 1e-4
 WARM = Sampling(temperature=1.0, top_k=20, top_p=0.95, seed=3)
@@ -207,11 +206,8 @@ def test_the_layer_travels_with_the_token_and_verification_stays_lossless(
     parts: Parts, prompts: list[Ids], f32_pair: tuple[Path, Path]
 ) -> None:
     def written(drafter: Drafter | None, gate: Gate, verifier: LocalVerifier | None, prompt: Ids) -> list[Token]:
-        events = generate(
-            GenerationState(prompt, GREEDY, GenerationLimits(24, N_CTX)), vocabulary=parts.whole, drafter=drafter,
-            gate=gate, verifier=verifier, stats=Summary(),
-        )  # fmt: skip
-        return [event for event in events if isinstance(event, Token)]
+        state = GenerationState(prompt, GREEDY, GenerationLimits(24, N_CTX))
+        return tokens(going(state, drafter, verifier, gate, vocabulary=parts.whole))
 
     drafter, seen = parts.drafter(0.5), list[tuple[Source, int | None]]()
     with Model.load(f32_pair[1]) as big:

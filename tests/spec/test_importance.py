@@ -13,11 +13,10 @@ from edgellm.engine.graph_hooks import Recorder
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import NeverGate
-from edgellm.spec.loop import generate
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Token
 from tests.spec.real import case
+from tests.spec.running import going
 
 N_CTX = 768
 LAYERS = (1, 4)
@@ -136,10 +135,8 @@ def test_a_drafter_that_exits_measures_in_its_lower_layers(
 
 def test_it_travels_with_the_token(model: Model, prompts: list[Ids]) -> None:
     drafter = ModelDrafter(model, watching(model), LAYERS)
-    events = generate(
-        GenerationState(prompts[1], GREEDY, GenerationLimits(4, N_CTX)), vocabulary=model, drafter=drafter,
-        gate=NeverGate(), verifier=None, stats=Summary(),
-    )  # fmt: skip
+    state = GenerationState(prompts[1], GREEDY, GenerationLimits(4, N_CTX))
+    events = going(state, drafter, None, NeverGate(), vocabulary=model)
     written = [event.importance or 0.0 for event in events if isinstance(event, Token)]
     np.testing.assert_allclose(written, drafter.propose(GenerationState(prompts[1]), 4).importance, atol=1e-5)
     drafter.close()

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
-from edgellm.spec.loop import generate, merge
+from edgellm.spec.loop import merge
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Source, Token, Verdict
-from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, chain
-from tests.spec.running import BIG, PROMPT, SMALL, alone, check_provenance, ids, notices, run, tokens
+from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, chain
+from tests.spec.running import BIG, PROMPT, SMALL, alone, check_provenance, going, ids, notices, run, tokens
 
 # --- who writes -----------------------------------------------------------------------------------------------------
 
@@ -184,16 +183,8 @@ def test_a_verifier_that_reads_the_prompt_at_once_changes_nothing(lost: tuple[in
     prompt = np.array([1, 2, 3], dtype=np.int32)
 
     def written(announce: bool, verifier: FakeVerifier) -> list[int]:
-        events = generate(
-            GenerationState(prompt, GREEDY, GenerationLimits(40, 200)),
-            vocabulary=Letters(),
-            drafter=FakeDrafter(chain(9, like=model)),
-            gate=AlwaysGate(),
-            verifier=verifier,
-            stats=Summary(),
-            announce=announce,
-        )
-        return [event.id for event in events if isinstance(event, Token)]
+        state, drafter = GenerationState(prompt, GREEDY, GenerationLimits(40, 200)), FakeDrafter(chain(9, like=model))
+        return ids(going(state, drafter, verifier, announce=announce))
 
     verifier = FakeVerifier(model, lost=lost)
     found = written(True, verifier)

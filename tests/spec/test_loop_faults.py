@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import EngineFailed, ProtocolError, VerifierLost
-from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import generate
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Explanation, Source, Token, Verdict
 from edgellm.spec.verifier import BACK, LOST, Session, settled
-from tests.spec.fakes import FakeDrafter, FakeReply, FakeVerifier, Letters, chain
-from tests.spec.running import BIG, PROMPT, SMALL, CoinGate, alone, check_provenance, ids, notices, run, tokens
+from tests.spec.fakes import FakeDrafter, FakeReply, FakeVerifier, chain
+from tests.spec.running import BIG, PROMPT, SMALL, CoinGate, alone, check_provenance, going, ids, notices, run, tokens
+
+LIMITS = GenerationLimits(30, 1000)
 
 # --- the verifier lost ----------------------------------------------------------------------------------------------
 
@@ -82,14 +82,7 @@ def test_a_verifier_that_is_away_from_the_start() -> None:
 def test_without_a_draft_model_a_lost_verifier_is_an_error(lost: int, drafter: FakeDrafter | None) -> None:
     verifier = FakeVerifier(BIG, lost=[lost])
     stats = Summary()
-    reply = generate(
-        GenerationState(PROMPT, GREEDY, GenerationLimits(30, 1000)),
-        vocabulary=Letters(),
-        drafter=drafter,
-        gate=AlwaysGate(),
-        verifier=verifier,
-        stats=stats,
-    )
+    reply = going(GenerationState(PROMPT, GREEDY, LIMITS), drafter, verifier, stats=stats)
     written: list[int] = []
     with pytest.raises(VerifierLost, match="no draft model"):
         written.extend(event.id for event in reply if isinstance(event, Token) or pytest.fail(str(event)))
@@ -114,14 +107,7 @@ def test_a_verdict_without_a_token_is_an_error_and_no_endless_loop() -> None:
 @pytest.mark.parametrize("after", range(12))
 def test_closing_after_any_token(after: int) -> None:
     verifier, stats = FakeVerifier(BIG), Summary()
-    reply = generate(
-        GenerationState(PROMPT, GREEDY, GenerationLimits(30, 1000)),
-        vocabulary=Letters(),
-        drafter=FakeDrafter(SMALL),
-        gate=AlwaysGate(),
-        verifier=verifier,
-        stats=stats,
-    )
+    reply = going(GenerationState(PROMPT, GREEDY, LIMITS), FakeDrafter(SMALL), verifier, stats=stats)
     written = [next(reply) for _ in range(after)]
     reply.close()
     assert ids(written) == alone(BIG, after)
@@ -132,15 +118,8 @@ def test_closing_after_any_token(after: int) -> None:
 @pytest.mark.parametrize("after", range(8))
 def test_stopping_between_tokens_stops_in_the_middle_of_a_chunk(after: int) -> None:
     stats, verifier = Summary(), FakeVerifier(BIG)
-    reply = generate(
-        GenerationState(PROMPT, GREEDY, GenerationLimits(30, 1000), should_stop=lambda: stats.tokens == after),
-        vocabulary=Letters(),
-        drafter=FakeDrafter(SMALL),
-        gate=AlwaysGate(),
-        verifier=verifier,
-        stats=stats,
-    )
-    assert ids(list(reply)) == alone(BIG, after)
+    state = GenerationState(PROMPT, GREEDY, LIMITS, should_stop=lambda: stats.tokens == after)
+    assert ids(going(state, FakeDrafter(SMALL), verifier, stats=stats)) == alone(BIG, after)
     assert stats.finish_reason == "cancelled"
     assert verifier.sessions[0].closed
 

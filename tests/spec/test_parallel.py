@@ -31,15 +31,14 @@ from edgellm.spec.drafters.parallel import (
 )
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
-from edgellm.spec.loop import generate
 from edgellm.spec.protocols import Gate
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
-from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, NO_FLOATS, NO_IDS, Chunk, Ids, Sampling, Source, Token, Verdict
 from edgellm.spec.verifier import Session, VerifyRequest
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
+from tests.spec.running import going, tokens
 
 POSITIONS = 512
 
@@ -208,10 +207,8 @@ def write(
         closing.callback(verifier.close)
         verifier.patience = patience
         state = GenerationState(prompt, sampling, GenerationLimits(24, POSITIONS))
-        events = generate(
-            state, vocabulary=draft, drafter=ahead or drafter, gate=gate, verifier=verifier, stats=Summary()
-        )
-        return [event for event in events if isinstance(event, Token)], ahead.guessed.hits if ahead else 0
+        written = tokens(going(state, ahead or drafter, verifier, gate, vocabulary=draft))
+        return written, ahead.guessed.hits if ahead else 0
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8, seed=4)], ids=["greedy", "sampling"])

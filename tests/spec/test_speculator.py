@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from time import sleep
 from typing import Any
 
 import pytest
 
-from edgellm.engine import Context, ContextSpec, Floats, Ids, Message, Model, ModelFile
+from edgellm.engine import Context, ContextSpec, Message, Model, ModelFile
 from edgellm.engine.model import LoadSpec
-from edgellm.engine.speculators.speculator import Speculator
-from edgellm.llm import LLM
 from edgellm.spec.drafters.speculator import SpeculatorDrafter, draft
-from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import generate
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Penalties, Sampling, Source, Token
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from testkit.gguf.architectures import WITH_MTP
 from tests.conftest import Architectures, Heads
+from tests.spec.running import going, tokens
 
 QUESTION = "Where is the mug, and where is the key?"
 PENALTIES = Penalties(repeat=1.3, frequency=0.4, presence=0.2, bias=((7, -2.0),))
@@ -58,15 +54,8 @@ def run(
         model.chat_prompt([Message("user", QUESTION)]), sampling, GenerationLimits(most, 256, gamma=4)
     )
     stats = Summary()
-    events = generate(
-        state,
-        vocabulary=model,
-        drafter=SpeculatorDrafter(verifier, model.is_eog) if drafts else None,
-        gate=AlwaysGate(),
-        verifier=verifier,
-        stats=stats,
-    )
-    return [event for event in events if isinstance(event, Token)], stats
+    drafter = SpeculatorDrafter(verifier, model.is_eog) if drafts else None
+    return tokens(going(state, drafter, verifier, vocabulary=model, stats=stats)), stats
 
 
 EAGLE3: list[tuple[str, dict[str, Any]]] = [
@@ -95,14 +84,6 @@ def test_the_text_is_the_verifiers_own_greedy_and_sampled(
         assert accepted > 0
 
 
-def test_a_useful_layer_is_right_more_often_than_a_useless_one(architectures: Architectures, verify: Verify) -> None:
-    rates = []
-    for mtp in ("useful", "useless"):
-        with Model.load(architectures("qwen35", mtp=mtp), LoadSpec(speculates=True)) as model:
-            rates.append(run(model, verify(model), GREEDY, drafts=True, most=48)[1].acceptance_rate or 0.0)
-    assert rates[0] > 0.1 > rates[1]
-
-
 def test_a_chunk_ends_where_further_tokens_do_not_pay(architectures: Architectures) -> None:
     with (
         Model.load(architectures("qwen35", mtp="useful"), LoadSpec(speculates=True)) as model,
@@ -121,28 +102,6 @@ def test_a_chunk_ends_where_further_tokens_do_not_pay(architectures: Architectur
         assert [drafted(gamma) for gamma in (0, 1, 5)] == [0, 1, 5]
         assert [drafted(5, pays) for pays in (1, 3)] == [1, 3]
         assert len(draft(layer, ids, 5, GREEDY, lambda _token: True, [])) == 1
-
-
-def test_a_layer_that_takes_longer_than_it_saves_is_hardly_asked(
-    architectures: Architectures, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without `HybridDrafter` it would be asked in every round."""
-    asked, predict = 0, Speculator.predict
-
-    def slow(self: Speculator, ids: Ids, seq: int = 0) -> Floats | None:
-        nonlocal asked
-        asked += 1
-        sleep(0.03)
-        return predict(self, ids, seq)
-
-    monkeypatch.setattr(Speculator, "predict", slow)
-    with LLM.open(None, architectures("qwen35", mtp="useless"), threads=1, n_ctx=512, history=False) as llm:
-        rounds = 0
-        for number in range(3):
-            reply = llm.reply(f"{QUESTION} {number}", max_tokens=60, retrieval="off")
-            assert list(reply)
-            rounds += reply.summary.rounds
-    assert 0 < asked < rounds // 4
 
 
 def test_nothing_is_drafted_where_not_even_a_sure_token_pays(architectures: Architectures, verify: Verify) -> None:

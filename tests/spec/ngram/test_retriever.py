@@ -16,15 +16,16 @@ from edgellm.spec.drafters import hybrid
 from edgellm.spec.drafters.hybrid import HybridDrafter
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.drafting.policy import DraftPolicy
-from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import generate, merge
+from edgellm.spec.loop import merge
 from edgellm.spec.ngram.retriever import MOST_TOKENS, DraftIndex, PastConversation
 from edgellm.spec.params import SOURCES
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Sampling, Source, Token, Verdict
-from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, chain, markov
+from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, chain, markov
 from tests.spec.ngram.rounds import taken, told
+from tests.spec.running import going
+from tests.spec.running import ids as ids_of
 
 CHEAP = CostCurve((1, 64), (1.0, 1.1))
 
@@ -43,42 +44,24 @@ def memory(curve: CostCurve = CHEAP) -> DraftIndex:
 
 
 def events(
-    known: DraftIndex,
-    prompt: Sequence[int],
-    verifier: FakeVerifier,
-    *,
-    names: Collection[str] = SOURCES,
-    sampling: Sampling = GREEDY,
-    model: FakeDrafter | None = None,
-    explain: bool = False,
-) -> tuple[list[Any], Summary]:
+    known: DraftIndex, prompt: Sequence[int], verifier: FakeVerifier, *, names: Collection[str] = SOURCES,
+    sampling: Sampling = GREEDY, model: FakeDrafter | None = None,
+) -> tuple[list[Any], Summary]:  # fmt: skip
     """Return the events of a reply, and its statistics; it is remembered."""
     stats, ids = Summary(), np.array(prompt, dtype=np.int32)
     copies = known.take(names)
     assert copies is not None
     try:
-        found = generate(
-            GenerationState(ids, sampling, GenerationLimits(40, 200, 63), explain=explain),
-            vocabulary=Letters(),
-            drafter=HybridDrafter(known.policy, copies, model, 3),
-            gate=AlwaysGate(),
-            verifier=verifier,
-            stats=stats,
-        )
-        return list(found), stats
+        state = GenerationState(ids, sampling, GenerationLimits(40, 200, 63))
+        return list(going(state, HybridDrafter(known.policy, copies, model, 3), verifier, stats=stats)), stats
     finally:
         known.give()
         known.add(PastConversation(prompt, stats.ids))
 
 
-def ids_of(found: Sequence[object]) -> list[int]:
-    return [event.id for event in found if isinstance(event, Token)]
-
-
 def plain(prompt: list[int], verifier: FakeVerifier, sampling: Sampling = GREEDY) -> list[int]:
     state = GenerationState(np.array(prompt, dtype=np.int32), sampling, GenerationLimits(40, 200))
-    found = generate(state, vocabulary=Letters(), drafter=None, gate=AlwaysGate(), verifier=verifier, stats=Summary())
-    return ids_of(list(found))
+    return ids_of(going(state, None, verifier))
 
 
 @settings(max_examples=40)
@@ -174,14 +157,8 @@ def test_what_is_copied_never_stands_unchecked(model: bool) -> None:
     copies, text, lost = known.take(SOURCES), [1, 2, 3], False
     assert copies is not None
     try:
-        for event in generate(
-            GenerationState(np.array(text, dtype=np.int32), GREEDY, GenerationLimits(40, 200, 5)),
-            vocabulary=Letters(),
-            drafter=HybridDrafter(known.policy, copies, small if model else None, 3),
-            gate=AlwaysGate(),
-            verifier=verifier,
-            stats=Summary(),
-        ):
+        state = GenerationState(np.array(text, dtype=np.int32), GREEDY, GenerationLimits(40, 200, 5))
+        for event in going(state, HybridDrafter(known.policy, copies, small if model else None, 3), verifier):
             if isinstance(event, Token):
                 writer = small if event.source is Source.DRAFT else verifier
                 assert event.id == int(writer.logits(np.array(text, dtype=np.int32)).argmax())
