@@ -128,15 +128,6 @@ class ContextMatch(NamedTuple):
     matched: Ids  # length of the match
     copied: Flags  # whether the token replaced the model's own draft
 
-    def part(self, at: slice) -> ContextMatch:
-        """Return the matches of some places."""
-        return ContextMatch(self.tokens[at], self.matched[at], self.copied[at])
-
-    def then(self, other: ContextMatch) -> ContextMatch:
-        """Return these matches and those of the places behind them."""
-        tokens, matched = np.concatenate((self.tokens, other.tokens)), np.concatenate((self.matched, other.matched))
-        return ContextMatch(tokens, matched, np.concatenate((self.copied, other.copied)))
-
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -175,14 +166,16 @@ class Chunk:
             self, ids=self.ids[at], confidence=self.confidence[at], margin=self.margin[at],
             importance=self.importance[at], exit_layers=self.exit_layers and self.exit_layers[at],
             logits=self.logits and self.logits[at], tail=max(0, min(n, end) - max(start, n - self.tail)),
-            context_match=match and match.part(at),
+            context_match=match and ContextMatch._make(facts[at] for facts in match),
         )  # fmt: skip
 
     def then(self, other: Chunk) -> Chunk:
         """Return the concatenation with a chunk of the same drafter, or with copies, of which less is known."""
         if not len(self):
             return other
-        n, match, others = len(other), self.context_match, other.context_match
+        n, match = len(other), None
+        if self.context_match is not None and other.context_match is not None:
+            match = ContextMatch._make(map(np.concatenate, zip(self.context_match, other.context_match, strict=True)))
         exits, logits = other.exit_layers or (None,) * n, other.logits or (NO_FLOATS,) * n
         measured = [one.importance if len(one.importance) else np.zeros_like(one.confidence) for one in (self, other)]
         return replace(
@@ -193,7 +186,7 @@ class Chunk:
             exit_layers=self.exit_layers and (*self.exit_layers, *exits),
             logits=self.logits and (*self.logits, *logits),
             tail=n if other.retrieved else other.tail,
-            context_match=match and others and match.then(others),
+            context_match=match,
         )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import log2
 from operator import mul
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -82,23 +83,18 @@ PRIORS = (0.35, 0.5, 0.5, 0.3, 0.4)
 """The prior chance of a token that only the source at this place of `params.SOURCES` offers."""
 _EXPECTED_TOKENS = 16.0  # tokens as expected that the trust in new chances starts with
 _DECAY = 0.98  # weight of a draft after each later one in the trust in chances
-_SHARE_BIT, _MATCH_BIT, _AGREE_BIT, _DIFFER_BIT = 1, 3, 7, 15  # first bit of each field; bit 0: within a word
-_MIDDLE = (1 << _DIFFER_BIT) - 1  # everything but the differing sources
-_COARSE = _MIDDLE & ~((1 << _AGREE_BIT) - 1) | 1  # agreeing sources, and the bit for within a word
+_LEVELS = 2, 4, 5
+"""Parts of the evidence that make a kind: rarely seen kinds fall back on coarser ones."""
+Evidence: TypeAlias = tuple[int, bool, int, int, int]
+"""The evidence for a copied token: the bit mask of the sources that offer it, whether it continues a word, where copies
+are rarely rejected, the tokens before it that match, the level of its share of the matches, and the mask of the sources
+that offer another token."""
 
 
-def evidence(agree: int, differ: int, matched: int, share: float, inside: bool) -> int:
-    """Return a copied token's evidence, packed into one int because it is looked up for every offered token: bit masks
-    of the sources that offer it (`agree`) or another token (`differ`); `matched` tokens before it match, it follows in
-    `share` of the matches, and `inside` a word, where copies are rarely rejected."""
-    level = 2 if share > 0.8 else 1 if share > 0.4 else 0
-    match = min(MAX_MATCH, matched)
-    return differ << _DIFFER_BIT | agree << _AGREE_BIT | match << _MATCH_BIT | level << _SHARE_BIT | inside
-
-
-def agrees(kind: int) -> int:
-    """Return the bit mask of the sources that offer a token, from its evidence."""
-    return (kind & _MIDDLE) >> _AGREE_BIT
+def evidence(agree: int, differ: int, matched: int, share: float, inside: bool) -> Evidence:
+    """Return the evidence for a token that sources `agree` on, and others `differ`, and that follows in `share` of the
+    matches."""
+    return agree, inside, min(MAX_MATCH, matched), 2 if share > 0.8 else 1 if share > 0.4 else 0, differ
 
 
 class EvidenceAcceptance:
@@ -107,17 +103,17 @@ class EvidenceAcceptance:
     def __init__(self, priors: Sequence[float] = PRIORS) -> None:
         """Start from `priors[i]`, the chance of a token that only source i offers."""
         self._priors = priors
-        self._levels: tuple[tuple[int, dict[int, Share]], ...] = ((_COARSE, {}), (_MIDDLE, {}), (-1, {}))
-        self._cache: dict[int, float] = {}  # chances since the last verdict
+        self._shares: dict[tuple[int, ...], Share] = {}  # by the first two, four or five parts of the evidence
+        self._cache: dict[Evidence, float] = {}  # chances since the last verdict
         self._expected = self._accepted = _EXPECTED_TOKENS  # drafted tokens, decaying
 
-    def chance(self, kind: int) -> float:
+    def chance(self, kind: Evidence) -> float:
         """Return the chance in (0, 1) that the verifier accepts a token of this kind after accepting all before it."""
         chance = self._cache.get(kind)
         if chance is None:
-            chance = self._prior(kind & _MIDDLE)
-            for mask, level in self._levels:
-                if (known := level.get(kind & mask)) is not None:
+            chance = self._prior(kind)
+            for parts in _LEVELS:
+                if (known := self._shares.get(kind[:parts])) is not None:
                     chance = known.chance(chance, 2.0)
             self._cache[kind] = chance
         return chance
@@ -136,14 +132,14 @@ class EvidenceAcceptance:
         else:
             self._accepted += (1.0 - _DECAY) * (self._expected - self._accepted)
 
-    def learn(self, kind: int, accepted: bool) -> None:
+    def learn(self, kind: Evidence, accepted: bool) -> None:
         """Learn whether a token of this kind was accepted."""
         self._cache.clear()
-        for mask, level in self._levels:
-            level.setdefault(kind & mask, Share()).learn(accepted)
+        for parts in _LEVELS:
+            self._shares.setdefault(kind[:parts], Share()).learn(accepted)
 
-    def _prior(self, middle: int) -> float:
-        agree, match, level = middle >> _AGREE_BIT, middle >> _MATCH_BIT & 15, middle >> _SHARE_BIT & 3
+    def _prior(self, kind: Evidence) -> float:
+        agree, _, match, level, _ = kind
         best = max(prior for bit, prior in enumerate(self._priors) if agree >> bit & 1)
         if not match:  # Only its place speaks for the token.
             best *= 0.2

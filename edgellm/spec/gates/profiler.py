@@ -18,7 +18,7 @@ from typing import Any
 from edgellm.errors import StateDamaged
 from edgellm.spec.gates.fitted import signals, surprise
 from edgellm.spec.loop import Detokenizer, generate
-from edgellm.spec.ngram.sources import MIN_MATCH, ContextLookup, Disagreement, disagreements
+from edgellm.spec.ngram.sources import ContextLookup, Disagreement, disagreements, dissents
 from edgellm.spec.protocols import Drafter, Gate, Verifier
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
@@ -106,7 +106,7 @@ class ObservedReply(Gate):
             self._so_far += surprise(chunk)
             self._verify_seconds.append(verdict.seconds)
             self._disagreements += disagreements(chunk, verdict)
-            self._doubt = min(self._doubt, _doubt(chunk))
+            self._doubt = float(chunk.confidence[dissents(chunk)].min(initial=self._doubt))
 
     def run(self) -> Run | None:
         """Return the observations; None if nothing was drafted. The replies that make a profile are verified, and stand
@@ -172,15 +172,6 @@ class PairProfiler:
     def _by_layer(self, chunk: Chunk) -> tuple[float, ...]:
         layers = self._drafter.importance_by_layer(len(chunk))  # type: ignore[attr-defined]
         return tuple(layers.mean(axis=1).round(6).tolist())
-
-
-def _doubt(chunk: Chunk) -> float:
-    """Return the least confidence at a place where the context has another token than the model."""
-    match = chunk.context_match
-    if match is None:
-        return 1.0
-    differs = (match.tokens >= 0) & (match.tokens != chunk.ids) & (match.matched >= MIN_MATCH)
-    return float(chunk.confidence[differs].min(initial=1.0))
 
 
 class RunRecorder:

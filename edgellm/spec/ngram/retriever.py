@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from edgellm.spec.drafting.acceptance import EvidenceAcceptance, agrees, evidence
+from edgellm.spec.drafting.acceptance import Evidence, EvidenceAcceptance, evidence
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.mechanisms import has, mechanism
 from edgellm.spec.ngram.sources import ContextIndex, Cursor, DraftSource, HistoryIndex
@@ -20,7 +20,7 @@ from edgellm.spec.types import Chunk, Expected, Ids, Verdict
 
 HOPELESS = 0.02
 """The least chance that a copied token is reached and accepted."""
-Candidates: TypeAlias = list[list[tuple[int, float, int]]]
+Candidates: TypeAlias = list[list[tuple[int, float, Evidence]]]
 """The candidates of each place, the likeliest first: token, chance, and `evidence`."""
 
 
@@ -121,7 +121,7 @@ class Retriever:
         trust = self._chances.trust
         return Offer(ids, [trust * chance for chance in survives])
 
-    def _options(self, cursors: Sequence[tuple[int, Cursor]]) -> list[tuple[int, float, int]]:
+    def _options(self, cursors: Sequence[tuple[int, Cursor]]) -> list[tuple[int, float, Evidence]]:
         """Return the tokens that are offered, the likeliest first. Each cursor comes with its source's bit."""
         offers: dict[int, tuple[int, int, float]] = {}
         offering = 0
@@ -152,9 +152,8 @@ class Retriever:
             for token, _, kind in options:
                 self._chances.learn(kind, token == answer)
                 if token == answer and copied <= at < accepted:
-                    agree = agrees(kind)
                     for bit, name in enumerate(self._names):
-                        if agree >> bit & 1:
+                        if kind[0] >> bit & 1:
                             self.copied[name] += 1
 
 

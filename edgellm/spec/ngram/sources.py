@@ -14,7 +14,7 @@ import numpy as np
 
 from edgellm.engine import common_prefix
 from edgellm.spec.ngram.suffix_automaton import ROOT, SuffixAutomaton
-from edgellm.spec.types import NO_IDS, Chunk, Expected, Ids, Verdict
+from edgellm.spec.types import NO_IDS, Chunk, Expected, Flags, Ids, Verdict
 
 Offer: TypeAlias = tuple[int, int, float]
 """A token that may come next (-1: none), the length of the match before it, and the share of the match's places where
@@ -197,18 +197,23 @@ class ContextLookup:
         return cursor
 
 
+def dissents(chunk: Chunk) -> Flags:
+    """Return where the context has another token than the draft, (n,)."""
+    if (match := chunk.context_match) is None:
+        return np.zeros(len(chunk), dtype=np.bool_)
+    found: Flags = (match.tokens >= 0) & (match.tokens != chunk.ids) & (match.matched >= MIN_MATCH)
+    return found
+
+
 def disagreements(chunk: Chunk, verdict: Verdict) -> list[Disagreement]:
     """Return the judged tokens at which the context differed from the model's draft."""
-    match = chunk.context_match
-    if match is None:
-        return []
     truth = [*chunk.ids[: verdict.accepted].tolist(), *verdict.tokens[:1].tolist()]
-    found: list[Disagreement] = []
-    for at, answer in enumerate(truth[: len(chunk)]):
-        offered, drafted = int(match.tokens[at]), int(chunk.ids[at])
-        if offered >= 0 and offered != drafted and match.matched[at] >= MIN_MATCH:
-            found.append(Disagreement(float(chunk.confidence[at]), drafted == answer, offered == answer))
-    return found
+    if (match := chunk.context_match) is None:
+        return []
+    return [
+        Disagreement(float(chunk.confidence[at]), bool(chunk.ids[at] == truth[at]), bool(match.tokens[at] == truth[at]))
+        for at in np.flatnonzero(dissents(chunk)[: len(truth)]).tolist()
+    ]
 
 
 def lookup_threshold(seen: Sequence[Disagreement]) -> float:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, EvidenceAcceptance, evidence
+from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Evidence, EvidenceAcceptance, evidence
 
 sure = st.lists(st.floats(0, 1), max_size=8)
 
@@ -45,7 +45,7 @@ evidences = st.builds(
 
 
 @given(evidences, st.lists(st.booleans(), max_size=30))
-def test_a_chance_is_a_probability_whatever_was_seen(kind: int, seen: list[bool]) -> None:
+def test_a_chance_is_a_probability_whatever_was_seen(kind: Evidence, seen: list[bool]) -> None:
     chances = EvidenceAcceptance([0.3, 0.5])
     for accepted in seen:
         chances.learn(kind, accepted)
