@@ -8,15 +8,13 @@ needs no distribution of the drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from edgellm.engine import LazyLogits, Rows, in_blocks
 from edgellm.errors import EngineFailed
 from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.sampling import distribution, draw, penalised
-from edgellm.spec.types import NO_IDS, Chunk, Distribution, Floats, Ids, Sampling
+from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling
 
 
 def judge(
@@ -32,9 +30,20 @@ def judge(
     """
     if sampling.greedy and sampling.penalties is None and grammar is None:
         return verify_greedy(draft, rows)
-    return accept_by(
-        draft, lambda place: _target(rows[place], sampling, text, draft[:place], grammar), sampling.seed, position
-    )
+
+    def own_at(place: int) -> int:
+        row, before = rows[place], np.concatenate((text, draft[:place]))
+        if sampling.penalties is not None:
+            row = penalised(row, before, sampling.penalties)
+        found = distribution(row, sampling)
+        if grammar is not None:
+            found = grammar.limited(found, row, before)
+        return draw(found, sampling.seed, position + place)
+
+    for place, drafted in enumerate(draft.tolist()):
+        if (own := own_at(place)) != drafted:
+            return place, own
+    return len(draft), own_at(len(draft))
 
 
 def verify_greedy(draft_ids: Ids, rows: Rows) -> tuple[int, int]:
@@ -52,25 +61,6 @@ def verify_greedy(draft_ids: Ids, rows: Rows) -> tuple[int, int]:
                 )
             return accepted, answer
     raise ValueError("there is no row after the drafts")
-
-
-def accept_by(draft: Ids, target: Callable[[int], Distribution], seed: int, position: int) -> tuple[int, int]:
-    """Judge a draft by the verifier's distribution `target` of each place."""
-    for place, drafted in enumerate(draft.tolist()):
-        if (own := draw(target(place), seed, position + place)) != drafted:
-            return place, own
-    return len(draft), draw(target(len(draft)), seed, position + len(draft))
-
-
-def _target(row: Floats, sampling: Sampling, text: Ids, drafted: Ids, grammar: ReplyGrammar | None) -> Distribution:
-    """Return the verifier's distribution after `text` and `drafted`."""
-    if sampling.penalties is None and grammar is None:
-        return distribution(row, sampling)
-    before = np.concatenate((text, drafted))
-    if sampling.penalties is not None:
-        row = penalised(row, before, sampling.penalties)
-    found = distribution(row, sampling)
-    return found if grammar is None else grammar.limited(found, row, before)
 
 
 LIKELY = 0.1

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve
-from edgellm.spec.drafting.policy import TUNING, Allowance, DraftPolicy
+from edgellm.spec.drafting.policy import EXPLORATION, TUNING, Allowance, Bandit, DraftPolicy
 from edgellm.spec.types import Chunk, Decision, Round, Verdict
 from tests.spec.drafting.curves import LINEAR, curves
 
@@ -250,3 +250,40 @@ def test_a_round_in_which_the_prompt_is_read_says_nothing_of_drafts() -> None:
         told(known, 4, 4, 1.0 + drafting, copied=False, drafting=drafting)
     assert known.account().model == pytest.approx(47.0)
     assert known.bid([], ROOM).asks
+
+
+# ------------------------------------------------------------------------------------------------ the bandit
+
+ROUNDS = 4000
+
+
+def choices(seconds: tuple[float, float], trials: int = 4) -> tuple[Bandit, list[bool]]:
+    """Return the choices of many rounds, which take so many seconds a token."""
+    choice, chosen = Bandit(trials), list[bool]()
+    for _ in range(ROUNDS):
+        chosen.append(choice.second())
+        choice.record(chosen[-1], 1, seconds[chosen[-1]])
+    return choice, chosen
+
+
+@pytest.mark.parametrize("seconds", [(1.0, 0.5), (0.5, 1.0), (1.0, 8.0)])
+def test_the_slower_way_costs_little(seconds: tuple[float, float]) -> None:
+    _, chosen = choices(seconds)
+    best, faster = min(seconds), seconds[1] < seconds[0]
+    others = chosen[8:].count(not faster)
+    assert others > 0
+    assert others * (max(seconds) - best) <= 1.1 * EXPLORATION * ROUNDS * best + max(seconds)
+
+
+def test_a_way_that_has_become_faster_is_found() -> None:
+    choice, _ = choices((1.0, 2.0))
+    chosen = []
+    for _ in range(ROUNDS):
+        chosen.append(choice.second())
+        choice.record(chosen[-1], 1, 0.2 if chosen[-1] else 1.0)
+    assert all(chosen[-500:-1]) or chosen[-500:].count(False) < 20
+
+
+def test_both_are_tried_first() -> None:
+    _, chosen = choices((1.0, 9.0), trials=3)
+    assert sorted(chosen[:6]) == [False] * 3 + [True] * 3
