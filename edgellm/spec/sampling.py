@@ -168,14 +168,6 @@ def _truncated(logits: Floats, sampling: Sampling) -> Distribution:
     return Distribution(ids[by_id].astype(np.int32), weights[by_id] / np.float32(held[n - 1]))
 
 
-def probability(distribution: Distribution, token: int) -> float:
-    """Return the probability of `token`, 0 if it was cut off."""
-    place = int(distribution.ids.searchsorted(token))
-    if place < len(distribution.ids) and distribution.ids[place] == token:
-        return float(distribution.probs[place])
-    return 0.0
-
-
 def _largest(logits: Floats, k: int) -> npt.NDArray[np.intp]:
     """Return the ids of the `k` largest logits, largest first; of equal ones the lower id first. No sort of the
     vocabulary."""

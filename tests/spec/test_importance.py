@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, cut
-from edgellm.engine.graph_hooks import Recorder
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import NeverGate
@@ -99,24 +98,6 @@ def test_other_sequences_in_the_context_do_not_matter(model: Model, prompts: lis
             prefix = np.append(context.cached(0), np.int32(9))
     drafter.close()
     alone.close()
-
-
-def test_nothing_is_read_before_the_chunk_and_little_in_it(
-    model: Model, prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, shapes = Recorder._read, []
-
-    def noted(self: Recorder, address: int, name: bytes) -> Floats:
-        shapes.append(read(self, address, name).shape)
-        return read(self, address, name)
-
-    monkeypatch.setattr(Recorder, "_read", noted)
-    drafter = ModelDrafter(model, watching(model), LAYERS)
-    for _ in range(2):
-        shapes.clear()
-        drafter.propose(GenerationState(prompts[0]), 4)
-        assert shapes == [(int(model.metadata["llama.attention.head_count"]), 1, 4)] * (3 * len(LAYERS))
-    drafter.close()
 
 
 def test_a_drafter_that_exits_measures_in_its_lower_layers(

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from edgellm.engine import Context, ContextSpec, Message, Model, top2
-from edgellm.spec.drafters import parallel
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.drafters.parallel import (
     CONTEXT_BOOST,
@@ -232,18 +231,6 @@ def test_drafts_taken_over_are_marked_where_nobody_checks_them(models: tuple[Mod
         assert [token.id for token in found] == [token.id for token in wanted]
         sources |= {token.source for token in found}
     assert Source.PARALLEL in sources
-
-
-def test_several_branches_and_tokens_of_the_text_hit_more_often(
-    models: tuple[Model, Model], prompts: list[Ids], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def hits(branches: int) -> int:
-        return sum(write(models, one, AlwaysGate(), branches=branches, patience=99)[1] for one in prompts)
-
-    by_the_text = hits(4)
-    assert by_the_text > hits(1)
-    monkeypatch.setattr(parallel, "CONTEXT_BOOST", 1.0)
-    assert by_the_text > hits(4)
 
 
 def test_what_was_drafted_ahead_is_not_computed_again(bench: Bench, prompts: list[Ids]) -> None:

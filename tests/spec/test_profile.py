@@ -16,7 +16,7 @@ from edgellm.spec.gates.fitted import NAMES, FittedJudge
 from edgellm.spec.gates.fitting import build
 from edgellm.spec.gates.profile import Profile, ProfileTerms, WordWeights
 from edgellm.spec.gates.profiler import PairProfiler, Run
-from edgellm.spec.gates.rules import BudgetController, BudgetGate, Rule, p_conf
+from edgellm.spec.gates.rules import Rule, p_conf
 from edgellm.spec.gates.synera import ImportanceGate, SyneraGate
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.types import Chunk, Ids
@@ -132,25 +132,6 @@ def test_thresholds_give_the_budget_as_the_whole_gates_share(profile: Profile, b
     reachable = np.mean([p_conf(c, profile.c_th) for c in profile.alone.confidence])
     assert share(SyneraGate.at_share(profile, budget, 3)) == pytest.approx(min(budget, reachable), abs=0.03)
     assert share(ImportanceGate.at_share(profile, budget, 3)) == pytest.approx(budget, abs=0.03)
-
-
-@pytest.mark.parametrize("budget", [0.0, 0.2, 0.5, 1.0])
-def test_the_budget_is_spent_on_prompts_that_were_not_profiled(
-    profile: Profile, drafter: ModelDrafter, draft_model: Model, budget: float
-) -> None:
-    controller = BudgetController()
-    for prompt in prompts(draft_model, seed=47, count=3):
-        gate = BudgetGate(FittedJudge(profile, budget, seed=1), budget, controller)  # one for each reply
-        state = GenerationState(prompt, limits=GenerationLimits(10 * MOST, len(prompt) + MOST))
-        while state.tokens_left:
-            chunk = drafter.propose(state, min(GAMMA, state.tokens_left))
-            gate.decide(state, chunk)
-            for token in chunk.ids.tolist():
-                state.append(token)
-            if draft_model.is_eog(int(state.ids[-1])):
-                break
-    assert controller.decided > 80
-    assert controller.share == pytest.approx(budget, abs=0.03)
 
 
 def test_the_gate_judges_a_chunk_by_its_prompt_as_long_as_the_profile_has_words(profile: Profile) -> None:

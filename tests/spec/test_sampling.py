@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import EngineFailed
-from edgellm.spec.sampling import arrival_times, distribution, draw, penalised, probability
+from edgellm.spec.sampling import arrival_times, distribution, draw, penalised
 from edgellm.spec.types import GREEDY, Distribution, Penalties, Sampling
 
 numbers = (
@@ -107,11 +107,6 @@ def test_a_broken_row_is_an_error_and_not_a_token(bad: float) -> None:
         distribution(logits, Sampling(1.0))
     with pytest.raises(EngineFailed):
         distribution(np.full(4, -np.inf, dtype=np.float32), Sampling(1.0))
-
-
-def test_tokens_have_the_probabilities_of_a_distribution() -> None:
-    found = Distribution(np.array([3, 7, 9], np.int32), np.array([0.25, 0.5, 0.25], np.float32))
-    assert [probability(found, token) for token in (3, 7, 9, 0, 8, 10)] == [0.25, 0.5, 0.25, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("by", ["seed", "position"])

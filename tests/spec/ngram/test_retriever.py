@@ -18,6 +18,7 @@ from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.loop import merge
 from edgellm.spec.ngram.retriever import MOST_TOKENS, DraftIndex, PastConversation
+from edgellm.spec.ngram.sources import HistoryIndex
 from edgellm.spec.params import SOURCES
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
@@ -231,3 +232,19 @@ def test_the_past_is_bounded() -> None:
         assert known.tokens <= MOST_TOKENS + 51 * 400
     known.index_pending()
     assert MOST_TOKENS // 4 <= known.tokens <= MOST_TOKENS
+
+
+def test_what_was_said_is_made_ready_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = memory()
+    indexed: list[int] = []
+    monkeypatch.setattr(HistoryIndex, "add", lambda _self, prompt, _reply: indexed.append(len(prompt)))
+    known.add(PastConversation([1, 2, 3], [4]))
+    assert known.take(SOURCES) is not None
+    assert indexed == [3]
+    known.add(PastConversation([1, 2], [4]))
+    known.index_pending()
+    assert indexed == [3], "a reply is reading in it"
+    known.give()
+    known.index_pending()
+    known.index_pending()
+    assert indexed == [3, 2]
