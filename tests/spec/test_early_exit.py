@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +13,10 @@ from hypothesis import strategies as st
 from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, Top2, check_gguf, cut, top2
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
-from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.gates.rules import AlwaysGate, NeverGate
-from edgellm.spec.ngram.sources import ContextLookup
-from edgellm.spec.protocols import Drafter, Gate
 from edgellm.spec.sampling import distribution, draw
-from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
-from edgellm.spec.types import GREEDY, Chunk, Sampling, Source, Token
-from edgellm.verifier.in_process import ContextPool, LocalVerifier
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import GREEDY, Chunk, Sampling
 from tests.spec.real import case
-from tests.spec.running import going, tokens
 
 EXIT, N_CTX, CLOSE = 5, 768, 1e-4
 WARM = Sampling(temperature=1.0, top_k=20, top_p=0.95, seed=3)
@@ -84,28 +77,6 @@ def parts(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
 def prompts(parts: Parts) -> list[Ids]:
     """Held-out prompts of the little world."""
     return [parts.whole.chat_prompt(case(number)) for number in range(12)]
-
-
-# --- exactness ------------------------------------------------------------------------------------------------------
-
-
-def test_with_a_threshold_of_1_it_is_the_uncut_model_and_asks_the_context_as_that_does(
-    parts: Parts, prompts: list[Ids]
-) -> None:
-    cut_in_two, whole, copied = parts.drafter(1.0), ModelDrafter(parts.whole, parts.context(parts.whole)), 0
-    for prompt in prompts:  # on one cache, so each prompt rolls the one before back
-        ours, theirs = (
-            drafter.propose(GenerationState(prompt, rules=DraftRules(lookup_below=0.95, context=lookup)), 24)
-            for drafter, lookup in ((cut_in_two, ContextLookup(prompt)), (whole, ContextLookup(prompt)))
-        )
-        assert (ours.exit_layers, theirs.exit_layers) == ((None,) * len(ours), None)
-        assert ours.ids.tolist() == theirs.ids.tolist()
-        np.testing.assert_allclose(ours.margin, theirs.margin, atol=CLOSE)
-        copied += ours.from_context
-        assert ours.from_context == theirs.from_context
-    assert copied > 0
-    cut_in_two.close()
-    whole.close()
 
 
 operations = st.one_of(
@@ -199,26 +170,4 @@ def test_an_interrupted_decode_leaves_nothing_behind(
             drafter.propose(GenerationState(prompts[3]), 5)
     assert drafter._context.length() == drafter._upper.length() == 0
     parts.check(drafter.propose(GenerationState(prompts[3]), 4), prompts[3], 4, GREEDY, 0.7)
-    drafter.close()
-
-
-def test_the_layer_travels_with_the_token_and_verification_stays_lossless(
-    parts: Parts, prompts: list[Ids], f32_pair: tuple[Path, Path]
-) -> None:
-    def written(drafter: Drafter | None, gate: Gate, verifier: LocalVerifier | None, prompt: Ids) -> list[Token]:
-        state = GenerationState(prompt, GREEDY, GenerationLimits(24, N_CTX))
-        return tokens(going(state, drafter, verifier, gate, vocabulary=parts.whole))
-
-    drafter, seen = parts.drafter(0.5), list[tuple[Source, int | None]]()
-    with Model.load(f32_pair[1]) as big:
-        verifier = LocalVerifier(big, ContextPool(partial(Context, big, ContextSpec(N_CTX, threads=1))), N_CTX)
-        for prompt in prompts[:6]:
-            checked = written(drafter, AlwaysGate(), verifier, prompt)
-            alone = written(None, AlwaysGate(), verifier, prompt)
-            assert [token.id for token in checked] == [token.id for token in alone]
-            kept = written(drafter, NeverGate(), None, prompt)
-            seen += [(token.source, token.exit_layer) for token in (*checked, *kept)]
-        verifier.close()
-    assert {layer for _, layer in seen} == {EXIT, None}
-    assert {source for source, layer in seen if layer is not None} == {Source.ACCEPTED, Source.DRAFT}
     drafter.close()

@@ -16,7 +16,6 @@ from edgellm.spec.gates.fitted import NAMES, FittedJudge, Logistic, Policy
 from edgellm.spec.gates.profile import ExitPoint, Profile, ProfileTerms, UnverifiedReplies
 from edgellm.spec.gates.rules import (
     HORIZON,
-    AlwaysGate,
     BudgetController,
     BudgetGate,
     ConfidenceGate,
@@ -24,7 +23,6 @@ from edgellm.spec.gates.rules import (
     RandomGate,
     judge_at,
     p_conf,
-    solve,
 )
 from edgellm.spec.gates.synera import ImportanceGate
 from edgellm.spec.params import GATES, ReplyOptions
@@ -81,12 +79,6 @@ def test_p_conf_is_the_papers_equation(c: float, c_th: float, expected: float) -
     assert p_conf(c, c_th) == pytest.approx(expected)
 
 
-@given(c=st.floats(0, 1), c_th=st.floats(0, 1))
-def test_p_conf_is_a_probability_that_falls_with_confidence(c: float, c_th: float) -> None:
-    assert 0.0 < p_conf(c, c_th) <= 1.0
-    assert p_conf(c, c_th) >= p_conf(min(1.0, c + 0.05), c_th)
-
-
 def test_the_share_of_chunks_offloaded_is_p_conf_and_the_draws_can_be_repeated() -> None:
     def offloaded(seed: int) -> list[bool]:
         gate = ConfidenceGate(0.6, seed)
@@ -94,13 +86,6 @@ def test_the_share_of_chunks_offloaded_is_p_conf_and_the_draws_can_be_repeated()
 
     assert np.mean(offloaded(3)) == pytest.approx(p_conf(0.85, 0.6), abs=0.03)
     assert offloaded(1) == offloaded(1) != offloaded(2)
-
-
-def test_each_decision_has_its_reason() -> None:
-    assert "confidence 0.50" in (said := ConfidenceGate(0.7).judge(of(0.4, 0.6), 0)).reason
-    assert said.offload
-    assert AlwaysGate().decide(at(0), of(1.0)).offload
-    assert not NeverGate().decide(at(0), of(0.1)).offload
 
 
 @pytest.mark.parametrize("budget", [0.1, 0.3, 0.7])
@@ -187,12 +172,6 @@ def test_the_best_chunks_are_the_ones_taken_and_equal_ones_are_shared_out() -> N
     best = scores >= np.quantile(scores, 0.8)
     assert (taken & best).sum() / best.sum() > 0.85
     assert np.mean(spend(np.full(50, 0.6), np.full(1000, 0.6), 0.3)) == pytest.approx(0.3, abs=0.02)
-
-
-def test_a_falling_share_is_solved_for() -> None:
-    assert solve(lambda x: 1.0 - x, 0.25, 0.0, 1.0) == pytest.approx(0.75)
-    assert solve(lambda _: 0.1, 0.25, 0.0, 1.0) == 0.0
-    assert solve(lambda _: 0.9, 0.25, 0.0, 1.0) == 1.0
 
 
 def test_where_an_early_exit_pays() -> None:

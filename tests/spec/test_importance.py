@@ -11,11 +11,9 @@ import pytest
 from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, cut
 from edgellm.spec.drafters.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.gates.rules import NeverGate
-from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.types import GREEDY, Chunk, Token
+from edgellm.spec.state import GenerationState
+from edgellm.spec.types import Chunk
 from tests.spec.real import case
-from tests.spec.running import going
 
 N_CTX = 768
 LAYERS = (1, 4)
@@ -112,12 +110,3 @@ def test_a_drafter_that_exits_measures_in_its_lower_layers(
             check(chunk, None, model, prompt, atol=1e-4)
         assert any(layer is not None for chunk in chunks for layer in chunk.exit_layers or ())
         drafter.close()
-
-
-def test_it_travels_with_the_token(model: Model, prompts: list[Ids]) -> None:
-    drafter = ModelDrafter(model, watching(model), LAYERS)
-    state = GenerationState(prompts[1], GREEDY, GenerationLimits(4, N_CTX))
-    events = going(state, drafter, None, NeverGate(), vocabulary=model)
-    written = [event.importance or 0.0 for event in events if isinstance(event, Token)]
-    np.testing.assert_allclose(written, drafter.propose(GenerationState(prompts[1]), 4).importance, atol=1e-5)
-    drafter.close()

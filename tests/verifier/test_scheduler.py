@@ -72,50 +72,6 @@ def test_a_batch_keeps_its_promises(waiting: list[Job], limits: SchedulerLimits,
             assert piece.tokens < one.unseen  # at least one token is left, whose logits the verdict needs
 
 
-arrivals = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 150), st.integers(0, 8)), max_size=25)
-
-
-@given(arrivals, limits)
-def test_over_time_nobody_waits_longer_than_promised(
-    comings: list[tuple[int, int, int]], limits: SchedulerLimits
-) -> None:
-    """Requests come while others are computed, each some batches behind the one before, and are served to the end."""
-    times, at = [], 0
-    for delay, unseen, drafted in comings:
-        at += delay
-        times.append((at, unseen, drafted))
-    waiting: dict[int, Job] = {}
-    overtaken: set[int] = set()  # verifications that a prefill went ahead of
-    verified_since_prefill: set[int] = set()
-    step = prefills = served = 0
-    while served < len(times):
-        waiting |= {
-            i: want(i, unseen, drafted, prefills) for i, (when, unseen, drafted) in enumerate(times) if when == step
-        }
-        batch = next_batch([*waiting.values()], limits, prefills)
-        step += 1
-        if not batch:
-            continue
-        ready = {one.session for one in waiting.values() if one.unseen <= limits.chunk}
-        chosen = {piece.request.session for piece in batch}
-        if not batch[0].outputs:
-            prefills += 1
-            verified_since_prefill.clear()
-            assert not overtaken & ready
-            overtaken |= ready
-        elif len(ready) < len(waiting):  # a prefill waits: only for those that the last one went ahead of
-            assert min(waiting[session].arrival for session in chosen) < prefills
-            assert not verified_since_prefill & chosen
-            verified_since_prefill |= chosen
-        for piece in batch:
-            one = waiting.pop(piece.request.session)
-            if piece.outputs:
-                served += 1
-            else:
-                waiting[one.session] = want(one.session, one.unseen - piece.tokens, one.drafted, prefills)
-        assert step < 2000
-
-
 def curve(base: float, slope: float) -> list[float]:
     return [base + slope * rows for rows in ROWS]
 

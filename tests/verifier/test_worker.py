@@ -104,23 +104,6 @@ def test_requests_that_wait_together_are_computed_together(
     assert worker.counters.verified == 9
 
 
-def test_sessions_that_are_computed_together_are_in_the_order_of_their_slots(
-    gate: Gate, worker: VerifierWorker, prompt: Ids
-) -> None:
-    """llama.cpp computes neighbouring streams in one piece, and others one by one."""
-    askers = [Asker(worker, i) for i in range(SLOTS)]
-    for asker in askers:
-        asker.get(prompt)
-    gate.allowed.clear()
-    for asker in reversed(askers):
-        asker.ask(prompt, position=len(prompt) - 1)
-    gate.allowed.set()
-    for asker in askers:
-        asker.tokens()
-    assert any(len(order) > 1 for order in gate.orders)
-    assert all(order == sorted(order) for order in gate.orders)
-
-
 def test_a_verification_waits_behind_one_chunk_of_a_long_prompt(
     gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone
 ) -> None:
@@ -147,36 +130,6 @@ def test_who_is_alone_has_a_prompt_read_in_one_piece(worker: VerifierWorker, pro
     assert worker.counters.prefills == 0
     assert second.get(long[1:]) == alone(long[1:], 1)
     assert worker.counters.prefills == 3  # of 32 tokens each: somebody else may ask at any time
-
-
-def test_who_is_alone_has_heads_computed_for_what_is_looked_at(exact: Model, prompt: Ids, alone: Alone) -> None:
-    computed: list[int] = []
-    with Context(exact, ContextSpec(n_ctx=256, n_seq=SLOTS, threads=1, unified=False, lazy=True)) as context:
-        context.decode_lazy(prompt[:2], outputs=2)  # finds out whether it can be late
-        context.clear()
-        assert context.lazy_head is not None
-        compute = context.lazy_head.head.compute
-
-        def noted(first: int, end: int) -> None:
-            computed.append(end)
-            compute(first, end)
-
-        context.lazy_head.head.compute = noted  # type: ignore[method-assign]
-        worker = VerifierWorker(context, SLOTS, exact.is_eog)
-        worker.start()
-        try:
-            asker = Asker(worker, 1)
-            wanted = alone(prompt, 8)
-            wrong = np.array([*wanted[:2], 1 + wanted[2], *wanted[3:7]], dtype=np.int32)
-            assert asker.get(prompt, chunk=wrong) == [wanted[2]]
-            assert computed[-1] < len(wrong) + 1
-            text = np.concatenate((prompt, np.array(wanted[:3], dtype=np.int32)))
-            assert asker.get(text, position=len(prompt) + 2, chunk=np.array(wanted[3:7], dtype=np.int32), extra=1) == [
-                wanted[7],
-                *alone(prompt, 9)[8:],
-            ]
-        finally:
-            worker.close()
 
 
 def test_a_request_that_builds_on_an_evicted_cache_is_told_so(worker: VerifierWorker, prompt: Ids) -> None:
