@@ -1,4 +1,4 @@
-"""The choice of the next batch, as a pure function, and what it promises over time."""
+"""The choice of the next batch, turns between devices, and few slots for more sessions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from edgellm.engine import Context, ContextSpec, Model
+from edgellm.engine import Context, ContextSpec, Ids, Model
+from edgellm.services.server import fairness
+from edgellm.services.server.fairness import BURST, EVENTS_PER_SECOND, Pacing, Queue
 from edgellm.spec.types import GREEDY, Chunk
-from edgellm.spec.verifier import VerifyRequest
+from edgellm.spec.verifier import Tenant, VerifyRequest
+from edgellm.verifier import scheduler
 from edgellm.verifier.judgement import Answer, Job
-from edgellm.verifier.scheduler import DELAY, SOLO_DELAY, SchedulerLimits, Slice, next_batch
+from edgellm.verifier.kv_slots import SlotTable
+from edgellm.verifier.scheduler import DELAY, SOLO_DELAY, DeviceTurns, SchedulerLimits, Slice, next_batch
 from edgellm.verifier.worker import VerifierWorker
 from tests.verifier.wants import want
 
@@ -106,3 +111,212 @@ def test_a_worker_prefills_in_the_chunks_that_its_curve_chooses(exact: Model, fa
         counts[session] = worker.counters.prefills - before
     worker.close()
     assert counts == {1: 0, 2: 0 if fast else 10}
+
+
+TURNS = SchedulerLimits(budget=12)
+
+
+def flood(n: int = 8) -> list[Job]:
+    return [want(i, 1, 0, 5, "flood") for i in range(1, n + 1)]
+
+
+def shared(waiting: list[Job], prefills: int = 5) -> list[Slice]:
+    return next_batch(DeviceTurns().order(waiting), TURNS, prefills, turns=True)
+
+
+def sessions(batch: list[Slice]) -> list[int]:
+    return [piece.request.session for piece in batch]
+
+
+def test_each_device_has_a_turn_before_any_has_another() -> None:
+    turns = DeviceTurns()
+    ordered = turns.order([*flood(), want(20, 1, 0, 5, "other")])
+    assert [(one.session, one.turn) for one in ordered[:4]] == [(1, 0), (20, 0), (2, 1), (3, 2)]
+    turns.record_batch(["flood"])
+    assert turns.order([*flood(), want(20, 1, 0, 5, "other")])[0].session == 20
+
+
+def test_beyond_the_first_turn_a_batch_is_no_heavier_than_its_budget() -> None:
+    assert sessions(shared([*flood(), want(20, 1, 0, 5, "other")])) == [1, 20, 2, 3]
+    assert len(shared([want(i, 1, 4, 5, str(i)) for i in range(64)])) == 64
+
+
+def test_a_long_verification_is_done_in_portions_where_others_ask() -> None:
+    first = shared([want(20, 1, 256, 0, "a"), *flood(2)], 0)[0]
+    assert first.tokens == first.outputs == 1 + TURNS.chunk
+
+
+def test_the_first_in_line_decides_between_prefill_and_verification() -> None:
+    assert shared([want(1, 1, 0, 5, "flood"), want(20, 1, 4, 5, "other"), want(2, 300, 0, 5, "flood")])[0].outputs
+    honest = want(9, 40, 4, arrival=2, device="honest")
+    crowd = [want(session, 1, 0, device="flood", turn=session) for session in range(8)]
+    first = next_batch([honest, *crowd], SchedulerLimits(), 2, turns=True)
+    assert (first[0].outputs, sessions(first)) == (0, [9])
+    assert next_batch([crowd[0], honest, *crowd[1:]], SchedulerLimits(), 3, turns=True)[0].outputs
+
+
+def test_the_verifier_is_shared_while_more_than_one_device_has_asked_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(scheduler, "monotonic", lambda: now)
+    turns = DeviceTurns()
+    turns.record_request("a")
+    assert not turns.several_devices()
+    turns.record_request("b")
+    assert turns.several_devices()
+    now = scheduler.RECENT + 1.0
+    turns.record_request("a")
+    assert not turns.several_devices()
+
+
+def test_the_device_that_fills_the_queue_is_told_first() -> None:
+    queue = Queue(8)
+    for _ in range(8):
+        assert not queue.full("flood")
+        queue.enter("flood")
+    assert queue.full("flood")
+    assert not queue.full("other")
+    queue.enter("other")
+    for _ in range(4):
+        assert queue.full("flood")
+        queue.leave("flood")
+    queue.leave("flood")
+    assert not queue.full("flood")
+
+
+def test_a_device_that_asks_in_vain_too_often_is_not_heard_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(fairness, "monotonic", lambda: now)
+    pacing = Pacing()
+    assert not any(pacing.delay("flood") for _ in range(BURST - 1))
+    delays = [pacing.delay("flood") for _ in range(51)]
+    assert delays[-1] == pytest.approx(50 / EVENTS_PER_SECOND)
+    assert pacing.delay("other") == 0.0
+    now = 60.0
+    assert pacing.delay("flood") == 0.0
+
+
+def ids(*tokens: int) -> Ids:
+    return np.array(tokens, dtype=np.int32)
+
+
+class Caches:
+    """What a context holds per slot."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots_of = [ids() for _ in range(slots)]
+
+    def __call__(self, slot: int) -> Ids:
+        return self.slots_of[slot]
+
+    def clear(self, slot: int) -> None:
+        self.slots_of[slot] = ids()
+
+
+def table(slots: int) -> tuple[SlotTable, Caches]:
+    caches = Caches(slots)
+    return SlotTable(slots, caches, caches.clear), caches
+
+
+def serve(sessions: SlotTable, caches: Caches, session: int, *tokens: int) -> int:
+    slot = sessions.claim(session, ids(*tokens))
+    assert slot is not None
+    caches.slots_of[slot] = ids(*tokens)
+    sessions.release(session)
+    return slot
+
+
+def test_the_least_recently_used_session_is_evicted_and_others_keep_their_slots() -> None:
+    sessions, caches = table(2)
+    first = serve(sessions, caches, 1, 1)
+    serve(sessions, caches, 2, 2)
+    assert serve(sessions, caches, 1, 1, 1) == first
+    assert serve(sessions, caches, 3, 3) != first
+    assert (sessions.slot(1), sessions.slot(2), sessions.evictions) == (first, None, 1)
+
+
+def test_who_begins_like_an_ended_session_gets_its_slot() -> None:
+    sessions, caches = table(3)
+    serve(sessions, caches, 1, 1, 2, 3)
+    like = serve(sessions, caches, 2, 7, 8, 9)
+    serve(sessions, caches, 3, 4)
+    for session in (1, 2, 3):
+        sessions.drop(session)
+    assert serve(sessions, caches, 4, 7, 8, 1) == like
+    assert sessions.evictions == 0
+
+
+def test_a_cached_prompt_is_not_given_up_for_two_tokens_of_a_template() -> None:
+    sessions, caches = table(2)
+    first = serve(sessions, caches, 1, 1, 2, 30, 31, 32, 33)
+    sessions.drop(1)
+    assert serve(sessions, caches, 2, 1, 2, 40, 41, 42, 43) != first
+    sessions.drop(2)
+    assert serve(sessions, caches, 3, 1, 2, 30, 31, 32, 33, 34) == first
+
+
+def test_what_one_device_asked_is_removed_before_another_one_gets_the_slot() -> None:
+    sessions, caches = table(1)
+    sessions.claim(1, ids(1, 2, 3), Tenant("a", cache_salt="a"))
+    caches.slots_of[0] = ids(1, 2, 3)
+    sessions.drop(1)
+    sessions.claim(2, ids(1, 2, 3), Tenant("a", cache_salt="a"))
+    assert caches.slots_of[0].tolist() == [1, 2, 3]
+    sessions.drop(2)
+    sessions.claim(3, ids(1, 2, 3), Tenant("b", cache_salt="b"))
+    assert not len(caches.slots_of[0])
+
+
+def test_a_device_with_more_slots_evicts_its_own_sessions() -> None:
+    sessions, _caches = table(3)
+    much, little = Tenant("much"), Tenant("little")
+    sessions.claim(1, ids(1), little)
+    sessions.release(1)
+    for session in (2, 3):
+        sessions.claim(session, ids(session), much)
+        sessions.release(session)
+    assert sessions.claim(4, ids(4), much) is not None
+    assert (sessions.slot(1), sessions.slot(2)) == (0, None)  # though the first was idle for longer
+    assert (sessions.slots_of("little"), sessions.slots_of("much")) == (1, 2)
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Any order of events."""
+
+    SLOTS = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.caches = table(self.SLOTS)
+        self.busy: set[int] = set()
+
+    @rule(session=st.integers(0, 6), token=st.integers(0, 2))
+    def begin(self, session: int, token: int) -> None:
+        had = self.table.slot(session)
+        slot = self.table.claim(session, ids(token, session))
+        if session not in self.busy:
+            assert (slot is None) == (had is None and len(self.busy) == self.SLOTS)
+        if slot is not None:
+            assert had in (None, slot)
+            self.caches.slots_of[slot] = ids(token, session)
+            self.busy.add(session)
+
+    @rule(session=st.integers(0, 6))
+    def finish(self, session: int) -> None:
+        self.table.release(session)
+        self.busy.discard(session)
+
+    @rule(session=st.integers(0, 6))
+    def leave(self, session: int) -> None:
+        self.table.drop(session)
+        self.busy.discard(session)
+        assert self.table.slot(session) is None
+
+    @invariant()
+    def nobody_shares_and_nobody_busy_is_lost(self) -> None:
+        slots = [self.table.slot(session) for session in range(7)]
+        owned = [slot for slot in slots if slot is not None]
+        assert len(owned) == len(set(owned))
+        assert all(slots[session] is not None for session in self.busy)
+
+
+TestTable = TableMachine.TestCase

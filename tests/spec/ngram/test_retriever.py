@@ -20,11 +20,11 @@ from edgellm.spec.loop import merge
 from edgellm.spec.ngram.retriever import MOST_TOKENS, DraftIndex, PastConversation
 from edgellm.spec.ngram.sources import HistoryIndex
 from edgellm.spec.params import SOURCES
+from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
-from edgellm.spec.types import GREEDY, Chunk, Sampling, Source, Token, Verdict
+from edgellm.spec.types import GREEDY, Chunk, Decision, Ids, Round, Sampling, Source, Token, Verdict
 from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, chain, markov
-from tests.spec.ngram.rounds import taken, told
 from tests.spec.running import going
 from tests.spec.running import ids as ids_of
 
@@ -248,3 +248,19 @@ def test_what_was_said_is_made_ready_when_nobody_waits(monkeypatch: pytest.Monke
     known.index_pending()
     known.index_pending()
     assert indexed == [3, 2]
+
+
+def taken(
+    memory: DraftIndex, prompt: Ids | list[int], names: Collection[str] = SOURCES, model: Drafter | None = None
+) -> HybridDrafter:
+    """Return a drafter from the memory's sources of these names and from `model`, for a reply to `prompt`."""
+    copies = memory.take(names)
+    assert copies is not None
+    drafter = HybridDrafter(memory.policy, copies, model, 3, linked=True)
+    drafter.begin(GenerationState(np.asarray(prompt, dtype=np.int32)))
+    return drafter
+
+
+def told(drafter: Drafter, chunk: Chunk, verdict: Verdict, seconds: float = 1.0) -> None:
+    """The verdict on the last chunk is there, after so long."""
+    drafter.observe(GenerationState(), Round(0, chunk, Decision(True, ""), verdict, 0.0, 0.0, seconds))

@@ -1,4 +1,4 @@
-"""The context and the history as sources, and what the model expects as a third."""
+"""The sources of copies: context, history, expectations of the model, rejected drafts, and replies by analogy."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgellm.engine import Context, ContextSpec, LazyLogits, Model
 from edgellm.spec.ngram.calibration import Calibration
+from edgellm.spec.ngram.reuse import LIFETIME, Reuse, plausible_segment
 from edgellm.spec.ngram.sources import NOTHING, PROMPT_TAIL, ContextIndex, Cursor, HistoryIndex
+from edgellm.spec.ngram.template_replay import MAX_PROMPTS, Analogy, runs
 from edgellm.spec.sampling import likeliest
-from edgellm.spec.types import Expected
+from edgellm.spec.types import Chunk, Expected
+from edgellm.spec.verification import LIKELY, plausible
 
 
 def read(cursor: Cursor | None, n: int) -> list[int]:
@@ -109,3 +113,191 @@ def test_the_likeliest_tokens_have_their_probabilities(seed: int) -> None:
     assert found.start == 4
     np.testing.assert_array_equal(found.ids, rows.argmax(axis=1))
     np.testing.assert_allclose(found.probs, whole.max(axis=1), rtol=1e-5)
+
+
+def inside(token: int) -> bool:
+    return token >= 50
+
+
+@given(st.lists(st.booleans(), max_size=12), st.integers(0, 12))
+def test_the_longest_plausible_run_is_found(marks: list[bool], rejected: int) -> None:
+    begin, end = plausible_segment(marks, rejected)
+    runs = [(b, e) for b in range(rejected, len(marks)) for e in range(b + 1, len(marks) + 1) if all(marks[b:e])]
+    if not runs:
+        assert begin == end
+        return
+    longest = max(e - b for b, e in runs)
+    assert (begin, end) == min(run for run in runs if run[1] - run[0] == longest)
+
+
+def offered(reuse: Reuse) -> list[int]:
+    """What is offered, one token after the other."""
+    found: list[int] = []
+    cursor = reuse.cursor()
+    while cursor is not None and (token := cursor.offer()[0]) >= 0:
+        assert cursor.offer() == (token, len(found) + 1, 1.0)
+        found.append(token)
+        cursor.advance(token)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("draft", "accepted", "plausible", "written", "wanted"),
+    [
+        ([1, 2, 3, 4, 5], 1, (True, False, True, True, False), [1, 9], [3, 4]),  # spliced behind the correction
+        ([1, 50, 51, 4, 5], 0, None, [8], [4, 5]),  # without the rest of a rejected word
+        ([4, 2, 4, 5], 1, None, [4, 9], [4, 5]),  # the accepted 4 is another one than the 4 that is kept
+    ],
+)
+def test_what_is_kept_of_a_rejected_draft(
+    draft: list[int], accepted: int, plausible: tuple[bool, ...] | None, written: list[int], wanted: list[int]
+) -> None:
+    reuse = Reuse(inside)
+    reuse.rejected(draft, accepted, plausible)
+    reuse.extend(written)
+    assert offered(reuse) == wanted
+    reuse.begin([])
+    assert offered(reuse) == []  # the next reply begins without it
+
+
+def test_a_segment_is_used_up_as_it_is_written_and_replaced_by_the_next() -> None:
+    reuse = Reuse(inside)
+    reuse.rejected([1, 2, 3, 4], 0, None)
+    reuse.extend([9])
+    reuse.rejected([2, 3], 2, None)
+    reuse.extend([2, 3])
+    assert offered(reuse) == [4]
+    reuse.rejected([7, 6, 5], 0, None)
+    reuse.extend([8])
+    assert offered(reuse) == [6, 5]
+
+
+def test_a_segment_of_which_nothing_comes_is_given_up() -> None:
+    reuse = Reuse(inside)
+    reuse.rejected([1, 2, 3], 0, None)
+    for _ in range(LIFETIME):
+        reuse.extend([9])
+        assert offered(reuse) == [2, 3]
+        reuse.rejected([], 0, None)
+    assert offered(reuse) == []
+
+
+@given(st.integers(0, 4), st.integers(0, 2**32 - 1))
+def test_plausible_is_what_has_the_probability(accepted: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = (3 * rng.normal(size=(5, 7))).astype(np.float32)
+    chunk = Chunk(rng.integers(0, 7, 4).astype(np.int32), retrieved=True)
+    probs = np.exp(rows.astype(np.float64)) / np.exp(rows.astype(np.float64)).sum(axis=1, keepdims=True)
+    own = probs[np.arange(4), chunk.ids]
+    marks = plausible(chunk, rows, accepted)
+    for at, mark in enumerate(marks):
+        if at < accepted:
+            assert mark
+        elif abs(own[at] - LIKELY) > 1e-4:
+            assert mark == (own[at] >= LIKELY)
+
+
+def test_of_what_nobody_computed_nothing_is_known_to_the_contrary(verifier_model: Model) -> None:
+    ids = np.arange(300, 309, dtype=np.int32)
+    with Context(verifier_model, ContextSpec(n_ctx=32, threads=1, lazy=True)) as context:
+        context.decode_lazy(ids[:2], outputs=2)  # finds out whether it can be late
+        context.rollback(0)
+        rows = context.decode_lazy(ids, outputs=9, reached=[0.0] * 8)
+        assert isinstance(rows, LazyLogits)
+        chunk = Chunk(ids[1:], retrieved=True)
+        rows.upto(3)
+        marks = plausible(chunk, rows, 1)
+        context.rollback(0)
+        all_known = plausible(chunk, context.decode(ids, outputs=9), 1)
+    assert marks == (*all_known[:3], *[True] * 5)
+    assert not all(all_known)
+
+
+MEET, AT, END, HI, YES, BYE = 1, 2, 3, 4, 5, 6  # words that every letter has
+ANNA, BEN, CARLA, PARK, ZOO = 20, 21, 22, 30, 31
+
+
+def letter(place: int, sender: int, ask: int = 7) -> list[int]:
+    return [MEET, AT, place, END, 8, sender, 9, ask]
+
+
+def reply(place: int, sender: int) -> list[int]:
+    return [HI, sender, YES, 10, place, BYE]
+
+
+def test_names_and_places_of_this_letter_take_the_place_of_those_of_the_last() -> None:
+    analogy = Analogy()
+    analogy.add(letter(PARK, ANNA), reply(PARK, ANNA))
+    analogy.begin(letter(ZOO, BEN))
+    assert read(analogy.cursor(), 12) == reply(ZOO, BEN)
+
+
+def test_the_most_similar_conversation_is_followed() -> None:
+    analogy = Analogy()
+    analogy.add(letter(PARK, ANNA, ask=70), reply(PARK, ANNA))
+    analogy.add([50, 51, 52, 53], [60, 61])
+    analogy.begin([50, 51, 52, 54])
+    assert read(analogy.cursor(), 12) == [60, 61]
+
+
+def test_where_the_verifier_writes_another_name_the_thread_goes_on_behind_it() -> None:
+    analogy = Analogy()
+    analogy.add(letter(PARK, ANNA), reply(PARK, ANNA))
+    analogy.begin([CARLA, 43, *letter(ZOO, BEN)])
+    analogy.extend([HI, CARLA, 43])
+    analogy.extend([YES])
+    assert read(analogy.cursor(), 12) == [10, ZOO, BYE]
+
+
+def test_a_word_that_was_left_out_is_skipped() -> None:
+    analogy = Analogy()
+    analogy.add([11, 12, 13], [90, 91, 92, 93])
+    analogy.begin([11, 12, 14])
+    analogy.extend([90, 92])
+    assert read(analogy.cursor(), 12) == [93]
+
+
+def test_without_anything_similar_nothing_is_offered() -> None:
+    analogy = Analogy()
+    analogy.begin([1, 2, 3])
+    assert analogy.cursor() is None
+    analogy.extend([1])
+    analogy.add([5, 6], [7])
+    analogy.begin([1, 2, 3])
+    assert analogy.cursor() is None
+
+
+def test_what_every_prompt_has_says_nothing_about_which_is_similar() -> None:
+    analogy = Analogy()
+    for at in range(MAX_PROMPTS + 1):
+        analogy.add([1, 2, 100 + at], [200 + at])
+    analogy.begin([1, 2, 99])
+    assert analogy.cursor() is None
+
+
+small = st.lists(st.integers(0, 5), max_size=10)
+
+
+@given(small, small)
+def test_every_run_says_where_it_comes_from(prompt: list[int], text: list[int]) -> None:
+    at = 0
+    for place, length in runs(prompt, text):
+        if place < 0:
+            assert text[at] not in prompt
+        else:
+            assert prompt[place : place + length] == text[at : at + length]
+        at += length
+    assert at == len(text)
+
+
+@given(small, small, small, st.lists(st.integers(0, 5), max_size=12))
+def test_whatever_comes_it_offers_tokens_that_it_has_seen(
+    prompt: list[int], past: list[int], now: list[int], comes: list[int]
+) -> None:
+    analogy = Analogy()
+    analogy.add(prompt, past)
+    analogy.begin(now)
+    for token in comes:
+        cursor = analogy.cursor()
+        assert cursor is None or cursor.offer()[0] in {*now, *past}
+        analogy.extend([token])
