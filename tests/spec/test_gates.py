@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from edgellm.llm.early_exit import best_exit
 from edgellm.spec.gates.factory import AUTO, GateChoice, best_gate, choose, needs_profile
-from edgellm.spec.gates.fitted import NAMES, FittedJudge, Logistic, Policy
-from edgellm.spec.gates.profile import ExitPoint, Profile, ProfileTerms, UnverifiedReplies
+from edgellm.spec.gates.fitted import FittedJudge
+from edgellm.spec.gates.profile import NAMES, ExitPoint, Logistic, Policy, Profile, ProfileTerms, UnverifiedReplies
 from edgellm.spec.gates.rules import (
     HORIZON,
     BudgetController,

@@ -12,9 +12,9 @@ import pytest
 from edgellm.engine import Capture, Context, ContextSpec, Message, Model
 from edgellm.errors import ProfileUnusable
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.gates.fitted import NAMES, FittedJudge
+from edgellm.spec.gates.fitted import FittedJudge
 from edgellm.spec.gates.fitting import build
-from edgellm.spec.gates.profile import Profile, ProfileTerms, WordWeights
+from edgellm.spec.gates.profile import NAMES, Profile, ProfileTerms, WordWeights
 from edgellm.spec.gates.profiler import PairProfiler, Run
 from edgellm.spec.gates.rules import Rule, p_conf
 from edgellm.spec.gates.synera import ImportanceGate, SyneraGate

@@ -8,44 +8,16 @@ that need one correction than on the beginning of those that need four. `fitting
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import numpy as np
-import numpy.typing as npt
 
+from edgellm.spec.gates.profile import NAMES, Matrix, Profile, Vector
 from edgellm.spec.gates.rules import draw
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Decision
 
-if TYPE_CHECKING:
-    from edgellm.spec.gates.profile import Profile
-
-Vector = npt.NDArray[np.float64]
-Matrix = npt.NDArray[np.float64]
-
 SHARES = (0.1, 0.2, 0.4)
 """Budgets for which a policy is fitted and evidence is collected."""
 
-NAMES = (
-    "doubt of the mean",  # -log of the mean confidence: the paper's c
-    "tokens",
-    "doubt of the first",
-    "surprise",  # sum of -log confidence over the chunk
-    "narrowest margin",
-    "mean margin",
-    "place",  # log of 1 + tokens written before
-    "doubt so far",  # surprise of all chunks before it
-    "agreement",  # log of 1 + matched tokens where the context has the same token, summed over tokens
-    "most agreement",
-    "dissent",  # the same for a different token
-    "doubtful dissent",  # dissent times the doubt of the token
-    "copied",  # tokens that were taken from the context
-    "copied doubt",  # doubt of the model at copied tokens
-    "prompt difficulty",  # wrong chunks in replies to such prompts (`prompt_difficulty.py`)
-)
-"""The signals that a chunk is judged by. Importance is none of them: it added nothing to confidence (evidence in the
-profile), and measuring it takes time."""
 MEAN_DOUBT, TOKENS, DIFFICULTY = (NAMES.index(name) for name in ("doubt of the mean", "tokens", "prompt difficulty"))
 CONTEXT = slice(NAMES.index("agreement"), DIFFICULTY)
 """The signals that only chunks have whose tokens were looked up in the context."""
@@ -89,48 +61,6 @@ def _context_signals(chunk: Chunk, doubt: Vector) -> tuple[float, ...]:
         agreement.sum(), agreement.max(), dissent.sum(), float((dissent * doubt).sum()), float(copied.sum()),
         float(doubt[copied].sum()),
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Logistic:
-    """A logistic regression on signals: `sigmoid(bias + weights . features)`.
-
-    Signals are standardised by `centre` and `scale` (1 over the deviation), and the logarithm of their size is taken.
-    With as many `weights` as that, the features also have the excess of each signal over its mean, and all products of
-    two: doubt means less if the context says the same, and more if a number was just copied.
-    """
-
-    centre: tuple[float, ...]
-    scale: tuple[float, ...]
-    weights: tuple[float, ...]
-    bias: float
-
-    def features(self, x: Matrix, *, pairs: bool) -> Matrix:
-        """Return the features of signals (n, f): these; with `pairs` also the excesses, and products of two."""
-        z: Matrix = (x - np.array(self.centre)) * np.array(self.scale)
-        z = np.sign(z) * np.log1p(np.abs(z))
-        if not pairs:
-            return z
-        z = np.column_stack((z, np.maximum(z, 0.0)))
-        one, other = np.triu_indices(z.shape[1])
-        return np.column_stack((z, z[:, one] * z[:, other]))
-
-    def scores(self, x: Matrix) -> Vector:
-        """Return the scores (n,) in (0, 1) for signals (n, f)."""
-        features = self.features(x, pairs=len(self.weights) > len(self.centre))
-        scores: Vector = 1.0 / (1.0 + np.exp(-np.clip(self.bias + features @ np.array(self.weights), -30.0, 30.0)))
-        return scores
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The policy for budgets near `share`. `continuation` predicts the continuation value from a chunk's signals and
-    the log of the chance of a rejection. `scores` (n,) are the values of profiled chunks when the policy was followed
-    at that budget."""
-
-    share: float
-    continuation: Logistic
-    scores: tuple[float, ...] = ()
 
 
 def with_chance(x: Matrix, rejected: Vector) -> Matrix:

@@ -15,20 +15,18 @@ import numpy.typing as npt
 
 from edgellm.errors import InvalidOption
 from edgellm.spec.gates.factory import rules_of
-from edgellm.spec.gates.fitted import (
-    CONTEXT,
-    DIFFICULTY,
-    MEAN_DOUBT,
+from edgellm.spec.gates.fitted import CONTEXT, DIFFICULTY, MEAN_DOUBT, SHARES, TOKENS, with_chance
+from edgellm.spec.gates.profile import (
     NAMES,
-    SHARES,
-    TOKENS,
     Logistic,
     Matrix,
     Policy,
+    Profile,
+    ProfileTerms,
+    UnverifiedReplies,
     Vector,
-    with_chance,
+    WordWeights,
 )
-from edgellm.spec.gates.profile import Profile, ProfileTerms, UnverifiedReplies, WordWeights
 from edgellm.spec.gates.profiler import Run, Seen
 from edgellm.spec.gates.rules import solve
 from edgellm.spec.mechanisms import has, mechanism

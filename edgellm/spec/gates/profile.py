@@ -7,15 +7,38 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from edgellm.errors import ProfileUnusable, StateDamaged
-from edgellm.spec.gates.fitted import NAMES, Logistic, Policy
 from edgellm.spec.mechanisms import has, mechanism
 from edgellm.spec.types import Ids
 from edgellm.storage.state import from_json, read_json, write_state
 
+Vector = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
+
 VERSION = 7
 _GAMMA_MOST = 1024
+
+NAMES = (
+    "doubt of the mean",  # -log of the mean confidence: the paper's c
+    "tokens",
+    "doubt of the first",
+    "surprise",  # sum of -log confidence over the chunk
+    "narrowest margin",
+    "mean margin",
+    "place",  # log of 1 + tokens written before
+    "doubt so far",  # surprise of all chunks before it
+    "agreement",  # log of 1 + matched tokens where the context has the same token, summed over tokens
+    "most agreement",
+    "dissent",  # the same for a different token
+    "doubtful dissent",  # dissent times the doubt of the token
+    "copied",  # tokens that were taken from the context
+    "copied doubt",  # doubt of the model at copied tokens
+    "prompt difficulty",  # wrong chunks in replies to such prompts (`prompt_difficulty.py`)
+)
+"""The signals that a chunk is judged by. Importance is none of them: it added nothing to confidence (evidence in the
+profile), and measuring it takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +88,48 @@ class WordWeights:
     most: float = 0.0
     tokens: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Logistic:
+    """A logistic regression on signals: `sigmoid(bias + weights . features)`.
+
+    Signals are standardised by `centre` and `scale` (1 over the deviation), and the logarithm of their size is taken.
+    With as many `weights` as that, the features also have the excess of each signal over its mean, and all products of
+    two: doubt means less if the context says the same, and more if a number was just copied.
+    """
+
+    centre: tuple[float, ...]
+    scale: tuple[float, ...]
+    weights: tuple[float, ...]
+    bias: float
+
+    def features(self, x: Matrix, *, pairs: bool) -> Matrix:
+        """Return the features of signals (n, f): these; with `pairs` also the excesses, and products of two."""
+        z: Matrix = (x - np.array(self.centre)) * np.array(self.scale)
+        z = np.sign(z) * np.log1p(np.abs(z))
+        if not pairs:
+            return z
+        z = np.column_stack((z, np.maximum(z, 0.0)))
+        one, other = np.triu_indices(z.shape[1])
+        return np.column_stack((z, z[:, one] * z[:, other]))
+
+    def scores(self, x: Matrix) -> Vector:
+        """Return the scores (n,) in (0, 1) for signals (n, f)."""
+        features = self.features(x, pairs=len(self.weights) > len(self.centre))
+        scores: Vector = 1.0 / (1.0 + np.exp(-np.clip(self.bias + features @ np.array(self.weights), -30.0, 30.0)))
+        return scores
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The policy for budgets near `share`. `continuation` predicts the continuation value from a chunk's signals and
+    the log of the chance of a rejection. `scores` (n,) are the values of profiled chunks when the policy was followed
+    at that budget."""
+
+    share: float
+    continuation: Logistic
+    scores: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

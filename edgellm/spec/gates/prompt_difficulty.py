@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgellm.spec.gates.fitted import Matrix, Vector
-from edgellm.spec.gates.profile import WordWeights
+from edgellm.spec.gates.profile import Matrix, Vector, WordWeights
 from edgellm.spec.types import Ids
 
 _PENALTY = 1.0  # weight of squared weights
