@@ -7,7 +7,7 @@ from time import perf_counter
 
 from edgellm.engine.speculators.speculator import Speculator
 from edgellm.spec.drafters.speculator import draft
-from edgellm.spec.drafting.policy import Bandit
+from edgellm.spec.drafting.model_arm import Bandit
 from edgellm.spec.types import Chunk
 from edgellm.verifier.judgement import Job
 

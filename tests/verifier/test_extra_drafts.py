@@ -15,7 +15,7 @@ from edgellm.engine.model import LoadSpec
 from edgellm.engine.speculators.speculator import Speculator
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.drafting.policy import Bandit
+from edgellm.spec.drafting.model_arm import Bandit
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Penalties, Sampling, Verdict
 from edgellm.spec.verifier import VerifyRequest
 from edgellm.verifier.engine import VerifierEngine

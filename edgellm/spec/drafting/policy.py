@@ -12,16 +12,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 
-from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, EvidenceAcceptance
+from edgellm.spec.drafting.acceptance import EvidenceAcceptance
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT, CostCurve, DecodeCost
+from edgellm.spec.drafting.model_arm import EXPLORATION, LEAST_WEIGHT, Arm, ModelArm
 from edgellm.spec.types import Round, TryingCost
-
-EXPLORATION = 0.004
-"""Share of the time for tries of one source: with three sources, replies stay within 1.5 % of plain decoding."""
-LEAST_WEIGHT = 0.1
-"""Weight of the latest round in the mean of a way to write, once there are many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +26,12 @@ class Tuning:
     memory: float = 0.98  # weight of each round in the price of a token after the next one: about fifty rounds
     least_gain: float = 0.02  # tokens to gain: no curve is measured more exactly than that
 
-    model_trials: int = 4  # rounds with a draft model before it is judged: fewer are too few for its mean
-    first_draft: int = 4  # tokens of a draft model's first draft: trying a useless model is to cost little
-    stretch: int = 64  # tokens with or without the draft model before that is decided again, at the latest
-    stretch_trials: int = 2  # stretches of either kind before the faster kind is chosen: single ones differ by luck
     reply_tokens: float = 40.0  # expected tokens of a reply before the first reply has ended
 
     first_credit: float = 0.8  # decodes that copies may cost before any was right, about four short drafts; saved again
-    doubt_credit: float = 8.0  # the same under a doubtful curve, where longer decodes have to be tried first
-    least_credit: float = 8.0  # least decodes for copies after a right one: right copies come in clusters
+    least_credit: float = 8.0
+    """Least decodes for copies after a right one, as right copies come in clusters; and before any under a doubtful
+    curve, where longer decodes have to be tried first."""
     most_credit: float = 16.0  # most decodes saved by right copies that others may cost: about one long wrong draft
     debt: float = 0.3  # overdraft for a lookup where the latest tokens have stood in the text before
     free_draft: float = 0.5  # decodes that a copy may always cost if they are left: two or three tokens
@@ -50,53 +42,6 @@ class Tuning:
 
 
 TUNING = Tuning()
-
-
-class Arm:
-    """An arm of a bandit: the mean tokens and seconds of its latest rounds."""
-
-    def __init__(self) -> None:
-        self.tokens = self.seconds = 0.0
-        self.rounds = 0
-
-    def add(self, tokens: float, seconds: float) -> None:
-        """Add a round."""
-        self.rounds += 1
-        weight = max(LEAST_WEIGHT, 1.0 / self.rounds)
-        self.tokens += weight * (tokens - self.tokens)
-        self.seconds += weight * (seconds - self.seconds)
-
-    @property
-    def pace(self) -> float:
-        """Return the seconds per token; 0 if nothing is known."""
-        return self.seconds / self.tokens if self.tokens else 0.0
-
-
-class Bandit:
-    """A two-armed bandit by seconds per token, whose second arm comes first. After `trials` of each arm it uses the
-    faster one, and tries the other once `EXPLORATION` of the time pays for that."""
-
-    def __init__(self, trials: int) -> None:
-        self._trials = trials
-        self.arms = Arm(), Arm()
-        self._saved = 0.0  # seconds that a try of the slower arm may cost
-
-    def second(self, cost: float = 0.0) -> bool:
-        """Return whether to use the second arm next, whose try takes `cost` seconds more than its rounds."""
-        first, second = self.arms
-        if min(first.rounds, second.rounds) < self._trials:
-            return second.rounds <= first.rounds
-        faster = second.pace <= first.pace
-        other, pace = self.arms[not faster], self.arms[faster].pace
-        if self._saved > max(0.0, other.seconds - other.tokens * pace) + (0.0 if faster else cost):
-            self._saved = 0.0
-            return not faster
-        return faster
-
-    def record(self, second: bool, tokens: int, seconds: float) -> None:
-        """Record that an arm wrote `tokens` in `seconds`."""
-        self.arms[second].add(tokens, seconds)
-        self._saved += EXPLORATION * seconds
 
 
 class Allowance:
@@ -130,32 +75,6 @@ class Bid:
     refused: int = 0
 
 
-class ModelArm:
-    """The means of rounds with a draft model, of its drafts, and of its reading of prompts."""
-
-    def __init__(self) -> None:
-        self.rounds, self.drafts, self.reading = Arm(), Arm(), Arm()
-        self.acceptance = ConfidenceAcceptance()
-        self.stretches = Bandit(TUNING.stretch_trials)  # stretches of replies without the draft model, and with it
-        self._first = 0, 0, 0.0  # tokens of a prompt and of its first draft, and seconds of both together
-
-    @property
-    def most(self) -> int:
-        """Return the longest draft: twice the mean tokens of a round."""
-        return ceil(2.0 * self.rounds.tokens) if self.rounds.rounds else TUNING.first_draft
-
-    def drafted(self, tokens: int, seconds: float, prompt: int) -> None:
-        """Record a draft that took `seconds`, reading of `prompt` tokens included."""
-        if prompt and not self.drafts.rounds:
-            self._first = prompt, tokens, seconds  # The next draft tells the share of the draft.
-            return
-        if not prompt:
-            self.drafts.add(tokens, seconds)
-            (prompt, tokens, seconds), self._first = self._first, (0, 0, 0.0)
-        if prompt:
-            self.reading.add(prompt, max(0.0, seconds - tokens * self.drafts.pace))
-
-
 class DraftPolicy:
     """The decisions on drafts, in one reply after another, by what earlier rounds taught."""
 
@@ -172,7 +91,7 @@ class DraftPolicy:
     def use_curve(self, curve: CostCurve) -> None:
         """Decide by another curve from now on."""
         self.cost = DecodeCost(curve)
-        first = TUNING.doubt_credit if curve.doubtful else TUNING.first_credit
+        first = TUNING.least_credit if curve.doubtful else TUNING.first_credit
         self._allowance = Allowance(TUNING.first_credit, first)  # budget of copies
         self._tokens, self._seconds = 1.0, self.cost.single  # sums over recent rounds, decaying
 
@@ -181,30 +100,16 @@ class DraftPolicy:
         another device, which reads the prompt while the draft model does."""
         self.cost.begin(prompt)
         self._model = self._models.setdefault(model, ModelArm()) if model else None
-        self._linked, self._prompt, self._written, self._is_first = linked, prompt, 0, True
-        self._knows_prompt = self._reads_prompt = self._asked = False
+        self._linked, self._written = linked, 0
         self._asks_next = False  # True if only a copy, or the unread prompt, kept the draft model from drafting
         self._spent: dict[str, float] = defaultdict(float)  # decodes in this reply, by the fields of `TryingCost`
-        self._begin_stretch()
-
-    def _begin_stretch(self) -> None:
-        """Decide whether the draft model is asked in the next stretch. Whole stretches are compared, because the
-        model's text can no longer be copied, which might have been faster."""
-        self._stretch_tokens, self._stretch_seconds = 0, 0.0
-        self._uses_model = self._explores = False
-        if (model := self._model) is not None:
-            self._uses_model = model.stretches.second(self._unread(model))
-            without, with_model = (arm.pace for arm in model.stretches.arms)
-            self._explores = with_model >= without
-        self._trials = 0  # rounds of this stretch with the draft model
-
-    def _end_stretch(self) -> None:
-        if self._model is not None and self._stretch_tokens:
-            self._model.stretches.record(self._uses_model, self._stretch_tokens, self._stretch_seconds)
+        if self._model is not None:
+            self._model.begin(prompt)
 
     def end(self) -> None:
         """End the reply."""
-        self._end_stretch()
+        if self._model is not None:
+            self._model.end_stretch()
         self._reply_tokens += LEAST_WEIGHT * (self._written - self._reply_tokens)
 
     @property
@@ -220,16 +125,17 @@ class DraftPolicy:
     def bid(self, survives: Sequence[float], room: int) -> Bid:
         """Return the draft, at most `room` tokens; `survives[i]` is the chance that the first i + 1 offered copies are
         all accepted."""
-        model = self._model if self._uses_model else None
-        tries = model is not None and self._tries(model)
-        usable = model is not None and (tries or self._repays(model))
+        model = self._model if self._model is not None and self._model.uses_model else None
+        tries = model is not None and model.tries()
+        left = max(0.0, self._reply_tokens - self._written)
+        usable = model is not None and (tries or model.repays(left, self._others.pace))
         other = model.rounds if model is not None and usable and not tries else None
         copies, wanted = self._copies(survives[:room], other)
         plain = Bid(copies, 0, wanted if copies < wanted else 0)
         self._asks_next = False
         if model is None or not usable or not (tries or self._gains(model.rounds)) or (copies and not tries):
             return plain
-        if self._is_first and (copies or (not self._linked and self._delays(model))):
+        if not self._written and (copies or (not self._linked and model.delays())):
             self._asks_next = True
             return plain
         return Bid(0, min(room, model.most))
@@ -263,26 +169,6 @@ class DraftPolicy:
         """Return whether `rounds` gain more than plain rounds, or are unknown."""
         price, single = self.price, self.cost.single
         return not rounds.rounds or rounds.tokens - price * rounds.seconds > 1.0 - price * single
-
-    def _unread(self, model: ModelArm) -> float:
-        """Return the seconds that the draft model takes to read the text before it can draft."""
-        return 0.0 if self._knows_prompt else (self._prompt + self._written) * model.reading.pace
-
-    def _tries(self, model: ModelArm) -> bool:
-        """Return whether rounds with the draft model are too few to judge, or are to be judged anew in this stretch."""
-        if model.rounds.rounds < TUNING.model_trials:
-            return True
-        return not self._trials and (self._explores or self._knows_prompt)
-
-    def _repays(self, model: ModelArm) -> bool:
-        """Return whether the draft model will save more time in this reply than it takes to read the text."""
-        left = max(0.0, self._reply_tokens - self._written)
-        return self._knows_prompt or left * (self._others.pace - model.rounds.pace) > self._unread(model)
-
-    def _delays(self, model: ModelArm) -> bool:
-        """Return whether reading the prompt first would delay the first token by more than a round with the draft
-        model, which is the possible saving."""
-        return not model.rounds.rounds or self._unread(model) > model.rounds.seconds
 
     def floors(self) -> list[float]:
         """Return the break-even chance for each place of the draft model's draft."""
@@ -318,11 +204,7 @@ class DraftPolicy:
     def drafted(self, tokens: int, seconds: float) -> None:
         """Record that the draft model drafted `tokens` in this round, which took `seconds`."""
         if self._model is not None:
-            unread = 0 if self._knows_prompt else self._prompt + self._written
-            if self._is_first:
-                self._stretch_seconds += seconds  # The first round's own time is not counted.
-            self._model.drafted(tokens, seconds, unread)
-            self._asked, self._reads_prompt, self._knows_prompt = True, unread > 0, True
+            self._model.drafted(tokens, seconds, first=not self._written)
 
     def reads_ahead(self) -> bool:
         """Return whether the draft model is to read the prompt now, while the verifier does; asked once a round."""
@@ -331,19 +213,17 @@ class DraftPolicy:
 
     def read_prompt(self, seconds: float) -> None:
         """Record that the draft model has read the prompt while the verifier did."""
-        self.drafted(1, seconds)
-        self._asked = self._reads_prompt = False
+        if self._model is not None:
+            self._model.drafted(1, seconds, first=not self._written, while_waiting=True)
 
     def observe(self, turn: Round) -> None:
         """Learn from a round with a verdict."""
-        chunk, verdict = turn.chunk, turn.verdict
+        chunk, verdict, model = turn.chunk, turn.verdict, self._model
         if verdict is None:
             return
         tokens, copied = verdict.accepted + len(verdict.tokens), len(chunk) if chunk.retrieved else 0
-        first, self._is_first = self._is_first, False
-        asked, self._asked = self._asked, False
+        first, asked = not self._written, model is not None and model.asked
         self._written += tokens
-        self._trials += asked
         if copied or not len(chunk):
             expected = float(chunk.confidence.sum()) / self.copies.trust if copied else 0.0
             self.copies.record_draft(expected, verdict.accepted)
@@ -351,13 +231,16 @@ class DraftPolicy:
             self.settle(loss := self.cost.loss(copied, verdict.accepted))
             self._spend("copies", loss)
         self._allowance.earn(tokens)
-        if asked and self._model is not None:
-            self._model.acceptance.observe(chunk, verdict.accepted)
         if not first:  # The first round's time includes the prompt's.
-            self._observe_times(turn, tokens, asked)
-        if self._stretch_tokens >= TUNING.stretch:
-            self._end_stretch()
-            self._begin_stretch()
+            self._tokens = TUNING.memory * self._tokens + tokens
+            self._seconds = TUNING.memory * self._seconds + turn.seconds
+            self.cost.observe(None if asked and self._linked else len(chunk), tokens, turn.waiting)
+            if asked:
+                self._spend("model", turn.seconds / self.cost.single - tokens)
+            else:
+                self._others.add(tokens, turn.seconds)
+        if model is not None:
+            model.observe(chunk, verdict.accepted, tokens, turn.seconds, first=first)
 
     def settle(self, loss: float) -> None:
         """Account for a copy's `loss` in decodes, negative for a saving; also that of a refused copy."""
@@ -370,30 +253,16 @@ class DraftPolicy:
         """Note a loss in decodes, negative for a saving."""
         self._spent[name if loss > 0.0 else "saved"] += abs(loss)
 
-    def _observe_times(self, turn: Round, tokens: int, asked: bool) -> None:
-        seconds, model = turn.seconds, self._model
-        self._tokens = TUNING.memory * self._tokens + tokens
-        self._seconds = TUNING.memory * self._seconds + seconds
-        self._stretch_tokens += tokens
-        self._stretch_seconds += seconds
-        self.cost.observe(None if asked and self._linked else len(turn.chunk), tokens, turn.waiting)
-        if not asked or model is None:
-            self._others.add(tokens, seconds)
-            return
-        self._spend("model", seconds / self.cost.single - tokens)
-        if not self._reads_prompt:
-            model.rounds.add(tokens, seconds)
-        self._reads_prompt = False
-
     def explain(self, survives: Sequence[float], bid: Bid, *, looked: bool) -> str:
         """Return the reason for a bid."""
         if bid.asks:
-            return "the draft model gains most" if self._trials else "the draft model is tried"
+            tried = self._model is not None and self._model.trials
+            return "the draft model gains most" if tried else "the draft model is tried"
         if bid.copies:
             expected = 1.0 + sum(survives[: bid.copies])
             cost = self.cost.seconds(bid.copies, expected) / self.cost.single
             return f"{bid.copies} drafted: {expected:.1f} tokens expected in the time of {cost:.1f}"
-        paused = "" if self._model is None or self._uses_model else "; the draft model is paused: it did not pay"
+        paused = "" if self._model is None or self._model.uses_model else "; the draft model is paused: it did not pay"
         if not looked:
             return f"no lookup: earlier ones have not paid{paused}"
         if not survives:
@@ -421,5 +290,5 @@ class DraftPolicy:
         without, with_model = (arm.pace / self.cost.single for arm in self._model.stretches.arms)
         if not (without and with_model):
             return f"{found}; the draft model is being tried"
-        used = "used" if self._uses_model else "paused"
+        used = "used" if self._model.uses_model else "paused"
         return f"{found}; the draft model is {used}: {with_model:.2f} decodes a token, {without:.2f} without it"
