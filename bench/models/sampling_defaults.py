@@ -77,7 +77,7 @@ def measure(
         for seed, prompt in enumerate(track(prompts, "prompts")):
             for rule, temperature in rules.items():
                 options = ReplyOptions(
-                    max_tokens=tokens, temperature=temperature, seed=seed, gamma=CHUNK, retrieval="off"
+                    max_tokens=tokens, temperature=temperature, seed=seed, gamma=CHUNK, retrieval="off", gate="always"
                 )
                 ids, summary = written(pair, prompt, options)
                 rows.append({

@@ -34,6 +34,7 @@ class NgramRuntime:
         self.model, self._n_ctx, self._threads, self._curve = model, n_ctx, threads, curve
         self._self_verifier: LocalVerifier | None = None
         self._verifier: Verifier | None = None  # verifier of the last reply
+        self._told = False  # True once the user was told that the draft model does not pay
         self._shared = 0  # its decodes that shared the cores, at the last correction
         self._texts: list[tuple[str, str]] = []  # texts to tokenise
         self._lock = threading.RLock()  # Several threads may write replies.
@@ -87,6 +88,11 @@ class NgramRuntime:
     def curve(self) -> CostCurve:
         """Return the cost curve: an estimate until it is measured, and across a link."""
         return LINK_CURVE if self._curve is None else self._curve.current()
+
+    def said_once(self, news: str) -> str:
+        """Return `news` the first time that there are any, later ""."""
+        told, self._told = self._told, self._told or bool(news)
+        return "" if told else news
 
     def measure(self, should_stop: ShouldStop = never) -> CostCurve:
         """Return the measured cost curve; across a link an estimate."""

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 MAX_MODEL_DRAFT = 16
 """Maximum tokens of a draft model's chunk if each token is drafted only while it pays."""
+DRAFT_MODEL = "draft model"
+"""The draft model's name for the draft policy."""
 OnProgress: TypeAlias = Callable[[PromptProgress], None]
 _log = logging.getLogger(__name__)
 
@@ -102,9 +104,10 @@ def plan_reply(engine: PairEngine, wanted: WantedReply) -> ReplyPlan:
     speculates, speculator = _choose_speculator(engine, options, checked)
     sources, retrieval = _choose_sources(engine, options, checked, speculates)
     copies = None if sources is None else engine.retrieval.begin(sources)
+    drafts = draft is not None and options.drafter is None and (verifier is not None or copies is None)
     if sources is not None and copies is None:
         retrieval = "no retrieval: another reply is using it"
-    drafts = draft is not None and options.drafter is None and (verifier is not None or copies is None)
+        drafts = drafts and not engine.retrieval.index.policy.slow_model(DRAFT_MODEL)
     if translation is not None and wanted.draft_prompt is None:
         drafts = False  # Without a prompt for the draft model the verifier writes alone.
     if options.logprobs is not None:
@@ -249,7 +252,8 @@ def _choose_sources(
     """Return the sources of copies, and why. The draft policy also decides on drafts of the draft model or, with
     `speculates`, the speculator, if need be without sources; None: the policy is not asked."""
     sources = options.sources()
-    compares = None not in (engine.draft, engine.verifier) and options.gate == "auto" and options.gamma is None
+    forced = options.gate == "always" and options.gamma is not None
+    compares = None not in (engine.draft, engine.verifier) and not forced
     hindrances = {
         ": a custom drafter is used": options.drafter is not None,
         ": log-probabilities are requested": options.logprobs is not None,
@@ -292,6 +296,8 @@ def write(
                 engine.knowledge.observe_verdicts(stats.verdict_seconds, stats.verdicts_on_drafts)
         if stats.finish_reason == "stop":
             retrieval.add(prompt, stats.ids)
+        if plan.copies is not None and (slow := retrieval.said_once(retrieval.index.policy.slow_model(DRAFT_MODEL))):
+            yield Notice(f"{slow}: it is left out while that is so, and tried now and then.")
 
 
 def _limits(engine: PairEngine, options: ReplyOptions, plan: ReplyPlan) -> GenerationLimits:
@@ -365,7 +371,7 @@ def _drafter(
 
     if plan.speculates:
         drafter = mechanism("speculators").SpeculatorDrafter(plan.verifier, is_eog)
-    policy, name = retrieval.index.policy, "speculator" if plan.speculates else "draft model"
+    policy, name = retrieval.index.policy, "speculator" if plan.speculates else DRAFT_MODEL
     retrieval.track(plan.verifier)
     stats.count_with(plan.choice.controller, guessed, plan.copies.copied, policy.account)
     return HybridDrafter(policy, plan.copies, drafter, plan.gamma, name=name, linked=engine.linked)

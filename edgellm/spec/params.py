@@ -134,8 +134,8 @@ class ReplyOptions:
     )
     confidence_threshold: float = 0.8  # c_th of the confidence gate without a budget
     gamma: int | None = None
-    """Drafted tokens in a chunk; None: the profile's under a budget, else what pays. With `retrieval` off, a given
-    number and the gate `always` draft in each round, whether that pays or not."""
+    """Drafted tokens in a chunk, at most; None: the profile's under a budget, else what pays. With `retrieval` off, a
+    given number together with the gate `always` drafts in each round, whether that pays or not."""
     retrieval: str = _drafts(
         "auto", f"Sources to copy drafts from, separated by commas: {', '.join(SOURCES)}.", "auto|off|SOURCES",
         choices=_RETRIEVALS, several=SOURCES,

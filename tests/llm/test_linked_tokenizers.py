@@ -74,7 +74,7 @@ def test_replies_are_the_verifiers_own_greedy_and_sampled(
                 asked: dict[str, Any] = {"max_tokens": 24, "temperature": temperature, "seed": number}
                 wanted = ids(alone.reply(case(number), retrieval="off", **asked))
                 assert ids(pair.reply(case(number), **asked)) == wanted
-                reply = pair.reply(case(number), retrieval="off", gate="always", **asked)
+                reply = pair.reply(case(number), retrieval="off", gate="always", gamma=4, **asked)
                 assert ids(reply) == wanted
                 assert reply.summary.share_verified == 1.0
                 accepted += reply.summary.accepted

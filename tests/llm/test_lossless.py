@@ -38,12 +38,12 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "copies": ("alone", {"retrieval": "context,history"}),
     "all sources": ("alone", {"retrieval": "context,history,analogy,reuse,calibration"}),
     "both models": ("pair", {}),
-    "drafts": ("pair", {"retrieval": "off", "gate": "always"}),
-    "long drafts": ("pair", {"retrieval": "off", "gamma": 7}),
+    "drafts": ("pair", {"retrieval": "off", "gate": "always", "gamma": 4}),
+    "long drafts": ("pair", {"retrieval": "off", "gate": "always", "gamma": 7}),
     "early exit": ("profiled", {"early_exit": "on", "retrieval": "off"}),
     "whole budget": ("profiled", {"budget": 1.0, "gate": "synera"}),
     "link": ("served", {}),
-    "link, drafts": ("served", {"retrieval": "off", "gate": "always"}),
+    "link, drafts": ("served", {"retrieval": "off", "gate": "always", "gamma": 4}),
     "link, no guesses": ("served", {"retrieval": "off", "parallel": False}),
 }
 
@@ -78,7 +78,7 @@ def test_a_penalty_and_a_bias_change_greedy_text(alone: LLM) -> None:
 
 def test_the_draft_model_follows_the_penalties(pair: LLM) -> None:
     """Otherwise it would draft the very tokens that the verifier avoids."""
-    options: dict[str, Any] = {"max_tokens": MOST, "retrieval": "off", "gate": "always"}
+    options: dict[str, Any] = {"max_tokens": MOST, "retrieval": "off", "gate": "always", "gamma": 4}
     replies = [pair.reply(case(2), presence_penalty=amount, **options) for amount in (0.0, 4.0)]
     rates = []
     for reply in replies:

@@ -23,7 +23,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "everything": {},
     "the draft model": {"gate": "never"},
     "with calibration": {"retrieval": "context,calibration"},
-    "the verifier": {"retrieval": "off", "gate": "always"},
+    "the verifier": {"retrieval": "off", "gate": "always", "gamma": 4},
     "an early exit": {"early_exit": "on", "exit_threshold": 0.9, "retrieval": "off"},
     "probabilities": {"logprobs": 2},
 }

@@ -88,7 +88,7 @@ def test_importance_is_measured_where_the_gate_needs_it(profiled: LLM, gate: str
 def test_parallel_inference_guesses_across_a_link_and_not_beside_the_verifier(linked: LLM, profiled: LLM) -> None:
     tried = hit = 0
     for number in (1, 4, 5):  # in the last of which a guess is wrong
-        reply = linked.reply(case(number), max_tokens=32, retrieval="off", gate="always")
+        reply = linked.reply(case(number), max_tokens=32, retrieval="off", gate="always", gamma=4)
         list(reply)
         summary = reply.summary
         tried, hit = tried + summary.guesses_tried, hit + summary.guesses_hit

@@ -113,7 +113,7 @@ def test_thoughts_are_counted_apart(open_pair: OpenPair, budget: float | None) -
     pair = open_pair("always")
     reply = pair.reply(
         case(5), think=6, max_tokens=24, gamma=1, retrieval="off", budget=budget, seed=1,
-        gate="auto" if budget is None else "random",
+        gate="always" if budget is None else "random",
     )  # fmt: skip
     tokens, summary = written(reply), reply.summary
     drafted = {Source.DRAFT, Source.ACCEPTED, Source.CORRECTED, Source.BONUS}
@@ -330,6 +330,6 @@ def test_an_endless_template_is_not_sent(f32_pair: tuple[Path, Path], tmp_path: 
 
 def test_draft_and_verifier_read_the_verifiers_template(open_pair: OpenPair) -> None:
     """The draft model of this pair has another template, and drafts for the same prompt."""
-    reply = open_pair("always").reply(case(3), think=5, max_tokens=20, retrieval="off", gate="always")
+    reply = open_pair("always").reply(case(3), think=5, max_tokens=20, retrieval="off", gate="always", gamma=4)
     tokens = written(reply)
     assert {token.source.value for token in tokens} >= {"accepted"}

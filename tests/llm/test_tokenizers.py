@@ -36,7 +36,7 @@ def test_greedy_replies_are_the_verifiers_own(name: str, retokenized: Retokenize
         for number in range(2):
             wanted = ids(alone.reply(case(number), max_tokens=24, retrieval="off"))
             assert ids(pair.reply(case(number), max_tokens=24)) == wanted
-            reply = pair.reply(case(number), max_tokens=24, retrieval="off", gate="always")
+            reply = pair.reply(case(number), max_tokens=24, retrieval="off", gate="always", gamma=4)
             assert ids(reply) == wanted
             accepted += reply.summary.accepted
             assert reply.summary.share_verified == 1.0

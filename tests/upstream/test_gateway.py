@@ -108,7 +108,7 @@ def test_a_device_with_another_tokenizer_gets_the_servers_text(
     retokenized.write(f32_pair[0], tmp_path / "draft.gguf", PAIRS["other merges"][0] or retokenized.permuted)
     with LLM.open(tmp_path / "draft.gguf", str(houses["two"].gateway.address), threads=1, history=False) as pair:
         assert "and served/verifier have different tokenizers" in pair.notices[0]
-        reply = pair.reply(case(5), max_tokens=MOST, retrieval="off", gate="always")
+        reply = pair.reply(case(5), max_tokens=MOST, retrieval="off", gate="always", gamma=4)
         assert ids(reply) == wanted[5]
         assert reply.summary.share_verified == 1.0
         assert reply.summary.accepted > 0

@@ -58,6 +58,12 @@ class Bandit:
             return not faster
         return faster
 
+    @property
+    def second_loses(self) -> bool:
+        """Return whether the second arm is known to be slower."""
+        first, second = self.arms
+        return min(first.rounds, second.rounds) >= self._trials and second.pace > first.pace
+
     def record(self, second: bool, tokens: int, seconds: float) -> None:
         """Record that an arm wrote `tokens` in `seconds`."""
         self.arms[second].add(tokens, seconds)

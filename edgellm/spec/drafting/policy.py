@@ -271,6 +271,14 @@ class DraftPolicy:
             return f"{bid.refused} tokens might be copied, but wrong copies have used up what may be spent{paused}"
         return f"a draft has a {survives[0]:.0%} chance, and {self._second}{paused}"
 
+    def slow_model(self, name: str) -> str:
+        """Return how much slower replies are with this draft model, as a sentence; "" where that is not known."""
+        arm = self._models.get(name)
+        if arm is None or not arm.stretches.second_loses:
+            return ""
+        without, with_model = (each.pace * 1e3 for each in arm.stretches.arms)
+        return f"A token takes {with_model:.1f} ms with the {name} and {without:.1f} ms without it"
+
     def account(self) -> TryingCost:
         """Return the cost and savings of exploration in this reply, and the present choice."""
         return TryingCost(**self._spent, reason=self.reason)
