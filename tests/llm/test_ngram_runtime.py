@@ -109,14 +109,15 @@ def test_both_models_write_the_same_with_late_heads(
 
 def test_a_draft_model_that_does_not_pay_is_dropped_without_retrieval_too() -> None:
     """The verifier of the code pair drafts for that of the home pair: it is as slow, and hardly ever right."""
-    drafted = {}
-    for gate in ("auto", "always"):
+    drafted: list[float] = []
+    for options in ({}, {"gate": "always"}, {"gate": "always", "gamma": 4}):
+        asked: dict[str, Any] = {"max_tokens": MOST, "retrieval": "off", **options}
         with LLM.open(MODELS / "code" / "verifier.gguf", MODELS / "verifier.gguf", threads=1, history=False) as pair:
-            replies = [pair.reply(case(number), max_tokens=MOST, retrieval="off", gate=gate) for number in NUMBERS]
+            replies = [pair.reply(case(number), **asked) for number in NUMBERS]
             written = sum(len(ids(reply)) for reply in replies)
-            drafted[gate] = sum(reply.summary.drafted for reply in replies) / written
-    assert drafted["auto"] < 0.5
-    assert drafted["always"] > 1.0
+            drafted.append(sum(reply.summary.drafted for reply in replies) / written)
+    assert max(drafted[:2]) < 0.5
+    assert drafted[2] > 1.0
 
 
 @pytest.mark.usefixtures("rows_are_cheap")

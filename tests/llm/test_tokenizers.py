@@ -99,7 +99,7 @@ def test_sampled_replies_are_the_verifiers_own_for_a_seed(retokenized: Retokeniz
     with LLM.open("none", verifier, threads=1) as alone, LLM.open(draft, verifier, threads=1) as pair:
         for seed in range(8):
             asked: dict[str, Any] = {"max_tokens": 16, "temperature": 1.5, "seed": seed, "retrieval": "off"}
-            reply = pair.reply(case(3), gate="always", **asked)
+            reply = pair.reply(case(3), gate="always", gamma=4, **asked)
             assert ids(reply) == ids(alone.reply(case(3), **asked))
             tested += reply.summary.tested
             accepted += reply.summary.accepted

@@ -83,8 +83,6 @@ PRIORS = (0.35, 0.5, 0.5, 0.3, 0.4)
 """The prior chance of a token that only the source at this place of `params.SOURCES` offers."""
 _EXPECTED_TOKENS = 16.0  # tokens as expected that the trust in new chances starts with
 _DECAY = 0.98  # weight of a draft after each later one in the trust in chances
-_LEVELS = 2, 4, 5
-"""Parts of the evidence that make a kind: rarely seen kinds fall back on coarser ones."""
 Evidence: TypeAlias = tuple[int, bool, int, int, int]
 """The evidence for a copied token: the bit mask of the sources that offer it, whether it continues a word, where copies
 are rarely rejected, the tokens before it that match, the level of its share of the matches, and the mask of the sources
@@ -100,6 +98,8 @@ def evidence(agree: int, differ: int, matched: int, share: float, inside: bool) 
 class EvidenceAcceptance:
     """The share of accepted copies by kind of evidence; rarely seen kinds fall back on coarser ones."""
 
+    _parts = 2, 4, 5  # parts of the evidence that make a kind, the coarsest first
+
     def __init__(self, priors: Sequence[float] = PRIORS) -> None:
         """Start from `priors[i]`, the chance of a token that only source i offers."""
         self._priors = priors
@@ -112,7 +112,7 @@ class EvidenceAcceptance:
         chance = self._cache.get(kind)
         if chance is None:
             chance = self._prior(kind)
-            for parts in _LEVELS:
+            for parts in self._parts:
                 if (known := self._shares.get(kind[:parts])) is not None:
                     chance = known.chance(chance, 2.0)
             self._cache[kind] = chance
@@ -135,7 +135,7 @@ class EvidenceAcceptance:
     def learn(self, kind: Evidence, accepted: bool) -> None:
         """Learn whether a token of this kind was accepted."""
         self._cache.clear()
-        for parts in _LEVELS:
+        for parts in self._parts:
             self._shares.setdefault(kind[:parts], Share()).learn(accepted)
 
     def _prior(self, kind: Evidence) -> float:

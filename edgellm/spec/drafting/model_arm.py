@@ -11,10 +11,6 @@ EXPLORATION = 0.004
 """Share of the time for tries of one source: with three sources, replies stay within 1.5 % of plain decoding."""
 LEAST_WEIGHT = 0.1
 """Weight of the latest round in the mean of a way to write, once there are many."""
-FIRST_DRAFT = 4
-"""Tokens of a draft model's first draft: trying a useless model is to cost little."""
-_STRETCH = 64  # tokens with or without the draft model before that is decided again, at the latest
-_TRIALS = 4  # rounds with a draft model before it is judged: fewer are too few for its mean
 
 
 class Arm:
@@ -74,6 +70,11 @@ class ModelArm:
     """The choice of a draft model, by the means of rounds with it, of its drafts, and of its reading of prompts. Whole
     stretches of replies are compared, because its text can no longer be copied, which might have been faster."""
 
+    first_draft = 4
+    """Tokens of the first draft: trying a useless model is to cost little."""
+    _rounds_tried = 4  # rounds with a draft model before it is judged: fewer are too few for its mean
+    _stretch_tokens = 64  # tokens with or without the draft model before that is decided again, at the latest
+
     def __init__(self) -> None:
         self.rounds, self.drafts, self.reading = Arm(), Arm(), Arm()
         self.acceptance = ConfidenceAcceptance()
@@ -102,7 +103,7 @@ class ModelArm:
     @property
     def most(self) -> int:
         """Return the longest draft: twice the mean tokens of a round."""
-        return ceil(2.0 * self.rounds.tokens) if self.rounds.rounds else FIRST_DRAFT
+        return ceil(2.0 * self.rounds.tokens) if self.rounds.rounds else self.first_draft
 
     @property
     def reading_seconds(self) -> float:
@@ -111,7 +112,7 @@ class ModelArm:
 
     def tries(self) -> bool:
         """Return whether rounds with the draft model are too few to judge, or are to be judged anew in this stretch."""
-        if self.rounds.rounds < _TRIALS:
+        if self.rounds.rounds < self._rounds_tried:
             return True
         return not self.trials and (self._explores or self._unread is None)
 
@@ -155,6 +156,6 @@ class ModelArm:
                     self.rounds.add(tokens, seconds)
                 self._reads_prompt = False
         self.asked = False
-        if self._tokens >= _STRETCH:
+        if self._tokens >= self._stretch_tokens:
             self.end_stretch()
             self._begin_stretch()

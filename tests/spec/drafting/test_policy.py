@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve
-from edgellm.spec.drafting.model_arm import EXPLORATION, FIRST_DRAFT, Bandit
+from edgellm.spec.drafting.model_arm import EXPLORATION, Bandit, ModelArm
 from edgellm.spec.drafting.policy import TUNING, Allowance, DraftPolicy
 from edgellm.spec.types import Chunk, Decision, Round, Verdict
 from tests.spec.drafting.curves import LINEAR, curves
@@ -197,7 +197,7 @@ def test_when_the_model_begins_to_pay_it_is_asked_again() -> None:
 
 def test_drafts_are_short_until_they_are_right() -> None:
     known = policy(FLAT, "model")
-    assert known.bid([], ROOM).asks == FIRST_DRAFT
+    assert known.bid([], ROOM).asks == ModelArm.first_draft
     for _ in range(2):  # the prompt is read with the first
         told(known, 4, 1, 1.0, copied=False, drafting=0.1)
     assert known.bid([], ROOM).asks == 2
