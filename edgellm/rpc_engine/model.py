@@ -83,14 +83,6 @@ class _Opened:
             host.close()
 
 
-class _DeviceFailed(Exception):
-    """A device cannot be used."""
-
-    def __init__(self, name: str, error: EdgeError) -> None:
-        super().__init__(name)
-        self.name, self.error = name, error
-
-
 class RpcModel:
     """A `ModelRunner` for the verifier's engine. One thread decodes.
 
@@ -128,10 +120,7 @@ class RpcModel:
         """Load the model. `progress` is called with the share that is loaded, in 0..1. Raises PlanImpossible: the
         devices cannot hold it; InvalidOption: this device's layers are not the first ones; ModelUnsupported,
         EngineFailed: llama.cpp cannot use it; DeviceLost: a device cannot be used; as for `RpcSession.open`."""
-        try:
-            self._install(self._load(tuple(self._devices), progress))
-        except _DeviceFailed as failed:
-            raise failed.error from None
+        self._install(self._load(tuple(self._devices), progress))
 
     @property
     def ready(self) -> bool:
@@ -256,15 +245,16 @@ class RpcModel:
             self._crashes += 1
         opened.close()
         while not self._closed.is_set():
+            known = len(self._lost)
             try:
                 if self._crashes > _CRASHES:
                     raise DeviceLost("The process that holds the model ends again and again.", "Open it again.")
                 self._install(self._load([name for name in self._devices if name not in self._lost]))
-            except _DeviceFailed as failed:
-                self._lost[failed.name] = failed.error
-                continue
             except EdgeError as error:
-                self._broken = self._explained(error)
+                if len(self._lost) > known:
+                    continue
+                why = "".join(f" {name}: {lost.what}" for name, lost in self._lost.items())
+                self._broken = PlanImpossible(error.what + why, error.next_step)
             else:
                 return
             self._closed.wait(_RETRY_SECONDS)
@@ -278,10 +268,6 @@ class RpcModel:
         lost = {host.name: host.lost.result() for host in opened.hosts if host.lost.done()}
         self._lost |= lost
         return bool(lost)
-
-    def _explained(self, error: EdgeError) -> EdgeError:
-        why = "".join(f" {name}: {lost.what}" for name, lost in self._lost.items())
-        return PlanImpossible(error.what + why, error.next_step)
 
     # Loading.
 
@@ -301,7 +287,7 @@ class RpcModel:
             opened.process.kill()
 
     def _load(self, names: Collection[str], progress: Callable[[float], None] | None = None) -> _Opened:
-        """Load the model over some devices and this one. Raise _DeviceFailed if one of them cannot be used."""
+        """Load the model over some devices and this one. If one of them cannot be used, raise why; it is then lost."""
         began = time.monotonic()
         work, faults = self.work, known_faults(self._probe)
         process = self._loading = ModelProcess(work.file.path, work.n_vocab, work.sizes, work.hardware)
@@ -322,8 +308,7 @@ class RpcModel:
             lost = isinstance(error, DeviceLost) and self._blame(opened)
             opened.close()
             if lost:
-                name = next(host.name for host in hosts if host.name in self._lost)
-                raise _DeviceFailed(name, self._lost[name]) from None
+                raise next(self._lost[host.name] for host in hosts if host.name in self._lost) from None
             raise
         if faults is None:
             keep_faults(self._probe, found)
@@ -358,7 +343,8 @@ class RpcModel:
             try:
                 port = host.open()
             except EdgeError as error:
-                raise _DeviceFailed(host.name, error) from None
+                self._lost[host.name] = error
+                raise
             host.admit(process)
             return port
 
