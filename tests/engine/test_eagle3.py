@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, ModelFile, llama_api
-from edgellm.engine.gguf.reader import GgufArray, GgufHeader
+from edgellm.engine.gguf.reader import GgufArray
 from edgellm.engine.gguf.tokenizer import token_texts
 from edgellm.engine.llama_api import LlamaBatch, NativeSpec
 from edgellm.engine.model import LoadSpec
@@ -22,7 +22,7 @@ from testkit.gguf.reader import read_gguf
 from testkit.speculators.eagle3 import EPSILON, HEADS
 from tests.conftest import Architectures, Heads
 from tests.engine.logits import CLOSE, difference, some_ids
-from tests.engine.speculators import opened, predicted, speculator
+from tests.engine.speculators import changed, opened, predicted, speculator
 
 N = 40
 KINDS: list[dict[str, Any]] = [
@@ -179,9 +179,8 @@ def test_the_states_are_the_inputs_of_the_layers(architectures: Architectures, n
             else:
                 found = functions.states(trunk, 12, model.n_embd)
             assert found is not None
-            rows = (
-                slice(11, None) if layer == model.n_layer else slice(None)
-            )  # of the last layer only some are captured
+            # Of the last layer only some rows are captured.
+            rows = slice(11, None) if layer == model.n_layer else slice(None)
             assert difference(found[rows], captured[rows, number]) < CLOSE, layer
 
 
@@ -192,24 +191,11 @@ def test_a_head_is_refused_before_loading_where_it_does_not_fit(
     verifier = ModelFile.open(architectures("llama"))
     assert misfit(head.header, verifier.header) == misfit(narrow.header, verifier.header) == ""
 
-    def changed(header: GgufHeader, without: str = "-", **metadata: object) -> GgufHeader:
-        more = {f"{header.architecture}.{key.replace('__', '.')}": value for key, value in metadata.items()}
-        tensors = tuple(tensor for tensor in header.tensors if tensor.name != without)
-        return replace(header, metadata={**header.metadata, **more}, tensors=tensors)
-
     for one, other, why in (
         (head.header, ModelFile.open(architectures("qwen2")).header, "hands over no states of qwen2"),
         (changed(head.header, target_layers=(1, 2)), verifier.header, "it reads 2 layers with 1 of its own"),
-        (
-            changed(head.header, target_layers=(1, 2, 4)),
-            verifier.header,
-            "of the 4 layers of the verifier those up to 3",
-        ),
-        (
-            changed(head.header, target_hidden_size=96),
-            verifier.header,
-            "states of 96 numbers, and the verifier's have 64",
-        ),
+        (changed(head.header, target_layers=(1, 2, 4)), verifier.header, "layers of the verifier those up to 3"),
+        (changed(head.header, target_hidden_size=96), verifier.header, "96 numbers, and the verifier's have 64"),
         (changed(head.header, attention__key_length=8), verifier.header, "keys of 8 numbers and values of 16"),
         (changed(narrow.header, "output.weight"), verifier.header, "the verifier's LM head, whose rows have 64"),
         (changed(narrow.header, "token_embd.weight"), verifier.header, "the verifier's embeddings, whose rows have 64"),
