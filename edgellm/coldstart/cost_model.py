@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgellm.errors import InvalidOption
-
 
 @dataclass(frozen=True, slots=True)
 class TransformerShape:
-    """The measures of a transformer with grouped-query attention and SwiGLU, all layers alike.
-
-    Raises `InvalidOption` for a measure that is not above 0.
-    """
+    """The measures of a transformer with grouped-query attention and SwiGLU, all layers alike; each is above 0."""
 
     layers: int
     d_model: int
@@ -21,11 +16,6 @@ class TransformerShape:
     d_head: int
     d_ff: int
     bytes_per_weight: float = 2.0
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise InvalidOption(f"{name} of the model is {getattr(self, name)}.", "Give a number above 0.")
 
     def flops(self, tokens: float, context: float | None = None) -> float:
         """Return W_l: FLOPs of a layer for `tokens` tokens that attend to `context` (default `tokens`), eq. 1-3."""
@@ -61,8 +51,6 @@ class ModelCosts:
 
     `begins`: layers with which a stage may begin, and before which, or at the end, a stage may end; None: any.
     `files`: layers with which a file begins, which is loaded as a whole; None: all.
-
-    Raises `InvalidOption` if the lengths differ.
     """
 
     name: str
@@ -75,13 +63,6 @@ class ModelCosts:
     head_flops: float = 0.0
     begins: frozenset[int] | None = None
     files: frozenset[int] | None = None
-
-    def __post_init__(self) -> None:
-        lengths = {self.shape.layers, len(self.layer_bytes), len(self.cache_bytes)}
-        if len(lengths) > 1:
-            raise InvalidOption(
-                f"The model is described with {sorted(lengths)} layers.", "Give the bytes of every layer."
-            )
 
     @staticmethod
     def of(shape: TransformerShape, name: str = "", cached: bool = True) -> ModelCosts:

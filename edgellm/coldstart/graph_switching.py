@@ -11,7 +11,6 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from edgellm.coldstart.problem import MARGIN
-from edgellm.errors import InvalidOption
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +20,12 @@ class Instance:
     `prefill`, `decode` and `load`, (m,) each, in seconds or any other unit of time: to compute a chunk with a block's
     prefill graph, to compute the same chunk with its decode graph (run once a sub-chunk, so never faster), and to load
     its decode graph. Step s, from 0, is block s % m on chunk s // m.
-
-    Raises `InvalidOption` for other numbers of times, a time below 0, or a decode graph that is faster.
     """
 
     prefill: tuple[float, ...]
     decode: tuple[float, ...]
     load: tuple[float, ...]
     chunks: int
-
-    def __post_init__(self) -> None:
-        same = len(self.prefill) == len(self.decode) == len(self.load) > 0 < self.chunks
-        if not same or not all(math.isfinite(time) and time >= 0.0 for time in (*self.prefill, *self.load)):
-            raise InvalidOption(f"{self} is no instance.", "Give each block three times of 0 or more, and a chunk.")
-        if not all(fast <= slow < math.inf for fast, slow in zip(self.prefill, self.decode, strict=True)):
-            raise InvalidOption("A decode graph is the faster one.", "Use it for everything: there is nothing to plan.")
 
     @property
     def blocks(self) -> int:
@@ -95,13 +85,6 @@ def simulate(instance: Instance, plan: Plan) -> Timeline:
 
     Raises `InvalidOption` unless the plan switches each block once, at ascending steps of the instance.
     """
-    steps = [switch.step for switch in plan]
-    each_once = sorted(switch.block for switch in plan) == list(range(instance.blocks))
-    if not each_once or steps != sorted(steps) or steps[0] < 0 or steps[-1] > instance.steps:
-        raise InvalidOption(
-            f"{plan} is no plan for {instance.blocks} blocks.",
-            f"Switch each block once, at ascending steps from 0 to {instance.steps}.",
-        )
     computed, loaded = 0.0, 0.0  # end of the last computation and of the last load
     ready: dict[int, float] = {}
     computes: list[Span] = []

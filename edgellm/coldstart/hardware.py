@@ -78,8 +78,6 @@ class Device:
     each transfer has on its side, bytes/s of `bandwidth` for weights in a decode (0: a token's time follows from U(1)),
     its layers, the `unit` of these speeds (graphics cards such as CUDA0, "" for the processor, None if unknown), and
     `opening`, the seconds to connect to it before it can begin to load.
-
-    Raises `InvalidOption` for a number that is not above 0, or a utilisation above 1.
     """
 
     name: str
@@ -105,17 +103,6 @@ class Device:
         """Return the device as it is now, without measurements of another `unit` than computes there now."""
         known = self if self.unit in (None, unit) else self.unmeasured(self.name)
         return replace(known, layers=layers, memory=memory or known.memory, unit=unit)
-
-    def __post_init__(self) -> None:
-        for field in ("flops", "util_a", "util_b", "disk", "memory", "uplink", "downlink"):
-            value = getattr(self, field)
-            if not (math.isfinite(value) and value > 0.0):
-                raise InvalidOption(f"{field} of the device {self.name} is {value}.", "Give a number above 0.")
-        if self.util_a > 1.0:
-            raise InvalidOption(f"util_a of the device {self.name} is {self.util_a}.", "Give a share, at most 1.")
-        for field in ("latency", "bandwidth", "opening"):
-            if not (math.isfinite(getattr(self, field)) and getattr(self, field) >= 0.0):
-                raise InvalidOption(f"{field} of the device {self.name} is {getattr(self, field)}.", "Give 0 or more.")
 
     def utilisation(self, tokens: float) -> float:
         """Return U(t) = a (1 - e^(-b t)), equation 8."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations, pairwise
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -22,7 +21,6 @@ from edgellm.coldstart.graph_switching import (
     simulate,
     synchronous,
 )
-from edgellm.errors import InvalidOption
 from testkit.switching_instances import EXAMPLES, POLICIES, optimum, partition
 from tests.coldstart.clock import least_ticks
 
@@ -82,40 +80,6 @@ def test_loads_keep_to_their_step_and_nothing_waits_without_a_cause(case: tuple[
         assert mine == list(
             range(switch.step + (load.block - switch.step) % instance.blocks, instance.steps, instance.blocks)
         )
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        switches((0, 0)),
-        switches((0, 0), (0, 1)),
-        switches((0, 0), (2, 1)),
-        switches((0, 2), (1, 1)),
-        switches((0, -1), (1, 1)),
-        switches((0, 0), (1, 5)),
-    ],
-)
-def test_a_plan_that_cannot_be_is_refused(plan: Plan) -> None:
-    with pytest.raises(InvalidOption, match="no plan for 2 blocks"):
-        simulate(Instance((1.0, 1.0), (1.0, 1.0), (1.0, 1.0), chunks=2), plan)
-
-
-@pytest.mark.parametrize(
-    "times",
-    [
-        ((), (), (), 1),
-        ((1.0,), (1.0, 1.0), (1.0,), 1),
-        ((1.0,), (1.0,), (1.0, 1.0), 1),
-        ((1.0,), (1.0,), (1.0,), 0),
-        ((-1.0,), (1.0,), (1.0,), 1),
-        ((1.0,), (float("inf"),), (1.0,), 1),
-        ((1.0,), (1.0,), (float("nan"),), 1),
-        ((1.0, 2.0), (1.0, 1.5), (1.0, 1.0), 1),
-    ],
-)
-def test_an_instance_that_cannot_be_is_refused(times: tuple[Any, ...]) -> None:
-    with pytest.raises(InvalidOption):
-        Instance(*times)
 
 
 def test_figure_8() -> None:
