@@ -91,11 +91,10 @@ class Eagle3Head(Speculator):
         `n_layer` stands for the last layer's output.
 
         Raises:
-            EngineFailed: this llama.cpp exports no functions for it, or cannot reserve the memory.
+            EngineFailed: llama.cpp cannot reserve the memory.
         """
         self._layers, self._n_layer = layers, n_layer
         spec = trunk.beside()
-        StateFunctions.require()
         owned = llama_api.open_context(model, spec, beside=trunk.context.owned)
         # llama.cpp computes logits of all rows but returns the first rows' results: the last row is computed alone.
         super().__init__(trunk, owned, states=len(layers) * states, inputs=width, rows=spec.rows, every=False)

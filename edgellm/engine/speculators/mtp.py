@@ -43,11 +43,10 @@ class MtpLayer(Speculator):
         """Open the layer of `model`. `every` as for `Speculator`: see `STATES_OF_LAST_ROWS`.
 
         Raises:
-            EngineFailed: this llama.cpp exports no functions for it, or cannot reserve the memory.
+            EngineFailed: llama.cpp cannot reserve the memory.
         """
         width = int(lib.llama_model_n_embd_out(model.pointer))
         spec = trunk.beside(mtp=True)
-        StateFunctions.require()
         owned = llama_api.open_context(model, spec)
         super().__init__(trunk, owned, states=width, inputs=width, rows=spec.rows, every=every)
         self._functions.keep(trunk.context.owned, every_row=True)
