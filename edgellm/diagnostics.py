@@ -156,7 +156,7 @@ def rpc_engine() -> Finding:
     """Report the server of llama.cpp's RPC here, by which devices hold models that cannot be cut into layers."""
     backend = part_of("rpc", "backend")
     what, program = backend.server_kind()
-    if what and program is None:
+    if what and not program:
         return _fine("rpc engine", f"Served by {what}.")
     if what:
         what = f"Served by {what}; this device computes for others by it, and cannot ask others."

@@ -45,12 +45,6 @@ def is_compiled_in() -> bool:
     return "RPC" in native.backends()
 
 
-def find_program() -> Path | None:
-    """Return llama.cpp's own RPC server on the PATH, None without one."""
-    found = next(filter(None, map(shutil.which, PROGRAMS)), None)
-    return None if found is None else Path(found)
-
-
 def add_server(port: int) -> tuple[str, ...]:
     """Connect to the RPC server at a port of this machine; return the names of its devices, which can hold layers from
     now on. llama.cpp ends this process if nothing answers there, and when the server goes away. Raises EngineFailed:
@@ -95,15 +89,16 @@ _HASHED = "rpc"  # folder in which llama.cpp's own program keeps weights
 _KIND = ChildKind("edgellm.rpc_engine.backend", "serves layers over RPC", grace=0.5, keeps_words=True)
 
 
-def server_kind() -> tuple[str, Path | None]:
-    """Return the server of this machine, in words ("" without one), and the program if it is llama.cpp's own."""
+def server_kind() -> tuple[str, str]:
+    """Return the server of this machine, in words, and the program on the PATH if it is llama.cpp's own; "" for what
+    there is not."""
     if is_compiled_in():
-        return "llama.cpp's RPC backend, which is compiled in", None
-    program = find_program()
-    return ("", None) if program is None else (f"the program {program}", program)
+        return "llama.cpp's RPC backend, which is compiled in", ""
+    program = next(filter(None, map(shutil.which, PROGRAMS)), "")
+    return f"the program {program}" if program else "", program
 
 
-def require_server() -> tuple[str, Path | None]:
+def require_server() -> tuple[str, str]:
     """Return `server_kind`'s answer. Raise EngineFailed where nothing here can serve."""
     what, program = server_kind()
     if not what:
@@ -128,7 +123,7 @@ class RpcServer(Child):
         try:
             self.call(
                 "serve", Limits(), port=self.port, threads=hardware.threads or available_threads(),
-                devices=list(devices), memory=memory, program=str(program or ""), cache=str(cache or ""),
+                devices=list(devices), memory=memory, program=program, cache=str(cache or ""),
             )  # fmt: skip
             self._wait_until_listening()
         except ChildFailed as error:
@@ -178,7 +173,6 @@ def _serve(
     if memory:
         limit("RLIMIT_DATA", memory + _BESIDE)
     if not program:
-        require()
         folder = Path(cache) / _HASHED if cache else None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)

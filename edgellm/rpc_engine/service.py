@@ -88,7 +88,7 @@ class RpcEngineService(Service):
         what, program = await asyncio.to_thread(server_kind)
         memory, _ = await asyncio.to_thread(self._cache.available)
         cached = await asyncio.to_thread(self._tensors.size, self.owner(context))
-        own = VERSION if what and program is None else ""
+        own = VERSION if what and not program else ""
         return pb.OfferReply(
             protocol=RPC_ENGINE, server=what, version=own, memory=memory, unit=self._cache.unit.name, cached=cached
         )
