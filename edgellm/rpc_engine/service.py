@@ -9,7 +9,6 @@ the model that they belong to was loaded, and each paired device has a folder of
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import Any
 
 from edgellm import system
 from edgellm.engine.native import VERSION
-from edgellm.errors import SAME_VERSION, EdgeError, EngineFailed, ProtocolError, StateDamaged
+from edgellm.errors import SAME_VERSION, EdgeError, EngineFailed, ProtocolError
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, first_of
 from edgellm.rpc.protos import rpc_engine_pb2 as pb
@@ -37,7 +36,7 @@ from edgellm.services.server.listener import (
     next_message,
     write_in_time,
 )
-from edgellm.storage.state import private_folder, read_json, write_state
+from edgellm.storage.state import private_folder, read_cached, write_cached
 
 MAX_SESSIONS = 4  # a process each
 _THIS_MACHINE = "own"
@@ -202,7 +201,7 @@ class TensorCache:
                 with file.open("rb") as data:
                     os.fsync(data.fileno())
                 sizes[file.name] = file.stat().st_size
-            write_state(folder / _WHOLE, json.dumps(sizes))
+            write_cached(folder / _WHOLE, sizes)
 
     def _make_room(self, size: int, own: Path) -> bool:
         """Remove the oldest files until there is room; return whether there is."""
@@ -227,6 +226,5 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path) -> dict[str, int]:
-    with suppress(StateDamaged):
-        return read_json(folder / _WHOLE, lambda found: {str(name): int(size) for name, size in found.items()}) or {}
-    return {}
+    """Return the sizes of the files that are whole, by name."""
+    return read_cached(folder / _WHOLE, lambda found: {str(name): int(size) for name, size in found.items()}) or {}
