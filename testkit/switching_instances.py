@@ -6,15 +6,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 
-from edgellm.coldstart.graph_switching import (
-    Instance,
-    Plan,
-    beam,
-    latency,
-    naive,
-    progressive,
-    synchronous,
-)
+from edgellm.coldstart.graph_switching import Instance, Plan, beam, latency, naive, progressive, synchronous
 
 Policy = Callable[[Instance], Plan]
 

@@ -24,12 +24,7 @@ from typing import Annotated, Any
 
 from bench.harness.results import Figures
 from bench.harness.statistics import spread
-from edgellm.coldstart.graph_switching import (
-    Instance,
-    beam,
-    latency,
-    simulate,
-)
+from edgellm.coldstart.graph_switching import Instance, beam, latency, simulate
 from testkit.switching_instances import EXAMPLES, POLICIES, drawn, optimum, partition
 
 SLOWDOWNS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0)
