@@ -30,8 +30,7 @@ from edgellm.rpc.trust.handshake import PeerInfo
 from edgellm.rpc.trust.identity import Identity, trust_folder
 from edgellm.rpc.trust.trust import Peers, Right, Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL, check_version, program_version
-from edgellm.storage.default_pair import DEFAULT, resolve_pair
-from edgellm.storage.model_files import hub_cache
+from edgellm.storage.model_files import DEFAULT, hub_cache, resolve_pair
 from edgellm.system import data_dir
 
 

@@ -17,9 +17,10 @@ from typing import Any
 from edgellm.coldstart.home import Home
 from edgellm.coldstart.plan import Plan, PlanOption, plan
 from edgellm.engine import ModelFile
-from edgellm.mesh.fleet_profiler import discover_workers, measure_workers
+from edgellm.mesh.fleet_profiler import discover_workers, survey, timed_model
 from edgellm.mesh.model_costs import model_costs
 from edgellm.rpc.discovery.interfaces import chosen_hosts
+from edgellm.rpc.trust.trust import Trust
 
 
 def options(found: Plan) -> dict[str, PlanOption]:
@@ -45,16 +46,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, required=True)
     args = parser.parse_args()
     file = ModelFile.open(args.model)
-    survey = measure_workers(file, discover_workers(chosen_hosts(())), True, lambda _who, _what: None)
-    for name, error in survey.left_out:
+    measured = survey(Trust.load(), discover_workers(chosen_hosts(())), timed_model(file), remeasure=True)
+    for name, error in measured.left_out:
         print(f"{name}: {error}", file=sys.stderr)
-    fleet, model = survey.fleet(), model_costs(file)
+    fleet, model = measured.fleet(), model_costs(file)
     found = plan(Home(fleet.devices, model, args.tokens, 1, links=fleet.links))
     devices = {
         name: {"rows": speed.figures.rows, "seconds": speed.figures.seconds, "disk": speed.figures.disk}
-        for name, speed in survey.speeds.items()
+        for name, speed in measured.speeds.items()
     }
-    lines = [{"from": a, "to": b, **asdict(kept.line)} for (a, b), kept in survey.lines.items()]
+    lines = [{"from": a, "to": b, **asdict(kept.line)} for (a, b), kept in measured.lines.items()]
     print(
         json.dumps(
             {"advice": found.advice, "devices": devices, "lines": lines}

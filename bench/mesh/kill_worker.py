@@ -92,7 +92,6 @@ class Coordinator:
                 model.n_vocab,
                 POSITIONS,
                 2,
-                wide=True,
             )
         ends = [round(n * at / STAGES) for at in range(STAGES + 1)]
         names = list(self.workers)

@@ -37,7 +37,7 @@ BEFORE, CONTEXT, SESSIONS = 64, 256, 8
 COMPANY = (1, 2, 4, 8)
 STAGES = (1, 2)
 # Run first by a worker without micro-batching.
-ALONE = "from edgellm.mesh import stage_queue\nstage_queue.SHARED_ROWS = 1\n"
+ALONE = "from edgellm.mesh import stage\nstage.SHARED_ROWS = 1\n"
 
 
 class Home:

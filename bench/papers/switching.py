@@ -128,7 +128,7 @@ class Home:
 
     def write(self, schedule: Schedule, prompt: Sequence[Message], drafts: str) -> Written:
         """Write one reply."""
-        options = MeshOptions(schedule.split, peers=self._peers, context=CONTEXT, sessions=1, wide=True)
+        options = MeshOptions(schedule.split, peers=self._peers, context=CONTEXT, sessions=1)
         hardware = Hardware(n_batch=CHUNK)
         with open_mesh(self._file, options, EngineConfig(None, hardware=hardware, history=False)) as opened:
             mesh, times, tokens = opened.verifier.mesh, list[float](), list[int]()

@@ -15,7 +15,7 @@ from edgellm.cli.views.console import announce, counted, say, size
 from edgellm.cli.views.progress import Loading, download
 from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption, PromptTooLong
 from edgellm.storage.chat_log import Conversation, Conversations
-from edgellm.storage.default_pair import HOME, SMOLLM2, resolve_pair
+from edgellm.storage.model_files import HOME, SMOLLM2, resolve_pair
 from edgellm.system import cache_dir
 
 if TYPE_CHECKING:

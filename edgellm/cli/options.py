@@ -169,7 +169,7 @@ def refuse_given(context: typer.Context, names: Collection[str], why: str, next_
             raise InvalidOption(f"{dashed(name)} {why}.", next_step)
 
 
-DEFAULT = "default"  # a copy: `edgellm.storage.default_pair` is slow to import
+DEFAULT = "default"  # a copy: `edgellm.storage.model_files` is slow to import
 DEFAULT_DRAFT, DEFAULT_VERIFIER = "smollm2:draft", "smollm2:135m"  # names on help pages
 DEVICES = "Several devices"
 DRAFTS = "Drafts and verification"

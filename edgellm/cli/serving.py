@@ -28,7 +28,7 @@ from edgellm.http.model_host import ServedEmbedder, ServedModel
 from edgellm.llm import AUTO, LLM
 from edgellm.llm.model_loading import named
 from edgellm.storage import resolve
-from edgellm.storage.default_pair import resolve_pair
+from edgellm.storage.model_files import resolve_pair
 
 if TYPE_CHECKING:
     from edgellm.http.server import Credentials, HttpServer

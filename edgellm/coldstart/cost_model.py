@@ -16,6 +16,7 @@ class TransformerShape:
     d_head: int
     d_ff: int
     bytes_per_weight: float = 2.0
+    bytes_per_activation: float = 2.0
 
     def flops(self, tokens: float, context: float | None = None) -> float:
         """Return W_l: FLOPs of a layer for `tokens` tokens that attend to `context` (default `tokens`), eq. 1-3."""
@@ -26,8 +27,8 @@ class TransformerShape:
         return attention + 6 * tokens * self.d_model * self.d_ff
 
     def activation(self, tokens: float) -> float:
-        """Return A_l: bytes that go from layer to layer, as 16-bit floats, equation 4."""
-        return 2 * tokens * self.d_model
+        """Return A_l: bytes that go from device to device, equation 4, where numbers have two bytes."""
+        return self.bytes_per_activation * tokens * self.d_model
 
     @property
     def weights(self) -> float:

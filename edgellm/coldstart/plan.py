@@ -130,38 +130,44 @@ class Plan:
 
     @property
     def advice(self) -> str:
-        """The recommendation and its reason, in a sentence or two."""
+        """The recommendation and its reason, with hints at other objectives."""
+        hint = self._reply_hint()
+        return self.choice + ("" if self.option.alone else self._later_hint(told=bool(hint))) + hint
+
+    @property
+    def choice(self) -> str:
+        """The recommendation and its reason."""
         best, alone = self.option, self.best_single
         taken = format_seconds(self.seconds(best))
         if best.alone:
             rival = f"; an even split would take {format_seconds(self.seconds(self.even))}" if self.even else ""
-            text = f"Use {best.names} alone: {taken}, and no split is faster{rival}."
-        elif alone is None:
-            text = f"Split it over {best.names}: {taken}. No single device has the memory for it."
-        else:
-            saved = self.seconds(alone) - self.seconds(best)
-            share = saved / self.seconds(alone)
-            if self.advised is alone:
-                text = (
-                    f"Use {alone.names} alone: {format_seconds(self.seconds(alone))}. The best split would save"
-                    f" {format_seconds(saved)} ({share:.1%}), which is not worth it."
-                )
-            else:
-                text = (
-                    f"Split it over {best.names}: {taken} instead of {format_seconds(self.seconds(alone))} on"
-                    f" {alone.names} alone ({share:.0%} less).{self._later_hint(alone)}"
-                )
-        return text + self._reply_hint()
+            return f"Use {best.names} alone: {taken}, and no split is faster{rival}."
+        if alone is None:
+            return f"Split it over {best.names}: {taken}. No single device has the memory for it."
+        saved = self.seconds(alone) - self.seconds(best)
+        share = saved / self.seconds(alone)
+        if self.advised is alone:
+            return (
+                f"Use {alone.names} alone: {format_seconds(self.seconds(alone))}. The best split would save"
+                f" {format_seconds(saved)} ({share:.1%}), which is not worth it."
+            )
+        return (
+            f"Split it over {best.names}: {taken} instead of {format_seconds(self.seconds(alone))} on"
+            f" {alone.names} alone ({share:.0%} less)."
+        )
 
-    def _later_hint(self, alone: PlanOption) -> str:
-        """Return when the device `alone` beats the split: once it has loaded, or for further tokens."""
-        loaded = self.warm_single
+    def _later_hint(self, told: bool) -> str:
+        """Return when the best single device beats the split: once it has loaded, or for further tokens, unless that is
+        `told` already."""
+        alone, loaded = self.best_single, self.warm_single
+        if alone is None or self.advised is alone:
+            return ""
         if loaded is not None and self.seconds(loaded) < self.seconds(self.option):
             return (
                 f" While the model stays loaded on {loaded.names}, {loaded.names} alone answers in"
                 f" {format_seconds(self.seconds(loaded))}: split only for a cold start."
             )
-        if self.option.token_s > 1.2 * alone.token_s > 0.0:
+        if not told and self.option.token_s > 1.2 * alone.token_s > 0.0:
             return (
                 f" Each further token takes {format_seconds(self.option.token_s)} instead of"
                 f" {format_seconds(alone.token_s)}: for long replies plan with --objective reply."
@@ -215,8 +221,11 @@ def plan(home: Home, stop: Stop = never) -> Plan:
 
 
 def predict(home: Home, cut: Cut) -> PlanOption:
-    """Return the times of a reply with the layers divided as in `cut`, whether or not that is a good plan."""
-    return _option(home, home.task(), cut)
+    """Return the times of a reply with the layers divided as in `cut`, whether or not that is a good plan. As in a
+    plan, loaded layers are not loaded again."""
+    free = home.task()
+    task, penalty = restrict_to_stored(free, home.devices, home.further)
+    return _option(home, task if makespan(task, cut) < penalty else free, cut)
 
 
 def solve(task: Task, further: int = 0, stop: Stop = never) -> Solution | None:

@@ -14,6 +14,7 @@ from edgellm.engine import native
 from edgellm.engine.context import Context
 from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.graph_hooks import Capture
+from edgellm.engine.hardware import QUANTISED
 from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.model import Model
 from edgellm.engine.vocabulary import Floats, Ids
@@ -38,9 +39,12 @@ class Block:
     """
 
     def __init__(
-        self, model: Model, *, head: bool, n_ctx: int, n_seq: int = 1, rows: int = 256, threads: int | None = None
-    ) -> None:
+        self, model: Model, *, head: bool, n_ctx: int, n_seq: int = 1, rows: int = 256, threads: int | None = None,
+        n_params: int = 0,
+    ) -> None:  # fmt: skip
         """Reserve the cache. At most `rows` are computed at once; more are computed one batch after the other.
+        `n_params`: the parameters of the whole model, 0 if unknown. A shard is computed as the whole would be, with
+        flash attention and as many threads, since these round differently.
 
         Raises:
             InvalidOption, EngineFailed: as for `Context`.
@@ -48,11 +52,14 @@ class Block:
         self.head = head
         self._last = model.n_layer - 1
         capture = None if head else Capture(outputs=(self._last,), stop_after=self._last)
-        self._context = Context(
-            model,
-            ContextSpec(n_ctx=n_ctx, n_seq=n_seq, n_batch=rows, threads=threads, unified=n_seq == 1, whole_window=True),
-            capture=capture,
-        )
+        n_params, hardware = n_params or model.n_params, model.hardware
+        chosen = hardware.flash_attn is not None or hardware.cache_type in QUANTISED
+        spec = ContextSpec(
+            n_ctx=n_ctx, n_seq=n_seq, n_batch=rows, unified=n_seq == 1, whole_window=True,
+            threads=threads or hardware.threads or native.default_threads(n_params),
+            flash=None if chosen else native.flash_pays(n_params, rows, model.offloaded),
+        )  # fmt: skip
+        self._context = Context(model, spec, capture=capture)
         self.rows_that_pay = native.rows_that_pay(model.n_params, model.n_layer, model.offloaded)
 
     def forward(self, given: Ids | Floats, *, start: int, seq: int = 0, outputs: int = 0) -> Floats:

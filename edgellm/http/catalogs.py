@@ -27,8 +27,7 @@ from edgellm.rpc.address import ModelAddress
 from edgellm.rpc.trust.trust import Peer, Right
 from edgellm.spec.params import ReplyOptions
 from edgellm.storage import list_models, name_of, resolve
-from edgellm.storage.default_pair import resolve_pair
-from edgellm.storage.model_files import StoredModel, looks_like_path, unknown
+from edgellm.storage.model_files import StoredModel, looks_like_path, resolve_pair, unknown
 
 if TYPE_CHECKING:
     from edgellm.rpc.discovery.peer_probe import ProbeResult

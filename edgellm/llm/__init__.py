@@ -4,7 +4,7 @@ from edgellm.llm.llm import LLM, generate
 from edgellm.llm.messages import compose
 from edgellm.llm.model_loading import AUTO, Progress, is_address
 from edgellm.llm.pair_stats import find_profile, profile_path, read_profile
-from edgellm.storage.default_pair import DEFAULT, Named
+from edgellm.storage.model_files import DEFAULT, Named
 
 __all__ = [
     "AUTO",

@@ -13,7 +13,7 @@ from edgellm.errors import EdgeError, VocabularyMismatch
 from edgellm.llm.model_loading import AUTO, EngineConfig, PairFit, Progress, fit, is_url
 from edgellm.spec.model_sampling import ModelSampling, sampling_elsewhere
 from edgellm.spec.protocols import Verifier
-from edgellm.storage.default_pair import Named
+from edgellm.storage.model_files import Named
 
 if TYPE_CHECKING:
     from edgellm.rpc.address import ModelAddress

@@ -41,7 +41,7 @@ from edgellm.spec.mechanisms import mechanism
 from edgellm.spec.model_sampling import ModelSampling, sampling_of
 from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.storage import History
-from edgellm.storage.default_pair import resolve_pair
+from edgellm.storage.model_files import resolve_pair
 from edgellm.storage.saved_prompts import SavedPrompts
 from edgellm.verifier.in_process import LocalVerifier
 

@@ -26,7 +26,7 @@ from edgellm.spec.protocols import Verifier
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Explanation, Ids, Notice
 from edgellm.storage import name_of
-from edgellm.storage.default_pair import DEFAULT, Named
+from edgellm.storage.model_files import DEFAULT, Named
 
 if TYPE_CHECKING:
     from edgellm.spec.gates.profile import Profile

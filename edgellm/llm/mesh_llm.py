@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.coldstart.home import Home, MemoryOverhead, Objective
 from edgellm.coldstart.plan import PlanOption, predict
 from edgellm.coldstart.problem import Stop
-from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
+from edgellm.engine import GgufHeader, Message, Model, ModelFile, costs_of, dimensions
 from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import check_context, trained_positions
@@ -27,6 +28,7 @@ from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_spli
 from edgellm.llm.elsewhere import OpenedVerifier
 from edgellm.llm.engine import PairEngine
 from edgellm.llm.llm import LLM
+from edgellm.llm.messages import chat_ids
 from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh import EngineName, part_of
 from edgellm.mesh.coordinator import Mesh, MeshDevice
@@ -97,6 +99,7 @@ class Workload:
 
     Each device has memory for `sessions` replies at once, of `context` tokens each, by default that of `hardware`,
     which also tells where this device computes. `cold`: only the layers that devices report are loaded; else all.
+    `half`: activations are sent as 16-bit floats.
     """
 
     tokens_in: int
@@ -106,6 +109,7 @@ class Workload:
     sessions: int = 1
     hardware: Hardware = ON_PROCESSOR
     cold: bool = True
+    half: bool = False
 
     @property
     def positions(self) -> int | None:
@@ -116,8 +120,11 @@ class Workload:
         """Return the home of a fleet with the model in `file` and this reply. Raises ModelUnsupported, ModelCorrupt:
         the model cannot be split."""
         overhead = overhead_of(file.header, positions_of(file, self.positions), self.sessions, self.hardware.cache_type)
+        model = model_costs(file)
+        if self.half:
+            model = replace(model, shape=replace(model.shape, bytes_per_activation=2.0))
         return Home(
-            fleet.devices, model_costs(file), self.tokens_in, self.tokens_out, self.objective, fleet.links, overhead,
+            fleet.devices, model, self.tokens_in, self.tokens_out, self.objective, fleet.links, overhead,
             cold=self.cold,
         )  # fmt: skip
 
@@ -127,6 +134,12 @@ def positions_of(file: ModelFile, asked: int | None) -> int:
     the model was trained for. Raises InvalidOption if `asked` exceeds these."""
     check_context(file.header, file.path.name, asked)
     return min(asked or POSITIONS, trained_positions(file.header) or POSITIONS)
+
+
+def prompt_tokens(file: ModelFile, messages: Sequence[Message]) -> int:
+    """Return the number of tokens of a conversation for the model in `file`. Raises ContextFull."""
+    with Model.load(file, LoadSpec(text_only=True, chat=True)) as text:
+        return len(chat_ids(text, messages, positions_of(file, None)))
 
 
 def planned_positions(file: ModelFile, asked: int | None, tokens: int) -> int:
@@ -237,8 +250,8 @@ def _asked(devices: Sequence[Device], whole: WholeModel, workers: Mapping[str, W
 class MeshOptions:
     """The settings of a mesh. The layers follow `split`, or else the placement `placed` (`edgellm.llm.mesh_llm`).
 
-    `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices. `wide`: rows are
-    sent as 32-bit floats. With `rests`, the model may move after a reply to where the next reply is fastest.
+    `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices. `half`: rows are
+    sent as 16-bit floats. With `rests`, the model may move after a reply to where the next reply is fastest.
     `following`: splits that take over from `split`, one after the other.
     """
 
@@ -247,7 +260,7 @@ class MeshOptions:
     peers: tuple[str, ...] = ()
     context: int | None = None
     sessions: int = SESSIONS
-    wide: bool = False
+    half: bool = False
     rests: bool = False
     following: tuple[str, ...] = ()
 
@@ -323,7 +336,8 @@ def open_mesh(
     vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")
     work = StageSpec(
         whole.model, model.name, LayerRange(0, model.shape.layers), model.shape.layers, int(model.shape.d_model),
-        vocabulary, positions, options.sessions, options.wide,
+        vocabulary, positions, options.sessions, options.half,
+        n_params=sum(math.prod(tensor.shape) for tensor in header.tensors),
     )  # fmt: skip
     engine = PairEngine(config)
     with engine.closed_on_error():

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from edgellm.coldstart.plan import PlannedStage, PlanOption, format_seconds
@@ -21,18 +22,27 @@ if TYPE_CHECKING:
     from edgellm.rpc.discovery.workers import Worker
 
 
+FAR = 8.0
+"""The factor between measured and planned time from which a figure, and not the planner's model, counts as wrong."""
+_LEAST = 1e-4  # seconds: shorter times say nothing of a line
 _KEYS = ("load_s", "wait_s", "network_s", "received_s", "compute_s", "finish_s")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimeline:
-    """The measured work of one device, in seconds from the request: when it loaded, computed and received."""
+    """The measured work of one device, in seconds from the request: when it cut layers from a model's file, loaded,
+    computed and received."""
 
     device: str
     layers: LayerRange
+    cutting: tuple[tuple[float, float], ...]
     loading: tuple[tuple[float, float], ...]
     computing: tuple[tuple[float, float], ...]
     got: tuple[float, ...]
+
+    @property
+    def cut_s(self) -> float:
+        return sum(end - begin for begin, end in self.cutting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,7 @@ def _device_timelines(record: StageRecord, began: float) -> DeviceTimeline:
 
     work = record.work
     got = tuple(begin for begin, _ in of("got"))
-    return DeviceTimeline(record.host.name, work.layers, of("load"), of("compute"), got)
+    return DeviceTimeline(record.host.name, work.layers, of("cut"), of("load"), of("compute"), got)
 
 
 def planned_for(stage: PlannedStage, plan: PlanOption | None) -> PlannedStage | None:
@@ -105,18 +115,32 @@ def planned_for(stage: PlannedStage, plan: PlanOption | None) -> PlannedStage | 
     return None
 
 
-def disproved_figures(found: PlanOption, plan: PlanOption | None, workers: Mapping[str, Worker]) -> tuple[str, ...]:
+def disproved_figures(
+    found: PlanOption, plan: PlanOption | None, workers: Mapping[str, Worker],
+    cut: Mapping[str, float] = MappingProxyType({}),
+) -> tuple[str, ...]:  # fmt: skip
     """Mark the figures that a reply has disproved, of this device and the `workers`, to be measured again; return a
-    sentence for each."""
-    from edgellm.mesh.fleet_profiler import disproved, doubt_figures
+    sentence for each, and for each device that `cut` layers for some seconds before it loaded them: no plan counts
+    that."""
+    from edgellm.mesh.fleet_profiler import doubt_figures
 
-    sentences = []
+    sentences = [
+        f"{device} cut its layers from the model's file for {format_seconds(seconds)}, for the first time only."
+        for device, seconds in cut.items() if seconds
+    ]  # fmt: skip
     for stage in found.stages:
         planned, worker = planned_for(stage, plan), workers.get(stage.device)
         if planned is None or (worker is None and stage.device != HERE):
             continue
-        for what, took, expected in disproved(stage, planned):
-            if doubt_figures(worker, what):
+        times = {
+            "computing": (stage.compute_s, planned.compute_s),
+            "loading": (stage.load_s - cut.get(stage.device, 0.0), planned.load_s),
+            "network": (stage.network_s, planned.network_s),
+        }
+        for what, (took, expected) in times.items():
+            shorter, longer = sorted((took, expected))
+            far = shorter > 0.0 and longer > max(_LEAST, FAR * shorter)
+            if far and doubt_figures(worker, what):
                 sentences.append(
                     f"{stage.device}: {what} took {format_seconds(took)}, not {format_seconds(expected)} as"
                     " planned. The device is measured again before the next plan."
@@ -201,7 +225,8 @@ class Replies:
         found = measured(self._opened, since, ttft, summary.tokens, ttft + rest)
         plan = self._opened.predict(summary.prompt_tokens, summary.tokens, cold=cold)
         if (placed := self._opened.placed) is not None and placed.workers is not None:
-            found = replace(found, disproved=disproved_figures(found.option, plan, placed.workers))
+            cut = {one.device: one.cut_s for one in found.timelines}
+            found = replace(found, disproved=disproved_figures(found.option, plan, placed.workers, cut))
         return found, plan
 
     def _in_phases(

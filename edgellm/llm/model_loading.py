@@ -19,7 +19,7 @@ from edgellm.engine.model import LoadSpec, probe_of
 from edgellm.engine.trial.probe import TrialChild, start_trial
 from edgellm.errors import InvalidOption, MemoryShort, ModelUnsupported
 from edgellm.spec.mechanisms import mechanism
-from edgellm.storage.default_pair import DEFAULT, Named
+from edgellm.storage.model_files import DEFAULT, Named
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
 
 if TYPE_CHECKING:

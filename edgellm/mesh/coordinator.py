@@ -79,7 +79,7 @@ class NextPipeline:
     def __init__(self, shares: Sequence[StageShare], pipeline: Pipeline) -> None:
         self.shares, self.pipeline = tuple(shares), pipeline
         self._began, self._loaded_at, self._ready_at = perf_counter(), 0.0, 0.0
-        self._reading: dict[int, tuple[Ids, Future[StageAnswer]]] = {}  # texts that are or were read
+        self._reading: dict[int, Future[StageAnswer]] = {}
 
     @property
     def loaded(self) -> bool:
@@ -91,23 +91,17 @@ class NextPipeline:
     @property
     def busy(self) -> bool:
         """Return whether it loads, or reads a text that was given to it."""
-        return not self.loaded or not all(reading.done() for _, reading in self._reading.values())
+        return not self.loaded or not all(reading.done() for reading in self._reading.values())
 
     def stands(self, lost: Collection[str]) -> bool:
         """Return whether it has lost no stage, and needs none of the `lost` devices."""
         return self.pipeline.lost is None and not any(share.name in lost for share in self.shares)
 
-    def held(self, slot: int) -> Ids:
-        """Return the tokens that every stage's cache holds for a sequence."""
-        text, reading = self._reading.get(slot, (NO_IDS, None))
-        return text if reading is not None and reading.done() and reading.exception() is None else NO_IDS
-
     def read(self, slot: int, text: Ids, rows: int) -> None:
         """Begin to read a text, in parts of `rows` tokens, if none is being read for the sequence."""
         if len(text) and slot not in self._reading:
-            kept = text.copy()
             request = VerifyRequest(slot, GREEDY, len(text), NO_IDS, Chunk())
-            self._reading[slot] = kept, self.pipeline.ask(slot, 0, kept, request, rows)
+            self._reading[slot] = self.pipeline.ask(slot, 0, text.copy(), request, rows)
 
     def ready(self, texts: Mapping[int, tuple[Ids, Ids]], rows: int) -> bool:
         """Return whether the pipeline may take over: all layers are loaded, and the texts read as far as they were when
@@ -116,7 +110,7 @@ class NextPipeline:
         if not self.loaded:
             return False
         for slot, (text, held) in texts.items():
-            missing = len(text) - common_prefix(self.held(slot), text)
+            missing = len(text) - common_prefix(self.pipeline.held(slot), text)
             if missing > len(text) - common_prefix(held, text) + CATCH_UP:
                 self.read(slot, text, rows)
         if self.busy:
@@ -128,15 +122,6 @@ class NextPipeline:
         """Return the record of the take-over, which happens now."""
         now = perf_counter()
         return TakeOver(self.shares, self._began, self._loaded_at or now, self._ready_at or now, now, tokens)
-
-
-@dataclass(slots=True)
-class _Slot:
-    """One sequence in every stage's cache: the tokens that the stages of a `pipeline` hold."""
-
-    held: Ids = field(default_factory=lambda: NO_IDS)
-    pipeline: Pipeline | None = None
-    taken: bool = False
 
 
 @dataclass(slots=True)
@@ -202,7 +187,8 @@ class Mesh:
         self.take_overs: list[TakeOver] = []
         self._pipeline: Pipeline | None = None
         self._losses, self._moves = _Losses(), _Moves()
-        self._slots = [_Slot() for _ in range(work.sessions)]
+        self._taken: set[int] = set()  # sequences of open replies
+        self._longest = 1  # tokens of the longest text in a pipeline that was lost since the last verdict
         self._lock = threading.RLock()
         self._closed = False
         check_shares(self.shares, work.n_layers, self._devices)
@@ -229,6 +215,7 @@ class Mesh:
         """Forget the losses counted so far: a verdict has come, so the pipeline has recovered. Layers for the placement
         that takes over may be loaded now."""
         self._losses.recent.clear()
+        self._longest = 1
         with self._lock:
             if self._moves.following and self._moves.idle:
                 self._open_next(self._moves.following.popleft())
@@ -246,39 +233,30 @@ class Mesh:
 
     def free(self) -> bool:
         """Return whether a sequence is left for another session."""
-        return not all(slot.taken for slot in self._slots)
+        return len(self._taken) < self.work.sessions
 
     def slot(self, prompt: Ids) -> int | None:
         """Take the free sequence of the stages' caches that shares the longest prefix with `prompt`; None if all are
         taken."""
         with self._lock:
-            free = [at for at, slot in enumerate(self._slots) if not slot.taken]
+            free = [at for at in range(self.work.sessions) if at not in self._taken]
             if not free:
                 return None
-            at = max(free, key=lambda at: common_prefix(self.held(at, self._pipeline), prompt))
-            self._slots[at].taken = True
+            at = max(free, key=lambda at: common_prefix(self._held(at), prompt))
+            self._taken.add(at)
             return at
 
     def release(self, slot: int) -> None:
         """Free the sequence of a session that is over; its tokens may serve another session."""
         with self._lock:
-            self._slots[slot].taken = False
-            moves, used = self._moves, any(one.taken for one in self._slots)
-            if not used and moves.idle and not self._closed and moves.rest and moves.rest != self.shares:
+            self._taken.discard(slot)
+            moves = self._moves
+            if not self._taken and moves.idle and not self._closed and moves.rest and moves.rest != self.shares:
                 moves.following.clear()
                 self._open_next(moves.rest, read=True)
 
-    def held(self, slot: int, pipeline: Pipeline | None) -> Ids:
-        """Return the tokens that the stages' caches hold for a sequence once all micro-batches are computed."""
-        one = self._slots[slot]
-        return one.held if one.pipeline is pipeline else NO_IDS
-
-    def record_tokens(self, slot: int, pipeline: Pipeline | None, ids: Ids) -> None:
-        """Remember the tokens that have been sent for a sequence."""
-        self._slots[slot].held, self._slots[slot].pipeline = ids, pipeline
-
-    def _longest(self) -> int:
-        return max((len(slot.held) for slot in self._slots if slot.taken), default=0)
+    def _held(self, slot: int) -> Ids:
+        return NO_IDS if self._pipeline is None else self._pipeline.held(slot)
 
     # Moves.
 
@@ -306,17 +284,14 @@ class Mesh:
             if following.pipeline.lost is not None:
                 self._stay(*following.pipeline.lost)
                 return
-            taken = [at for at, one in enumerate(self._slots) if one.taken]
-            present = {at: self.held(at, pipeline) for at in taken}
-            texts = {at: (text if at == slot else present[at], present[at]) for at in taken}
+            present = {at: pipeline.held(at) for at in self._taken}
+            texts = {at: (text if at == slot else held, held) for at, held in present.items()}
             if following.ready(texts, rows):
                 pipeline.retire()
                 self._take_over(following, len(text))
 
     def _take_over(self, following: NextPipeline, tokens: int) -> Pipeline:
         """Make `following` the present pipeline, and open the pipeline after it."""
-        for at in range(len(self._slots)):
-            self.record_tokens(at, following.pipeline, following.held(at))
         self.shares, self._pipeline, self._moves.next = following.shares, following.pipeline, None
         self.take_overs.append(following.taken(tokens))
         _log.info("a pipeline over %s takes over", _named(self.shares))
@@ -355,8 +330,8 @@ class Mesh:
                     following.pipeline.close()
                     return
                 self._moves.next = following
-                for at in range(len(self._slots)) if read else ():
-                    following.read(at, self.held(at, self._pipeline), MAX_ROWS)
+                for at in range(self.work.sessions) if read else ():
+                    following.read(at, self._held(at), MAX_ROWS)
 
         threading.Thread(target=open_it, name="next-pipeline", daemon=True).start()
 
@@ -370,6 +345,7 @@ class Mesh:
     def _discard(self, pipeline: Pipeline) -> None:
         """Close a pipeline that has lost a stage, and count the device at fault, if known, as lost."""
         pipeline.close()
+        self._longest = max([self._longest, *(len(self._held(slot)) for slot in self._taken)])
         self._pipeline = None
         if pipeline.lost is None:
             return
@@ -390,7 +366,7 @@ class Mesh:
                 self.notify(
                     f"A device was lost ({self._losses}) Those that were to take over do so now; the reply continues."
                 )
-                return self._take_over(following, self._longest())
+                return self._take_over(following, self._longest)
             self._moves.cancel()
             self.shares = self._replanned()
             _log.warning("a device is lost (%s), the layers are now on %s", self._losses, _named(self.shares))
@@ -408,7 +384,7 @@ class Mesh:
             if name not in losses.why:
                 self._ask(device, remaining)
         end = time.monotonic() + _PLANNING
-        planned = partial(self._planned, text=max(1, self._longest()), stop=lambda: time.monotonic() > end)
+        planned = partial(self._planned, text=self._longest, stop=lambda: time.monotonic() > end)
         if (shares := planned(remaining)) is None:
             back = [name for name in losses.why if losses.recent[name] < _REVIVALS]
             back = [name for name in back if self._ask(self._devices[name], remaining)]

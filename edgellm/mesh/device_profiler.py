@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 
 from filelock import FileLock
 
+from edgellm import system
 from edgellm.engine import Model, ModelFile, cut
 from edgellm.engine.gguf.synthetic_layers import Blocks, time_passes, write_random
 from edgellm.engine.hardware import Hardware
@@ -25,13 +28,18 @@ from edgellm.layer_range import LayerRange
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.layers.measuring import DeviceFigures
 from edgellm.rpc.versions import program_version
-from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE, cold_read, drop_page_cache
 from edgellm.storage.layers.manifest import grid, grid_lines
 from edgellm.storage.state import from_json, read_cached, write_cached
 from edgellm.system import cache_dir
 
 MAX_AGE = 30 * 86_400.0  # seconds; older figures are not used unasked
 _AHEAD = 60.0  # seconds by which a clock may have been set back
+MAX_DOUBTFUL_AGE = 600.0
+"""Seconds for which measurements on a busy machine are used."""
+MAX_BYTES = 512 * 2**20
+MIN_SECONDS, MAX_SECONDS = 1.0, 4.0  # least and most seconds of reading a file
+_READ_BYTES = 4 * 2**20
+_PORTION_SECONDS = 0.2  # seconds
 _LOADING = 2.0  # seconds of loading layers
 _LOADS = 2
 
@@ -120,9 +128,9 @@ def _cold_load(file: Path, blocks: Blocks, hardware: Hardware, rate: float, how:
         loaded = 0.0
         for _ in range(_LOADS):
             drop_page_cache(sample)
-            began = time.perf_counter()
+            began = perf_counter()
             with Model.load(sample, LoadSpec(hardware)):
-                loaded = max(loaded, count * blocks.layer / (time.perf_counter() - began))
+                loaded = max(loaded, count * blocks.layer / (perf_counter() - began))
     finally:
         sample.unlink(missing_ok=True)
     if loaded >= rate:
@@ -159,3 +167,36 @@ def _stored_figures(blocks: Blocks, max_age: float, unit: ComputeUnit) -> tuple[
 def _store_figures(figures: DeviceFigures, unit: ComputeUnit) -> None:
     """Store the figures. If that fails, they are measured again next time."""
     write_cached(_figures_path(figures.block, unit), asdict(figures))
+
+
+def cold_read(path: Path) -> tuple[float, str]:
+    """Return bytes/s of reading a file from disk, and a description of how cached pages were avoided. A large file is
+    read for some seconds, a small one several times. The result is the median over portions, which a stall does not
+    move. The first portion of each reading is left out, where there are others: many disks that have rested are faster
+    for a moment than they can sustain. Raise OSError if the file cannot be read."""
+    size, elapsed = 0, 0.0
+    first: list[float] = []  # seconds for a byte, of portions at the beginning of a reading
+    later: list[float] = []  # seconds for a byte, of the others
+    with path.open("rb", buffering=0) as file:
+        system.read_at_random(file.fileno())  # bytes read ahead would not be counted
+        buffer = memoryview(bytearray(_READ_BYTES))
+        while elapsed < MIN_SECONDS and size < MAX_BYTES:
+            file.seek(0)
+            how = system.drop_pages(file.fileno())
+            began = portion_began = now = perf_counter()
+            portion, counted = 0, first
+            while size < MAX_BYTES and now - began < MAX_SECONDS and (n := file.readinto(buffer[: MAX_BYTES - size])):
+                size, portion, now = size + n, portion + n, perf_counter()
+                if now - portion_began >= _PORTION_SECONDS:
+                    counted.append((now - portion_began) / portion)
+                    portion, portion_began, counted = 0, now, later
+            elapsed += perf_counter() - began
+        system.drop_pages(file.fileno())
+    seconds_per_byte = median(later or first or [elapsed / max(size, 1)])
+    return 1.0 / max(seconds_per_byte, 1e-12), f"{size / 1e6:.0f} MB read, {how}"
+
+
+def drop_page_cache(path: Path) -> None:
+    """Drop a file's pages from memory, if the system permits it. Raise OSError if the file cannot be opened."""
+    with path.open("rb", buffering=0) as file:
+        system.drop_pages(file.fileno())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 from edgellm.coldstart import hardware
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, Link
-from edgellm.errors import InvalidOption
+from edgellm.errors import InvalidOption, StateDamaged
+from edgellm.storage.state import read_toml
 
 PRESETS = ("csgo",)
 MAX_BYTES = 2**20
@@ -49,17 +49,11 @@ def read_fleet(path: Path) -> Fleet:
     and what is expected.
     """
     try:
-        data = path.expanduser().read_bytes()
-    except OSError as error:
-        raise InvalidOption(f"{path} cannot be read: {error.strerror}.", "Check the path given to --devices.") from None
-    if len(data) > MAX_BYTES:
-        raise InvalidOption(
-            f"{path} has {len(data)} bytes.", f"At most {MAX_BYTES} are read; a file of devices has a few hundred."
-        )
-    try:
-        found = tomllib.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidOption(f"{path} is not TOML: {error}.", "See: edgellm mesh plan --help-all") from None
+        found = read_toml(path.expanduser(), MAX_BYTES)
+    except StateDamaged as error:
+        raise InvalidOption(error.what, "See: edgellm mesh plan --help-all") from None
+    if found is None:
+        raise InvalidOption(f"There is no file {path}.", "Check the path given to --devices.")
     return _Reader(path).fleet(found)
 
 
@@ -79,10 +73,10 @@ class _Reader:
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise self._wrong(f"two devices are named {twice!r}", "Give each device a unique name.")
         links = dict(self._link(at, table, names) for at, table in enumerate(self._tables(found, "link"), 1))
-        model = found.get("model")
-        if model is not None and not isinstance(model, dict):
+        model = found.get("model", {})
+        if not isinstance(model, dict):
             raise self._wrong(f"model is {model!r}", "Write it as a table: [model].")
-        return Fleet(devices, links, self._model(model) if model is not None else None)
+        return Fleet(devices, links, self._model(model) if model else None)
 
     def _device(self, at: int, table: Mapping[str, Any]) -> Device:
         where = f"[[device]] {at}"
@@ -114,8 +108,7 @@ class _Reader:
         for key in _MODEL:
             value = self._number("[model]", table, key, above=0.0)
             if value != int(value) or (key == "layers" and value > 512):
-                expected = "a whole number up to 512" if key == "layers" else "a whole number"
-                raise self._wrong(f"[model]: {key} is {value:g}", f"Give {expected}.")
+                raise self._wrong(f"[model]: {key} is {value:g}", "Give a whole number, for layers up to 512.")
             whole.append(int(value))
         weight = self._number("[model]", table, "bytes_per_weight", default=2.0, above=0.0)
         layers, d_model, heads, kv_heads, d_head, d_ff = whole

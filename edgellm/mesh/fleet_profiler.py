@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -14,14 +14,13 @@ from typing import Self
 
 from edgellm.coldstart.cost_model import TransformerShape
 from edgellm.coldstart.hardware import Device, Link, Utilisation, fit_utilisation
-from edgellm.coldstart.plan import PlannedStage
+from edgellm.coldstart.plan import PlanOption, format_seconds
 from edgellm.engine import ModelFile
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, stand_in
-from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.timing import BUSY, CpuWait
 from edgellm.errors import EdgeError, InvalidOption, NotPermitted
 from edgellm.layer_range import HERE
-from edgellm.mesh.device_profiler import MAX_AGE, measure_device
+from edgellm.mesh.device_profiler import MAX_AGE, MAX_DOUBTFUL_AGE, measure_device
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.model_costs import model_costs, shape_of
 from edgellm.mesh.weight_cache import ComputeUnit
@@ -30,42 +29,15 @@ from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.workers import Worker, find_workers, reach_worker, worker_at_address
 from edgellm.rpc.layers.measuring import DeviceFigures, LinkSpeed, measure, measure_link, request_link_measurement
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.storage.device_speed import MAX_DOUBTFUL_AGE
 from edgellm.storage.state import from_json, read_cached, write_cached
 from edgellm.system import cache_dir
 
-FAR = 8.0
-"""The factor between measured and planned time from which a figure, and not the planner's model, counts as wrong."""
-_LEAST = 1e-4  # seconds: shorter times say nothing of a line
 MAX_LINK_AGE = 86_400.0  # seconds; a device moved to another room has another line
 _CLOCK_SECONDS = 60.0  # limit of setting a clock back
 _NO_LIMIT = 1e12  # bits/s of this device's own side: the limits are in the lines
 
 Notify = Callable[[str, str], None]
 """A function that is called with a device and the figure being measured."""
-
-
-def disproved(found: PlannedStage, planned: PlannedStage) -> Iterator[tuple[str, float, float]]:
-    """Yield each activity of a stage that took a time far from the plan ("computing", "loading" or "network"), and the
-    seconds measured and planned."""
-    times = {
-        "computing": (found.compute_s, planned.compute_s),
-        "loading": (found.load_s, planned.load_s),
-        "network": (found.network_s, planned.network_s),
-    }
-    for what, (took, expected) in times.items():
-        shorter, longer = sorted((took, expected))
-        if shorter > 0.0 and longer > max(_LEAST, FAR * shorter):
-            yield what, took, expected
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """A doubt about the figures measured at `taken` (seconds since 1970, UTC). `again`: they are to be measured again;
-    else they were, and are not doubted any more."""
-
-    taken: int
-    again: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +82,12 @@ class MeasuredLink:
 
 @dataclass(slots=True)
 class KeptFigures:
-    """The measurements of this home: devices by their keys, lines by the keys of both ends, and doubts about either."""
+    """The measurements of this home: devices by their keys, lines by the keys of both ends. `doubts`: figures of either
+    that a reply has disproved, with the time of their new measurement, or 0 until there is one."""
 
     speeds: dict[str, MeasuredSpeed] = field(default_factory=dict)
     lines: dict[str, MeasuredLink] = field(default_factory=dict)
-    doubts: dict[str, Doubt] = field(default_factory=dict)
+    doubts: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def load(cls) -> Self:
@@ -127,12 +100,12 @@ class KeptFigures:
 
     def doubted(self, key: str) -> bool:
         """Return whether the figures of `key` are to be measured again."""
-        return key in self.doubts and self.doubts[key].again
+        return self.doubts.get(key) == 0
 
     def settle(self, key: str, taken: int) -> None:
         """Record that the figures of `key` were measured again, at `taken`, if they were doubted."""
         if key in self.doubts:
-            self.doubts[key] = Doubt(taken, again=False)
+            self.doubts[key] = taken
 
 
 def _path() -> Path:
@@ -170,9 +143,9 @@ def doubt_figures(worker: Worker | None, what: str) -> bool:
     else:
         key = _key(worker)
         taken = kept.speeds[key].figures.taken if key in kept.speeds else None
-    if taken is None or kept.doubts.get(key) == Doubt(taken, again=False):
+    if taken is None or kept.doubts.get(key) == taken:
         return False
-    kept.doubts[key] = Doubt(taken, again=True)
+    kept.doubts[key] = 0
     kept.save()
     return True
 
@@ -204,6 +177,16 @@ class Survey:
             if stored.doubtful:
                 found.append(f"The connection from {one} to {other} was measured while this machine was busy.")
         return [*found, "Run again with --measure when the devices are idle."] if found else []
+
+    def range_of(self, option: PlanOption) -> str:
+        """Return the range of the first token's time, as a sentence, where the figures of the option's devices are
+        doubtful; else "". A device that waited for a processor when it was measured is as much faster without."""
+        speeds = [self.speeds[one.device] for one in option.stages if one.device in self.speeds]
+        waited = max((speed.figures.waited for speed in speeds), default=0.0)
+        if waited <= BUSY:
+            return ""
+        least, most = format_seconds((1.0 - waited) * option.ttft_s), format_seconds(option.ttft_s)
+        return f"Doubtful: the first token may come after {least} to {most}, the less the devices have to do meanwhile."
 
     def _device(self, name: str, speed: MeasuredSpeed) -> Device:
         """Return a device for the planner. Between two devices without a measured line, data is taken to pass through
@@ -246,20 +229,13 @@ def discover_workers(hosts: Sequence[str], addresses: Sequence[tuple[str, Addres
     return found
 
 
-def measure_workers(
-    model: ModelFile, workers: Sequence[Worker], remeasure: bool, notify: Notify, hardware: Hardware = ON_PROCESSOR,
-    *, by_stand_in: bool = False,
-) -> Survey:  # fmt: skip
-    """Return measurements of this device, where `hardware` has it compute, and these workers for a model; `remeasure`:
-    ignore stored ones. `by_stand_in`: synthetic layers are timed, for a model that cannot be cut.
-    """
-    unit = ComputeUnit.choose(hardware)
+def timed_model(file: ModelFile, *, by_stand_in: bool = False) -> TimedModel:
+    """Return what is timed for a model file; `by_stand_in`: other layers of its shape, for a model that cannot be
+    cut."""
     if by_stand_in:
-        blocks, known = stand_in(model)
-        timed = TimedModel(blocks, model.name, shape_of(known))
-    else:
-        timed = TimedModel(blocks_of(model), model.name, model_costs(model).shape)
-    return survey(Trust.load(), workers, timed, remeasure=remeasure, notify=notify, unit=unit)
+        blocks, known = stand_in(file)
+        return TimedModel(blocks, file.name, shape_of(known))
+    return TimedModel(blocks_of(file), file.name, model_costs(file).shape)
 
 
 def survey(

@@ -25,8 +25,9 @@ class StageSpec:
 
     `model` is the fingerprint of the whole model in hex, and `pieces` are known pieces of that file: a device
     without the file computes with some of these very pieces, or not at all. Rows have `n_embd` numbers, ids lie below
-    `n_vocab`. `sessions` replies of `context` tokens each are held at once. `wide`: rows travel as 32-bit floats, not
-    16. `stages` is the number of stages in the pipeline.
+    `n_vocab`. `sessions` replies of `context` tokens each are held at once. `half`: rows travel as 16-bit floats, not
+    32. `stages` is the number of stages in the pipeline, and `n_params` that of the whole model's parameters, 0 if
+    unknown.
     """
 
     model: str
@@ -37,9 +38,10 @@ class StageSpec:
     n_vocab: int
     context: int
     sessions: int = 4
-    wide: bool = False
+    half: bool = False
     stages: int = 1
     pieces: tuple[LayerPiece, ...] = ()
+    n_params: int = 0
 
     @property
     def ends(self) -> bool:
@@ -83,8 +85,8 @@ class TraceWanted:
 class TraceSpan:
     """A stage's activity from `begin` to `end`, in seconds on its clock.
 
-    `kind` is `load`, `compute`, or `got` (a micro-batch has arrived); `what` is the first layer loaded, or the number
-    of the micro-batch.
+    `kind` is `cut` (layers from a model's file), `load`, `compute`, or `got` (a micro-batch has arrived); `what` is the
+    first layer cut or loaded, or the number of the micro-batch.
     """
 
     kind: str

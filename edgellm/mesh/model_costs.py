@@ -43,5 +43,5 @@ def shape_of(known: Dimensions) -> TransformerShape:
     """Return the shape for the cost model of layers with these dimensions."""
     return TransformerShape(
         layers=known.layers, d_model=known.d_model, heads=known.heads, kv_heads=known.kv_heads, d_head=known.keys,
-        d_ff=known.d_ff,
+        d_ff=known.d_ff, bytes_per_activation=4.0,
     )  # fmt: skip

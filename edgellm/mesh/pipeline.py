@@ -32,6 +32,7 @@ from edgellm.mesh.messages import (
 )
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
+from edgellm.spec.types import NO_IDS
 from edgellm.spec.verifier import VerifyRequest
 
 IDLE_SECONDS = 60.0  # deadline of a request while every device says that it has nothing to do
@@ -225,6 +226,7 @@ class Pipeline:
         self._numbers = count(1)
         # The number of a request's first micro-batch, and the future, by the number of its last micro-batch.
         self._asked: dict[int, tuple[int, Future[StageAnswer]]] = {}
+        self._held: dict[int, Ids] = {}
         self._lock = threading.Lock()
         self._retired = False
         for at, record in reversed(list(enumerate(self.records))):  # a stage begins before its predecessor sends
@@ -252,6 +254,7 @@ class Pipeline:
             if not self._asked:
                 self._deadline.restart()
             self._asked[numbers[-1]] = numbers[0], future
+            self._held[session] = np.concatenate((self.held(session)[:start], ids)).astype(np.int32)
             lost = self.lost
         if lost is not None:
             self._fail(*lost)
@@ -260,6 +263,14 @@ class Pipeline:
         for batch in batches:
             self.records[0].host.send(batch)
         return future
+
+    def held(self, session: int) -> Ids:
+        """Return the tokens that the stages' caches hold for a session once all micro-batches are computed."""
+        return self._held.get(session, NO_IDS)
+
+    def forget(self, session: int) -> None:
+        """Take the stages' caches to hold nothing for a session: an error has left them unknown."""
+        self._held.pop(session, None)
 
     def measured(self) -> list[StageRecord]:
         """Return the records, each with the stage's spans since the last call; a stage that does not answer in time has

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from edgellm.coldstart.cost_model import ModelCosts
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from edgellm.coldstart.phases import Phases
     from edgellm.rpc.discovery.workers import Worker
 
-COURSES = ("edgellm.coldstart.phases",)
-"""Modules that may plan other shares for a later part of a reply."""
 _MOST_DEVICES = 10  # devices planned with after a loss: the number of their sets doubles with each
 
 
@@ -51,7 +48,8 @@ class MissingLayers:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The `shares` of the devices now, and the times expected of them; `reason` explains the choice.
+    """The `shares` of the devices now, and the times expected of them; `choice` is told with its reason, and `reason`
+    has hints at other objectives, too.
 
     `home`: the devices, with the layers that they have. `best`: the plan if every layer could be anywhere; None if the
     devices could not hold the model. `lacking`: the layers to copy for that plan. `unused` devices, and those
@@ -62,6 +60,7 @@ class Placement:
     home: Home
     shares: tuple[StageShare, ...]
     option: PlanOption
+    choice: str
     reason: str
     best: Plan | None
     lacking: tuple[MissingLayers, ...]
@@ -114,7 +113,7 @@ def place(
     lacking = () if best is None else tuple(missing(home.model, best.advised.shares, home.devices))
     finish = partial(Placement, home, best=best, lacking=lacking, workers=workers, left_out=tuple(left_out))
     if best is not None and not lacking and _whole(best.advised.shares, home.devices):
-        return finish(best.advised.shares, best.advised, best.advice, unused=best.unused)
+        return finish(best.advised.shares, best.advised, best.choice, best.advice, unused=best.unused)
     try:
         now = plan(home, stop)
     except PlanImpossible as error:
@@ -122,17 +121,16 @@ def place(
             raise impossible from None
         command = deploy_command("MODEL", lacking, workers or {}) if lacking else "edgellm mesh deploy MODEL"
         raise PlanImpossible(error.what, f"Deploy them: {command}") from None
-    reason = f"With the layers that the devices have: {now.advice}"
-    return finish(now.advised.shares, now.advised, reason, unused=now.unused)
+    here = "With the layers that the devices have: "
+    return finish(now.advised.shares, now.advised, here + now.choice, here + now.advice, unused=now.unused)
 
 
 def with_phases(placed: Placement, stop: Stop = never) -> Placement:
     """Return the placement with the course of a reply, which may begin with other shares."""
-    for name in COURSES:
-        phases: Phases | None = import_module(name).plan_phases(placed.home, placed.shares, stop)
-        if phases is not None:
-            placed = replace(placed, shares=phases.first, phases=phases)
-    return placed
+    from edgellm.coldstart.phases import plan_phases  # a question to one device needs no phases
+
+    phases = plan_phases(placed.home, placed.shares, stop)
+    return placed if phases is None else replace(placed, shares=phases.first, phases=phases)
 
 
 def deploy_command(model: str, lacking: Iterable[MissingLayers], workers: Mapping[str, Worker]) -> str:

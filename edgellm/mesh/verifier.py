@@ -128,7 +128,8 @@ class _Sequence:
                 raise
             except EdgeError:
                 # The stages' caches are unknown now: the next micro-batches start from the beginning.
-                self._mesh.record_tokens(self._slot or 0, None, NO_IDS)
+                if self._slot is not None and (pipeline := self._mesh.current()) is not None:
+                    pipeline.forget(self._slot)
                 refused += 1
                 if refused > 1:
                     raise
@@ -151,9 +152,8 @@ class _Sequence:
         except (PlanImpossible, DeviceLost) as error:
             raise MeshBroken(error.what, error.next_step) from None
         # A session's micro-batches stay in order: the stages have the earlier ones, even without their verdicts.
-        start = common_prefix(mesh.held(self._slot, pipeline), prefix[:-1])
+        start = common_prefix(pipeline.held(self._slot), prefix[:-1])
         ids = np.concatenate((prefix, draft.ids)).astype(np.int32)
-        mesh.record_tokens(self._slot, pipeline, ids)
         here = _judged_here(request)
         sampling = GREEDY if here else request.sampling
         asked = VerifyRequest(self._slot, sampling, len(prefix), NO_IDS, draft, logits=here)

@@ -209,8 +209,12 @@ class WeightCache:
             self._reserved -= size
             self._freed.notify_all()
 
-    def acquire(self, file: LayerFile, progress: Callable[[float], None] | None = None) -> Model:
+    def acquire(
+        self, file: LayerFile, progress: Callable[[float], None] | None = None,
+        there: Callable[[], object] = lambda: None,
+    ) -> Model:  # fmt: skip
         """Return the layers of a file, loaded if they are not in memory. The caller gives them back with `give_back`.
+        `there` is called when loading begins: before that, the file may have to be cut from a model.
         Raises LayersMissing: the file is no longer on this device; MemoryShort: what is in use leaves no room for it;
         ModelCorrupt, ModelUnsupported: it cannot be loaded; StoreFull, DiskFull, LayersRefused: it had to be cut, and
         there is no room."""
@@ -223,9 +227,9 @@ class WeightCache:
             entry.users += 1
         if mine:
             try:
-                entry.model = Model.load(
-                    entry.open.enter_context(file.using()), LoadSpec(self.unit.hardware), progress=progress
-                )
+                path = entry.open.enter_context(file.using())
+                there()
+                entry.model = Model.load(path, LoadSpec(self.unit.hardware), progress=progress)
             except BaseException as error:
                 entry.error = error
                 entry.close()

@@ -41,11 +41,11 @@ from edgellm.services.verification_codec import (
 )
 from edgellm.spec.verifier import VerifyRequest
 
-MESH = 6
+MESH = 7
 """Version of `mesh.proto`."""
 CONTRACT = pb.DESCRIPTOR.services_by_name["Mesh"]
 HOLDS, WORK, CARRY = (f"/{CONTRACT.full_name}/{name}" for name in ("Holds", "Work", "Carry"))
-_KINDS = ("compute", "load", "got")
+_KINDS = ("compute", "load", "got", "cut")
 _F16_MOST = 65_504.0
 _MAX_LAYERS = 4_096
 _MAX_POSITIONS = 2**20  # positions of all sessions of a stage
@@ -71,7 +71,8 @@ def write_work(work: StageSpec, stage: bytes) -> pb.Prepare:
     return pb.Prepare(
         protocol=MESH, model=bytes.fromhex(work.model), name=work.name, first=work.layers.start, last=work.layers.last,
         layers=work.n_layers, n_embd=work.n_embd, n_vocab=work.n_vocab, context=work.context, sessions=work.sessions,
-        wide=work.wide, stage=stage, version=VERSION, stages=work.stages, pieces=write_pieces(work.pieces),
+        half=work.half, stage=stage, version=VERSION, stages=work.stages, pieces=write_pieces(work.pieces),
+        parameters=work.n_params,
     )  # fmt: skip
 
 
@@ -90,19 +91,20 @@ def read_work(message: pb.Prepare) -> StageSpec:
         _refuse(f"The request for {message.sessions} sessions of {message.context} positions is invalid.")
     return StageSpec(
         message.model.hex(), message.name[:_MAX_TEXT], LayerRange(message.first, message.last + 1), message.layers,
-        message.n_embd, message.n_vocab, message.context, message.sessions, message.wide, max(1, message.stages),
-        read_pieces(message.pieces),
+        message.n_embd, message.n_vocab, message.context, message.sessions, message.half, max(1, message.stages),
+        read_pieces(message.pieces), message.parameters,
     )  # fmt: skip
 
 
-def write_micro_batch(batch: MicroBatch, wide: bool) -> pb.MeshParcel:
-    """Convert a micro-batch to its message. `wide` rows, and rows that exceed 16 bits, travel as 32-bit floats."""
+def write_micro_batch(batch: MicroBatch, half: bool) -> pb.MeshParcel:
+    """Convert a micro-batch to its message. Rows travel as 32-bit floats; `half`: as 16-bit floats unless they exceed
+    these."""
     message = pb.MeshParcel(session=batch.session, number=batch.number, start=batch.start)
     data = batch.data
     if data.ndim == 1:
         message.ids.extend(data.tolist())
     else:
-        message.wide = wide or not float(np.abs(data).max()) <= _F16_MOST
+        message.wide = not half or not float(np.abs(data).max()) <= _F16_MOST
         message.rows = data.astype("<f4" if message.wide else "<f2").tobytes()
     if (request := batch.request) is not None:
         message.ask.CopyFrom(write_verify(replace(request, round=batch.number)).verify)
@@ -131,13 +133,13 @@ def read_micro_batch(message: pb.MeshParcel, work: StageSpec) -> MicroBatch:
     return MicroBatch(message.session, message.number, message.start, data, request)
 
 
-def write_event(event: Event, wide: bool) -> pb.Report | None:
+def write_event(event: Event, half: bool) -> pb.Report | None:
     """Return a stage's report of an event; None for a loss, which the end of the stream conveys."""
     match event:
         case Loaded():
             return pb.Report(loaded=pb.StageLoaded(layers=event.layers, at=event.at))
         case MicroBatch():
-            return pb.Report(onward=write_micro_batch(event, wide))
+            return pb.Report(onward=write_micro_batch(event, half))
         case StageAnswer():
             logits = b"" if event.logits is None else event.logits.astype("<f4").tobytes()
             return pb.Report(
@@ -156,11 +158,11 @@ def write_event(event: Event, wide: bool) -> pb.Report | None:
             return None
 
 
-def write_order(order: Order, wide: bool) -> pb.Order | None:
+def write_order(order: Order, half: bool) -> pb.Order | None:
     """Return the message of an order; None for an answer that is due, which only this side tracks."""
     match order:
         case MicroBatch():
-            return pb.Order(parcel=write_micro_batch(order, wide))
+            return pb.Order(parcel=write_micro_batch(order, half))
         case TraceWanted():
             return pb.Order(tell=pb.Tell())
         case _:

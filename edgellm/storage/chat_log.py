@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -130,9 +129,7 @@ class ChatLog:
     def turn_off(self) -> None:
         """Stop every process from adding or reading until `turn_on`. Stored entries stay."""
         with self._database.errors("turned off"):
-            private_folder(self.folder)
-            with suppress(FileExistsError):
-                os.close(os.open(self._off, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            write_state(private_folder(self.folder) / "off", "")
 
     def turn_on(self) -> None:
         """Undo `turn_off`."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from math import sqrt
+from time import perf_counter
 from typing import NamedTuple, Self
+
+import numpy as np
 
 from edgellm import system
 from edgellm.engine.hardware import compute_devices
 from edgellm.engine.memory_fit import spare_memory
 from edgellm.errors import InvalidOption, MemoryShort
 from edgellm.storage.catalog import Catalog, CatalogModel
-from edgellm.storage.device_speed import memory_speed
 from edgellm.storage.quants import MEMORY_SHARE
 
 COMFORTABLE = 5.0
@@ -20,9 +22,8 @@ COMFORTABLE = 5.0
 PROCESSOR = "the processor"
 _CARD_SHARE = 0.9  # share of a card's free memory for weights; the rest is for the context
 _WORTH = 0.5  # largest useful draft model, in shares of the verifier's bytes for a token
-_ACCEPTED = 0.6  # assumed share of accepted tokens for a smaller model of the same family
-_MAX_DRAFTED = 8
-_AS_GOOD = 0.75  # share of a verifier's strength that its substitute needs
+_MEMORY_BYTES = 256 * 2**20  # bytes read at once from memory: more than a processor's caches hold
+_MEMORY_READS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,7 @@ class PairProposal:
 
 def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> PairProposal:
     """Return the pair that suits this machine: the catalogue's first fitting pair with a fast enough verifier, or else
-    the fastest that fits; or the pair of the verifier `wanted`. If that verifier has no draft model, a pair with an
-    about equally good verifier is preferred, unless the first is expected to be as fast alone."""
+    the fastest that fits; or the pair of the verifier `wanted`."""
     if wanted is not None:
         found = catalog.find(wanted)
         if found is None or found[1] != found[0].quant:
@@ -113,45 +113,8 @@ def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> Pai
             f" {_gb(room.weights)} ({room.reason}).",
             "Close other programs, or use the bundled pair: edgellm chat",
         )
-    first = next(
-        (one for one in fitting if one.tokens_per_second is None or one.tokens_per_second >= COMFORTABLE),
-        max(fitting, key=lambda one: one.tokens_per_second or 0.0),
-    )
-    if first.draft is not None:
-        return first
-    as_good = [one for one in fitting if _strength(one.verifier) >= _AS_GOOD * _strength(first.verifier)]
-    gains = {one: _drafts_gain(one) * _alone_speed(one, first) for one in as_good if one.draft is not None}
-    if not gains:
-        return replace(first, reasons=(*first.reasons, "no pair that fits is about as good"))
-    best = next((pair for pair, gain in gains.items() if gain > 1), max(gains, key=lambda pair: gains[pair]))
-    times = f"{1 / gains[best]:.1f} times as fast"
-    if gains[best] > 1:
-        why = f"{first.verifier.name} fits only alone, which is expected to be {times}"
-        return replace(best, reasons=(*best.reasons, why))
-    why = f"alone it is expected to be {times} as {best.verifier.name} with its draft model"
-    return replace(first, reasons=(*first.reasons, why))
-
-
-def _strength(model: CatalogModel) -> float:
-    """Return a model's strength in billions of parameters: for experts, the geometric mean of all and the active
-    parameters."""
-    return sqrt(model.parameters * model.active)
-
-
-def _drafts_gain(pair: PairProposal) -> float:
-    """Return a verifier's expected speed-up by its draft model, from the bytes that are read: a pass over several
-    tokens reads the weights once, but experts for each token."""
-    if pair.draft is None or pair.verifier.active < pair.verifier.parameters:
-        return 1.0
-    cost = pair.draft.bytes_per_token / pair.verifier.bytes_per_token
-    return max((1 - _ACCEPTED ** (n + 1)) / (1 - _ACCEPTED) / (1 + n * cost) for n in range(_MAX_DRAFTED + 1))
-
-
-def _alone_speed(one: PairProposal, other: PairProposal) -> float:
-    """Return the ratio of two verifiers' speeds, each alone: where unknown, by the bytes that a token reads."""
-    if one.tokens_per_second is not None and other.tokens_per_second is not None:
-        return one.tokens_per_second / other.tokens_per_second
-    return other.verifier.bytes_per_token / one.verifier.bytes_per_token
+    fast = (one for one in fitting if one.tokens_per_second is None or one.tokens_per_second >= COMFORTABLE)
+    return next(fast, None) or max(fitting, key=lambda one: one.tokens_per_second or 0.0)
 
 
 def _fitted(catalog: Catalog, verifier: CatalogModel, room: ModelRoom) -> PairProposal | None:
@@ -180,3 +143,17 @@ def _fitted(catalog: Catalog, verifier: CatalogModel, room: ModelRoom) -> PairPr
 
 def _gb(size: int) -> str:
     return f"{size / 1e9:.1f} GB"
+
+
+def memory_speed() -> float:
+    """Return the bytes/s at which all performance cores together read memory: the best of some readings, as other
+    programs only take from it."""
+    threads = system.performance_cores()
+    blocks = np.array_split(np.ones(_MEMORY_BYTES // 8, np.int64), threads)
+    seconds = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(_MEMORY_READS):
+            began = perf_counter()
+            list(pool.map(np.max, blocks))
+            seconds.append(perf_counter() - began)
+    return _MEMORY_BYTES / min(seconds)

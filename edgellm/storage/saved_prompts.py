@@ -15,6 +15,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import time
 
@@ -61,11 +62,12 @@ class SavedPrompts:
         remove_prompts()
 
 
+@dataclass(frozen=True, slots=True)
 class ModelPrompts:
     """The prompts of one model, as a `PromptCache`."""
 
-    def __init__(self, prompts: SavedPrompts, model: str) -> None:
-        self._prompts, self._model = prompts, model
+    _prompts: SavedPrompts
+    _model: str
 
     @property
     def epoch(self) -> int:
@@ -146,20 +148,22 @@ def _digest(path: Path) -> str:
 
 def _make_room(limit: int) -> None:
     """Remove files that a crash has left, and the least recently used files until all take `limit` bytes."""
-    sizes: list[tuple[float, int, Path]] = []
-    for path in prompt_files():
+    files = prompt_files()
+    for path in files:
+        if path.suffix == UNFINISHED and _used(path) < time() - _ABANDONED:
+            removed(path)
+    taken = 0
+    for path in sorted((path for path in files if path.suffix == SAVED), key=_used, reverse=True):
         with suppress(OSError):
-            found = path.stat()
-            if path.suffix == SAVED:
-                sizes.append((found.st_mtime, found.st_size, path))
-            elif found.st_mtime < time() - _ABANDONED:
-                removed(path)
-    taken = sum(size for _, size, _ in sizes)
-    for _, size, path in sorted(sizes):
-        if taken <= limit:
-            return
-        if removed(path):
-            taken -= size
+            taken += path.stat().st_size
+            if taken > limit:
+                path.unlink()
+
+
+def _used(path: Path) -> float:
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def prompts_folder() -> Path:

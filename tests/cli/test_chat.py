@@ -10,7 +10,7 @@ import pytest
 
 from edgellm.storage import History
 from edgellm.storage.chat_log import Conversations
-from edgellm.storage.default_pair import HOME, SMOLLM2, VARIABLE
+from edgellm.storage.model_files import HOME, SMOLLM2, VARIABLE
 from edgellm.storage.saved_prompts import prompts_folder
 from tests.cli.conftest import Done, Edge
 from tests.storage.wheels import bundled_draft, packages

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-import edgellm.llm
-from edgellm.cli.commands.mesh import over_devices
+from edgellm.cli.commands import mesh as cli_mesh
+from edgellm.cli.commands.mesh import over_devices, reports_on
 from edgellm.cli.options import HardwareOptions, PairOptions
-from edgellm.engine import Context, Message, ModelFile
+from edgellm.engine import Context, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import HERE, LayerRange
@@ -26,8 +26,8 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage import fingerprint, resolve
-from edgellm.storage.default_pair import ResolvedPair
 from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.model_files import ResolvedPair
 from testkit.gguf.split_file import split
 from tests.cli.conftest import Done, Edge, ids
 from tests.cli.serving import Served
@@ -57,7 +57,7 @@ def run(edge: Edge, worker: WorkerServer, *more: str) -> Done:
 
 def test_a_reply_over_two_devices_is_that_of_one(edge: Edge, worker: WorkerServer) -> None:
     words = ("chat", QUESTION, "--draft", "none", "--max-tokens", "12")
-    alone, done = edge(*words), run(edge, worker, "--f32", "--explain").told("the devices were not measured")
+    alone, done = edge(*words), run(edge, worker, "--explain").told("the devices were not measured")
     assert done.out == alone.out
     lines = done.err.splitlines()
     assert any(re.match(r"here +1-5 ", line) for line in lines)
@@ -68,13 +68,11 @@ def test_a_reply_over_two_devices_is_that_of_one(edge: Edge, worker: WorkerServe
 
 
 def test_the_time_before_the_reply_counts(edge: Edge, worker: WorkerServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    compose = edgellm.llm.compose
-
-    def late(*words: Any, **more: Any) -> list[Message]:
+    def late(opened: Any, display: Any) -> Any:
         sleep(0.3)
-        return compose(*words, **more)
+        return reports_on(opened, display)
 
-    monkeypatch.setattr(edgellm.llm, "compose", late)
+    monkeypatch.setattr(cli_mesh, "reports_on", late)
     mesh = run(edge, worker, "--json").told().lines[-1]["mesh"]
     assert mesh["ttft_s"] > 0.3
     assert all(one["measured"]["compute_s"] > 0.0 for one in mesh["stages"])
@@ -111,9 +109,9 @@ WITH_A_CARD = """
 import sys
 from edgellm.cli import main
 from edgellm.engine.gguf import synthetic_layers
-from edgellm.storage import device_speed
+from edgellm.mesh import device_profiler
 from testkit.processes.rpc_device import add_rpc_device
-device_speed.MIN_SECONDS, synthetic_layers.ROWS = 0.01, (1, 8)
+device_profiler.MIN_SECONDS, synthetic_layers.ROWS = 0.01, (1, 8)
 synthetic_layers._SPELL, synthetic_layers._ROUNDS = 0.0, 1
 add_rpc_device()
 sys.argv = ["edgellm", *sys.argv[1:]]
@@ -123,7 +121,7 @@ main()
 
 @pytest.mark.rpc
 def test_a_workers_card_is_measured_planned_for_and_computes(edge: Edge, quick_figures: None, tmp_path: Path) -> None:
-    alone = edge(*RUN, "--f32", *ALONE)
+    alone = edge(*RUN, *ALONE)
     served = Served("--role", "worker", "-m", MODEL, program=("-c", WITH_A_CARD))
     try:
         said = "".join(served.said) + served.wait_for("Memory for layers and caches: .*")
@@ -133,7 +131,7 @@ def test_a_workers_card_is_measured_planned_for_and_computes(edge: Edge, quick_f
         assert [(one["device"], one["unit"]) for one in plan["units"]] == [("here", None), ("desk", "RPC0")]
         kept = [path.name for path in tmp_path.rglob("figures/*-all-*.json")]
         assert sorted("RPC0" in name for name in kept) == [False, True]
-        assert edge(*RUN, "--f32", "--split", f"here:1-5,{served.address}:6-12").told().out == alone.out
+        assert edge(*RUN, "--split", f"here:1-5,{served.address}:6-12").told().out == alone.out
     finally:
         served.close()
 
@@ -161,10 +159,10 @@ def test_without_a_split_the_home_is_measured_and_the_layers_that_are_there_are_
     edge: Edge, measurable: WorkerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No device has the memory for all layers, and the worker has some of them."""
-    alone = edge(*SMALL, *ALONE, "--f32")
+    alone = edge(*SMALL, *ALONE)
     monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (10_000_000, "a test"))
     home = (*SMALL, "--peer", f"desk={measurable.address}")
-    done = edge(*home, "--f32", "--explain")
+    done = edge(*home, "--explain")
     done.told("Split it over here and desk", "No single device has the memory for it")
     assert done.out == alone.out
     assert re.search(r"^desk: \d+-12: ", done.err, re.MULTILINE)
@@ -260,7 +258,7 @@ def test_a_model_that_cannot_be_cut_runs_over_rpc(
         run = ("mesh", "run", model, QUESTION, *question, *peer)
         done = edge(*run, "--split", "here:1-2,desk:3-4")
         assert done.told("engine: rpc. The layers of this lfm2 model cannot be cut").out == alone.out
-        edge(*run, "--f32").told(code=2)
+        edge(*run, "--f16").told(code=2)
         planned = ("mesh", "plan", model, *peer)
         plan = edge(*planned, "--json").answer
         edge(*planned, "--plot", "plan.png").told("--plot draws stages, and this plan is over RPC", code=2)
@@ -316,7 +314,7 @@ def test_a_model_in_several_files_writes_what_the_whole_writes(
         rows: list[dict[str, Any]] = edge("mesh", "deploy", verifier, "--split", over, "--json").answer
         assert [row["error"] for row in rows] == [None, None]
         assert rows[1]["sent"] == rows[1]["bytes"]
-        exact = ("--f32", "--json", "--retrieval", "off", "--max-tokens", "12")
+        exact = ("--json", "--retrieval", "off", "--max-tokens", "12")
         alone = edge("mesh", "run", MODEL, QUESTION, *exact, *ALONE)
         assert ids(edge("mesh", "run", verifier, QUESTION, *exact, "--split", over)) == ids(alone)
         assert [row["sent"] for row in edge(*DEPLOY, over).answer] == [0, 0]  # the unsplit file

@@ -79,16 +79,16 @@ def readers() -> list[Reader]:
     warm = VerifyRequest(0, Sampling(0.8, 40, 0.9, 5), 2, NO_IDS, _CHUNK, logits=True)
     ids = MicroBatch(0, 1, 0, np.array([1, 2, 5, 6], np.int32), warm)
     orders = [mesh_pb2.Order(prepare=write_work(WORK, bytes(16))),
-              mesh_pb2.Order(parcel=write_micro_batch(ids, wide=False)),
-              mesh_pb2.Order(parcel=write_micro_batch(MicroBatch(1, 2, 8, _ROWS, warm), wide=True)),
-              mesh_pb2.Order(parcel=write_micro_batch(MicroBatch(1, 2, 8, _ROWS), wide=False))]  # fmt: skip
+              mesh_pb2.Order(parcel=write_micro_batch(ids, half=True)),
+              mesh_pb2.Order(parcel=write_micro_batch(MicroBatch(1, 2, 8, _ROWS, warm), half=False)),
+              mesh_pb2.Order(parcel=write_micro_batch(MicroBatch(1, 2, 8, _ROWS), half=True))]  # fmt: skip
     verdict = Verdict(1, np.array([9], np.int32), 0.1)
     logits = np.zeros((3, WORK.n_vocab), np.float32)
     events: list[Event] = [
         Loaded(3, 0.5), MicroBatch(1, 2, 8, _ROWS), StageAnswer(NUMBER, verdict, logits),
         Failed(NUMBER, ProtocolError("No.", "Ask again.")), StageTrace((TraceSpan("load", 1, 0.0, 0.5),)),
     ]  # fmt: skip
-    reports = [made for event in events if (made := write_event(event, wide=False)) is not None]
+    reports = [made for event in events if (made := write_event(event, half=True)) is not None]
     piece = layers_pb2.Piece(first=0, last=1, size=5, sha256=bytes(32))
     recipe = layers_pb2.Recipe(fingerprint=bytes(32), name="big", architecture="llama", layers=2, pieces=[piece])
     wanted = layers_pb2.PutFrame(wanted=layers_pb2.Wanted(protocol=1, recipe=recipe, pieces=[0]))

@@ -43,7 +43,7 @@ def cut_model(path: Path, folder: Path) -> Cut:
     digest = layers.cut(path)
     with Model.load(path) as model:
         n, embd, vocab = model.n_layer, model.n_embd, model.n_vocab
-    return Cut(path, layers, StageSpec(digest, path.stem, LayerRange(0, n), n, embd, vocab, 256, 2, wide=True))
+    return Cut(path, layers, StageSpec(digest, path.stem, LayerRange(0, n), n, embd, vocab, 256, 2))
 
 
 class Device:

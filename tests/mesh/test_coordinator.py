@@ -1,10 +1,10 @@
-"""Devices are lost at any moment, and the text is the same as without."""
+"""Devices are lost at any moment, and the text is the same as without; also where this device judges drafts."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,17 +13,20 @@ import pytest
 from edgellm.coldstart import hardware
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import LayersOnDevice
-from edgellm.engine import Block, BlockRows, Floats, Ids
+from edgellm.engine import Block, BlockRows, Context, ContextSpec, Floats, Ids
 from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.layer_range import LayerRange, StageShare
-from edgellm.mesh.coordinator import check_shares
+from edgellm.mesh.coordinator import Mesh, check_shares
 from edgellm.mesh.messages import StageLost
 from edgellm.mesh.pipeline import Pipeline
 from edgellm.mesh.placement import fail_over
-from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk
+from edgellm.mesh.verifier import MeshVerifier
+from edgellm.spec.protocols import Verifier
+from edgellm.spec.state import GenerationState, VerdictTerms
+from edgellm.spec.types import Chunk, Constraint, Penalties, Sampling, Verdict
+from edgellm.verifier.in_process import ContextPool, LocalVerifier
 from tests.engine.logits import some_ids
-from tests.mesh.household import NOTHING, Cut, Home, Whole, asker, write
+from tests.mesh.household import NOTHING, Cut, Device, Home, Whole, asker, even, write
 
 PROMPT = some_ids(40, 2000, 5)
 
@@ -208,3 +211,85 @@ def test_a_text_that_does_not_fit_is_refused(home: Home) -> None:
     home.verifier.close()
     with pytest.raises(MeshBroken, match="closed"):
         session.submit(PROMPT, NOTHING).result()
+
+
+SHORT = some_ids(24, 2000, 3)
+SCHEMA = '{"type": "object", "properties": {"day": {"type": "string"}}, "required": ["day"]}'
+HEAVY = Penalties(repeat=1.3, frequency=2.0, presence=1.0, bias=((7, 3.0),), start=len(SHORT))
+RULES = {
+    "penalties": Sampling(penalties=HEAVY),
+    "penalties, drawn": Sampling(0.9, seed=5, penalties=HEAVY),
+    "min-p": Sampling(2.0, seed=5, min_p=0.01),
+    "schema": Sampling(constraint=Constraint(SCHEMA, len(SHORT))),
+    "schema, drawn": Sampling(0.9, seed=5, constraint=Constraint(SCHEMA, len(SHORT))),
+}
+
+
+@pytest.fixture(scope="module")
+def mesh(verifier_cut: Cut, whole: Whole) -> Iterator[MeshVerifier]:
+    devices = [Device(f"device {at}", verifier_cut.layers) for at in range(2)]
+    opened = Mesh(devices, even(verifier_cut.work, [one.name for one in devices]), verifier_cut.work)
+    verifier = MeshVerifier(opened, whole.model.is_eog, grammar=whole.model.grammar)
+    yield verifier
+    verifier.close()
+
+
+@pytest.fixture(scope="module")
+def local(whole: Whole) -> Iterator[LocalVerifier]:
+    n_ctx = 256
+    verifier = LocalVerifier(
+        whole.model, ContextPool(lambda: Context(whole.model, ContextSpec(n_ctx=n_ctx, threads=1))), n_ctx
+    )
+    yield verifier
+    verifier.close()
+
+
+def verdicts(verifier: Verifier, state: GenerationState, tokens: int, extra: int = 0) -> list[Verdict]:
+    """The verdicts of a reply whose drafts are its own tokens, then others."""
+    text, found = SHORT, []
+    session = verifier.open(state)
+    while len(text) < len(SHORT) + tokens:
+        ahead = session.submit(text, Chunk()).result().tokens
+        draft = np.append(ahead, np.array([9, 11], dtype=np.int32)).astype(np.int32)
+        found.append(session.submit(text, Chunk(draft), extra).result())
+        text = np.concatenate((text, draft[: found[-1].accepted], found[-1].tokens)).astype(np.int32)
+    session.close()
+    return found
+
+
+def told(all_of_them: list[Verdict]) -> list[tuple[int, list[int]]]:
+    return [(verdict.accepted, verdict.tokens.tolist()) for verdict in all_of_them]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_verdicts_are_those_of_the_whole_model(mesh: MeshVerifier, local: LocalVerifier, rule: str) -> None:
+    state = GenerationState(SHORT, RULES[rule])
+    over_devices = verdicts(mesh, state, 16)
+    assert told(over_devices) == told(verdicts(local, state, 16))
+    assert sum(verdict.accepted for verdict in over_devices) > 0
+    assert told(over_devices) != told(verdicts(mesh, GenerationState(SHORT), 16))  # the rule changes the text
+
+
+def test_log_probabilities_are_those_of_the_whole_model(mesh: MeshVerifier, local: LocalVerifier) -> None:
+    assert mesh.capabilities.logprobs
+    state = GenerationState(SHORT, terms=VerdictTerms(3))
+    pairs = zip(verdicts(mesh, state, 12, extra=2), verdicts(local, state, 12, extra=2), strict=True)
+    for here, there in pairs:
+        assert len(here.logprobs) == len(there.logprobs) == here.accepted + len(here.tokens)
+        for one, other in zip(here.logprobs, there.logprobs, strict=True):
+            assert one.own == pytest.approx(other.own, abs=1e-4)
+            assert one.ids.tolist() == other.ids.tolist()
+
+
+def test_no_more_of_a_draft_is_sent_than_there_is_room_for_logits(
+    mesh: MeshVerifier, monkeypatch: pytest.MonkeyPatch, whole: Whole
+) -> None:
+    monkeypatch.setattr("edgellm.mesh.verifier.MAX_LOGIT_BYTES", 3 * 4 * mesh.mesh.work.n_vocab)
+    own: Ids = np.array(whole.text(SHORT, 6), dtype=np.int32)
+    plain = mesh.open(GenerationState(SHORT))
+    assert plain.submit(SHORT, Chunk(own[:5])).result().accepted == 5
+    plain.close()
+    session = mesh.open(GenerationState(SHORT, terms=VerdictTerms(0)))
+    verdict = session.submit(SHORT, Chunk(own[:5])).result()
+    assert (verdict.accepted, verdict.tokens.tolist()) == (2, own[2:3].tolist())
+    session.close()

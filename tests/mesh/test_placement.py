@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, LayersOnDevice
 from edgellm.coldstart.home import Home, MemoryOverhead
+from edgellm.coldstart.plan import predict
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import check_shares
@@ -73,11 +74,11 @@ def test_where_nobody_has_anything_this_device_is_used_alone() -> None:
     assert "deploy" in found.advice("MODEL")
 
 
-def test_what_is_loaded_already_is_not_loaded_again() -> None:
-    cold = placed(here=HELD, desk=HELD, tokens_in=16)
-    warm = placed(here=HELD, desk=LayersOnDevice(ALL, ALL), tokens_in=16)
+def test_what_is_loaded_already_is_not_loaded_again_and_predicted_so() -> None:
+    cold, warm = (placed(here=HELD, desk=LayersOnDevice(ALL, some), tokens_in=16) for some in (frozenset(), ALL))
     assert warm.shares == (StageShare("desk", LayerRange(0, 12)),)
     assert warm.option.ttft_s < cold.option.ttft_s / 2
+    assert predict(warm.home, warm.home.cut(warm.shares)) == warm.option
 
 
 def test_what_a_stage_needs_beside_its_layers_leaves_less_for_them() -> None:
@@ -194,10 +195,3 @@ def _possible(order: tuple[list[tuple[int, int]], ...], at: int) -> bool:
         return False
     ends = [end for end in range(at, EIGHT) if in_whole_pieces(order[0], at, end)]
     return _possible(order[1:], at) or any(_possible(order[1:], end + 1) for end in ends)
-
-
-def test_who_does_not_say_may_begin_and_end_anywhere() -> None:
-    old = Device.unmeasured("old", LayersOnDevice(frozenset(range(3, EIGHT))))
-    found = fail_over([old, holder("new", [(0, 3), (4, 7)], 0.01)], BIG)
-    assert found is not None
-    assert found == (StageShare("new", LayerRange(0, 4)), StageShare("old", LayerRange(4, 8)))  # both load at once

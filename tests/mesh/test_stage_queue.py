@@ -1,7 +1,9 @@
-"""Who goes through a block next, and in whose company."""
+"""Who goes through a block next and in whose company, where each gets what it would get alone."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgellm.engine import Block, BlockRows, Floats
+from edgellm.errors import InvalidOption
 from edgellm.layer_range import LayerRange
-from edgellm.mesh.messages import MicroBatch, StageSpec
-from edgellm.mesh.stage_queue import SHARED_ROWS, StageQueue
+from edgellm.mesh.coordinator import Mesh
+from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer, StageSpec
+from edgellm.mesh.stage import SHARED_ROWS, Stage, StageQueue
+from edgellm.mesh.verifier import MeshVerifier
+from edgellm.mesh.weight_cache import WeightCache
+from edgellm.spec.types import GREEDY, Sampling
+from tests.engine.logits import some_ids
+from tests.mesh.household import NOTHING, Cut, Device, Whole, all_at_once, even
+from tests.mesh.test_stages import Posted, SlowLayers
+from tests.verifier.asking import judged
 
 WORK = StageSpec("ab" * 32, "a model", LayerRange(0, 6), 6, 8, 100, 512, sessions=8)
 
@@ -132,3 +144,96 @@ def test_whatever_comes_nobody_overtakes_and_nobody_is_left(steps: list[tuple[in
         pass
     assert len(made) == 0
     assert done == expected
+
+
+SESSIONS, TOKENS = 4, 16
+PROMPTS = [some_ids(20 + 7 * number, 2000, number + 1) for number in range(SESSIONS)]
+
+
+@pytest.fixture
+def company(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many sessions went through a block at a time; grows."""
+    seen: list[int] = []
+    forward = Block.forward_together
+
+    def noted(self: Block, passages: Sequence[BlockRows]) -> list[Floats]:
+        seen.append(len(passages))
+        return forward(self, passages)
+
+    monkeypatch.setattr(Block, "forward_together", noted)
+    return seen
+
+
+def opened(cut: Cut, stages: int) -> MeshVerifier:
+    devices = [Device(f"device {at}", cut.layers) for at in range(stages)]
+    mesh = Mesh(devices, even(cut.work, [one.name for one in devices]), replace(cut.work, sessions=SESSIONS))
+    return MeshVerifier(mesh, lambda _token: False, rows=16)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_greedy_replies_are_the_whole_models_own(
+    verifier_cut: Cut, whole: Whole, stages: int, company: list[int]
+) -> None:
+    verifier = opened(verifier_cut, stages)
+    assert all_at_once(verifier, GREEDY, PROMPTS, TOKENS) == [whole.text(prompt, TOKENS) for prompt in PROMPTS]
+    assert max(company) <= -(-SESSIONS // stages)
+    verifier.close()
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_a_seed_gives_the_same_reply_in_company_and_alone(verifier_cut: Cut, stages: int) -> None:
+    verifier, sampling = opened(verifier_cut, stages), Sampling(0.9, seed=7)
+    together = all_at_once(verifier, sampling, PROMPTS, TOKENS)
+    alone = [all_at_once(verifier, sampling, [prompt], TOKENS)[0] for prompt in PROMPTS]
+    assert together == alone
+    assert len({tuple(reply) for reply in together}) == SESSIONS
+    verifier.close()
+
+
+class Held:
+    """A stage of all layers that computes nothing before it is let go; so who is put together goes together."""
+
+    def __init__(self, cut: Cut) -> None:
+        self.posted, self._slow = Posted(), SlowLayers(cut.layers, 0)
+        work = replace(cut.work, sessions=SESSIONS)
+        self.stage = Stage(work, WeightCache(self._slow), self.posted)
+        self.stage.start()
+
+    def results(self, n: int) -> dict[int, StageAnswer | Failed]:
+        """Lets it go, and waits for what comes of `n` micro-batches."""
+        self._slow.go.set()
+        found: dict[int, StageAnswer | Failed] = {}
+        done = threading.Event()
+
+        def wanted(event: Event) -> bool:
+            if isinstance(event, StageAnswer | Failed):
+                found[event.number] = event
+            if len(found) == n:
+                done.set()
+            return done.is_set()
+
+        self.posted.wait(wanted)
+        return found
+
+
+@pytest.fixture
+def held(verifier_cut: Cut) -> Iterator[Held]:
+    one = Held(verifier_cut)
+    yield one
+    one.stage.close()
+
+
+def test_one_that_fails_takes_nobody_along(held: Held, whole: Whole, company: list[int]) -> None:
+    texts = [some_ids(8, 2000, session + 1) for session in range(SESSIONS)]
+    for session, text in enumerate(texts):
+        start = 5 if session == 2 else 0  # nothing is there before it
+        held.stage.put(MicroBatch(session, session, start, text, judged(NOTHING, GREEDY, start + 8)))
+    found = held.results(SESSIONS)
+    assert max(company) == SESSIONS  # they have been tried together
+    failed = found[2]
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, InvalidOption)
+    for session in (0, 1, 3):
+        answer = found[session]
+        assert isinstance(answer, StageAnswer)
+        assert answer.verdict.tokens.tolist() == whole.text(texts[session], 1)

@@ -35,7 +35,7 @@ TOKENS = 24
 def stage_spec(path: Path) -> StageSpec:
     with Model.load(path) as model:
         n, embd, vocab = model.n_layer, model.n_embd, model.n_vocab
-    return StageSpec(fingerprint(path), path.stem, LayerRange(0, n), n, embd, vocab, 256, 2, wide=True)
+    return StageSpec(fingerprint(path), path.stem, LayerRange(0, n), n, embd, vocab, 256, 2)
 
 
 def write(session: Session, own: list[int], at: int, stop: int) -> None:

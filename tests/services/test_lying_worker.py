@@ -16,8 +16,7 @@ from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh import pipeline
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.messages import Event, Failed, MicroBatch, StageAnswer, StageTrace, TraceSpan
-from edgellm.mesh.stage import Stage
-from edgellm.mesh.stage_queue import InFlight
+from edgellm.mesh.stage import InFlight, Stage
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.client.link import Endpoint

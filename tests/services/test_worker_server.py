@@ -68,7 +68,7 @@ def test_logits_through_processes_are_those_of_the_whole_model(
 def test_rows_of_sixteen_bits_give_nearly_the_same(
     processes: list[WorkerProcess], verifier_cut: Cut, whole: Whole
 ) -> None:
-    work = replace(verifier_cut.work, wide=False)
+    work = replace(verifier_cut.work, half=True)
     pipeline = opened([worker.member(str(at)) for at, worker in enumerate(processes[:3])], work)
     whole.context.clear()
     expected = whole.context.decode(PROMPT, outputs=8)

@@ -1,18 +1,200 @@
-"""The hub of the testkit as a fixture, and everything set to use it."""
+"""A model hub on loopback, small enough to misbehave on demand, and everything set to use it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+import struct
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
 from edgellm.storage import list_models
-from tests.storage.model_hub import COMMIT, REPO, Hub, running, tiny_gguf
 
-__all__ = ["COMMIT", "REPO", "Hub", "cache", "hub", "names", "running", "tiny_gguf"]
+REPO = "ann/tiny-GGUF"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def tiny_gguf(elements: int = 1000, fill: int = 0) -> bytes:
+    """A sound GGUF with one metadata entry and one F32 tensor of `elements` values."""
+
+    def text(value: bytes) -> bytes:
+        return struct.pack("<Q", len(value)) + value
+
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 1)
+    head += text(b"general.architecture") + struct.pack("<I", 8) + text(b"llama")
+    head += text(b"x") + struct.pack("<IQIQ", 1, elements, 0, 0)
+    head += b"\0" * (-len(head) % 32)
+    return head + bytes([fill]) * (4 * elements)
+
+
+@dataclass
+class Hub:
+    """`repos[repo_id][file]` are the bytes it serves. The knobs below make it misbehave.
+
+    It answers as the hub does: a list of files with sizes and SHA-256, files behind a redirect, redirects from former
+    names of a repository, and codes and reasons of errors in headers.
+    """
+
+    repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    revisions: dict[str, tuple[str, dict[str, bytes]]] = field(default_factory=dict)  # name -> commit, files
+    renamed: dict[str, str] = field(default_factory=dict)  # former name -> name
+    moved: int = 307  # the status that redirects from a former name
+    gated: dict[str, str] = field(default_factory=dict)  # repository -> token with access to its files
+    names_only: bool = False  # list files without sizes and hashes, as some mirrors do
+    cut_after: list[int] = field(default_factory=list)  # for the next file answers: close after so many bytes
+    ignore_range: bool = False
+    announce: int | None = None  # a size to lie with
+    status: int | None = None  # answer this to everything
+    listing: tuple[bytes, str] | None = None  # what it lists a repository's files by, and its content encoding
+    chatter: int = 0  # bytes behind each error status
+    sent: list[tuple[str, int, int]] = field(default_factory=list)  # (file, first byte, bytes sent)
+    tokens: set[str] = field(default_factory=set)  # when not empty, one of them is needed
+    url: str = ""
+
+    def bytes_sent(self) -> int:
+        return sum(count for _, _, count in self.sent)
+
+
+@contextmanager
+def running(hub: Hub) -> Iterator[Hub]:
+    class Handler(_Handler):
+        state = hub
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: Any) -> None:
+            """A client that leaves half-way is no error here."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    state: Hub
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def answer(self, *, with_body: bool) -> None:
+        hub = self.state
+        if hub.status is not None:
+            return self.fail(hub.status)
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token and hub.tokens and token not in hub.tokens:
+            return self.fail(401, message="Invalid credentials in Authorization header")
+        if hub.tokens and not token:
+            return self.fail(401, "RepoNotFound")
+        for former, now in hub.renamed.items():
+            if f"/{former}/" in self.path or self.path.split("?")[0].endswith(f"/{former}"):
+                return self.redirect(hub.moved, self.path.replace(f"/{former}", f"/{now}", 1))
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/?]+)(?:/revision/([^/?]+))?(\?.*)?", self.path):
+            return self.model_info(match[1], match[2], match[3] == "?blobs=true" and not hub.names_only)
+        if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path):
+            repo = match[1]
+            if repo in hub.gated and not token:
+                return self.fail(401, "GatedRepo", f"Access to model {repo} is restricted. Please log in.")
+            if repo in hub.gated and token != hub.gated[repo]:
+                return self.fail(403, "GatedRepo", f"Access to model {repo} is restricted: awaiting a review.")
+            if with_body:
+                return self.redirect(302, f"/storage{self.path}")
+            return self.file(repo, match[2], match[3], with_body)
+        if match := re.fullmatch(r"/storage/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path):
+            return self.file(match[1], match[2], match[3], with_body)
+        return self.fail(404)
+
+    def redirect(self, status: int, place: str) -> None:
+        self.send_response(status)
+        self.send_header("Location", place)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def model_info(self, repo: str, revision: str | None, blobs: bool) -> None:
+        if repo not in self.state.repos:
+            return self.fail(404, "RepoNotFound")
+        if revision not in (None, "main", COMMIT, *self.state.revisions):
+            return self.fail(404, "RevisionNotFound")
+        commit, files = self.state.revisions.get(revision or "", (COMMIT, self.state.repos[repo]))
+        siblings = [{"rfilename": file, **(self.described(data) if blobs else {})} for file, data in files.items()]
+        body, encoding = json.dumps({"id": repo, "sha": commit, "siblings": siblings}).encode(), "identity"
+        body, encoding = self.state.listing or (body, encoding)
+        self.send_response(200)
+        self.send_header("Content-Encoding", encoding)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        return None
+
+    def described(self, data: bytes) -> dict[str, Any]:
+        size = len(data) if self.state.announce is None else self.state.announce
+        large = {"sha256": hashlib.sha256(data).hexdigest(), "size": size, "pointerSize": 134}
+        return {"size": size, "blobId": "0" * 40, "lfs": large}
+
+    def file(self, repo: str, commit: str, name: str, with_body: bool) -> None:
+        files = dict(self.state.revisions.values()).get(commit, self.state.repos.get(repo, {}))
+        data = files.get(name)
+        if data is None:
+            return self.fail(404, "EntryNotFound")
+        start = 0
+        if (asked := self.headers.get("Range")) and not self.state.ignore_range:
+            start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1])  # type: ignore[index]
+            if start >= len(data):
+                return self.fail(416)
+        self.send_response(206 if start else 200)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        length = len(data) - start
+        if self.state.announce is not None and not with_body:
+            length = self.state.announce
+        self.send_header("Content-Length", str(length))
+        self.send_header("Accept-Ranges", "bytes")
+        self.end_headers()
+        if with_body:
+            body = memoryview(data)[start:]
+            if self.state.cut_after:
+                body = body[: self.state.cut_after.pop(0)]
+                self.close_connection = True
+            self.state.sent.append((name, start, len(body)))  # before the client can know
+            self.wfile.write(body)
+        return None
+
+    def fail(self, status: int, code: str = "", message: str = "") -> None:
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+        if message:
+            self.send_header("X-Error-Message", message)
+        self.send_header("Content-Length", str(self.state.chatter))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(bytes(self.state.chatter))
 
 
 @pytest.fixture

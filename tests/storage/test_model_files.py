@@ -1,4 +1,4 @@
-"""The files that names stand for."""
+"""The files that names stand for, their removal, and the pair that answers where none is named."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.errors import EdgeError, ModelNotFound
+from edgellm.cli import options as model_options
+from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
+from edgellm.llm import LLM
 from edgellm.storage import list_models, model_files, pull, remove, resolve
-from edgellm.storage.model_files import removable
-from tests.storage.hub import Hub, tiny_gguf
+from edgellm.storage.model_files import DEFAULT, HOME, SMOLLM2, VARIABLE, removable, resolve_pair
+from tests.storage.hub import REPO, Hub, names, tiny_gguf
+from tests.storage.wheels import bundled_draft, packages
 
 
 @given(st.text(max_size=40))
@@ -80,3 +83,102 @@ def test_an_unknown_name_answers_with_the_nearest_of_those_that_are_here_too(hub
     pull("ann/mistral-7b")
     with pytest.raises(ModelNotFound, match="Did you mean ann/mistral-7b:Q4_K_M"):
         resolve("mistral-7b-Q4_K_M")
+
+
+def test_a_blob_that_another_snapshot_still_links_stays(hub: Hub, cache: Path) -> None:
+    path = pull(REPO).path
+    folder = cache / "models--ann--tiny-GGUF"
+    other = folder / "snapshots" / ("f" * 40)
+    other.mkdir()
+    (other / "renamed.gguf").symlink_to(path.readlink())
+    remove(f"{REPO}:Q4_K_M")
+    assert (other / "renamed.gguf").is_file()
+
+
+def test_a_link_out_of_the_repository_is_not_followed(hub: Hub, cache: Path, tmp_path: Path) -> None:
+    """The hub may keep a blob once for several repositories, as a link to it: that one belongs to all of them."""
+    path = pull(REPO).path
+    blob = path.parent / path.readlink()
+    shared = tmp_path / "shared"
+    blob.rename(shared)
+    blob.symlink_to(shared)
+    remove(REPO)
+    assert shared.is_file()
+    assert names() == []
+
+
+def test_your_own_files_and_the_bundled_pair_are_never_removed(tmp_path: Path, cache: Path) -> None:
+    mine = tmp_path / "mine.gguf"
+    mine.touch()
+    with pytest.raises(InvalidOption, match="your own file"):
+        remove(str(mine))
+    with pytest.raises(InvalidOption, match="part of edgellm"):
+        remove("edgellm-draft")
+    assert mine.exists()
+
+
+def test_removing_what_is_not_here(hub: Hub) -> None:
+    with pytest.raises(ModelNotFound, match="not on this machine"):
+        remove("ann/none:Q4_K_M")
+    pull(REPO)
+    with pytest.raises(ModelNotFound, match="available of"):
+        remove(f"{REPO}:Q8_0")
+
+
+def test_a_model_that_was_copied_for_want_of_links_is_no_unfinished_download(
+    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(Path, "symlink_to", refused)
+    pull(REPO)
+    assert [model.name for model in remove(REPO)] == [f"{REPO}:Q4_K_M"]
+    assert not list(cache.glob("models--*"))
+
+
+__all__ = ["bundled_draft", "packages"]
+
+
+@pytest.fixture
+def _real(packages: Path, bundled_draft: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real pair is wanted, and its verifier can be fetched."""
+    monkeypatch.delenv(VARIABLE)
+
+
+def test_the_pair_of_the_variable_is_used(packages: Path) -> None:
+    pull(SMOLLM2.verifier)
+    assert resolve_pair(DEFAULT, DEFAULT) == (*HOME, "")
+    assert resolve_pair("a.gguf", "b.gguf") == ("a.gguf", "b.gguf", "")
+
+
+def test_another_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "houme")
+    with pytest.raises(InvalidOption, match="houme"):
+        resolve_pair(DEFAULT, DEFAULT)
+
+
+@pytest.mark.usefixtures("_real")
+def test_the_home_pair_stands_in_until_the_real_one_is_here() -> None:
+    with LLM.open(threads=1) as pair:
+        assert pair.name == HOME.verifier
+        (notice,) = pair.notices
+    assert f"edgellm pull {SMOLLM2.verifier}" in notice
+    pull(SMOLLM2.verifier)
+    with LLM.open(threads=1) as pair:
+        assert (pair.name, pair.notices) == (SMOLLM2.verifier, ())
+
+
+@pytest.mark.usefixtures("_real")
+def test_a_default_beside_a_named_model() -> None:
+    pull(SMOLLM2.verifier)
+    assert resolve_pair(DEFAULT, DEFAULT) == (*SMOLLM2, "")
+    assert resolve_pair(DEFAULT, "other.gguf") == (SMOLLM2.draft, "other.gguf", "")
+    assert resolve_pair(None, DEFAULT) == (None, SMOLLM2.verifier, "")
+    assert resolve_pair(DEFAULT, HOME.verifier) == (*HOME, "")
+    assert resolve_pair(HOME.draft, DEFAULT) == (*HOME, "")
+
+
+def test_the_command_line_has_the_same_names() -> None:
+    names = (model_options.DEFAULT, model_options.DEFAULT_DRAFT, model_options.DEFAULT_VERIFIER)
+    assert names == (DEFAULT, *SMOLLM2)

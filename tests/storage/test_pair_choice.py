@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +13,6 @@ from edgellm import system
 from edgellm.engine.hardware import ComputeDevice
 from edgellm.errors import InvalidOption, MemoryShort
 from edgellm.storage import catalog, pair_choice
-from edgellm.storage.catalog import Catalog
 from edgellm.storage.pair_choice import PROCESSOR, ModelRoom, propose
 
 GB = 10**9
@@ -43,34 +40,6 @@ def test_a_draft_model_that_does_not_fit_or_reads_too_much_is_left_out_with_the_
     assert "its draft model gpt-oss:20b reads 75% as much for a token, which is too much" in alone.reasons
     alone = propose(catalog(), FAST, "gpt-oss:20b")
     assert "no smaller model in the catalogue has its tokenizer" in alone.reasons
-
-
-def alone_or_pair(gigabytes: float, **changed: dict[str, Any]) -> pair_choice.PairProposal:
-    """What is proposed where only a model of experts, which fits alone, and one pair can be chosen."""
-    known = catalog()
-    models = {**known.models, **{name: replace(known.models[name], **values) for name, values in changed.items()}}
-    return propose(Catalog(models, ["qwen3:30b-a3b", "qwen3.5:9b"]), with_memory(gigabytes))
-
-
-def test_a_verifier_that_fits_only_alone_gives_way_to_a_faster_pair() -> None:
-    active = {"qwen3:30b-a3b": {"active": 20.0, "size": 10**10}}
-    proposal = alone_or_pair(10.1, **active, **{"qwen3.5:9b": {"parameters": 20.0, "active": 20.0}})
-    assert (proposal.verifier.name, proposal.draft and proposal.draft.name) == ("qwen3.5:9b", "qwen3.5:0.8b")
-    assert proposal.reasons[-1] == "qwen3:30b-a3b fits only alone, which is expected to be 0.5 times as fast"
-
-
-def test_a_verifier_that_is_as_fast_alone_is_proposed_alone_and_says_so() -> None:
-    """It reads 2 GB for a token, and the other 5.7 GB."""
-    proposal = alone_or_pair(19)
-    assert (proposal.verifier.name, proposal.draft) == ("qwen3:30b-a3b", None)
-    assert "its draft model qwen3:0.6b does not fit beside it" in proposal.reasons
-    assert re.match(r"alone it is expected to be 1\.\d times as fast as qwen3\.5:9b with", proposal.reasons[-1])
-
-
-def test_a_pair_that_is_much_worse_does_not_stand_in() -> None:
-    proposal = alone_or_pair(19, **{"qwen3.5:9b": {"size": 10**9, "parameters": 2.0, "active": 2.0}})
-    assert (proposal.verifier.name, proposal.draft) == ("qwen3:30b-a3b", None)
-    assert proposal.reasons[-1] == "no pair that fits is about as good"
 
 
 def test_cards_take_the_verifier_first_and_share_it_with_the_memory_if_they_must() -> None:

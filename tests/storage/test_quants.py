@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgellm.errors import ModelNotFound
 from edgellm.storage.quants import QuantChoice, choose, is_model, labels, quant_of, variants
-from tests.storage.listings import DRAFTERS, GPT_OSS, PHI_3, QWEN_7B, QWEN_27B, QWEN_FLASH, File, sizes
+from tests.storage.listings import DRAFTERS, GPT_OSS, PHI_3, QWEN_7B, QWEN_27B, QWEN_FLASH
 
 GIB = 2**30
 FILES = dict.fromkeys(
@@ -19,8 +19,8 @@ FILES = dict.fromkeys(
 PARTS = dict.fromkeys([f"Q8_0/big-Q8_0-0000{i}-of-00003.gguf" for i in (1, 2, 3)], 0)
 
 
-def chosen(files: tuple[File, ...], wanted: str | None = None, memory: int | None = None) -> QuantChoice:
-    return choose("a/b", sizes(files), wanted, memory)
+def chosen(files: dict[str, int], wanted: str | None = None, memory: int | None = None) -> QuantChoice:
+    return choose("a/b", files, wanted, memory)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_file_without_a_quantisation_is_called_by_its_name() -> None:
 
 def test_names_that_differ_in_case_alone_are_told_apart() -> None:
     """The parts of an earlier commit and the one file of a later one, both in the cache."""
-    files = {**sizes(GPT_OSS), "gpt-oss-120b-MXFP4.gguf": 63_387_346_208}
+    files = {**GPT_OSS, "gpt-oss-120b-MXFP4.gguf": 63_387_346_208}
     found = variants(files)
     for model, label in zip(found, labels(found), strict=True):
         assert choose("a/b", files, label).files == model.files
@@ -123,7 +123,7 @@ UD = "UD-Q4_K_XL/Qwen3.8-Flash-Next-UD-Q4_K_XL-0000{}-of-00004.gguf"
     ],
 )  # fmt: skip
 def test_the_right_model_of_a_real_repository(
-    files: tuple[File, ...], wanted: str | None, first: str, count: int, reason: str
+    files: dict[str, int], wanted: str | None, first: str, count: int, reason: str
 ) -> None:
     choice = chosen(files, wanted)
     assert (choice.files[0], len(choice.files), choice.reason) == (first, count, reason)
@@ -167,7 +167,7 @@ def test_a_drafter_or_adapter_is_a_model_where_there_is_no_other(word: str) -> N
     ],
 )
 def test_a_default_that_cannot_fit_falls_to_the_largest_that_fits(
-    files: tuple[File, ...], memory: int, first: str, instead: str
+    files: dict[str, int], memory: int, first: str, instead: str
 ) -> None:
     choice = chosen(files, memory=memory)
     assert choice.files[0] == first

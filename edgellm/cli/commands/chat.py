@@ -26,7 +26,7 @@ from edgellm.cli.views.console import decode, is_terminal, read_text, say
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.errors import InvalidOption
 from edgellm.spec.params import ReplyOptions
-from edgellm.storage.default_pair import resolve_pair
+from edgellm.storage.model_files import resolve_pair
 
 _CONVERSATION = "Conversation"
 

@@ -28,7 +28,7 @@ from edgellm.errors import InvalidOption, PlanImpossible
 from edgellm.layer_range import HERE
 from edgellm.spec.params import ReplyOptions
 from edgellm.storage import resolve
-from edgellm.storage.default_pair import ResolvedPair
+from edgellm.storage.model_files import ResolvedPair
 
 if TYPE_CHECKING:
     from edgellm.cli.views.mesh_view import Reports
@@ -143,6 +143,8 @@ def _show_stages(
     else:
         speeds = {} if survey is None else survey.speeds
         print_plan(found, milliseconds, moves, {name: one.figures.unit for name, one in speeds.items()})
+        if survey is not None and (doubt := survey.range_of(found.option)):
+            say(doubt, style="yellow")
         say_context(context)
         if survey is not None:
             print_units(survey)
@@ -195,7 +197,7 @@ class RunOptions(HomeOptions):
     draft: str = options.option("none", "MODEL", complete=options.model_names)
     system: str | None = options.option(None, "TEXT", names=("-s", "--system"))
     objective: Objective = options.option("ttft")
-    f32: bool = options.option(False, names=("--f32",), panel=options.DEVICES)
+    f16: bool = options.option(False, names=("--f16",), panel=options.DEVICES)
 
 
 @options.with_records
@@ -209,6 +211,7 @@ def run(
     prompt: list[str] = typer.Argument(..., metavar="PROMPT", help="Question."),
 ) -> int:
     from edgellm.llm import compose
+    from edgellm.llm.mesh_llm import prompt_tokens
 
     question = " ".join(prompt)
     if not question.strip():
@@ -217,14 +220,15 @@ def run(
         raise InvalidOption("--split and --devices exclude each other.", "Leave one of them out.")
     wanted = replace(reply, **think.fields())
     spread = Spread.of(model, asked, asked.draft, hardware, explain=display.explain)
-    if spread.choice.over_rpc and (asked.f32 or asked.devices is not None):
-        raise InvalidOption(f"--{'f32' if asked.f32 else 'devices'} is for stages only.", "Leave it out.")
-    workload = spread.workload(max(1, len(question) // 4), wanted.max_tokens, asked.objective)
-    with spread.open(asked.split, asked.devices, workload, wide=asked.f32) as opened:
+    if spread.choice.over_rpc and (asked.f16 or asked.devices is not None):
+        raise InvalidOption(f"--{'f16' if asked.f16 else 'devices'} is for stages only.", "Leave it out.")
+    messages = compose(question, system=asked.system)
+    workload = spread.workload(prompt_tokens(spread.file, messages), wanted.max_tokens, asked.objective)
+    with spread.open(asked.split, asked.devices, replace(workload, half=asked.f16)) as opened:
         reports = reports_on(opened, display)
         if reports is not None and display.explain:
             say(reports.opened.reason, style="dim")
-        summary = print_reply(opened.pair.reply(compose(question, system=asked.system), wanted), display)
+        summary = print_reply(opened.pair.reply(messages, wanted), display)
         if reports is not None:
             reports.reply_finished(summary)
         return options.INTERRUPTED if summary.finish_reason == "cancelled" else 0
@@ -285,7 +289,7 @@ class Spread:
         return Workload(tokens_in, tokens_out, objective, own.n_ctx, sessions, own)
 
     def open(
-        self, split: str | None, described: Path | None, workload: Workload, *, wide: bool = False,
+        self, split: str | None, described: Path | None, workload: Workload, *,
         rests: bool = False, history: bool = True,
     ) -> OpenedMesh | OpenedRpc:  # fmt: skip
         """Open the pair by `split`, as planned for the devices of a file, or as planned for the measured ones."""
@@ -302,7 +306,8 @@ class Spread:
         config = EngineConfig(
             self.draft, hardware=workload.hardware, draft_hardware=self.hardware.of(options.DRAFT), history=history
         )
-        wanted = MeshOptions(split, stages, self.home.peer, workload.context, workload.sessions, wide, rests)
+        sessions, half = workload.sessions, workload.half
+        wanted = MeshOptions(split, stages, self.home.peer, workload.context, sessions, half, rests)
         if self.choice.over_rpc:
             open_over_rpc = part_of("rpc", "opening").open_over_rpc
             with Loading() as loading:
@@ -343,7 +348,9 @@ class Spread:
             raise PlanImpossible(error.what, f"{error.next_step} Or add --engine rpc.") from None
         if deployed := placed.advice(self.model):
             _notify(deployed)
-        say(placed.reason, style="dim")
+        moving = placed.phases is not None and placed.phases.following
+        told = f"For a prompt of {workload.tokens_in} tokens: {placed.choice if moving else placed.reason}"
+        say(" ".join(filter(None, (told, survey.range_of(placed.option)))), style="dim")
         if self.explain:
             print_units(survey)
             for name, why in placed.why():

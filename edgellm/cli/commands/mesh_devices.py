@@ -90,13 +90,16 @@ def find_home_workers(interface: Sequence[str] | None, peers: Sequence[str] = ()
 def survey_workers(
     model: ModelFile, workers: Sequence[Worker], fresh: bool, hardware: Hardware, *, by_stand_in: bool = False
 ) -> Survey:
-    """Return the figures of this device and of `workers` as `measure_workers` does; print which are left out."""
-    from edgellm.mesh.fleet_profiler import measure_workers
+    """Return the figures of this device and of `workers`, measured if unknown or `fresh`; print which are left out."""
+    from edgellm.mesh.fleet_profiler import survey, timed_model
+    from edgellm.mesh.weight_cache import ComputeUnit
+    from edgellm.rpc.trust.trust import Trust
 
     with activity("asking the devices") as update:
-        found = measure_workers(
-            model, workers, fresh, lambda device, doing: update(f"{device}: {doing}"), hardware, by_stand_in=by_stand_in
-        )
+        found = survey(
+            Trust.load(), workers, timed_model(model, by_stand_in=by_stand_in), remeasure=fresh,
+            notify=lambda device, doing: update(f"{device}: {doing}"), unit=ComputeUnit.choose(hardware),
+        )  # fmt: skip
     print_left_out(found.left_out)
     for sentence in found.doubts():
         say(sentence, style="yellow")

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from edgellm.spec.stats import Summary
 
 MARKS = {
-    "loading": ("░", "yellow"), "loading and computing": ("▓", "cyan"), "computing": ("█", "green"),
-    "sending": ("▒", "magenta"), "idle": ("·", "dim"),
+    "cutting": ("▁", "yellow"), "loading": ("░", "yellow"), "loading and computing": ("▓", "cyan"),
+    "computing": ("█", "green"), "sending": ("▒", "magenta"), "idle": ("·", "dim"),
 }  # fmt: skip
 """The mark and colour of each activity of a device in a Gantt chart."""
 _WIDEST = 72  # characters of a chart
@@ -139,6 +139,8 @@ def _measured_activity(did: DeviceTimeline, stage: PlannedStage, until: float) -
             return "loading and computing" if loading else "computing"
         if loading:
             return "loading"
+        if within(did.cutting):
+            return "cutting"
         sent = stage.received_s - stage.network_s
         return "sending" if stage.network_s and sent <= moment <= stage.received_s + cell else "idle"
 

@@ -71,7 +71,7 @@ class Report(_message.Message):
     def __init__(self, working: _Optional[_Union[_edgellm_pb2.Working, _Mapping]] = ..., loaded: _Optional[_Union[StageLoaded, _Mapping]] = ..., onward: _Optional[_Union[MeshParcel, _Mapping]] = ..., answer: _Optional[_Union[StageAnswer, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., times: _Optional[_Union[StageTimes, _Mapping]] = ..., progress: _Optional[float] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("protocol", "model", "name", "first", "last", "layers", "n_embd", "n_vocab", "context", "sessions", "wide", "stage", "next", "next_stage", "next_device", "version", "pieces", "stages")
+    __slots__ = ("protocol", "model", "name", "first", "last", "layers", "n_embd", "n_vocab", "context", "sessions", "half", "stage", "next", "next_stage", "next_device", "version", "pieces", "parameters", "stages")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -82,13 +82,14 @@ class Prepare(_message.Message):
     N_VOCAB_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    WIDE_FIELD_NUMBER: _ClassVar[int]
+    HALF_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     NEXT_STAGE_FIELD_NUMBER: _ClassVar[int]
     NEXT_DEVICE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     model: bytes
@@ -100,15 +101,16 @@ class Prepare(_message.Message):
     n_vocab: int
     context: int
     sessions: int
-    wide: bool
+    half: bool
     stage: bytes
     next: str
     next_stage: bytes
     next_device: bytes
     version: str
     pieces: _containers.RepeatedCompositeFieldContainer[_layers_pb2.Piece]
+    parameters: int
     stages: int
-    def __init__(self, protocol: _Optional[int] = ..., model: _Optional[bytes] = ..., name: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., layers: _Optional[int] = ..., n_embd: _Optional[int] = ..., n_vocab: _Optional[int] = ..., context: _Optional[int] = ..., sessions: _Optional[int] = ..., wide: _Optional[bool] = ..., stage: _Optional[bytes] = ..., next: _Optional[str] = ..., next_stage: _Optional[bytes] = ..., next_device: _Optional[bytes] = ..., version: _Optional[str] = ..., pieces: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ..., stages: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., model: _Optional[bytes] = ..., name: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., layers: _Optional[int] = ..., n_embd: _Optional[int] = ..., n_vocab: _Optional[int] = ..., context: _Optional[int] = ..., sessions: _Optional[int] = ..., half: _Optional[bool] = ..., stage: _Optional[bytes] = ..., next: _Optional[str] = ..., next_stage: _Optional[bytes] = ..., next_device: _Optional[bytes] = ..., version: _Optional[str] = ..., pieces: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ..., parameters: _Optional[int] = ..., stages: _Optional[int] = ...) -> None: ...
 
 class MeshParcel(_message.Message):
     __slots__ = ("session", "number", "start", "ids", "rows", "wide", "ask", "sampling", "logits")

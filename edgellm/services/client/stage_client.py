@@ -125,7 +125,7 @@ class RemoteStageHost:
     def send(self, order: Order) -> None:
         if isinstance(order, AnswerDue):
             self._expected[order.number] = order.request
-        elif self._work is not None and (message := write_order(order, self._work.wide)) is not None:
+        elif self._work is not None and (message := write_order(order, self._work.half)) is not None:
             network_loop().call_soon_threadsafe(self._send, message.SerializeToString())
 
     def idle(self) -> bool:

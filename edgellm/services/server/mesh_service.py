@@ -276,14 +276,14 @@ class WorkerService(Service):
 
     async def _reports(self, served: _ServedStage, forwarder: StageForwarder | None, stream: Stream) -> None:
         """Send the stage's events: rows to the next stage if it can be reached, all else to the coordinator."""
-        wide = served.stage.work.wide
+        half = served.stage.work.half
         while True:
             event = await served.out.get()
             if isinstance(event, StageLost):
                 raise event.error
             if isinstance(event, MicroBatch) and forwarder is not None and await forwarder.connected():
-                await forwarder.send(write_micro_batch(event, wide))
-            elif (report := write_event(event, wide)) is not None:
+                await forwarder.send(write_micro_batch(event, half))
+            elif (report := write_event(event, half)) is not None:
                 await served.report(stream, report)
 
     async def _beats(self, served: _ServedStage, stream: Stream) -> None:

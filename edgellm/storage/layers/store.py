@@ -127,7 +127,7 @@ class LayerStore:
         self._pieces = self.root / "pieces"
         if limit is None:
             stored = sum(file.size_on_disk for file in self._files())
-            limit = max(2**30, (shutil.disk_usage(_existing(self.root)).free + stored) // 2)
+            limit = max(2**30, (self._disk_free() + stored) // 2)
         if limit <= 0:
             raise InvalidOption(f"The limit of the layer store is {limit} bytes.", "Give some gigabytes.")
         self.limit = limit
@@ -142,7 +142,10 @@ class LayerStore:
         return StoreFacts(self.limit, self.size, self._free(), tuple(self.models(owner)))
 
     def _free(self) -> int:
-        return max(0, shutil.disk_usage(_existing(self.root)).free - RESERVED_BYTES)
+        return max(0, self._disk_free() - RESERVED_BYTES)
+
+    def _disk_free(self) -> int:
+        return shutil.disk_usage(next(folder for folder in (self.root, *self.root.parents) if folder.exists())).free
 
     def find(self, piece: LayerPiece) -> Path | None:
         """Return the file of a piece; None if it is missing or incomplete."""
@@ -179,16 +182,13 @@ class LayerStore:
 
     def models(self, owner: str | None = None) -> list[HeldModel]:
         """Return each owner's pieces of each model, the most recently used first; with an `owner`, only its own."""
-        found = []
+        found, files = [], self._files()
         for record in self._records():
-            if owner in (None, record.owner):
-                manifest, wanted = record.manifest, _hashes([record])
-                files = [one for one in self._files() if one.sha256 in wanted and one.owner in ("", record.owner)]
-                whole = tuple(sorted(self.complete(manifest.pieces)))
-                arriving = sum(one.size_on_disk for one in files if one.sha256 not in {piece.sha256 for piece in whole})
-                if files:
-                    used = max(file.used for file in files)
-                    found.append(HeldModel(manifest, whole, arriving, used, record.owner))
+            own = [one for one in files if one.sha256 in _hashes([record]) and one.owner in ("", record.owner)]
+            if own and owner in (None, record.owner):
+                whole = tuple(sorted(self.complete(record.manifest.pieces)))
+                arriving, used = sum(one.size_on_disk for one in own if one.owner), max(one.used for one in own)
+                found.append(HeldModel(record.manifest, whole, arriving, used, record.owner))
         return sorted(found, key=lambda model: model.used, reverse=True)
 
     def pieces(self, fingerprint: str) -> set[LayerPiece]:
@@ -206,32 +206,29 @@ class LayerStore:
             raise LayersRefused(f"{min(unknown)} is not in the manifest.", SAME_VERSION)
         with self._exclusive(owner):
             with self._locked():
-                self._reserve(manifest, pieces, owner)
+                what = f"{f'{len(pieces)} pieces' if len(pieces) > 1 else pieces[0]} of {manifest.name}"
+                if (requested := sum(piece.size for piece in pieces)) > self.limit:
+                    raise StoreFull(
+                        f"{what} would take {gigabytes(requested)}, more than the store's limit of"
+                        f" {gigabytes(self.limit)}.",
+                        "Raise the limit on that device, or plan fewer layers for it.",
+                    )
+                missing = [piece for piece in pieces if self.find(piece) is None]
+                begun = {file.sha256: file.size_on_disk for file in self._files() if file.owner == owner}
+                self._make_room(
+                    sum(piece.size for piece in missing if piece.sha256 not in begun),
+                    sum(piece.size - begun.get(piece.sha256, 0) for piece in missing),
+                    what, owner, {piece.sha256 for piece in pieces},
+                )  # fmt: skip
+                self._record(owner, manifest, pieces)
+                for piece in pieces:
+                    if piece in missing:
+                        self._whole(piece.sha256).unlink(missing_ok=True)  # a crash of the system cut the whole piece
+                        self._partial(piece, owner).touch(mode=0o600)
+                    else:
+                        self._partial(piece, owner).unlink(missing_ok=True)
+                        mark_used(self._whole(piece.sha256))
             yield lambda piece: IncomingPiece(self._partial(piece, owner), self._whole(piece.sha256), piece)
-
-    def _reserve(self, manifest: Manifest, pieces: Sequence[LayerPiece], owner: str) -> None:
-        missing = [piece for piece in pieces if self.find(piece) is None]
-        begun = {file.sha256: file.size_on_disk for file in self._files() if file.owner == owner}
-        requested = sum(piece.size for piece in pieces)
-        what = f"{f'{len(pieces)} pieces' if len(pieces) > 1 else pieces[0]} of {manifest.name}"
-        if requested > self.limit:
-            raise StoreFull(
-                f"{what} would take {gigabytes(requested)}, more than the store's limit of {gigabytes(self.limit)}.",
-                "Raise the limit on that device, or plan fewer layers for it.",
-            )
-        self._make_room(
-            sum(piece.size for piece in missing if piece.sha256 not in begun),
-            sum(piece.size - begun.get(piece.sha256, 0) for piece in missing),
-            what, owner, {piece.sha256 for piece in pieces},
-        )  # fmt: skip
-        self._record(owner, manifest, pieces)
-        for piece in pieces:
-            if piece in missing:
-                self._whole(piece.sha256).unlink(missing_ok=True)  # a crash of the system cut the whole piece
-                self._partial(piece, owner).touch(mode=0o600)
-            else:
-                self._partial(piece, owner).unlink(missing_ok=True)
-                mark_used(self._whole(piece.sha256))
 
     def cut(self, model: ModelFile, layers: LayerRange, size: int) -> LayerPiece:
         """Return a piece of about `size` bytes, cut from a model file of this device. Wait while another process cuts.
@@ -307,10 +304,9 @@ class LayerStore:
                 raise LayersMissing(f"No layers of the model {fingerprint[:16]} are on this device.", _DEPLOY)
             others = [one for one in records if one not in selected]
             hashes, shared = _hashes(selected), _hashes(others)
-            everything = fingerprint is None and owner is None
             files = [
                 file for file in self._files()
-                if everything or file.sha256 in hashes - shared
+                if (fingerprint is None and owner is None) or file.sha256 in hashes - shared
                 or (file.sha256 in hashes and file.owner and owner in (None, file.owner))
             ]  # fmt: skip
             removed = [file for file in files if remove_unused(file.path)]
@@ -412,9 +408,3 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
-
-
-def _existing(folder: Path) -> Path:
-    while not folder.exists():
-        folder = folder.parent
-    return folder

@@ -1,0 +1,49 @@
+"""A mesh of real weights, which `./start` downloads: it writes the model's own text."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from edgellm.engine import ModelFile
+from edgellm.engine.hardware import Hardware
+from edgellm.errors import ModelNotFound
+from edgellm.llm import LLM
+from edgellm.llm.mesh_llm import MeshOptions, open_mesh
+from edgellm.llm.model_loading import EngineConfig
+from edgellm.mesh.layer_sources import WholeModel
+from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
+from edgellm.services.server.servers import WorkerServer
+from edgellm.storage import resolve
+from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.model_files import SMOLLM2
+from tests.services.conftest import ANYWHERE
+from tests.spec.real import ids
+
+try:  # before the tests have a home of their own
+    MODEL = resolve(SMOLLM2.verifier)
+except ModelNotFound as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+LONG = "Summarise this in one sentence. " + " ".join(
+    f"On day {day} it rained for {day % 7} hours." for day in range(70)
+)
+
+
+@pytest.mark.parametrize("split", ["{}:1-15,{}:16-30", "here:1-5,{}:6-20,{}:21-30"])
+def test_a_reply_is_the_models_own_wherever_it_is_cut(split: str, tmp_path: Path) -> None:
+    """Small pieces of a model are computed as the whole is, and activations travel in full."""
+    file, unit = ModelFile.open(MODEL), ComputeUnit(Hardware(threads=1))
+    with ExitStack() as running:
+        addresses = [
+            running.enter_context(WorkerServer(WeightCache(WholeModel(file, store), unit=unit), ANYWHERE)).address
+            for store in (LayerStore(tmp_path / name, 10**9) for name in "ab")
+        ]
+        config, options = EngineConfig("none", hardware=unit.hardware), MeshOptions(split.format(*addresses))
+        mesh = running.enter_context(open_mesh(file, options, config)).pair
+        alone = running.enter_context(LLM.open("none", MODEL, threads=1))
+        for question in ("Why is the sky blue?", LONG):
+            replies = [one.reply(question, max_tokens=48, temperature=0.0, retrieval="off") for one in (mesh, alone)]
+            assert ids(replies[0]) == ids(replies[1]), question
