@@ -58,26 +58,20 @@ def scripted(
         for part in tokenizer():
             yield part.SerializeToString()
 
-    optional = {} if tokenizer is None else {"Tokenizer": grpc.unary_stream_rpc_method_handler(send)}
+    calls = {
+        "Hello": grpc.unary_unary_rpc_method_handler(
+            greet, pb.HelloRequest.FromString, pb.HelloReply.SerializeToString
+        ),
+        "CompareVocabulary": grpc.unary_unary_rpc_method_handler(
+            compare, pb.VocabularyHashes.FromString, pb.VocabularyBlock.SerializeToString
+        ),
+        "Session": grpc.stream_stream_rpc_method_handler(session, pb.DeviceFrame.FromString, bytes),
+    }
+    if tokenizer is not None:
+        calls["Tokenizer"] = grpc.unary_stream_rpc_method_handler(send)
     with ThreadPoolExecutor(8) as pool:
         server = grpc.server(pool, options=[("grpc.so_reuseport", 0)])
-        server.add_generic_rpc_handlers(
-            (
-                grpc.method_handlers_generic_handler(
-                    SERVICE,
-                    {
-                        "Hello": grpc.unary_unary_rpc_method_handler(
-                            greet, pb.HelloRequest.FromString, pb.HelloReply.SerializeToString
-                        ),
-                        "CompareVocabulary": grpc.unary_unary_rpc_method_handler(
-                            compare, pb.VocabularyHashes.FromString, pb.VocabularyBlock.SerializeToString
-                        ),
-                        "Session": grpc.stream_stream_rpc_method_handler(session, pb.DeviceFrame.FromString, bytes),
-                        **optional,
-                    },
-                ),
-            )
-        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, calls),))
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:

@@ -141,10 +141,7 @@ def test_more_sessions_than_rows_of_a_batch(exact: Model, prompt: Ids, alone: Al
     limits = SchedulerLimits(rows=2)
     with VerifierServer(exact, ANYWHERE, sessions=4, context=POSITIONS, threads=1, limits=limits) as server:
         remote = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
-        verdict = (
-            remote.open(GenerationState())
-            .submit(prompt, Chunk(ids=np.array(alone(prompt, 8), dtype=np.int32)))
-            .result()
-        )
+        right = Chunk(ids=np.array(alone(prompt, 8), dtype=np.int32))
+        verdict = remote.open(GenerationState()).submit(prompt, right).result()
         assert verdict.accepted == 8
         remote.close()

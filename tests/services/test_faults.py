@@ -227,6 +227,15 @@ def test_the_time_that_a_verdict_took_is_no_longer_than_it_was_waited_for(vocabu
         assert session.submit(TEXT, Chunk()).result().seconds < 1e6
 
 
+def test_a_verifier_that_ends_the_session_early_is_lost(vocabulary: Vocabulary) -> None:
+    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
+        next(rounds)
+        return iter(())
+
+    with asking(vocabulary, script) as session:
+        assert "ended the session" in lost(session)
+
+
 def test_a_frame_that_nobody_asked_for_ends_the_session(vocabulary: Vocabulary) -> None:
     def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
         for ask in rounds:
@@ -267,15 +276,6 @@ def test_a_refusal_says_why_and_the_waits_between_tries_grow_until_a_verdict_com
         assert waits[3] < waits[2]
 
 
-def test_a_busy_verifier_is_left_alone_for_as_long_as_it_says(vocabulary: Vocabulary) -> None:
-    busy = each(lambda ask: pb.VerifierFrame(busy=pb.Busy(round=ask.round, retry_ms=300)))
-    with asking(vocabulary, busy) as session:
-        began = time.monotonic()
-        assert "busy" in lost(session)
-        assert eventually(session.ready)
-        assert time.monotonic() - began > 0.25
-
-
 def test_missing_tokens_are_sent_again(vocabulary: Vocabulary) -> None:
     seen = []
 
@@ -308,15 +308,6 @@ def test_a_verifier_that_shuts_down_is_not_asked_any_more(vocabulary: Vocabulary
         assert eventually(lambda: not session.ready())
         lost(session)
         assert "not reachable" in lost(session)
-
-
-def test_a_verifier_that_ends_the_session_early_is_lost(vocabulary: Vocabulary) -> None:
-    def script(rounds: Rounds, _context: grpc.ServicerContext) -> Frames:
-        next(rounds)
-        return iter(())
-
-    with asking(vocabulary, script) as session:
-        assert "ended the session" in lost(session)
 
 
 def test_a_verifier_that_went_and_came_back_is_asked_again(vocabulary: Vocabulary) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import grpc
 import numpy as np
@@ -14,12 +12,12 @@ import pytest
 
 from edgellm.engine import Model, Vocabulary
 from edgellm.errors import PairingRequired, ProtocolError, VerifierLost, VerifierUnreachable, VocabularyMismatch
-from edgellm.rpc.address import Address
 from edgellm.rpc.channel import PROTOCOL
 from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk
+from testkit.network.relay import Network, Relay
 from tests.services.scripted import scripted
 
 
@@ -46,49 +44,13 @@ def test_nobody_there_is_said_with_the_next_step(vocabulary: Vocabulary) -> None
 
 def test_a_verifier_that_is_slow_to_say_hello_is_waited_for(vocabulary: Vocabulary) -> None:
     """As where its machine is busy: somebody listens, so it is not given up at the first deadline."""
-    with scripted(vocabulary, lambda _rounds, _context: ()) as address:
-        between = SlowLine(address, 1.0)
-        remote = RemoteVerifier(str(between.address), vocabulary, timing=Timing(hello=0.4))
+    with (
+        scripted(vocabulary, lambda _rounds, _context: ()) as address,
+        Relay(address.port, Network(100.0, 0.4)) as between,
+    ):
+        remote = RemoteVerifier(f"127.0.0.1:{between.port}", vocabulary, timing=Timing(hello=0.4))
         assert remote.up()
         remote.close()
-        between.close()
-
-
-class SlowLine:
-    """Passes on what it is sent, and the first of it late."""
-
-    def __init__(self, there: Address, seconds: float) -> None:
-        self._there, self._seconds = there, seconds
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = Address("127.0.0.1", self._listening.getsockname()[1])
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def close(self) -> None:
-        self._listening.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                came, _ = self._listening.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._between, args=(came,), daemon=True).start()
-
-    def _between(self, came: socket.socket) -> None:
-        with came, socket.create_connection((self._there.host, self._there.port)) as onward:
-            back = threading.Thread(target=_pass, args=(onward, came), daemon=True)
-            back.start()
-            time.sleep(self._seconds)
-            _pass(came, onward)
-            back.join()
-
-
-def _pass(source: socket.socket, sink: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
-    with suppress(OSError):
-        sink.shutdown(socket.SHUT_RDWR)
 
 
 def test_what_is_not_a_verifier_is_said(vocabulary: Vocabulary) -> None:

@@ -1,0 +1,275 @@
+"""Layers over the link: brought once, gone on with, and only by whom and as announced."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from edgellm.errors import DeviceLost, LayersCorrupt, LayersMissing, NotPermitted, ProtocolError, StoreBusy, StoreFull
+from edgellm.rpc.address import Address
+from edgellm.rpc.channel import bind, new_server, open_channel
+from edgellm.rpc.layers import codec
+from edgellm.rpc.layers.codec import WINDOW, method, write_manifest
+from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, list_layers
+from edgellm.rpc.protos import layers_pb2 as pb
+from edgellm.rpc.trust.trust import Trust
+from edgellm.services.server import layer_service, listener
+from edgellm.storage.layers.incoming_piece import IncomingPiece
+from edgellm.storage.layers.manifest import LayerPiece, Manifest
+from edgellm.storage.layers.store import CleanResult, LayerStore
+from tests.rpc.doors import in_loop, serving
+from tests.rpc.layering import bring, taking
+from tests.rpc.strangers import befriend, device
+
+PLENTY = 10**9
+
+
+@in_loop
+async def test_layers_come_once_and_are_told_of(store: LayerStore, manifest: Manifest, cut: Cut) -> None:
+    said: list[str] = []
+    async with taking(store, said=said) as address:
+        size = sum(piece.size for piece in manifest.pieces[2:5])
+        done, told = await bring(address, manifest, [2, 3, 4], cut)
+        assert (done.arrived, done.total, done.sent) == (size, size, size)
+        assert [one.arrived for one in told] == sorted(one.arrived for one in told)
+        again, _ = await bring(address, manifest, [2, 3, 4, 5], cut)
+        assert (again.arrived, again.sent) == (size + manifest.pieces[5].size, manifest.pieces[5].size)
+        async with open_channel(address) as channel:
+            facts = await list_layers(channel, "desk")
+            (there,) = facts.models
+            assert there.manifest == replace(manifest, pieces=manifest.pieces[2:6])
+            assert (there.pieces, there.arriving) == (manifest.pieces[2:6], 0)
+            assert (facts.limit, facts.size) == (PLENTY, store.size)
+            assert facts.free > 0
+            with pytest.raises(LayersMissing):
+                await clean(channel, "desk", "0" * 64)
+            assert await clean(channel, "desk", manifest.fingerprint) == CleanResult(4, again.arrived, 0)
+            assert (await list_layers(channel, "desk")).models == ()
+    assert said[0] == f"3 pieces of {manifest.name} are complete."
+
+
+@in_loop
+async def test_a_model_that_has_changed_meanwhile_is_noticed(store: LayerStore, manifest: Manifest, cut: Cut) -> None:
+    def other(piece: LayerPiece) -> Iterator[bytes | memoryview]:
+        for portion in cut(piece):
+            yield bytes(portion).replace(b"\x00", b"\x01")
+
+    async with taking(store) as address:
+        with pytest.raises(LayersCorrupt, match="desk: The bytes that arrived are not layer 2"):
+            await bring(address, manifest, [1], other)
+        assert store.arrived(manifest.pieces[1]) == 0
+        with pytest.raises(LayersCorrupt, match="has changed on this device"):
+            await bring(address, manifest, [1], lambda _piece: iter([b"short"]))
+
+
+@in_loop
+async def test_a_store_without_room_says_so_before_anything_is_sent(
+    tmp_path: Path, manifest: Manifest, cut: Cut
+) -> None:
+    async with taking(LayerStore(tmp_path, 10**6)) as address:
+        with pytest.raises(StoreFull, match=r"desk: 12 pieces .* limit of 0.00 GB"):
+            await bring(address, manifest, list(range(12)), cut)
+
+
+@in_loop
+async def test_only_paired_devices_with_the_right_to_files(
+    store: LayerStore, manifest: Manifest, cut: Cut, tmp_path: Path
+) -> None:
+    worker, owner, verifier = (device(tmp_path / name) for name in ("worker", "owner", "verifier"))
+    befriend(worker, owner, "files")
+    befriend(worker, verifier, "verify compute")
+    async with taking(store, worker) as address:
+        done, _ = await bring(address, manifest, [3], cut, owner)
+        assert done.sent == manifest.pieces[3].size
+        with pytest.raises(NotPermitted, match="no right to files"):
+            await bring(address, manifest, [4], cut, verifier)
+        with pytest.raises(NotPermitted):
+            async with open_channel(address, verifier) as channel:
+                await list_layers(channel, "desk")
+        with pytest.raises(DeviceLost):
+            await bring(address, manifest, [4], cut)  # in plain text
+    assert store.find(manifest.pieces[4]) is None
+
+
+@in_loop
+async def test_the_same_device_may_begin_again_and_another_one_need_not_wait(
+    store: LayerStore, manifest: Manifest, cut: Cut, tmp_path: Path
+) -> None:
+    worker, owner, other = (device(tmp_path / name) for name in ("worker", "owner", "other"))
+    befriend(worker, owner, "files")
+    befriend(worker, other, "files")
+    async with taking(store, worker) as address:
+        slow = asyncio.create_task(bring(address, manifest, list(range(12)), cut, owner, rate=5e5))
+        while not store.size:
+            await asyncio.sleep(0.01)
+        done, _ = await bring(address, manifest, [11], cut, other)
+        assert done.sent == manifest.pieces[11].size
+        done, _ = await bring(address, manifest, list(range(12)), cut, owner)
+        assert done.arrived == done.total
+        with pytest.raises(StoreBusy, match="another upload"):
+            await slow
+
+
+@in_loop
+async def test_the_pace_is_kept() -> None:
+    pace = RateLimiter(1e6)
+    began = asyncio.get_running_loop().time()
+    await asyncio.gather(*(pace.take(50_000) for _ in range(5)))
+    assert asyncio.get_running_loop().time() - began >= 0.19
+
+
+@in_loop
+async def test_who_serves_no_layers_says_so(
+    tmp_path: Path, manifest: Manifest, host: Trust, guest: Trust, cut: Cut
+) -> None:
+    async with serving(host) as address:
+        with pytest.raises(ProtocolError, match="does not store layers"):
+            await bring(address, manifest, [1], cut, guest)
+
+
+def wanted(manifest: pb.Recipe, *places: int, protocol: int = 1) -> pb.PutFrame:
+    return pb.PutFrame(wanted=pb.Wanted(protocol=protocol, recipe=manifest, pieces=places))
+
+
+def portion(place: int, offset: int, data: bytes) -> pb.PutFrame:
+    return pb.PutFrame(portion=pb.Portion(piece=place, offset=offset, data=data))
+
+
+@in_loop
+async def test_whoever_breaks_the_contract_is_told_how(store: LayerStore, manifest: Manifest) -> None:
+    good = write_manifest(manifest)
+    strange, escaping = write_manifest(manifest), write_manifest(manifest)
+    strange.pieces[1].size = 2**62
+    escaping.pieces[1].sha256 = b"../../../etc"
+    first = wanted(good, 1)
+    cases: list[tuple[list[pb.PutFrame | bytes], str]] = [
+        ([portion(1, 0, b"x")], "INVALID_ARGUMENT The first frame is not Wanted"),
+        ([wanted(good, 1, protocol=2)], "FAILED_PRECONDITION The other device speaks protocol version 2"),
+        ([wanted(good)], "INVALID_ARGUMENT The list of wanted pieces is invalid"),
+        ([wanted(good, 2, 1)], "INVALID_ARGUMENT The list of wanted pieces is invalid"),
+        ([wanted(good, 12)], "INVALID_ARGUMENT The list of wanted pieces is invalid"),
+        ([wanted(strange, 1)], "INVALID_ARGUMENT The manifest is invalid: it has a piece of"),
+        ([wanted(escaping, 1)], "INVALID_ARGUMENT The manifest is invalid: it has a piece with the hash"),
+        ([b"\xff\xff\xff"], "INVALID_ARGUMENT A PutFrame cannot be parsed"),
+        ([first, portion(2, 0, b"x")], "INVALID_ARGUMENT Expected a portion of piece 1 at 0, but received piece 2"),
+        ([first, portion(1, 5, b"x")], "INVALID_ARGUMENT Expected a portion of piece 1 at 0, but received piece 1"),
+        ([first, portion(1, 0, b"")], "INVALID_ARGUMENT A portion has 0 bytes"),
+        ([first, portion(1, 0, bytes(2**20 + 1))], "INVALID_ARGUMENT A portion has 1048577 bytes"),
+        ([first, first], "INVALID_ARGUMENT Expected a portion of piece 1 at 0, but received piece 0"),
+        ([first, portion(1, 0, bytes(manifest.pieces[1].size + 1))], "INVALID_ARGUMENT Layer 2 was announced with"),
+        ([first, portion(1, 0, bytes(manifest.pieces[1].size))], "DATA_LOSS The bytes that arrived are not layer 2"),
+        ([first], "INVALID_ARGUMENT The upload ended before every piece was complete"),
+    ]
+    async with taking(store) as address, open_channel(address) as channel:
+        for frames, said in cases:
+            call: Any = channel.stream_stream
+            assert (await ended(call(method("Put"))(), frames)).startswith(said)
+    assert not list(store.root.rglob("*.gguf"))
+
+
+async def ended(call: Any, frames: list[pb.PutFrame | bytes], close: bool = True) -> str:
+    for frame in frames:
+        await call.write(frame if isinstance(frame, bytes) else frame.SerializeToString())
+    if close:
+        await call.done_writing()
+    while True:
+        try:
+            if not isinstance(await call.read(), bytes):
+                return "OK"
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name} {error.details()}"
+
+
+@in_loop
+async def test_a_sender_that_falls_silent_does_not_block_the_store(
+    store: LayerStore, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_service, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(layer_service, "DRAIN_SECONDS", 0.2)
+    async with taking(store) as address, open_channel(address) as channel:
+        call: Any = channel.stream_stream
+        running = call(method("Put"))()
+        await running.write(wanted(write_manifest(manifest), 1).SerializeToString())
+        assert "No portion has arrived" in await ended(running, [], close=False)
+        with store.receiving(manifest, manifest.pieces[1:2]):
+            pass
+
+
+@in_loop
+async def test_no_more_is_on_the_way_than_agreed(store: LayerStore, manifest: Manifest, cut: Cut) -> None:
+    """The sender stops where nothing is acknowledged, and what is not acknowledged is sent again at most once."""
+    async with silent(arrived=0) as (address, frames):
+        task = asyncio.create_task(bring(address, manifest, [0], cut))
+        async with asyncio.timeout(60):
+            while sum(len(frame.portion.data) for frame in frames) < WINDOW:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)  # in which more would come
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert sum(len(frame.portion.data) for frame in frames) == WINDOW <= manifest.pieces[0].size
+
+
+class silent:  # noqa: N801  # used as a function
+    """A device that hears and acknowledges nothing more."""
+
+    def __init__(self, arrived: int) -> None:
+        self._arrived, self._frames = arrived, list[pb.PutFrame]()
+
+    async def __aenter__(self) -> tuple[Address, list[pb.PutFrame]]:
+        self._server = new_server()
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._put, pb.PutFrame.FromString, pb.PutReply.SerializeToString
+        )
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(codec.CONTRACT.full_name, {"Put": handler}),)
+        )
+        address = bind(self._server, Address("127.0.0.1", 0))
+        await self._server.start()
+        return address, self._frames
+
+    async def _put(self, _frames: Any, stream: Any) -> None:
+        await stream.read()
+        first = pb.Arrived(piece=0, size=self._arrived)
+        await stream.write(pb.PutReply(there=pb.There(pieces=[first])))
+        await stream.write(pb.PutReply(arrived=first))
+        while isinstance(frame := await stream.read(), pb.PutFrame):
+            self._frames.append(frame)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(None)
+
+
+@in_loop
+async def test_who_gives_no_sign_of_life_is_lost(manifest: Manifest, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgellm.rpc.layers.upload.REPLY_SECONDS", 0.2)
+    async with silent(arrived=0) as (address, _frames):
+        with pytest.raises(DeviceLost, match="stopped responding"):
+            await bring(address, manifest, [0], cut)
+    with pytest.raises(DeviceLost, match="was lost"):
+        await bring(address, manifest, [0], cut)
+
+
+@in_loop
+async def test_signs_of_life_are_given_while_the_disk_is_read(
+    store: LayerStore, manifest: Manifest, cut: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a sender that waits a shorter time than the device needs does not give up."""
+    finish = IncomingPiece.finish
+
+    def slow(self: IncomingPiece) -> Path:
+        time.sleep(3.0)
+        return finish(self)
+
+    monkeypatch.setattr(IncomingPiece, "finish", slow)
+    monkeypatch.setattr(listener, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("edgellm.rpc.layers.upload.REPLY_SECONDS", 2.0)
+    async with taking(store) as address:
+        done, _ = await bring(address, manifest, [1], cut)
+        assert done.arrived == done.total
