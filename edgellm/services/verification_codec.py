@@ -110,14 +110,10 @@ def _read_penalties(message: pb.Penalties) -> Penalties:
 def write_verify(request: VerifyRequest) -> pb.DeviceFrame:
     """Return the frame that asks for a verdict."""
     verify = pb.Verify(
-        round=request.round,
-        position=request.position,
-        prefix=request.prefix.tolist(),
-        chunk=request.draft.ids.tolist(),
-        extra=request.extra,
-        copied=request.draft.retrieved,
+        round=request.round, position=request.position, prefix=request.prefix.tolist(),
+        chunk=request.draft.ids.tolist(), extra=request.extra, copied=request.draft.retrieved,
         logprobs=request.logprobs,
-    )
+    )  # fmt: skip
     return pb.DeviceFrame(verify=verify)
 
 
@@ -150,17 +146,13 @@ def read_verify(
 
 
 def write_verdict(round: int, verdict: Verdict) -> pb.VerifierFrame:  # noqa: A002 - the contract's own word
-    return pb.VerifierFrame(
-        verdict=pb.Verdict(
-            round=round,
-            accepted=verdict.accepted,
-            tokens=verdict.tokens.tolist(),
-            seconds=verdict.seconds,
-            passes=verdict.passes,
-            plausible=np.packbits(np.array(verdict.plausible or (), bool), bitorder="little").tobytes(),
-            logprobs=_write_logprobs(verdict.logprobs) if verdict.logprobs else None,
-        )
-    )
+    plausible = np.packbits(np.array(verdict.plausible or (), bool), bitorder="little").tobytes()
+    message = pb.Verdict(
+        round=round, accepted=verdict.accepted, tokens=verdict.tokens.tolist(), seconds=verdict.seconds,
+        passes=verdict.passes, plausible=plausible,
+        logprobs=_write_logprobs(verdict.logprobs) if verdict.logprobs else None,
+    )  # fmt: skip
+    return pb.VerifierFrame(verdict=message)
 
 
 def read_verdict(message: pb.Verdict, request: VerifyRequest, vocabulary: int) -> Verdict:
@@ -177,24 +169,17 @@ def read_verdict(message: pb.Verdict, request: VerifyRequest, vocabulary: int) -
         _refuse(f"A verdict reports {message.passes} passes for {drafted} drafted tokens and {request.extra} more.")
     tokens = read_ids(message.tokens, vocabulary)
     likely = _plausible(message.plausible, drafted) if request.draft.retrieved and message.plausible else None
-    message_logprobs: tuple[Logprobs, ...] = ()
+    told: tuple[Logprobs, ...] = ()
     if request.logprobs is not None:
-        message_logprobs = _logprobs(
-            message.logprobs, message.accepted + len(message.tokens), request.logprobs, vocabulary
-        )
+        told = _logprobs(message.logprobs, message.accepted + len(message.tokens), request.logprobs, vocabulary)
     return Verdict(
-        message.accepted,
-        tokens,
-        seconds=message.seconds,
-        passes=message.passes,
-        plausible=likely,
-        logprobs=message_logprobs,
+        message.accepted, tokens, seconds=message.seconds, passes=message.passes, plausible=likely, logprobs=told
     )
 
 
-def _write_logprobs(message_logprobs: Sequence[Logprobs]) -> pb.Logprobs:
-    message = pb.Logprobs(own=[one.own for one in message_logprobs])
-    for one in message_logprobs:
+def _write_logprobs(told: Sequence[Logprobs]) -> pb.Logprobs:
+    message = pb.Logprobs(own=[one.own for one in told])
+    for one in told:
         message.ids.extend(one.ids.tolist())
         message.likeliest.extend(one.logprobs.tolist())
     return message

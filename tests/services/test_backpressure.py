@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import numpy as np
@@ -19,6 +21,7 @@ from edgellm.services.server.servers import VerifierServer
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
+from edgellm.spec.verification import judge
 from edgellm.verifier.scheduler import SchedulerLimits
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 from tests.services.test_verification_service import Device, verify
@@ -63,6 +66,19 @@ def eventually(what: EventKind, events: list[ServerEvent]) -> str:
     raise AssertionError(events)
 
 
+class Held:
+    """Judgements that wait until they are let go: whoever has asked is not answered before that."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.asked, self.go = threading.Event(), threading.Event()
+        patch.setattr("edgellm.verifier.judgement.judge", self._judge)
+
+    def _judge(self, *arguments: Any) -> Any:
+        self.asked.set()
+        assert self.go.wait(60)
+        return judge(*arguments)
+
+
 def test_a_device_that_does_not_read_is_dropped_and_nobody_else_notices(
     exact: Model, events: list[ServerEvent], prompt: Ids, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,13 +110,13 @@ def test_a_full_verifier_tells_how_long_it_will_be_busy(
         VerifierServer(exact, ANYWHERE, sessions=2, context=POSITIONS, threads=1, max_waiting=1) as server,
         grpc.insecure_channel(str(server.address)) as channel,
     ):
-        first, second = Device(channel), Device(channel)
-        first.say(opening, verify(prefix=tuple(prompt.tolist()), extra=200))
-        while not server.counters.batches > 3:
-            time.sleep(0.001)
+        first, second, held = Device(channel), Device(channel), Held(monkeypatch)
+        first.say(opening, verify(prefix=tuple(prompt.tolist())))
+        assert held.asked.wait(60)
         second.say(opening, verify(round=4))
         busy = second.hear().busy
         assert (busy.round, busy.retry_ms) == (4, told)
+        held.go.set()
         assert first.hear().WhichOneof("frame") == "verdict"
         second.say(verify(round=5))  # the same session goes on
         assert second.hear().verdict.round == 5
@@ -118,16 +134,16 @@ def test_a_device_goes_on_alone_and_asks_again_after_the_time_it_was_told(
         other = RemoteVerifier(server.address, exact.vocabulary, timing=PATIENT)
         session = remote.open(GenerationState())
         token = session.submit(long, Chunk()).result().tokens
-        blocking = other.open(GenerationState()).submit(prompt, Chunk(), extra=300)
-        batches = server.counters.batches
-        while not server.counters.batches > batches + 3:
-            time.sleep(0.001)
+        held = Held(monkeypatch)
+        blocking = other.open(GenerationState()).submit(prompt, Chunk())
+        assert held.asked.wait(60)
         began = time.monotonic()
         with pytest.raises(VerifierBusy, match=r"tries again in about 0\.4 seconds"):
             session.submit(np.concatenate((long, token)), Chunk()).result()
         while not session.ready():
             time.sleep(0.005)
         assert time.monotonic() - began >= 0.39
+        held.go.set()
         blocking.result()
         again = session.submit(np.concatenate((long, token)), Chunk()).result()
         assert again.tokens.tolist() == alone(np.concatenate((long, token)), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from edgellm.errors import (
     VerifierUnreachable,
 )
 from edgellm.rpc.address import Address, ModelAddress
+from edgellm.rpc.discovery.mdns import ServiceKind, announce
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
@@ -92,6 +94,25 @@ def test_a_device_hangs_up_on_a_verifier_that_it_no_longer_trusts(
         go_on(session, prompt)
     with pytest.raises(PairingRequired):
         RemoteVerifier(server.address, server.model.vocabulary, trust=guest)
+
+
+def test_a_verifier_that_has_moved_is_found_where_it_announces_itself(
+    exact: Model, host: Trust, guest: Trust, prompt: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
+    made = [VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, trust=host) for _ in range(2)]
+    with made[1] as moved:
+        with made[0] as first:
+            remote = RemoteVerifier(first.address, exact.vocabulary, trust=guest)
+            session = remote.open(GenerationState())
+            before = session.submit(prompt, Chunk()).result()
+        with announce(ServiceKind.DEVICE, host.identity.id.short, moved.address.port, ["127.0.0.1"]):
+            end = time.monotonic() + 60
+            while not session.ready():
+                assert time.monotonic() < end
+                time.sleep(0.01)
+        assert session.submit(prompt, Chunk()).result().tokens.tolist() == before.tokens.tolist()
+        remote.close()
 
 
 def chosen(guest: Trust, vocabulary: str, *named: str) -> str:

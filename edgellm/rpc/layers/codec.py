@@ -133,6 +133,5 @@ def error_from_status(status: str, text: str, name: str) -> EdgeError:
     if kind := _ERRORS.get(status):
         return kind(f"{name}: {what}", step or "Check the messages on that device.")
     return DeviceLost(
-        f"The connection to {name} was lost ({status.lower()}: {what}).",
-        "Try again; what has arrived there is kept.",
+        f"The connection to {name} was lost ({status.lower()}: {what}).", "Try again; what has arrived there is kept."
     )

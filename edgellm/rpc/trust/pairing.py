@@ -187,13 +187,10 @@ class Introduction:
     addresses: tuple[Address, ...]
 
     def to_bytes(self) -> bytes:
-        words = pb.Introduction(
-            name=self.name,
-            rights=sorted(self.rights),
-            addresses=[str(address) for address in self.addresses],
-            version=program_version(),
-        )
-        return words.SerializeToString()
+        addresses = [str(address) for address in self.addresses]
+        return pb.Introduction(
+            name=self.name, rights=sorted(self.rights), addresses=addresses, version=program_version()
+        ).SerializeToString()
 
 
 class PairingWindow:
@@ -357,16 +354,9 @@ def read_introduction(certificate: Certificate, words: bytes, rights: Rights, ho
     seen = [Address(host, addresses[0].port)] if addresses and host else []
     # any program of this machine may listen on loopback, so such addresses count only once the device was seen there
     addresses = [address for address in dict.fromkeys([*seen, *addresses]) if not address.loopback]
-    now = datetime.now(UTC).replace(microsecond=0)
-    return Peer(
-        name=printable_name(introduction.name, certificate.id),
-        certificate=certificate,
-        rights=rights,
-        granted=read_rights(introduction.rights),
-        addresses=tuple(addresses)[:MAX_ADDRESSES],
-        paired=now,
-        seen=now,
-    )
+    name, now = printable_name(introduction.name, certificate.id), datetime.now(UTC).replace(microsecond=0)
+    granted = read_rights(introduction.rights)
+    return Peer(name, certificate, rights, granted, tuple(addresses)[:MAX_ADDRESSES], paired=now, seen=now)
 
 
 async def _refuse(stream: Context, error: EdgeError | TimeoutError) -> NoReturn:

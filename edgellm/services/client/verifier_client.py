@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
@@ -29,13 +30,14 @@ from edgellm.errors import (
     VerifierUnreachable,
 )
 from edgellm.rpc.address import Address, ModelAddress
-from edgellm.rpc.channel import MAX_BUSY_MS, SESSION, network_loop, open_channel, run_in_network_loop
-from edgellm.rpc.discovery.interfaces import call_with_retry
+from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, SESSION, network_loop, open_channel, run_in_network_loop
+from edgellm.rpc.discovery.interfaces import PortState, call_with_retry, probe_port
+from edgellm.rpc.discovery.peer_probe import announced_addresses
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import RECHECK_SECONDS
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
-from edgellm.rpc.trust.trust import Trust
+from edgellm.rpc.trust.trust import Peer, Trust
 from edgellm.rpc.versions import parse_message
 from edgellm.services.client.link import ServiceLink, Timing
 from edgellm.services.handshake import PREPARING, VerifierInfo, greet, model_missing, printable
@@ -48,7 +50,7 @@ from edgellm.spec.verifier import Session, VerifyRequest
 
 _log = logging.getLogger(__name__)
 _CLOSE_GRACE_SECONDS = 10.0
-_PREPARING_SECONDS = 0.2  # pause between two looks for a ready verifier
+_RECONNECT_SECONDS = 1.0  # longest pause between two attempts to connect again, and wait for announcements
 _REFUSALS = {
     "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED", "INTERNAL", "PERMISSION_DENIED",
 }  # fmt: skip
@@ -83,7 +85,7 @@ class RemoteVerifier(Verifier):
         self.model, self.timing = where.model, timing
         self._trust, self._device, self._vocabulary = trust, device, vocabulary
         self.patience = VerdictDeadline(timing.least)
-        self._retry = RetryDelay(timing.retry, timing.retry_most)
+        self.retry = RetryDelay(timing.retry, timing.retry_most)
         self._channel: grpc.aio.Channel | None = None  # None while the verifier is away
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -104,7 +106,7 @@ class RemoteVerifier(Verifier):
 
     def up(self) -> bool:
         """Return whether the verifier is connected and takes requests."""
-        return self._channel is not None and not self._closed and not self._retry.left
+        return self._channel is not None and not self._closed and not self.retry.left
 
     def open(self, state: GenerationState) -> Session:
         """Open a session, which becomes ready as soon as the verifier is reachable."""
@@ -149,14 +151,6 @@ class RemoteVerifier(Verifier):
             self.loop_task(channel.close(_CLOSE_GRACE_SECONDS))
             self.loop_task(self._reconnect())
 
-    def loop_pause(self, seconds: float | None = None) -> None:
-        """Pause requests after a refusal for `seconds`, or by default for longer with each refusal."""
-        self._retry.pause(seconds)
-
-    def loop_answered(self) -> None:
-        """Reset the backoff, as the verifier has answered."""
-        self._retry.reset()
-
     async def _connect(self, on_wait: OnWait = lambda _doing: None) -> VerifierInfo:
         if self._trust is None:
             channel = open_channel(self._address)
@@ -186,24 +180,18 @@ class RemoteVerifier(Verifier):
                 if error.code() is not PREPARING:
                     raise
                 on_wait(printable(error.details() or ""))
-            await asyncio.sleep(_PREPARING_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _watch(self, channel: grpc.aio.Channel) -> None:
         """Notice the end of a connection, also while no session is open; and end that to a verifier that is no longer
         paired with this device."""
         ended = asyncio.ensure_future(channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
-        while not (await asyncio.wait({ended}, timeout=RECHECK_SECONDS))[0] and self._is_paired():
+        while not (await asyncio.wait({ended}, timeout=RECHECK_SECONDS))[0] and (self._trust is None or self._peer()):
             pass
         if not ended.done():
             ended.cancel()
             await channel.close(None)
         self.loop_lost(channel)
-
-    def _is_paired(self) -> bool:
-        try:
-            return self._trust is None or self._device is None or self._trust.peers.get(self._device) is not None
-        except TrustUnusable:
-            return False
 
     def _unreachable(self, error: grpc.aio.AioRpcError) -> EdgeError:
         where = self._address
@@ -223,12 +211,40 @@ class RemoteVerifier(Verifier):
         return VerifierUnreachable(what, f"Start one there with `edgellm serve --role verifier --port {where.port}`.")
 
     async def _reconnect(self) -> None:
+        """Connect again as soon as the verifier answers, also at another address: it may have slept, or moved."""
         while self._channel is None:
-            await asyncio.sleep(self._retry.next())
-            try:
-                self.info = await self._connect()
-            except EdgeError as error:
-                _log.debug("not yet: %s", error.what)
+            await asyncio.sleep(min(self.retry.next(), _RECONNECT_SECONDS))
+            if not await self._is_at(self._address):
+                for address in await self._elsewhere():
+                    if await self._is_at(address):
+                        break
+
+    async def _is_at(self, address: Address) -> bool:
+        """Connect to the verifier at an address; return whether that has succeeded."""
+        before, self._address = self._address, address
+        try:
+            self.info = await self._connect()
+        except EdgeError as error:
+            _log.debug("not yet: %s", error.what)
+            self._address = before
+        return self._channel is not None
+
+    async def _elsewhere(self) -> list[Address]:
+        """Return the other addresses where a paired verifier announces itself or was seen, and where something listens.
+        TLS then finds out what it is."""
+        if (peer := self._peer()) is None:
+            return []
+        announced = await asyncio.to_thread(announced_addresses, peer, _RECONNECT_SECONDS)
+        places = dict.fromkeys([*announced, *peer.addresses])
+        states = await asyncio.gather(*map(probe_port, places))
+        listening = zip(places, states, strict=True)
+        return [address for address, state in listening if state is PortState.OPEN and address != self._address]
+
+    def _peer(self) -> Peer | None:
+        """Return the verifier as a paired device. Without a readable list there is none."""
+        with suppress(TrustUnusable):
+            return None if self._trust is None or self._device is None else self._trust.peers.get(self._device)
+        return None
 
 
 @dataclass(slots=True, eq=False)
@@ -343,19 +359,19 @@ class Stream:
             await link.run(partial(self._take, link), partial(self._beat, link))
             error = lost("The verifier has ended the session.")
         except VerifierSlow as slow:  # it is asked again later, over the same connection
-            verifier.loop_pause()
+            verifier.retry.pause()
             verifier.patience.record_miss()
             error = slow
         except VerifierLost as gone:
             verifier.loop_lost(channel)
             error = gone
         except ProtocolError as fault:
-            verifier.loop_pause()
+            verifier.retry.pause()
             error = lost(f"The verifier violates the protocol: {fault}")
         except grpc.aio.AioRpcError as status:
             why = printable(status.details() or status.code().name)
             if status.code().name in _REFUSALS:
-                verifier.loop_pause()
+                verifier.retry.pause()
                 error = lost(f"The verifier refuses: {why}")
             else:
                 verifier.loop_lost(channel)
@@ -377,7 +393,7 @@ class Stream:
         asked.received(data)
         if kind == "verdict":
             verdict, passed = read_verdict(frame.verdict, asked.request, self._vocabulary), monotonic() - self._sent
-            verifier.loop_answered()
+            verifier.retry.reset()
             verifier.patience.record(VerdictWork(asked.work.unseen, len(verdict.tokens)), passed)
             asked.answer(verdict, passed)
         elif kind == "need_prefix":
@@ -386,7 +402,7 @@ class Stream:
             link.send(asked.frame(frame.need_prefix.position))
         elif kind == "busy":
             wait = min(frame.busy.retry_ms, MAX_BUSY_MS) / 1e3
-            verifier.loop_pause(wait)
+            verifier.retry.pause(wait)
             again = f"This device continues alone and tries again in about {wait:g} seconds."
             asked.fail(VerifierBusy("The verifier is busy.", again, wait))
         else:

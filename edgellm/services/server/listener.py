@@ -11,6 +11,7 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from math import ceil
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import grpc
@@ -22,6 +23,7 @@ from edgellm.errors import DeviceStuck, EdgeError
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import (
     DEFAULT_PORT,
+    HEARTBEAT_SECONDS,
     READ_TIMEOUT_SECONDS,
     bind,
     check_bindable,
@@ -40,7 +42,6 @@ Stream: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
 
 GRACE_SECONDS = 10.0  # limit for calls in flight when the server is stopped
 BEAT_SECONDS = 1.0  # pause between two signs of life while slow work goes on
-_SETTLE_SECONDS = 1.0  # wait for a write that is cancelled
 
 
 class EventKind(StrEnum):
@@ -255,15 +256,15 @@ async def write_in_time(stream: Stream, message: Message) -> None:
     its first message."""
     writing = asyncio.ensure_future(stream.write(message.SerializeToString()))
     try:
-        async with asyncio.timeout(READ_TIMEOUT_SECONDS):
-            await asyncio.shield(writing)
-    except TimeoutError:
+        for _ in range(ceil(READ_TIMEOUT_SECONDS / HEARTBEAT_SECONDS)):  # a suspended process blames no other
+            if (await asyncio.wait({writing}, timeout=HEARTBEAT_SECONDS))[0]:
+                return writing.result()
         raise DeviceStuck(
             f"The device has not read its stream for {READ_TIMEOUT_SECONDS:g} seconds.", "Begin another session."
-        ) from None
+        )
     finally:
         if not writing.done():
-            await asyncio.wait({writing}, timeout=_SETTLE_SECONDS)
+            await asyncio.wait({writing}, timeout=BEAT_SECONDS)
             writing.cancel()
 
 

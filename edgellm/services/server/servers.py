@@ -26,7 +26,7 @@ from edgellm.rpc.trust.handshake import OfferedModel
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.handshake import VerifierInfo
 from edgellm.services.server.layer_service import LayerService
-from edgellm.services.server.listener import EventKind, Listener, Listening, Notify, OnEvent, Service
+from edgellm.services.server.listener import BEAT_SECONDS, EventKind, Listener, Listening, Notify, OnEvent, Service
 from edgellm.services.server.mesh_service import WorkerService
 from edgellm.services.server.verification_service import VerificationService, VerifyingModel, tokenizer_to_send
 from edgellm.spec.drafting.cost_curve import CostCurve
@@ -40,7 +40,6 @@ from edgellm.verifier.worker import ColocatedVerifier, VerifierWorker
 
 SESSIONS = 8
 """Replies for which a verifier has memory, by default."""
-_TIDY_SECONDS = 1.0
 
 
 class SessionServer(Listener):
@@ -279,6 +278,6 @@ class WorkerServer(Listener):
 
     async def _evict_unused(self) -> None:
         while True:
-            await asyncio.sleep(_TIDY_SECONDS)
+            await asyncio.sleep(BEAT_SECONDS)
             if evicted := await asyncio.to_thread(self.cache.evict_unused):
                 self._notify(EventKind.ENDED, f"{evicted} unused pieces of models were unloaded.")
