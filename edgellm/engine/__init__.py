@@ -1,6 +1,6 @@
 """The engine: llama.cpp behind a small, typed door. The only package that imports `llama_cpp`."""
 
-from edgellm.engine import native  # noqa: F401 - before anything else imports llama.cpp: OpenMP reads its settings then
+from edgellm.engine import native  # before anything else imports llama.cpp: OpenMP reads its settings then
 
 # isort: split
 from edgellm.engine.chat.messages import Message, ToolCall
@@ -25,56 +25,9 @@ from edgellm.engine.lm_head import (
     in_blocks,
     known,
     top2,
-    top2_of_rows,
     top_k,
     why_lazy,
 )
 from edgellm.engine.model import Model
 from edgellm.engine.native import ShouldStop, Stop, never
 from edgellm.engine.vocabulary import Floats, Ids, Vocabulary, VocabularyMatch, common_prefix
-
-__all__ = [
-    "HEADS",
-    "Block",
-    "BlockRows",
-    "Capture",
-    "Context",
-    "ContextSpec",
-    "Dimensions",
-    "Floats",
-    "GgufHeader",
-    "Ids",
-    "LMHead",
-    "LayerRows",
-    "LazyLogits",
-    "MemoryEstimate",
-    "Message",
-    "Model",
-    "ModelFile",
-    "Recorder",
-    "Rows",
-    "SeqRows",
-    "ShouldStop",
-    "Stop",
-    "ToolCall",
-    "Top2",
-    "Vocabulary",
-    "VocabularyMatch",
-    "check_cuttable",
-    "check_gguf",
-    "common_prefix",
-    "costs_of",
-    "cut",
-    "cut_bytes",
-    "dimensions",
-    "head_pays",
-    "in_blocks",
-    "known",
-    "mtp_obstacle",
-    "never",
-    "to_f32",
-    "top2",
-    "top2_of_rows",
-    "top_k",
-    "why_lazy",
-]

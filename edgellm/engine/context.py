@@ -18,12 +18,11 @@ from edgellm.engine import llama_api, native
 from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf.cuttable import row_factor
 from edgellm.engine.graph_hooks import Capture, Recorder
-from edgellm.engine.kv import row_padding
+from edgellm.engine.kv import row_padding, sequences
 from edgellm.engine.kv.kv_cache import KVCache, checkpoint_bytes
 from edgellm.engine.kv.layer_rows import LayerRows
-from edgellm.engine.kv.prompt_cache import CachedSequence, PromptCache
 from edgellm.engine.kv.row_padding import Padding
-from edgellm.engine.kv.sequences import NO_ID, SeqRows, Sequences, split
+from edgellm.engine.kv.sequences import NO_ID, PromptCache, SeqRows, Sequences, split
 from edgellm.engine.llama_api import NO_OBSERVER, LlamaBatch, NativeContext
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
 from edgellm.engine.model import Model, probe_of
@@ -66,8 +65,8 @@ class Context:
         head = LMHead.open(model, asked.threads) if lazy else None
         self._lazy_head = None if head is None else LazyHead(head)
         observer = self.captured or self._lazy_head
-        self._saved = None if prompt_cache is None else CachedSequence(prompt_cache, self._kind())
-        owned = llama_api.open_context(model.owned, asked, callback=observer and observer.callback)
+        self._prompts, self._epoch = prompt_cache, 0 if prompt_cache is None else prompt_cache.epoch
+        owned = llama_api.open_context(model.owned, asked, callback=observer and observer.nodes.callback)
         self.native = NativeContext(owned, asked.threads, model.n_vocab)
         self._cache = KVCache(
             model.owned, owned, spec.n_seq, model.architecture, trusted="rollback" not in model.faults,
@@ -83,10 +82,9 @@ class Context:
         self._lost: dict[int, int] = {}  # positions in the cache of sequences whose rest must be read again
         self._progress: Callable[[int, int], None] | None = None
         room = spec.n_ctx + (row_padding.MOST if spec.reproducible else 0)
-        self._batch = LlamaBatch(asked.rows, room, planes=model.position_planes)
-        outer = None if capture is None else {capture.stop_after, *capture.outputs}
         # The last layer's output holds only rows with logits.
-        self._flag_all = bool(outer and model.n_layer - 1 in outer)
+        every = capture is not None and model.n_layer - 1 in (capture.stop_after, *capture.outputs)
+        self._batch = LlamaBatch(asked.rows, room, planes=model.position_planes, flag_all=every)
         self._widths: Sequence[int] = ()
 
     def _kind(self) -> str:
@@ -192,15 +190,14 @@ class Context:
     def close(self) -> None:
         """Close the context; its memory is freed once no view of the logits is left."""
         sound = not self.native.closed and not self.native.owned.guard.busy
-        if sound and self._saved is not None:
-            lengths = self._sequences.lengths
-            lengths[0] = self._cache.settle(0, self._lost.pop(0, lengths[0]))
-            self._saved.keep(self.cached(), self._cache.size(0), self.save, whole=not self._cache.plain)
+        if sound and self._prompts is not None:
+            self._keep(self._prompts)
         if self.speculator is not None:
             self.speculator.close()
             self.speculator = None
         self.native.close()
         self._cache.close()
+        native.release_threads()  # it may well have been measured, by a thread that now does other work
         if self._lazy_head is not None:
             self._lazy_head.close()
             self._lazy_head = None
@@ -360,14 +357,33 @@ class Context:
         if len(ids) == 0:
             raise InvalidOption("There are no ids to sync the cache with.", "Give at least one.")
         common = self._sequences.common(seq, ids[:-1])
-        saved = self._saved if seq == 0 else None
-        if saved is not None and saved.restore(ids[:-1], common, self.load, whole=not self._cache.plain):
-            common = self._sequences.common(seq, ids[:-1])
+        if seq == 0 and self._prompts is not None:
+            common = self._restored(self._prompts, ids[:-1], common)
         self.rollback(common, seq)
         if seq in self._lost:
             self._sequences.lengths[seq] = common = self._lost.pop(seq)
         self._cache.expect_draft(seq)
         return common
+
+    def _restored(self, cache: PromptCache, ids: Ids, common: int) -> int:
+        """Restore a kept sequence that shares more of `ids` (n,) than the `common` first ids, if that saves reading;
+        return how many ids are common then."""
+        self._epoch = cache.epoch  # the new contents belong to this epoch
+        if len(ids) - common < sequences.LEAST:
+            return common
+        found = cache.find(self._kind(), ids, common + sequences.LEAST - 1, whole=not self._cache.plain)
+        if found is None:
+            return common
+        self.load(found)
+        return self._sequences.common(0, ids)
+
+    def _keep(self, cache: PromptCache) -> None:
+        """Keep the first sequence on disk if that may save reading."""
+        lengths = self._sequences.lengths
+        lengths[0] = self._cache.settle(0, self._lost.pop(0, lengths[0]))
+        ids = self.cached()
+        if len(ids) >= sequences.LEAST and self._epoch == cache.epoch and not (ids == NO_ID).any():
+            cache.keep(self._kind(), ids, self._cache.size(0), self.save, whole=not self._cache.plain)
 
     def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
         """Append `ids`, shape (n,), to a sequence; return the logits of the last `outputs` rows, (outputs, n_vocab).
@@ -579,7 +595,7 @@ class Context:
             self._cache.begin_batch(seq, self._sequences.lengths[seq], len(ids), outputs)
         if self.speculator is not None:
             self.speculator.place(at, seq, self._sequences.lengths[seq], len(ids))
-        return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs, self._flag_all)
+        return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs)
 
     def _run(self, n: int, batch: Any) -> None:
         """Decode the first `n` rows of a batch."""
@@ -593,7 +609,7 @@ class Context:
         """Return the logits for the entries of the last batch, given as (rows, rows with logits wanted)."""
         if self.captured is not None and self.captured.stops:
             return [self.native.no_rows] * len(rows)
-        flagged = [n if self._flag_all else outputs for n, outputs in rows]
+        flagged = [n if self._batch.flag_all else outputs for n, outputs in rows]
         view, end, views = self.native.rows(sum(flagged)), 0, []
         for (_, outputs), n in zip(rows, flagged, strict=True):
             end += n

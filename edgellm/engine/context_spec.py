@@ -72,11 +72,6 @@ class ContextSpec:
             )
         if self.threads is not None and self.threads < 1:
             raise InvalidOption(f"threads is {self.threads}.", "Use 1 or more, or None for all cores.")
-        if self.spare is not None and (self.spare < 0 or not self.unified):
-            raise InvalidOption(
-                f"There cannot be {self.spare} spare cells {'in' if self.unified else 'between'} {self.n_seq}"
-                " sequences.", "Give 0 or more, with a unified cache.",
-            )  # fmt: skip
 
     def resolved(self, model: Model, capture: Capture | None) -> OpenSpec:
         """Return the resolved options of a context over `model` with this `capture`.
@@ -86,7 +81,7 @@ class ContextSpec:
 
         Raises:
             InvalidOption: a size that is not positive, too many sequences, fewer rows in a batch than sequences (where
-                llama.cpp would abort), spare cells for separate buffers.
+                llama.cpp would abort).
         """
         hardware, cells = model.hardware, self.n_ctx * self.n_seq
         if self.spare is not None:

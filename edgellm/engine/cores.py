@@ -22,6 +22,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -32,7 +33,7 @@ from edgellm.engine import native
 FOLDER = Path("/dev/shm")  # noqa: S108  memory, the same for every session of a user; our file there is checked
 _THREAD = 2**10  # bytes of the file for each number of a thread: more than a computation has threads
 _PAUSE = 5_000_000  # most nanoseconds between two decodes of a thread that goes on
-_RECHECK = 100_000_000  # nanoseconds after which a thread's state, or a lower number of threads, is reconsidered
+_RECHECK = 100_000_000  # nanoseconds after which a thread's state, or the number of threads, is reconsidered
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +87,15 @@ class Computation:
     decodes. A thread that waited for it, as a verifier waits for a draft, does not count.
     """
 
-    __slots__ = ("__weakref__", "_began", "_crowding", "_ended", "_file", "_others", "_share", "_shared", "_start",
-                 "_threads")  # fmt: skip
-
-    def __init__(self, shared: SharedCores | None, crowding: Crowding | None = None) -> None:
+    def __init__(self, shared: SharedCores, crowding: Crowding | None = None) -> None:
         """Compute beside others. Belongs to one thread. Raises OSError as `SharedCores.open`."""
         self._shared, self._crowding = shared, crowding or Crowding()
         self._start = _THREAD * threading.get_native_id()
         self._threads = self._share = 1
         self._began = self._ended = 0
         self._others: dict[int, int] = {}  # computing threads when the last computation ended
-        if shared is not None:
-            self._file = shared.open()
-            weakref.finalize(self, os.close, self._file).atexit = False  # the kernel closes the file at exit
+        self._file = shared.open()
+        weakref.finalize(self, os.close, self._file).atexit = False  # the kernel closes the file at exit
 
     def of(self, threads: int) -> Self:
         """Set how many threads the next computation would use alone, and return self."""
@@ -107,8 +104,6 @@ class Computation:
 
     def __enter__(self) -> int:
         shared, threads = self._shared, self._threads
-        if shared is None:
-            return threads
         self._began = now = time.monotonic_ns()
         if threads > 1:
             others = shared.others(self._file, now)
@@ -123,13 +118,10 @@ class Computation:
         return threads
 
     def __exit__(self, *_raised: object) -> None:
-        shared = self._shared
-        if shared is None:
-            return
         system.unlock_part(self._file, self._start, self._threads)
         if self._threads > 1:
             self._ended = now = time.monotonic_ns()
-            self._others = shared.others(self._file, now)
+            self._others = self._shared.others(self._file, now)
             if self._share > 1:
                 self._crowding.observe(self._share, now - self._began, now)
 
@@ -151,20 +143,20 @@ def shared_cores() -> SharedCores | None:
 _thread_local = threading.local()
 
 
-def computation(threads: int) -> Computation:
+def computation(threads: int) -> AbstractContextManager[int]:
     """Return the calling thread's computation, which would use `threads` threads alone."""
     try:
-        found: Computation = _thread_local.computation
+        found: Computation | None = _thread_local.computation
     except AttributeError:
-        found = _thread_local.computation = Computation(shared_cores())
-    return found.of(threads)
+        shared = shared_cores()
+        found = _thread_local.computation = None if shared is None else Computation(shared)
+    return nullcontext(threads) if found is None else found.of(threads)
 
 
 MIN_CPU_SHARE = 0.85
-"""Share of the wanted processor time below which to look for other programs."""
+"""Share of the wanted processor time below which other programs are assumed if threads stood in line for a core."""
 MIN_DELAY_SHARE = 0.1
-"""Share of the wanted time that threads waited for a core, above which other programs are assumed."""
-_WINDOW = 20_000_000  # nanoseconds of a window: reading the processor time takes some microseconds
+"""Least share of the wanted time that threads then stood in line."""
 _MOSTLY = 0.5  # least share of a window spent computing, to judge it
 _FIRST_RETRY, _MAX_RETRY = 1_000_000_000, 60_000_000_000
 """Nanoseconds until all threads are tried again if the system is crowded."""
@@ -192,66 +184,46 @@ class Gauges:
 class Crowding:
     """A limit of a computation's threads to the threads that get a core. For one thread at a time; in nanoseconds."""
 
-    __slots__ = (
-        "_backoff", "_before", "_began", "_cpu", "_gauges", "_limit", "_measure_at",
-        "_retry_at", "_threads", "_update_at", "_wall",
-    )  # fmt: skip
-
     def __init__(self, gauges: Gauges | None = None) -> None:
         self._gauges = gauges or Gauges()
         self._limit = 0  # threads; 0: no limit
-        self._update_at, self._measure_at, self._retry_at, self._backoff = 0, 0, 0, _FIRST_RETRY
-        self._threads = self._began = self._wall = self._cpu = 0
-        self._before: int | None = None  # `run_delay` when the window began, if it was asked for
+        self._check_at = self._retry_at = 0
+        self._backoff = _FIRST_RETRY
+        self._threads = self._began = self._wall = self._cpu = self._delay = 0  # the window
 
     def limit(self, threads: int, now: int) -> int:
         """Return how many of `threads` threads, two or more, to use."""
-        if now >= self._update_at:
-            self._update_limit(threads, now)
-        return min(threads, self._limit) if self._limit else threads
+        if now >= self._check_at:
+            self._check_at = now + _RECHECK
+            running, cpus = self._gauges.running(), self._gauges.cpus
+            has_room = 0 < running <= cpus - threads + 1
+            if running >= MAX_RUNNING * cpus:
+                self._limit = 1
+            elif self._limit and (has_room or now >= self._retry_at):
+                self._limit = 0
+                self._begin(threads, now)
+        return min(threads, self._limit or threads)
 
     def observe(self, threads: int, wall: int, now: int) -> None:
         """Record a computation by `threads` threads, two or more, that took `wall`."""
         self._wall += wall
-        elapsed = now - self._began
         if threads != self._threads:
-            self._begin(threads, now, None)
-        elif elapsed >= _WINDOW:
-            self._begin(threads, now, self._judge(threads, elapsed, now))
+            self._begin(threads, now)
+        elif now - self._began >= _RECHECK:
+            self._judge(threads, now - self._began, now)
+            self._begin(threads, now)
 
-    def _update_limit(self, threads: int, now: int) -> None:
-        running = self._gauges.running()
-        has_room = 0 < running <= self._gauges.cpus - threads + 1
-        self._update_at = now + _WINDOW
-        if running >= MAX_RUNNING * self._gauges.cpus:
-            self._limit, self._update_at = 1, now + _RECHECK
-        elif self._limit and not has_room and now < self._retry_at:
-            self._update_at = now + _RECHECK
-        elif self._limit or not self._threads:
-            self._limit = 0  # try all threads for a window
-            self._begin(threads, now, self._gauges.run_delay())
-
-    def _judge(self, threads: int, elapsed: int, now: int) -> int | None:
-        """Set the limit by the window that ends; return `run_delay` for the next window, None if it was not needed."""
-        got, before = (self._gauges.cpu_time() - self._cpu) / (threads * elapsed), self._before
-        if self._wall < _MOSTLY * elapsed:
-            return None
-        if got >= MIN_CPU_SHARE:
+    def _judge(self, threads: int, elapsed: int, now: int) -> None:
+        """Set the limit by the window that ends."""
+        wanted = threads * elapsed
+        got, waited = self._gauges.cpu_time() - self._cpu, self._gauges.run_delay() - self._delay
+        if got >= MIN_CPU_SHARE * wanted:
             self._backoff = self._backoff if self._limit else _FIRST_RETRY
-            return None
-        if before is None and now < self._measure_at:
-            return None
-        after = self._gauges.run_delay()
-        if before is None:
-            return after
-        if after - before <= MIN_DELAY_SHARE * threads * elapsed:  # threads sleep: no other program takes their cores
-            self._measure_at = now + _FIRST_RETRY
-            return None
-        self._limit = max(1, min(threads - 1, int(got * threads + 0.1)))
-        self._update_at, self._retry_at = now + _RECHECK, now + max(self._backoff, _RETRY_COST * elapsed)
-        self._backoff = min(2 * self._backoff, _MAX_RETRY)
-        return after
+        elif self._wall >= _MOSTLY * elapsed and waited > MIN_DELAY_SHARE * wanted:
+            self._limit = max(1, min(threads - 1, int(got / elapsed + 0.1)))
+            self._retry_at = now + max(self._backoff, _RETRY_COST * elapsed)
+            self._backoff = min(2 * self._backoff, _MAX_RETRY)
 
-    def _begin(self, threads: int, now: int, before: int | None) -> None:
+    def _begin(self, threads: int, now: int) -> None:
         self._threads, self._began, self._wall = threads, now, 0
-        self._cpu, self._before = self._gauges.cpu_time(), before
+        self._cpu, self._delay = self._gauges.cpu_time(), self._gauges.run_delay()

@@ -7,8 +7,6 @@ context without a capture has no callback, and pays nothing.
 from __future__ import annotations
 
 import ctypes
-import math
-import struct
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
@@ -63,8 +61,6 @@ class _Tensor(ctypes.Structure):
     )
 
 
-_ROWS = struct.Struct("i4x8x4q2Q")
-"""The fields of `_Tensor` up to `nb[1]`: one call reads them all."""
 _ALL = slice(None)
 
 SCORES = 256 * 2**20
@@ -147,10 +143,7 @@ _Node = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
 
 
 class Recorder:
-    """A recorder of the rows that one decode call shows, joined from llama.cpp's batches in the tokens' order.
-
-    Returned arrays are valid until the next decode, which uses the same memory again.
-    """
+    """A recorder of the rows that one decode call shows, joined from llama.cpp's batches in the tokens' order."""
 
     def __init__(self, capture: Capture, n_seq: int, unified: bool) -> None:
         """Set up for a context of `n_seq` sequences; if `shared`, sequences share cells, so cells are not positions."""
@@ -158,26 +151,19 @@ class Recorder:
         self.shared = unified and n_seq > 1
         self._one_graph = unified or n_seq == 1  # a batch of several streams may need several graphs
         self._visible = np.empty(0, dtype=np.bool_)
-        self._stops = capture.stop_after is not None
+        self.stops = capture.stop_after is not None
+        """The graph stops after `Capture.stop_after`."""
         self._rows = 0  # rows of the next batch
         self._to_come = 0
         self._parts: dict[bytes, list[Floats]] = {}
-        self._buffers = _BufferPool()
-        self._outputs = frozenset(b"l_out-%d" % i for i in capture.outputs)
         self._last = b"l_out-%d" % capture.stop_after if capture.stop_after is not None else b""
-        self._nodes = NodeCallback(self._wants, self._see)
-        self.callback = self._nodes.callback
+        self.nodes = NodeCallback(self._wants, self._see)
         self.attend(slice(None))
         self.clear()
 
-    @property
-    def stops(self) -> bool:
-        """Return whether the graph stops after `Capture.stop_after`."""
-        return self._stops
-
     def stop(self, early: bool) -> None:
         """Have the next decodes stop after `Capture.stop_after`, or go on to the logits."""
-        self._stops = early
+        self.stops = early
 
     def begin(self, rows: int) -> None:
         """Announce a batch of `rows` rows."""
@@ -186,27 +172,27 @@ class Recorder:
     def attend(self, keys: slice | None) -> None:
         """Keep attention to these `keys` only, from the next decode on; None: read none (in a prefill it is large)."""
         self._keys = keys
-        self._attention = frozenset(b"kq_soft_max-%d" % i for i in (self.capture.attention if keys is not None else ()))
+        layers = self.capture.attention if keys is not None else ()
+        outputs = (b"l_out-%d" % layer for layer in self.capture.outputs)
+        self._wanted = frozenset((*outputs, *(b"kq_soft_max-%d" % layer for layer in layers)))
 
     def clear(self) -> None:
         """Forget the kept rows; called before every decode."""
         self._parts.clear()
-        self._buffers.clear()
-        self._wanted = self._outputs | self._attention
         self._asked = self._wanted | {self._last} if self.stops else self._wanted
 
     def __enter__(self) -> Self:
         """Begin a llama.cpp batch: each node that is asked for will be shown once."""
         self._to_come = len(self._asked) if self._one_graph or not self._asked else -1
         small = self._one_graph and self._rows <= _SMALL
-        self._nodes.begin((self._rows, self._asked) if small else None)
+        self.nodes.begin((self._rows, self._asked) if small else None)
         return self
 
     def __exit__(self, *_raised: object) -> None:
         """End the batch; raise any error that occurred while looking at it."""
         if self._to_come > 0:  # another graph, or a graph that did not run to its end
-            self._nodes.forget()
-        self._nodes.end()
+            self.nodes.forget()
+        self.nodes.end()
 
     def attention(self, layer: int) -> Floats:
         """Return the attention of the last decode, shape (heads, tokens, keys), for the keys set by `attend`.
@@ -259,21 +245,22 @@ class Recorder:
         return not (self.stops and name == self._last)
 
     def _read(self, address: int, name: bytes) -> Floats:
-        kind, cols, rows, heads, streams, element, stride = _ROWS.unpack(ctypes.string_at(address, _ROWS.size))
-        if kind != lib.GGML_TYPE_F32 or element != 4 or stride != 4 * cols:
+        node = _Tensor.from_address(address)
+        cols, rows, heads, streams = node.ne
+        if node.type != lib.GGML_TYPE_F32 or node.nb[:2] != [4, 4 * cols]:
             raise EngineFailed(f"{name.decode()} is not laid out in float32 rows.", "Capture on another device.")
-        if name in self._outputs:
-            data, there = self._buffers.take((rows, cols))
-            ggml.ggml_backend_tensor_get(address, there, 0, data.nbytes)
+        if name.startswith(b"l_out"):
+            data = np.empty((rows, cols), dtype=np.float32)
+            ggml.ggml_backend_tensor_get(address, data.ctypes.data, 0, data.nbytes)
             return data
         if self.shared:
-            self._visible = self._mask(_Tensor.from_address(address).src[1], cols, rows - 1)
+            self._visible = self._mask(node.src[1], cols, rows - 1)
         first, end, _ = (self._keys or _ALL).indices(cols)
         width = max(0, end - first)
-        data, there = self._buffers.take((streams * heads, rows, width))
+        data = np.empty((streams * heads, rows, width), dtype=np.float32)
         if width:
             ggml.ggml_backend_tensor_get_2d(
-                address, there, 4 * first, 4 * width, streams * heads * rows, 4 * cols, 4 * width
+                address, data.ctypes.data, 4 * first, 4 * width, streams * heads * rows, 4 * cols, 4 * width
             )
         # Several streams hold a sequence each: their rows follow each other.
         return np.concatenate(np.split(data, streams), axis=1) if streams > 1 else data
@@ -287,24 +274,3 @@ class Recorder:
         ggml.ggml_backend_tensor_get(address, data.ctypes.data, row * mask.nb[1], data.nbytes)
         visible: Flags = data == 0.0
         return visible
-
-
-class _BufferPool:
-    """Memory for the rows that a decode shows, used again by the next decode."""
-
-    def __init__(self) -> None:
-        self._use(np.empty(0, dtype=np.float32))
-
-    def _use(self, floats: Floats) -> None:
-        self._floats, self._address, self._used = floats, floats.ctypes.data, 0
-
-    def take(self, shape: tuple[int, ...]) -> tuple[Floats, int]:
-        """Return an array of this shape, and its address."""
-        size = math.prod(shape)
-        if self._used + size > len(self._floats):  # arrays over the old memory keep it alive
-            self._use(np.empty(self._used + size, dtype=np.float32))
-        start, self._used = self._used, self._used + size
-        return self._floats[start : self._used].reshape(shape), self._address + 4 * start
-
-    def clear(self) -> None:
-        self._used = 0

@@ -28,9 +28,11 @@ class LlamaBatch:
     """Room for `n` rows. `tokens` is its native form; `embeddings` makes a native form with float rows.
 
     Models of images and text give rows a position in each of several `planes`; llama.cpp sets those of tokens itself.
+    `flag_all`: all rows ask for logits, whatever is said of them.
     """
 
-    def __init__(self, n: int, n_ctx: int, planes: int = 1) -> None:
+    def __init__(self, n: int, n_ctx: int, planes: int = 1, flag_all: bool = False) -> None:
+        self.flag_all = flag_all
         self._ids, self._positions = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.int32)
         self._seqs, self._flags = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.int8)
         self._ones = np.ones(n, dtype=np.int32)
@@ -39,14 +41,14 @@ class LlamaBatch:
         self._planes = np.zeros(planes * n if planes > 1 else 0, dtype=np.int32)
         self.tokens = self._native(self._ids, None)
 
-    def put(self, at: int, seq: int, start: int, ids: Ids, outputs: int, flag_all: bool) -> int:
+    def put(self, at: int, seq: int, start: int, ids: Ids, outputs: int) -> int:
         """Write `ids` for the positions from `start` on into the rows from `at` on; return the row after them."""
         n = len(ids)
         end = at + n
         self._ids[at:end] = ids
         self._positions[at:end] = self._count_up[start : start + n]
         self._seqs[at:end] = seq
-        self._flags[at:end] = flag_all
+        self._flags[at:end] = self.flag_all
         self._flags[end - outputs : end] = 1
         return end
 
@@ -221,7 +223,9 @@ class NativeContext:
         """Threads of a decode alone, and of the last decode: fewer if other threads computed at the same time."""
         self.shared = 0
         """Decodes that had fewer threads than a decode that is alone."""
-        self._logits = LogitsView(n_vocab)
+        self._n_vocab, self._address = n_vocab, 0
+        self._view = self.no_rows = np.empty((0, n_vocab), dtype=np.float32)
+        """A view over the logits, kept between decodes: the buffer seldom moves, and never shrinks. Empty logits."""
         self._should_stop: Callable[[], bool] | None = None
 
     @property
@@ -268,17 +272,21 @@ class NativeContext:
     def rows(self, n: int) -> Floats:
         """Return the first `n` rows of logits of the last decode, (n, n_vocab), read-only: views that keep the memory
         behind them alive."""
-        return self._logits.rows(self.owned, n)
-
-    @property
-    def no_rows(self) -> Floats:
-        """Empty logits, (0, n_vocab)."""
-        return self._logits.none
+        owned = self.owned
+        address = _logits(owned.pointer) if n else 0
+        if not address:
+            return self.no_rows
+        if address != self._address or n > len(self._view):
+            buffer: Any = (ctypes.c_float * (n * self._n_vocab)).from_address(address)
+            buffer.context = owned
+            self._view = np.frombuffer(buffer, dtype=np.float32).reshape(n, self._n_vocab)
+            self._view.flags.writeable = False
+            self._address = address
+        return self._view[:n]
 
     def close(self) -> None:
         """Close the context; its memory is freed once no view of the logits is left."""
-        self._owned = None
-        self._logits.close()
+        self._owned, self._view, self._address = None, self.no_rows, 0
 
 
 def decode(context: native.Owned, batch: Any, n: int) -> None:
@@ -311,29 +319,3 @@ def _compute(function: Any, context: native.Owned, batch: Any, n: int) -> None:
             f"llama.cpp cannot decode {n} rows (status {status}): {native.log.since(mark)}.",
             "Check that the ids are in the model's vocabulary.",
         )
-
-
-class LogitsView:
-    """A numpy view over a context's logits, kept between decodes: the buffer seldom moves, and never shrinks."""
-
-    def __init__(self, n_vocab: int) -> None:
-        self._n_vocab = n_vocab
-        self._address = 0
-        self._view = self.none = np.empty((0, n_vocab), dtype=np.float32)
-
-    def close(self) -> None:
-        """Release the view."""
-        self._view, self._address = self.none, 0
-
-    def rows(self, context: native.Owned, n: int) -> Floats:
-        """Return the first `n` rows, (n, n_vocab), read-only."""
-        address = _logits(context.pointer) if n else 0
-        if not address:
-            return self.none
-        if address != self._address or n > len(self._view):
-            buffer: Any = (ctypes.c_float * (n * self._n_vocab)).from_address(address)
-            buffer.context = context  # a view keeps the memory behind it alive
-            self._view = np.frombuffer(buffer, dtype=np.float32).reshape(n, self._n_vocab)
-            self._view.flags.writeable = False
-            self._address = address
-        return self._view[:n]

@@ -51,35 +51,15 @@ def top2(logits: Floats) -> Top2:
     """
     row = logits.reshape(-1)
     first = int(row.argmax())
-    peak = row[first]
-    total = _normaliser(row, peak)
+    peak, total = row[first], 0.0
+    _check(peak)
+    for start in range(0, len(row), _SLICE):
+        part = row[start : start + _SLICE] - peak
+        total += float(np.add.reduce(np.exp(part, out=part)))
     below, above = row[:first], row[first + 1 :]
     # The arrays' methods instead of the bare reductions would double the cost on a small vocabulary.
     second = max(np.maximum.reduce(below, initial=-np.inf), np.maximum.reduce(above, initial=-np.inf))
     return Top2(first, 1.0 / total, math.exp(second - peak) / total)
-
-
-def top2_of_rows(rows: Sequence[Floats]) -> list[Top2]:
-    """Return `top2` of several rows (n_vocab,) of one model; rows of a small vocabulary are computed together.
-
-    Raises:
-        EngineFailed: the largest logit of a row is not a number or not finite.
-    """
-    if len(rows) < 2 or len(rows[0]) > _SLICE:
-        return [top2(row) for row in rows]
-    table = np.stack(rows)
-    each, firsts = np.arange(len(rows)), table.argmax(axis=1)
-    peaks = table[each, firsts]
-    for peak in peaks.tolist():
-        _check(peak)
-    table -= peaks[:, None]
-    totals = np.add.reduce(np.exp(table), axis=1).tolist()
-    table[each, firsts] = -np.inf
-    seconds = np.maximum.reduce(table, axis=1).tolist()
-    return [
-        Top2(first, 1.0 / total, math.exp(second) / total)
-        for first, total, second in zip(firsts.tolist(), totals, seconds, strict=True)
-    ]
 
 
 def top_k(logits: Floats, k: int) -> Ids:
@@ -100,16 +80,6 @@ def top_k(logits: Floats, k: int) -> Ids:
     ids = candidates[np.argsort(-row[candidates], kind="stable")[:k]].astype(np.int32)
     _check(row[ids[0]] if len(ids) else row.max())
     return ids
-
-
-def _normaliser(row: Floats, peak: np.float32) -> float:
-    """Return the sum of exp(logit - peak)."""
-    _check(peak)
-    total = 0.0
-    for i in range(0, len(row), _SLICE):
-        part = row[i : i + _SLICE] - peak
-        total += float(np.add.reduce(np.exp(part, out=part)))
-    return total
 
 
 def _check(peak: float | np.float32) -> None:
@@ -152,7 +122,7 @@ def why_lazy(model: Model) -> tuple[bool, str]:
     head = head_of(model)
     if head is None:
         return False, "heads are computed for all rows: this model's head is more than one matrix product"
-    if model.head_offloaded:
+    if model.offloaded and not 0 < (model.hardware.gpu_layers or 0) <= model.n_layer:
         return False, "heads are computed for all rows: they are cheap on a graphics card"
     share = head.nbytes / model.size_bytes
     if native.is_small(model.n_params) or share < _WORTH:
@@ -286,28 +256,21 @@ class LazyHead:
 
     def __init__(self, head: LMHead) -> None:
         self.head = head
-        self._seconds: Sequence[float] = _USUAL
+        self.seconds: Sequence[float] = _USUAL
         """Seconds of heads of `HEADS` rows together, or numbers in proportion to them."""
         self.kept = 0
         """Rows kept of the last pass; 0 if it had an unexpected number of rows."""
         self._expected = 0  # rows; 0: not watching
         self._stops = True
-        self._nodes = NodeCallback(self._wants, self._see)
-        self.callback = self._nodes.callback
-
-    @property
-    def seconds(self) -> Sequence[float]:
-        """Seconds that heads of `HEADS` rows take together, or numbers in proportion to them."""
-        return self._seconds
+        self.nodes = NodeCallback(self._wants, self._see)
 
     def take(self, seconds: Sequence[float]) -> None:
         """Set the seconds that heads of `HEADS` rows take together."""
-        self._seconds = seconds
+        self.seconds = seconds
 
     def close(self) -> None:
         """Release the model's file; called when the context is closed."""
-        self._nodes.close()
-        self.callback = None
+        self.nodes.close()
 
     @contextmanager
     def watching(self, rows: int, stops: bool) -> Iterator[None]:
@@ -318,16 +281,16 @@ class LazyHead:
         finally:
             self._expected = 0
         if not self.kept:  # this graph had another tensor at a known address
-            self._nodes.forget()
+            self.nodes.forget()
 
     def __enter__(self) -> Self:
         """Begin a llama.cpp batch."""
-        self._nodes.begin(self._expected > 0)
+        self.nodes.begin(self._expected > 0)
         return self
 
     def __exit__(self, *_raised: object) -> None:
         """End the batch; raise any error that occurred while looking at it, such as an interrupt."""
-        self._nodes.end()
+        self.nodes.end()
 
     def _wants(self, tensor: int) -> bool:
         return self._expected > 0 and ggml.ggml_get_name(tensor) == _NORM

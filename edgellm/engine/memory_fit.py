@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from edgellm import system
 from edgellm.engine import native
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 Contexts = Callable[["Model"], Sequence["Context"]]
 """A function that opens a model's contexts."""
 
+Choice: TypeAlias = tuple[Hardware, str]
+"""The settings that were chosen, and the reason."""
 T = TypeVar("T")
 
 _MIB = 2**20
@@ -157,61 +159,53 @@ def place_model(
         from edgellm.engine.context import Context
         from edgellm.engine.context_spec import ContextSpec
 
-        n_ctx, several = hardware.n_ctx or LEAST_CONTEXT, sessions if apart else 1
-        if not verifies:
-            return [Context(model, ContextSpec(n_ctx=n_ctx)) for _ in range(several)]
-        n_seq = 1 if apart else sessions
-        return [
-            Context(model, ContextSpec(n_ctx=n_ctx, n_seq=n_seq, unified=n_seq == 1, rolls_back=True, speculates=True))
-            for _ in range(several)
-        ]
+        n_seq, several = (1, sessions) if apart else (sessions, 1)
+        spec = ContextSpec(
+            hardware.n_ctx or LEAST_CONTEXT, n_seq, unified=n_seq == 1, rolls_back=verifies, speculates=verifies
+        )
+        return [Context(model, spec) for _ in range(several)]
 
-    before = Counter(taken)
-    if eagle3 is not None:
-        before["CPU"] += sessions * speculator_module(EAGLE3).window_bytes(eagle3.header)
-    fitted = fit(Wanted(file, contexts, eagle3, sessions), hardware, before)
-    taken.clear()
-    taken.update(fitted.taken)
-    return Placed(file, fitted.hardware, (fitted.reason, *reasons), eagle3, sessions)
+    window = 0 if eagle3 is None else sessions * speculator_module(EAGLE3).window_bytes(eagle3.header)
+    hardware, reason = fit(Wanted(file, contexts, eagle3, sessions, window), hardware, taken)
+    return Placed(file, hardware, (reason, *reasons), eagle3, sessions)
 
 
 def place_sessions(
-    file: ModelFile, hardware: Hardware, taken: Counter[str], *, sessions: int, fewer: bool,
-    eagle3: ModelFile | None = None,
-) -> Placed:  # fmt: skip
+    file: ModelFile, hardware: Hardware, *, sessions: int, fewer: bool, eagle3: ModelFile | None = None
+) -> Placed:
     """Return where a verifier of several `sessions` goes, like `place_model`; with `fewer`, as many sessions as fit.
     Otherwise raise MemoryShort, with the number that fits, unless all do."""
     hardware, reasons = _with_context(file, hardware, sessions)
 
-    def placed(n: int) -> tuple[Placed, Counter[str]]:
-        beside = Counter(taken)
-        return place_model(file, hardware, beside, verifies=True, sessions=n, eagle3=eagle3), beside
+    def placed(n: int) -> Placed:
+        return place_model(file, hardware, Counter(), verifies=True, sessions=n, eagle3=eagle3)
 
-    try:
-        found, beside = placed(sessions)
-    except MemoryShort as short:
-        if sessions == 1:
-            raise
-        most, (found, beside) = most_that_fit(placed, sessions)
-        if not fewer:
-            raise MemoryShort(short.what, f"Ask for fewer sessions, {most} fit, or for a shorter --ctx-size.") from None
-        reasons = (*reasons, f"{most} session{'s' * (most > 1)} at once, not {sessions}: {short.what.rstrip('.')}")
-    taken.clear()
-    taken.update(beside)
+    advice = "Ask for fewer sessions, {} fit, or for a shorter --ctx-size."
+    most, found, short = as_many_as_fit(placed, sessions, fewer, advice)
+    if short:
+        reasons = (*reasons, f"{most} session{'s' * (most > 1)} at once, not {sessions}: {short.rstrip('.')}")
     return replace(found, reasons=(*found.reasons, *reasons))
 
 
-def most_that_fit(placed: Callable[[int], T], too_many: int) -> tuple[int, T]:
-    """Return the largest number below `too_many` that can be `placed`, and its placement. Raises MemoryShort where 1
-    does not fit."""
-    most, found = 1, placed(1)
+def as_many_as_fit(placed: Callable[[int], T], wanted: int, fewer: bool, advice: str) -> tuple[int, T, str]:
+    """Return how many can be `placed`, their placement, and what is short for those `wanted`; "" if they fit. Raises
+    MemoryShort where 1 does not fit, and unless `fewer` will do, with the number that fits in the `advice`."""
+    try:
+        return wanted, placed(wanted), ""
+    except MemoryShort as error:
+        if wanted == 1:
+            raise
+        short = error.what
+    most, found, too_many = 1, placed(1), wanted
     while too_many - most > 1:
         tried = (most + too_many) // 2
         try:
             most, found = tried, placed(tried)
         except MemoryShort:
             too_many = tried
-    return most, found
+    if not fewer:
+        raise MemoryShort(short, advice.format(most))
+    return most, found, short
 
 
 def _with_context(file: ModelFile, hardware: Hardware, sessions: int) -> tuple[Hardware, tuple[str, ...]]:
@@ -285,27 +279,20 @@ def _device(buffer: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """A model's place: its `hardware` with a number of layers on graphics cards, the reason, and the bytes `taken`
-    of each device by it and by the models before it."""
-
-    hardware: Hardware
-    reason: str
-    taken: Counter[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Wanted:
-    """A model's file, its `contexts`, which have that many `sessions` together, and the EAGLE-3 head beside it."""
+    """A model's file, its `contexts`, which have that many `sessions` together, the EAGLE-3 head beside it, and the
+    bytes of its `window` of states."""
 
     file: ModelFile
     contexts: Contexts
     eagle3: ModelFile | None = None
     sessions: int = 1
+    window: int = 0
 
     def use(self, hardware: Hardware) -> MemoryUse:
-        """Return the memory that llama.cpp would take."""
-        return reckon(self.file, hardware, self.contexts, self.eagle3)
+        """Return the memory that llama.cpp would take, and the window."""
+        found = reckon(self.file, hardware, self.contexts, self.eagle3)
+        return replace(found, overhead=found.overhead + self.window)
 
     def estimate(self, hardware: Hardware) -> int:
         """Return the bytes that it takes on the processor, by its headers."""
@@ -315,18 +302,19 @@ class Wanted:
         length, state = hardware.n_ctx or _CONTEXTS[0], recurrent_state_bytes(header)
         states = n * state * (1 + snapshots_that_fit(header, weights, n))
         caches = n * length * sum(map(cache_bytes_per_token, headers))
-        return weights + caches + states + checkpoint_bytes(header, length, n) + sum(map(model_bytes, headers))
+        checkpoints = checkpoint_bytes(header, length, n)
+        return weights + caches + states + checkpoints + sum(map(model_bytes, headers)) + self.window
 
 
-def fit(wanted: Wanted, hardware: Hardware, taken: Counter[str] | None = None) -> Fitted:
-    """Return how a model is loaded beside what is `taken` already: with the layers on graphics cards that `hardware`
-    asks for, or as many as fit. `EDGELLM_FIT=off` leaves out the check against the machine's memory.
+def fit(wanted: Wanted, hardware: Hardware, taken: Counter[str]) -> Choice:
+    """Return how a model is loaded beside what is `taken` already, and why: with the layers on graphics cards that
+    `hardware` asks for, or as many as fit. Its own bytes are added to `taken`. `EDGELLM_FIT=off` leaves out the check
+    against the machine's memory.
 
     Raises:
         MemoryShort: the model does not fit; says what would.
         InvalidOption: there is no such device, or no graphics card at all.
     """
-    taken = taken if taken is not None else Counter()
     cards = offload_devices(hardware.devices) if hardware.gpu_layers != 0 else []
     if cards:
         return _on_cards(wanted, hardware, cards, taken)
@@ -340,7 +328,9 @@ def fit(wanted: Wanted, hardware: Hardware, taken: Counter[str] | None = None) -
     return _on_processor(wanted, hardware, taken, f"on the processor: {reason}")
 
 
-def _on_cards(wanted: Wanted, hardware: Hardware, cards: Sequence[ComputeDevice], taken: Counter[str]) -> Fitted:
+def _on_cards(
+    wanted: Wanted, hardware: Hardware, cards: Sequence[ComputeDevice], taken: Counter[str]
+) -> tuple[Hardware, str]:
     room = {card.name: max(0, spare_memory(card) - taken[card.name]) for card in cards if card.total}
     layers, short = hardware.gpu_layers or ALL_LAYERS, ""
     for _ in range(_TRIES):
@@ -348,9 +338,9 @@ def _on_cards(wanted: Wanted, hardware: Hardware, cards: Sequence[ComputeDevice]
         use = wanted.use(chosen)
         short = next((_lack(use, name, left) for name, left in room.items() if use.on(name) > left), "")
         if not short:
-            _check_memory(wanted, chosen, use, taken)
+            _take(wanted, chosen, use, taken)
             where = ", ".join(f"{use.on(card.name) / 1e9:.1f} GB of {card.name}" for card in cards if use.on(card.name))
-            return Fitted(chosen, f"{_layers(layers)} on graphics cards: {where}", _added(taken, use.by_device))
+            return chosen, f"{_layers(layers)} on graphics cards: {where}"
         if hardware.gpu_layers is not None:
             raise MemoryShort(
                 f"{wanted.file.path.name} with {_layers(layers)} on graphics cards takes {short}.",
@@ -364,26 +354,21 @@ def _on_cards(wanted: Wanted, hardware: Hardware, cards: Sequence[ComputeDevice]
     return _on_processor(wanted, hardware, taken, f"on the processor: on graphics cards it takes {short}")
 
 
-def _on_processor(wanted: Wanted, hardware: Hardware, taken: Counter[str], reason: str) -> Fitted:
+def _on_processor(wanted: Wanted, hardware: Hardware, taken: Counter[str], reason: str) -> Choice:
     chosen, estimate = replace(hardware, gpu_layers=0), wanted.estimate(hardware)
     if estimate < _PLENTY * (free_memory() - taken["CPU"]):
-        return Fitted(chosen, reason, _added(taken, Counter(CPU=estimate)))
-    use = wanted.use(chosen)
-    _check_memory(wanted, chosen, use, taken)
-    return Fitted(chosen, reason, _added(taken, use.by_device))
+        taken["CPU"] += estimate
+    else:
+        _take(wanted, chosen, wanted.use(chosen), taken)
+    return chosen, reason
 
 
-def _added(taken: Counter[str], more: Counter[str]) -> Counter[str]:
-    """Return the sum with its negative counts, which `+` drops."""
-    total = Counter(taken)
-    total.update(more)
-    return total
-
-
-def _check_memory(wanted: Wanted, hardware: Hardware, use: MemoryUse, taken: Counter[str]) -> None:
-    """Raise MemoryShort where the part of a model that is not on a graphics card does not fit into the memory."""
+def _take(wanted: Wanted, hardware: Hardware, use: MemoryUse, taken: Counter[str]) -> None:
+    """Add the bytes of a model. Raise MemoryShort where its part that is not on a graphics card does not fit into the
+    memory."""
     free = free_memory() - taken["CPU"]
     if use.on("CPU") <= free or os.environ.get("EDGELLM_FIT") == "off":
+        taken.update(use.by_device)
         return
     grows = max(1, use.caches["CPU"] + use.compute["CPU"])  # bytes that grow with the context
     fixed = use.weights["CPU"] + use.checkpoints + use.overhead

@@ -63,7 +63,8 @@ class Model(TextModel):
         self.spec = spec
         self.faults = frozenset(faults)
         """Failed trials of `engine.trial.self_test`: what llama.cpp computes wrongly is avoided."""
-        self._speculator = speculator
+        self.speculator = speculator
+        """The MTP layer or EAGLE-3 head that drafts from the model's states."""
         pointer = owned.pointer
         self.n_layer: int = lib.llama_model_n_layer(pointer)
         self.window = max(0, int(lib.llama_model_n_swa(pointer)))
@@ -73,7 +74,8 @@ class Model(TextModel):
         self.position_planes = 4 if several else 1
         """Positions of a row: several in models of images and text."""
         self.n_ctx_train: int = lib.llama_model_n_ctx_train(pointer)
-        self._head_is_plain: bool | None = None
+        self.head_is_plain: bool | None = None
+        """True if a single product turns the last norm's output into logits; None before the first late decode."""
 
     @property
     def hardware(self) -> Hardware:
@@ -110,29 +112,14 @@ class Model(TextModel):
         """Return whether some layers are on a graphics card."""
         return bool(self.hardware.gpu_layers) and bool(offload_devices(self.hardware.devices))
 
-    @property
-    def head_offloaded(self) -> bool:
-        """Return whether the head is on a graphics card."""
-        return self.offloaded and not 0 < (self.hardware.gpu_layers or 0) <= self.n_layer
-
     @cached_property
     def placement(self) -> str:
         """The name of the devices that compute the model, for names of measurements; "" for the processor."""
         return placement(self.hardware)
 
-    @property
-    def speculator(self) -> SpeculatorModel | None:
-        """The MTP layer or EAGLE-3 head that drafts from the model's states; None without either."""
-        return self._speculator
-
-    @property
-    def head_is_plain(self) -> bool | None:
-        """Return whether a single product turns the last norm's output into logits; None: not known yet."""
-        return self._head_is_plain
-
     def record_head_is_plain(self, plain: bool) -> None:
         """Remember whether the head is plain, as the first late decode has found out."""
-        self._head_is_plain = plain
+        self.head_is_plain = plain
 
     @classmethod
     def load(
@@ -165,8 +152,8 @@ class Model(TextModel):
             speculator_module(EAGLE3).check_eagle3(spec.eagle3, file)
         asked = probe_of(file, spec)
         if faults is None:
-            verdict = require_loadable(asked, _first_half(progress), trial)
-            faults, progress = verdict.faults, _second_half(progress) if verdict.new else progress
+            verdict = require_loadable(asked, _half(progress, 0.0), trial)
+            faults, progress = verdict.faults, _half(progress, 0.5) if verdict.new else progress
         template = template_of(file)
         try:
             if spec.chat and template is not None:
@@ -198,7 +185,7 @@ class Model(TextModel):
         return cast(native.Owned, self._owned)
 
     def close(self) -> None:
-        self._speculator = None
+        self.speculator = None
         super().close()
 
     def __enter__(self) -> Self:
@@ -214,9 +201,5 @@ def probe_of(file: ModelFile, spec: LoadSpec) -> Probe:
     return Probe(file.paths, file.parts, spec.hardware, spec.text_only, mtp, spec.embeds, spec.eagle3)
 
 
-def _first_half(progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
-    return None if progress is None else lambda share: progress(share / 2)
-
-
-def _second_half(progress: Callable[[float], None] | None) -> Callable[[float], None] | None:
-    return None if progress is None else lambda share: progress((1 + share) / 2)
+def _half(progress: Callable[[float], None] | None, start: float) -> Callable[[float], None] | None:
+    return None if progress is None else lambda share: progress(start + share / 2)

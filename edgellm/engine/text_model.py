@@ -15,11 +15,11 @@ import numpy as np
 
 from edgellm.engine import native
 from edgellm.engine.chat.messages import Message
-from edgellm.engine.chat.prompt import ChatTemplate, Tokenizer
+from edgellm.engine.chat.prompt import ChatTemplate
 from edgellm.engine.chat.template import Template
 from edgellm.engine.chat.thinking import ThinkingMarkup, find_markup, fitting
 from edgellm.engine.chat.tokenizing import CONTROL, VocabTokenizer, attributes
-from edgellm.engine.gguf.reader import GgufArray, GgufHeader, ModelFile
+from edgellm.engine.gguf.reader import GgufHeader, ModelFile
 from edgellm.engine.gguf.tokenizer import tokenizer_hash
 from edgellm.engine.grammar import Grammar
 from edgellm.engine.native import ShouldStop, lib, never
@@ -30,20 +30,13 @@ from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
 _KINDS = 0x3F
 _ROLE = re.compile(rb"user|assistant|system|tool|model")  # templates put names such as <|user|> together
 _LONGEST_PIECE = 256  # bytes; a longer piece takes a second call
-_piece = native.bind_nonblocking(
-    lib.llama_token_to_piece,
-    ctypes.c_int32,
-    ctypes.c_void_p,
-    ctypes.c_int32,
-    ctypes.c_void_p,
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.c_bool,
-)
+_INT, _POINTER, _FLAG = ctypes.c_int32, ctypes.c_void_p, ctypes.c_bool
+_piece = native.bind_nonblocking(lib.llama_token_to_piece, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _FLAG)
+_is_eog = native.bind_nonblocking(lib.llama_vocab_is_eog, _FLAG, _POINTER, _INT)
 
 
 class TextModel:
-    """A loaded vocabulary and chat template. `metadata` are the header's numbers and texts, as texts."""
+    """A loaded vocabulary and chat template."""
 
     def __init__(self, file: ModelFile, owned: native.Owned, template: Template | None) -> None:
         """Set up over a native model, loaded from `file`, and the chat template of the file."""
@@ -53,12 +46,11 @@ class TextModel:
         self.n_vocab: int = lib.llama_vocab_n_tokens(self._vocab)
         self.has_vocabulary = bool(lib.llama_vocab_type(self._vocab) != lib.LLAMA_VOCAB_TYPE_NONE)
         """The file carries a tokenizer; a shard of later layers does not."""
-        self.metadata = _metadata(file)
+        described = file.header.metadata
         self._pieces: list[bytes | None] = [None] * self.n_vocab
-        self._ends: dict[int, bool] = {}  # known answers of `is_eog`
         self._tokenizer = VocabTokenizer(
-            self._vocab, self.path, self.name, self.metadata.get("tokenizer.ggml.model", ""),
-            self.metadata.get("tokenizer.ggml.pre", "default"), lambda: self.vocabulary.pieces,
+            self._vocab, self.path, str(described.get("tokenizer.ggml.model", "")),
+            str(described.get("tokenizer.ggml.pre", "default")), lambda: self.vocabulary.pieces,
         )  # fmt: skip
         self._template = template
 
@@ -123,7 +115,7 @@ class TextModel:
 
     def _required(self, pieces: Sequence[bytes], kinds: bytes) -> frozenset[int]:
         """Return the ids that end a generation, and the control tokens that the chat template writes."""
-        template = self.metadata.get("tokenizer.chat_template", "").encode()
+        template = str(self.header.metadata.get("tokenizer.chat_template", "")).encode()
         control = (i for i, kind in enumerate(kinds) if kind & lib.LLAMA_TOKEN_ATTR_CONTROL)
         return frozenset(
             i for i in control if self.is_eog(i) or (pieces[i] and (pieces[i] in template or _ROLE.search(pieces[i])))
@@ -179,11 +171,8 @@ class TextModel:
 
     def is_eog(self, token: int) -> bool:
         """Return whether generation ends with this token."""
-        known = self._ends.get(token)
-        if known is None:  # the call releases the GIL, which another thread may keep
-            self._check_open()
-            known = self._ends[token] = bool(lib.llama_vocab_is_eog(self._vocab, token))
-        return known
+        self._check_open()
+        return bool(_is_eog(self._vocab, token))
 
     @property
     def end_of_turn(self) -> int | None:
@@ -281,19 +270,16 @@ class TextModel:
         if self._template is None:
             raise ModelUnsupported(f"{self.name} has no chat template.", "Use an instruction-tuned model.")
         bos, eos = (self._special_text(f(self._vocab)) for f in (lib.llama_vocab_bos, lib.llama_vocab_eos))
-        tokenizer = Tokenizer(
-            encode=lambda text, special, most, should_stop: self.tokenize(
-                text, special=special, most=most, should_stop=should_stop
-            ),
-            check_length=self._tokenizer.check_length,
-            text=self._special_text,
-            is_control=lambda token: bool(self._attributes(token) & CONTROL),
-        )
-        return ChatTemplate(self._template, bos, eos, tokenizer, self._template.model)
+        return ChatTemplate(self._template, self, bos, eos)
 
-    def _attributes(self, token: int) -> int:
+    def check_length(self, text: str, most: int | None) -> None:
+        """Raise PromptTooLong where `text` certainly has more than `most` tokens, without tokenising it."""
+        self._tokenizer.check_length(text, most)
+
+    def control_name(self, token: int) -> str:
+        """Return the text of a control token; "" for any other token."""
         self._check_vocabulary()
-        return int(attributes(self._vocab, token))
+        return self._special_text(token) if attributes(self._vocab, token) & CONTROL else ""
 
     def _special_text(self, token: int) -> str:
         return self._text(token).decode("utf-8", "replace") if token >= 0 else ""
@@ -309,13 +295,7 @@ class TextModel:
             size = -n
 
 
-def _metadata(file: ModelFile) -> Mapping[str, str]:
-    """Return the header's numbers and texts, as texts."""
-    entries = file.header.metadata.items()
-    return MappingProxyType({k: str(v) for k, v in entries if not isinstance(v, (tuple, GgufArray))})
-
-
 def template_of(file: ModelFile) -> Template | None:
     """Return the chat template of a file, None without one."""
-    source = _metadata(file).get("tokenizer.chat_template")
+    source = str(file.header.metadata.get("tokenizer.chat_template") or "")
     return Template(source, file.name) if source else None

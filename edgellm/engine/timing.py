@@ -86,7 +86,7 @@ class CpuWait:
     """The share of its time that this process waits for a processor, from the creation of this object on."""
 
     def __init__(self) -> None:
-        self._began, self._before = perf_counter(), _scheduled()
+        self._began, self._before = perf_counter(), system.thread_times()
 
     def share(self) -> float:
         """Return the share of the time in which threads wanted to run that they spent waiting for a processor.
@@ -94,24 +94,12 @@ class CpuWait:
         Waits that are short compared to the time that has passed count as none. Where the system does not tell, return
         the share by which the load average exceeds the number of processors.
         """
-        now = _scheduled()
+        now = system.thread_times()
         if not now:
-            return _overload()
-        ran = waited = 0.0
-        for thread, (running, waiting) in now.items():
-            before = self._before.get(thread, (0.0, 0.0))
-            ran, waited = ran + running - before[0], waited + waiting - before[1]
+            load, processors = system.load(), os.cpu_count() or 1
+            return max(0.0, 1.0 - processors / load) if load > 0.0 else 0.0
+        times = [(now[thread], self._before.get(thread, (0, 0))) for thread in now]
+        ran, waited = (1e-9 * sum(after[kind] - before[kind] for after, before in times) for kind in (0, 1))
         if waited <= _LEAST_WAIT * (perf_counter() - self._began):
             return 0.0
         return waited / (ran + waited)
-
-
-def _scheduled() -> dict[str, tuple[float, float]]:
-    """Return the seconds that each thread of this process has run and has waited for a processor; empty where the
-    system does not tell."""
-    return {thread: (1e-9 * running, 1e-9 * waiting) for thread, (running, waiting) in system.thread_times().items()}
-
-
-def _overload() -> float:
-    load, processors = system.load(), os.cpu_count() or 1
-    return max(0.0, 1.0 - processors / load) if load > 0.0 else 0.0

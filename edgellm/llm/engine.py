@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from edgellm.engine import Capture, Context, ContextSpec, Model
 from edgellm.engine.gguf.memory import cache_bytes_per_token
-from edgellm.engine.kv.prompt_cache import PromptCache
+from edgellm.engine.kv.sequences import PromptCache
 from edgellm.engine.memory_fit import Placed, place_model
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.trial.probe import TrialChild

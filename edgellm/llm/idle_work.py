@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TypeAlias
 
-from edgellm.engine.native import Stop
+from edgellm.engine.native import Stop, release_threads
 from edgellm.errors import Stopped
 from edgellm.storage.fingerprint import FileHash
 
@@ -71,6 +71,7 @@ class IdleWork:
         try:
             yield
         finally:
+            release_threads()
             with self._changed:
                 self._replies -= 1
                 self._resume_at = monotonic() + PAUSE

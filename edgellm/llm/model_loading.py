@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from edgellm.engine import Context, ContextSpec, Model, ModelFile, head_pays
 from edgellm.engine.gguf.speculation import is_eagle3
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
-from edgellm.engine.kv.prompt_cache import PromptCache
-from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, check_context, most_that_fit, place_model
+from edgellm.engine.kv.sequences import PromptCache
+from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, as_many_as_fit, check_context, place_model
 from edgellm.engine.model import LoadSpec, probe_of
 from edgellm.engine.trial.probe import TrialChild, start_trial
-from edgellm.errors import InvalidOption, MemoryShort, ModelUnsupported
+from edgellm.errors import InvalidOption, ModelUnsupported
 from edgellm.spec.mechanisms import mechanism
 from edgellm.storage.model_files import DEFAULT, Named
 from edgellm.verifier.in_process import ContextPool, LocalVerifier
@@ -246,17 +246,12 @@ def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig
         more = found.taken - placed(1, (big, small)).taken
         return replace(found, each=Counter({name: size // (found.replies - 1) for name, size in more.items()}))
 
-    replies = config.replies
-    try:
-        return with_each(placed(replies))
-    except MemoryShort as short:
-        if replies == 1:
-            raise
-        most, found = most_that_fit(placed, replies)
-        if not config.fewer_replies:
-            raise MemoryShort(short.what, f"Give --replies {most}, or a shorter --ctx-size.") from None
-        several = "replies are" if most > 1 else "reply is"
-        return replace(with_each(found), reason=f"{most} {several} written at once, not {replies}: {short.what}")
+    advice = "Give --replies {}, or a shorter --ctx-size."
+    most, found, short = as_many_as_fit(placed, config.replies, config.fewer_replies, advice)
+    if not short:
+        return with_each(found)
+    several = "replies are" if most > 1 else "reply is"
+    return replace(with_each(found), reason=f"{most} {several} written at once, not {config.replies}: {short}")
 
 
 def try_ahead(placed: Placed | None, closing: ExitStack) -> TrialChild | None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cache
 
 from edgellm.engine import Message, Model, ShouldStop, never, why_lazy
-from edgellm.engine.kv.prompt_cache import PromptCache
+from edgellm.engine.kv.sequences import PromptCache
 from edgellm.errors import EdgeError
 from edgellm.llm.cost_curves import LINK_CURVE, ModelCurve
 from edgellm.llm.model_loading import verifier_of

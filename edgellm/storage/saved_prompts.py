@@ -23,7 +23,7 @@ import numpy as np
 
 from edgellm import system
 from edgellm.engine import Ids, common_prefix
-from edgellm.engine.kv.prompt_cache import LEAST
+from edgellm.engine.kv.sequences import LEAST
 from edgellm.errors import EdgeError
 from edgellm.storage.fingerprint import stamp
 from edgellm.storage.state import private_folder

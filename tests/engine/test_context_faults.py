@@ -27,12 +27,6 @@ def test_a_full_context_changes_nothing(context: Context) -> None:
     assert context.length() == 256
 
 
-def test_every_sequence_has_its_own_room(context: Context) -> None:
-    for seq in range(3):
-        context.decode(some_ids(256), seq=seq)
-    assert [context.length(seq) for seq in range(3)] == [256] * 3
-
-
 @pytest.mark.parametrize("bad", [-1, 100_000, 2**31 - 1])
 def test_a_refused_batch_changes_nothing(exact_model: Model, bad: int) -> None:
     ids = some_ids(40)
@@ -147,16 +141,6 @@ def test_logits_are_read_only_and_outlive_the_context(exact_model: Model) -> Non
     assert (view == before).all()
 
 
-def test_memory_goes_with_the_last_reference(exact_model: Model) -> None:
-    context = Context(exact_model, ContextSpec(n_ctx=16, threads=1))
-    native = weakref.ref(context.native.owned)
-    view = context.decode(some_ids(3))
-    context.close()
-    assert native() is not None
-    del view
-    assert native() is None
-
-
 def test_a_closed_model_lives_on_in_its_contexts(make_model: MakeModel) -> None:
     model = make_model()
     native = weakref.ref(model.owned)
@@ -232,9 +216,3 @@ def test_branches_share_a_cache_with_a_few_spare_cells(exact_model: Model) -> No
             tight.clear(seq)
         tight.rollback(3)
         assert len(tight.decode(ids[3:])) == 1
-
-
-@pytest.mark.parametrize("sizes", [{"spare": -1}, {"spare": 4, "unified": False}])
-def test_spare_cells_that_cannot_be(exact_model: Model, sizes: dict[str, int]) -> None:
-    with pytest.raises(InvalidOption, match="spare cells"):
-        Context(exact_model, ContextSpec(n_ctx=64, n_seq=2, threads=1, **sizes))  # type: ignore[arg-type]

@@ -51,12 +51,6 @@ def test_copies_that_wait_for_the_next_decode_do_not_disturb_each_other(context:
         assert np.allclose(row[0], wanted, atol=1e-4)
 
 
-def test_a_sequence_copied_to_itself_is_rolled_back(context: Context) -> None:
-    context.decode(TEXT, seq=0)
-    context.copy_prefix(0, 0, 10)
-    assert np.array_equal(context.cached(0), TEXT[:10])
-
-
 @pytest.mark.parametrize(("src", "dst", "length"), [(0, 1, 81), (0, 1, -1), (4, 1, 0), (0, 4, 0)])
 def test_what_cannot_be_copied_is_refused_and_nothing_changes(
     context: Context, src: int, dst: int, length: int

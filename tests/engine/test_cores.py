@@ -197,7 +197,7 @@ MS = 1_000_000
 
 
 class Machine:
-    """Four processors, and a process that computes: 20 ms each time, by as many threads as it may."""
+    """Four processors, and a process that computes: 100 ms each time, by as many threads as it may."""
 
     def __init__(self) -> None:
         self.now, self.cpu, self.delay, self.running = 10**12, 0, 0, 1
@@ -206,25 +206,24 @@ class Machine:
     def compute(self, cores: float, in_line: float = 0.0, threads: int = 4) -> int:
         """Compute with so many `cores`, and so many threads in line for one; return how many threads did."""
         used = self.crowding.limit(threads, self.now)
-        self.now += 20 * MS
-        self.cpu += int(cores * 20 * MS)
-        self.delay += int(in_line * 20 * MS)
+        self.now += 100 * MS
+        self.cpu += int(cores * 100 * MS)
+        self.delay += int(in_line * 100 * MS)
         if used > 1:
-            self.crowding.observe(used, 20 * MS, self.now)
+            self.crowding.observe(used, 100 * MS, self.now)
         return used
 
 
 def test_threads_that_stand_in_line_are_fewer_until_there_is_room() -> None:
     machine = Machine()
     machine.running = 5
-    assert machine.compute(cores=2.5, in_line=1.5) == 4
+    assert [machine.compute(cores=2.5, in_line=1.5) for _ in range(2)] == [4, 4]
     assert [machine.compute(cores=2.0) for _ in range(10)] == [2] * 10
     machine.now += 1000 * MS  # then all are tried, once
     assert [machine.compute(cores=2.5, in_line=1.5) for _ in range(3)] == [4, 2, 2]
     machine.now += 1000 * MS  # and again after longer
     assert machine.compute(cores=2.0) == 2
     machine.running = 1
-    machine.now += 100 * MS
     assert [machine.compute(cores=4.0) for _ in range(10)] == [4] * 10
     machine.running = 5
     assert [machine.compute(cores=2.5, in_line=1.5) for _ in range(4)][-1] == 2
@@ -235,7 +234,6 @@ def test_where_far_too_many_threads_run_one_computes_without_a_try() -> None:
     machine.running = 8
     assert [machine.compute(cores=1.0) for _ in range(50)] == [1] * 50
     machine.running = 1
-    machine.now += 100 * MS
     assert machine.compute(cores=4.0) == 4
 
 
@@ -243,7 +241,7 @@ def test_threads_that_sleep_or_seldom_compute_are_not_taken_for_crowded_ones() -
     machine = Machine()
     assert [machine.compute(cores=2.0) for _ in range(10)] == [4] * 10
     for _ in range(10):
-        machine.now += 40 * MS
+        machine.now += 200 * MS
         assert machine.compute(cores=2.0, in_line=2.0) == 4
 
 

@@ -171,7 +171,7 @@ def test_the_states_are_the_inputs_of_the_layers(architectures: Architectures, n
             else:
                 functions.keep(trunk, every_row=True)
         batch = LlamaBatch(12, 12)
-        llama_api.decode(trunk, batch.tokens, batch.put(0, 0, 0, ids, 1, False))
+        llama_api.decode(trunk, batch.tokens, batch.put(0, 0, 0, ids, 1))
         captured = layer_inputs(model, ids, layers).reshape(12, len(layers), -1)
         for number, layer in enumerate(layers):
             if layer < model.n_layer:

@@ -17,7 +17,6 @@ from edgellm.engine import (
     check_cuttable,
     check_gguf,
     cut,
-    native,
 )
 from edgellm.errors import EngineFailed, InvalidOption
 from tests.conftest import Architectures
@@ -127,12 +126,6 @@ def test_what_llama_cpp_refuses_leaves_all_as_they_were(chains: tuple[Chain, Cha
     with pytest.raises(EngineFailed, match="cannot decode 4 rows"):
         lower.forward_together([BlockRows(rows_of(2), 0, 0), BlockRows(bad, 4, 1)])
     assert [lower.length(seq) for seq in (0, 1)] == [0, 4]
-
-
-def test_layers_are_small_by_themselves() -> None:
-    """A single layer of a big model is no small model."""
-    assert native.rows_that_pay(5_600_000, 12) == 2
-    assert native.rows_that_pay(15_000_000, 1) == 4
 
 
 def test_rows_far_outside_the_window_can_be_rolled_back(architectures: Architectures, tmp_path: Path) -> None:

@@ -111,15 +111,6 @@ def test_a_compiled_one_that_cannot_be_loaded_is_passed_over_and_leaves_nothing_
 
 
 @linux
-def test_names_may_have_versions_and_backends_may_be_modules(run: Run, tmp_path: Path) -> None:
-    copy_names(tmp_path / "named", suffix=".so.0")
-    (tmp_path / "named/libggml-cpu.so.0").rename(tmp_path / "named/libggml-cpu.so")
-    kind, reason, backends, *_ = run(CHOICE, LLAMA_CPP_LIB_PATH=str(tmp_path / "named")).stdout.splitlines()
-    assert (kind, reason) == (NAMED, "LLAMA_CPP_LIB_PATH names it")
-    assert "'CPU'" in backends
-
-
-@linux
 @pytest.mark.parametrize(("broken", "says"), [("llama", "file too short"), ("", "there is no libggml-base.so")])
 def test_one_that_was_named_and_cannot_be_used_is_an_error_that_says_why(
     run: Run, tmp_path: Path, broken: str, says: str
@@ -165,18 +156,6 @@ def test_a_missing_binding_is_one_line_that_says_how_to_get_it(run: Run) -> None
     assert done.returncode == 1
     assert done.stderr.startswith("error: llama-cpp-python, which declares llama.cpp's functions, is not installed")
     assert "-C wheel.cmake=false llama-cpp-python==" in done.stderr.replace("\n", "")
-
-
-def test_code_that_tries_an_import_can_catch_it(run: Run) -> None:
-    code = """
-        import sys
-        sys.modules["llama_cpp"] = None
-        try:
-            from edgellm import LLM
-        except ImportError as error:
-            print(type(error).__name__)
-    """
-    assert run(code).stdout == "LlamaCppMissing\n"
 
 
 @pytest.mark.parametrize(

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, ContextSpec, Message, Model, check_gguf, native
+from edgellm.engine import Context, ContextSpec, Message, Model, native
 from edgellm.engine.model import TEXT_ONLY
-from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelNotFound, ModelUnsupported
+from edgellm.errors import EngineFailed, InvalidOption, ModelNotFound, ModelUnsupported
 from tests.engine.conftest import MakeModel
-from tests.engine.headers import LLAMA, file, string, u32
-
-
-def test_a_model_knows_its_file(draft_model: Model, draft_path: Path) -> None:
-    assert draft_model.path == draft_path
-    assert draft_model.architecture == "llama"
-    assert draft_model.n_layer >= 8
-    assert draft_model.size_bytes == draft_path.stat().st_size
-    assert draft_model.n_params > 500_000
-    assert draft_model.metadata["llama.block_count"] == str(draft_model.n_layer)
-    assert draft_model.n_ctx_train >= 1_024
-    assert draft_model.name == draft_model.metadata["general.name"]
+from tests.engine.headers import file, string
 
 
 def test_a_model_without_a_name_has_its_files(tmp_path: Path, make_model: MakeModel) -> None:
@@ -68,23 +56,6 @@ def test_a_lone_surrogate_does_not_stop_it(draft_model: Model) -> None:
     assert draft_model.tokenize("").shape == (0,)
 
 
-def test_long_pieces_are_whole(make_model: MakeModel, tmp_path: Path) -> None:
-    model = make_model()
-    long = b"z" * 300
-    data = model.path.read_bytes()
-    token = model.vocabulary.pieces[390].replace(b" ", "Ġ".encode())
-    data = data.replace(struct.pack("<Q", len(token)) + token, struct.pack("<Q", 300) + long, 1)
-    header = data[: data.index(b"blk.0")]
-    assert long in header
-    path = tmp_path / "long.gguf"
-    pad = (-(300 - len(token))) % 32  # the tensor data must stay aligned
-    data = data.replace(b"random model-0", b"random model-0" + b"x" * pad)
-    data = data.replace(struct.pack("<Q", 14) + b"random model", struct.pack("<Q", 14 + pad) + b"random model")
-    path.write_bytes(data)
-    with Model.load(path) as other:
-        assert other.piece(390) == other.vocabulary.pieces[390] == long
-
-
 @pytest.mark.parametrize("token", [-1, 10**6])
 def test_there_is_no_such_token(draft_model: Model, token: int) -> None:
     with pytest.raises(InvalidOption, match=f"{token} is not a token"):
@@ -126,12 +97,6 @@ def test_llama_cpps_reason_is_told_and_nothing_printed(tmp_path: Path, capfd: py
     assert capfd.readouterr() == ("", "")
 
 
-def test_loading_prints_nothing(draft_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with Model.load(draft_path) as model:
-        model.chat_prompt([Message("user", "hello")])
-    assert capfd.readouterr() == ("", "")
-
-
 def test_a_model_without_a_tokenizer(make_model: MakeModel, tmp_path: Path) -> None:
     data = make_model().path.read_bytes().replace(b"\x04\0\0\0\0\0\0\0gpt2", b"\x04\0\0\0\0\0\0\0none")
     (tmp_path / "shard.gguf").write_bytes(data)
@@ -157,39 +122,6 @@ def test_a_closed_model_says_so(make_model: MakeModel) -> None:
     ):
         with pytest.raises(EngineFailed, match="is closed"):
             call()
-
-
-def parts_of(tmp_path: Path, count: int, numbers: list[int]) -> Path:
-    for i, number in enumerate(numbers, start=1):
-        entries = [*LLAMA, (b"split.count", 2, struct.pack("<H", count)), (b"split.no", 2, struct.pack("<H", number)),
-                   (b"split.tensors.count", 5, struct.pack("<i", 0))]  # fmt: skip
-        (tmp_path / f"big-{i:05d}-of-{count:05d}.gguf").write_bytes(file(entries))
-    return tmp_path / f"big-00001-of-{count:05d}.gguf"
-
-
-def test_every_part_of_a_split_model_is_checked(tmp_path: Path) -> None:
-    first = parts_of(tmp_path, 3, [0, 1, 2])
-    second = tmp_path / "big-00002-of-00003.gguf"
-    with pytest.raises(ModelUnsupported, match=r"Name the first one, which ends in -00001-of-00003.gguf"):
-        Model.load(second)
-    second.write_bytes(b"GGUF" + b"\xff" * 40)
-    with pytest.raises((ModelCorrupt, ModelUnsupported), match="big-00002-of"):
-        Model.load(first)
-    second.unlink()
-    with pytest.raises(ModelNotFound, match="big-00002-of"):
-        Model.load(first)
-    with pytest.raises(ModelCorrupt, match="is not part 2 of 3"):
-        Model.load(parts_of(tmp_path, 3, [0, 2, 1]))
-    with pytest.raises(ModelUnsupported, match="cannot load"):  # sound, and of no use
-        Model.load(parts_of(tmp_path, 3, [0, 1, 2]))
-
-
-def test_headers_of_both_kinds_of_names(tmp_path: Path) -> None:
-    path = tmp_path / "größe 模型.gguf"
-    path.write_bytes(file([*LLAMA, u32(b"llama.context_length", 8)]))
-    assert check_gguf(path).metadata["llama.context_length"] == 8
-    with pytest.raises(ModelUnsupported, match="größe 模型"):
-        Model.load(path)
 
 
 def test_a_model_that_is_loaded_for_its_text_alone(verifier_path: Path, verifier_model: Model) -> None:

@@ -44,7 +44,7 @@ def afresh(model: Model, ids: Ids) -> Floats:
     second = llama_api.open_context(model.owned, replace(spec, mtp=True))
     functions.keep(trunk, every_row=True)
     batch = LlamaBatch(n, n)
-    llama_api.decode(trunk, batch.tokens, batch.put(0, 0, 0, ids, 1, False))
+    llama_api.decode(trunk, batch.tokens, batch.put(0, 0, 0, ids, 1))
     given = np.zeros((n, width), dtype=np.float32)
     states = functions.states(trunk, n, width)
     assert states is not None

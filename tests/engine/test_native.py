@@ -10,10 +10,12 @@ import threading
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgellm import system
-from edgellm.engine import native
+from edgellm.engine import Context, ContextSpec, Model, cores, native
+from edgellm.engine.native import WAITING
 
 
 def run(code: str, *args: object) -> subprocess.CompletedProcess[str]:
@@ -27,19 +29,6 @@ def run(code: str, *args: object) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(root)},
         check=False,
     )
-
-
-def test_what_backends_log_while_they_start_goes_to_our_log() -> None:
-    """A backend for cards tells which it finds, on stderr if nobody listens yet."""
-    done = run("""
-        from edgellm.engine import native
-        order, init, log_set = [], native.lib.llama_backend_init, native.lib.llama_log_set
-        native.lib.llama_backend_init = lambda: (order.append("start"), init())
-        native.lib.llama_log_set = lambda *given: (order.append("listen"), log_set(*given))
-        native.start()
-        print(*order[:2])
-    """)
-    assert done.stdout == "listen start\n", done.stderr
 
 
 @pytest.mark.parametrize("where", ["log of the model", "log of the context", "progress"])
@@ -213,3 +202,52 @@ def test_a_backend_for_cards_is_loaded_only_where_there_may_be_one(card: bool, m
     """)
     assert done.stdout in ("prebuilt CPU\n", "compiled CPU\n")
     assert ("libggml-vulkan.so" in done.stderr) == (card and "prebuilt" in done.stdout)
+
+
+def said(extra: dict[str, str]) -> str:
+    """What GNU's OpenMP prints of its settings when it is loaded by us; and what we leave in the environment."""
+    environment = {name: value for name, value in os.environ.items() if name not in WAITING}
+    environment |= {"OMP_DISPLAY_ENV": "VERBOSE", **extra}
+    code = "import edgellm.engine, os; print([n for n in ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT') if n in os.environ])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    if "GOMP_SPINCOUNT" not in done.stderr:
+        pytest.skip("llama.cpp was not built with GNU's OpenMP")
+    return done.stderr + done.stdout
+
+
+def test_threads_that_wait_do_not_sleep_at_once() -> None:
+    text = said({})
+    assert "OMP_WAIT_POLICY = 'ACTIVE'" in text
+    assert "GOMP_SPINCOUNT = '300000'" in text
+    assert text.endswith("[]\n")  # nothing that other programs would inherit
+
+
+def test_what_the_user_has_set_stays() -> None:
+    text = said({"OMP_WAIT_POLICY": "passive"})
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in text
+    assert text.endswith("['OMP_WAIT_POLICY']\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="teams are counted by GNU's OpenMP alone")
+def test_a_thread_that_has_decoded_leaves_no_team_behind(draft_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as there is one, the threads of other decodes sleep at every barrier."""
+    monkeypatch.setattr(cores, "shared_cores", lambda: None)  # it has a team, however busy the machine is
+    decoded, leave = threading.Event(), threading.Event()
+
+    def decode() -> None:
+        with Context(draft_model, ContextSpec(16, threads=2)) as context:
+            context.decode(np.arange(8, dtype=np.int32))
+            before.append(threads())
+        decoded.set()
+        leave.wait()
+
+    def threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    before: list[int] = []
+    thread = threading.Thread(target=decode)
+    thread.start()
+    assert decoded.wait(60)
+    assert any(threads() < before[0] for _ in range(100_000))
+    leave.set()
+    thread.join()

@@ -82,7 +82,7 @@ def test_a_head_behind_any_layer(tied: bool, tmp_path: Path, f32_pair: tuple[Pat
         assert whole.captured is not None
         rows = whole.captured.output(2)
         tensors = {t.name: t.data for t in read_gguf(path).tensors}
-        epsilon = float(model.metadata["llama.attention.layer_norm_rms_epsilon"])
+        epsilon = float(str(model.header.metadata["llama.attention.layer_norm_rms_epsilon"]))
         normed = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + epsilon) * tensors["output_norm.weight"]
         head = tensors["token_embd.weight" if tied else "output.weight"]
         assert difference(short.decode(ids, outputs=len(ids)), normed @ head.T) < SAME

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine import Model
-from edgellm.engine.chat.tokenizing import DEPTH, LONG, TokenizerProcesses, tokenized
+from edgellm.engine.chat.tokenizing import DEPTH, LONG, tokenized
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import PromptTooLong, Stopped, TextRefused
 from testkit.gguf.random_model import CONTROL, Shape, write
@@ -67,31 +67,26 @@ def test_a_text_that_takes_the_tokenizer_down_is_refused(model_of: ModelOf) -> N
     assert len(model_of("tekken").tokenize("e" * LONG)) > LONG // 4
 
 
-def test_the_process_is_kept_and_a_new_one_takes_its_place(model_of: ModelOf, tmp_path: Path) -> None:
-    model = model_of("tekken")
-    processes = TokenizerProcesses(model.path, model.n_vocab)
-    wanted = processes.tokenize(b"one two", False, lambda: False).tolist()
-    kept = processes._kept
-    assert kept is not None
-    assert processes.tokenize(b"one two", False, lambda: False).tolist() == wanted
-    assert processes._kept is kept
-    kept.kill()
-    while kept.alive:
+def test_the_process_is_kept_and_a_new_one_takes_its_place(model_of: ModelOf) -> None:
+    model, text = model_of("tekken"), "one two " * LONG
+    wanted, child = whole(model, text, False), model._tokenizer._child
+    assert model.tokenize(text).tolist() == wanted
+    before = child.pid
+    assert model.tokenize(text).tolist() == wanted
+    assert child.pid == before
+    child.kill()
+    while child.alive:
         pass
-    assert processes.tokenize(b"one two", False, lambda: False).tolist() == wanted == whole(model, "one two", False)
-    processes.close()
-    processes.close()
+    assert model.tokenize(text).tolist() == wanted
 
 
 def test_what_takes_too_long_is_ended(model_of: ModelOf, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("exaone-moe")
-    process = TokenizerProcesses(model.path, model.n_vocab)
-    process.tokenize(b"one", False, lambda: False)
+    model.tokenize("one two " * LONG)
     monkeypatch.setattr("edgellm.engine.chat.tokenizing.SECONDS", 0.0)
     monkeypatch.setattr("edgellm.engine.chat.tokenizing.BYTES_A_SECOND", 2**60)
     with pytest.raises(TextRefused, match="of the processor"):
-        process.tokenize(b"\r\n" * 2**20, False, lambda: False)
-    process.close()
+        model.tokenize("\r\n" * 2**20)
 
 
 def test_who_has_given_up_is_heard(model_of: ModelOf) -> None:
@@ -105,7 +100,7 @@ def test_what_cannot_fit_is_refused_before_it_is_tokenised(
     model_of: ModelOf, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     model, text = model_of("tekken"), TEXTS[name](2**22)
-    monkeypatch.setattr(model._tokenizer, "_processes", None)
+    monkeypatch.setattr(model._tokenizer, "_child", None)
     with pytest.raises(PromptTooLong, match="at least"):
         model.tokenize(text, special=True, most=1023)
 

@@ -71,22 +71,12 @@ def test_unused_tokens_may_differ_unless_a_conversation_needs_them(one: Entry, o
     assert ours.match(needed).different == needed.match(ours).different == (None if one[0] == other[0] else 300)
 
 
-def test_a_token_that_ends_a_turn_is_no_padding() -> None:
-    entries = [(b"%d" % i, NORMAL) for i in range(300)]
-    long = Vocabulary.of([*(p for p, _ in entries), b"<|im_end|>"], bytes([NORMAL] * 300 + [CONTROL]), frozenset([300]))
-    assert long.match(made(entries)).different == made(entries).match(long).different == 300
-
-
 def test_what_a_conversation_needs_is_found_in_the_model(draft_model: Model) -> None:
     vocabulary = draft_model.vocabulary
     controls = {i for i, kind in enumerate(vocabulary.kinds) if kind & CONTROL}
     assert {i for i in controls if draft_model.is_eog(i)} <= vocabulary.required <= controls
     prompt = draft_model.chat_prompt([Message("user", "hello")]).tolist()
     assert controls & set(prompt) <= vocabulary.required
-
-
-def test_lengths_are_part_of_the_fingerprint() -> None:
-    assert made([(b"ab", 4), (b"c", 4)]).fingerprint != made([(b"a", 4), (b"bc", 4)]).fingerprint
 
 
 def test_the_bundled_pair_shares_one(draft_model: Model, verifier_model: Model) -> None:

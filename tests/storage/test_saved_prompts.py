@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Ids
-from edgellm.engine.kv.prompt_cache import LEAST
+from edgellm.engine.kv.sequences import LEAST
 from edgellm.storage.saved_prompts import ModelPrompts, SavedPrompts, prompts_folder
 from edgellm.system import HAS_MODES
 

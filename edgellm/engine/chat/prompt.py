@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from edgellm.engine.chat.forms import FORMS, Change, TemplateInput
-from edgellm.engine.chat.messages import ROLES, Message, with_calls
+from edgellm.engine.chat.messages import FORMS, ROLES, Change, Message, TemplateInput, with_calls
 from edgellm.engine.chat.template import Template, TemplateRaised
 from edgellm.engine.native import ShouldStop, never
 from edgellm.engine.vocabulary import Ids
@@ -36,24 +35,12 @@ _OURS = re.compile(f"[{_OPEN}{_CLOSE}]")
 _MARKUP = re.compile(r"[<>|\[\]{}/\uff5c\u2581]")  # the last two are in DeepSeek's control tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenizer:
-    """The functions of a model that the template needs: text to ids, and which of the ids are control tokens.
+class Tokens(Protocol):
+    """A model's tokens, as `TextModel` has them."""
 
-    `encode` takes a text, whether control tokens in it are parsed, the most ids and whether the caller has given up;
-    `check_length` a text and the most ids. Both raise PromptTooLong.
-    """
-
-    encode: Callable[[str, bool, int | None, Callable[[], bool]], Ids]
-    check_length: Callable[[str, int | None], None]
-    text: Callable[[int], str]
-    is_control: Callable[[int], bool]
-
-    def controls(self, text: str, ids: Ids) -> list[str]:
-        """Return the control tokens among the `ids` of `text` that it spells out, in order."""
-        names = {token: self.text(token) for token in {*ids.tolist()} if self.is_control(token)}
-        written = {token: name for token, name in names.items() if name in text}
-        return [written[token] for token in ids.tolist() if token in written] if written else []
+    def tokenize(self, text: str, *, special: bool, most: int | None, should_stop: ShouldStop) -> Ids: ...
+    def check_length(self, text: str, most: int | None) -> None: ...
+    def control_name(self, token: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +57,9 @@ class _Rendered:
 class ChatTemplate:
     """A model's chat template."""
 
-    def __init__(self, template: Template, bos: str, eos: str, tokenizer: Tokenizer, model: str) -> None:
-        """Set up; `bos` and `eos` are the texts of those tokens, `model` the name for messages."""
-        self._template, self._tokenizer, self._model = template, tokenizer, model
+    def __init__(self, template: Template, tokens: Tokens, bos: str, eos: str) -> None:
+        """Set up; `tokens` makes ids of texts, `bos` and `eos` are the texts of those tokens."""
+        self._template, self._tokens, self._model = template, tokens, template.model
         self._bos, self._eos = bos, eos
 
     def close(self) -> None:
@@ -140,7 +127,7 @@ class ChatTemplate:
         try:
             tools: Any = arguments.get("tools")
             rendered = self._in_fitting_form(TemplateInput(tuple(with_calls(messages)), tools), arguments, tell)
-            self._tokenizer.check_length(rendered.text, most)
+            self._tokens.check_length(rendered.text, most)
             return self._tokenise(rendered, arguments, most, should_stop)
         except RecursionError:
             raise InvalidOption("A tool or a call is nested too deeply.", "Use fewer levels.") from None
@@ -201,13 +188,18 @@ class ChatTemplate:
         """Return the ids of a conversation; control tokens that it spells out are plain text."""
 
         def encode(text: str, special: bool = True, most: int | None = most) -> Ids:
-            return self._tokenizer.encode(text, special, most, should_stop)
+            return self._tokens.tokenize(text, special=special, most=most, should_stop=should_stop)
 
         def render(change: Callable[[str], str]) -> str:
             text = self._render(rendered.conversation.changed(change), arguments)
             return text.replace(_in_ascii(begin), begin).replace(_in_ascii(end), end)
 
-        controls = self._tokenizer.controls
+        def controls(text: str, ids: Ids) -> list[str]:
+            """Return the control tokens among the `ids` of `text` that it spells out, in order."""
+            names = {token: self._tokens.control_name(token) for token in {*ids.tolist()}}
+            written = {token: name for token, name in names.items() if name and name in text}
+            return [written[token] for token in ids.tolist() if token in written] if written else []
+
         ids = encode(rendered.text)
         found = controls(rendered.text, ids)
         if found == controls(rendered.shown, encode(rendered.shown, most=None)) and all(map(_MARKUP.search, found)):

@@ -38,10 +38,8 @@ _CHANNELS = ThinkingMarkup(
 _KNOWN: tuple[tuple[tuple[str, ...], ThinkingMarkup], ...] = (
     (("<|channel|>", "<|message|>"), _CHANNELS),
     (("</think>", "</response>"), ThinkingMarkup("<think>", "</think>", ("<response>", "</response>"))),
-    (("</think>",), ThinkingMarkup("<think>", "</think>")),
     (("</think{}>", ":opensource"), ThinkingMarkup("<think:opensource>", "</think:opensource>")),
-    (("</seed:think>",), ThinkingMarkup("<seed:think>", "</seed:think>")),
-    (("</mm:think>",), ThinkingMarkup("<mm:think>", "</mm:think>")),
+    *(((f"</{tag}>",), ThinkingMarkup(f"<{tag}>", f"</{tag}>")) for tag in ("think", "seed:think", "mm:think")),
     (("[/THINK]",), ThinkingMarkup("[THINK]", "[/THINK]")),
     (("<|channel>", "<channel|>"), ThinkingMarkup("<|channel>thought", "<channel|>")),
     (("<|inner_prefix|>", "<|inner_suffix|>"), ThinkingMarkup("<|inner_prefix|>", "<|inner_suffix|>")),

@@ -21,7 +21,7 @@ import numpy as np
 from edgellm.engine import native
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.vocabulary import Ids
-from edgellm.errors import EngineFailed, ModelUnsupported, PromptTooLong, TextRefused
+from edgellm.errors import EngineFailed, PromptTooLong, Stopped, TextRefused
 from edgellm.isolation.child import Child, ChildFailed, ChildKind, LimitExceeded, Limits
 from edgellm.isolation.serving import Functions, Report
 from edgellm.system import address_space, limit
@@ -54,13 +54,16 @@ KIND = ChildKind("edgellm.engine.chat.tokenizing", "tokenises long texts", idle=
 class VocabTokenizer:
     """The tokenizer of one loaded vocabulary."""
 
-    def __init__(self, vocab: int, path: Path, name: str, kind: str, pre: str, pieces: Callable[[], Sequence[bytes]]):
-        """Set up; `vocab` is llama.cpp's pointer, `path` its file and `name` the model's. `kind` and `pre` are the
+    def __init__(self, vocab: int, path: Path, kind: str, pre: str, pieces: Callable[[], Sequence[bytes]]):
+        """Set up; `vocab` is llama.cpp's pointer, `path` its file. `kind` and `pre` are the
         file's `tokenizer.ggml.model` and `tokenizer.ggml.pre`; `pieces` returns the bytes of every token."""
-        self._vocab, self._path, self._name, self._pieces = vocab, path, name, pieces
-        self._none = lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_NONE
+        self._vocab, self._pieces = vocab, pieces
         self._exact = kind in ("gpt2", "llama")  # every byte of a text is in one of its tokens
         self._most_here = LONG if kind in ("gpt2", "llama", "gemma4") and pre not in _ALWAYS_APART else 0
+        # A crash is an answer here, and a debugger would take seconds.
+        environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self._child = Child(KIND, str(path), str(lib.llama_vocab_n_tokens(vocab)), environment=environment)
+        self._lock = threading.Lock()
 
     def encode(
         self, text: str, *, special: bool = False, most: int | None = None, should_stop: ShouldStop = never
@@ -68,17 +71,14 @@ class VocabTokenizer:
         """Return the ids of `text`, shape (n,), without BOS or EOS. `special`: control tokens in it are parsed as such.
 
         Raises:
-            ModelUnsupported: the file contains no tokenizer.
             PromptTooLong: the text has more than `most` tokens; raised as soon as that is certain.
             TextRefused: llama.cpp fails on the text, or takes too long over it.
             Stopped: `should_stop` returned True.
         """
-        if self._none:
-            raise ModelUnsupported(f"{self._name} contains no tokenizer.", "Use a whole model file.")
         self.check_length(text, most)
         data = text.encode("utf-8", "replace")
         if len(text) > self._most_here:
-            ids = self._processes.tokenize(data, special, should_stop)
+            ids = self._encode_elsewhere(data, special, should_stop)
         elif len(text) > DEPTH:
             ids = in_thread(self._vocab, data, special, _STACK_OF_LONG)
         else:
@@ -96,13 +96,29 @@ class VocabTokenizer:
             raise _too_long(f"at least {fewest}", most)
 
     def close(self) -> None:
-        """End the processes; not to be called while a text is being tokenised."""
-        if "_processes" in vars(self):
-            self._processes.close()
+        """End the process for long texts."""
+        with self._lock:
+            self._child.close()
 
-    @cached_property
-    def _processes(self) -> TokenizerProcesses:
-        return TokenizerProcesses(self._path, lib.llama_vocab_n_tokens(self._vocab))
+    def _encode_elsewhere(self, data: bytes, special: bool, should_stop: ShouldStop) -> Ids:
+        """Return the ids of a long text in UTF-8, as another process finds them; one text at a time."""
+        what = f"A text of {len(data)} bytes cannot be tokenised"
+        size = np.dtype(np.int32).itemsize * (len(data) + 16)
+        limits = Limits(size, SECONDS + len(data) / BYTES_A_SECOND, STACK + MEMORY)
+        while not self._lock.acquire(timeout=0.05):
+            if should_stop():
+                raise Stopped
+        try:
+            answer = self._child.call("tokenize", limits, data, should_stop, special=special)
+        except LimitExceeded as error:
+            next_step = "Shorten it, or remove encoded data and names of control tokens."
+            raise TextRefused(f"{what}: {error}.", next_step) from None
+        except ChildFailed as error:
+            next_step = "Break up or remove long runs of one kind, such as encoded data or rows of dashes."
+            raise TextRefused(f"{what}: llama.cpp fails on it, and {error}.", next_step) from None
+        finally:
+            self._lock.release()
+        return np.frombuffer(answer.data, dtype=np.int32).copy()
 
     @cached_property
     def _takes_space(self) -> bool:
@@ -143,58 +159,6 @@ def _too_long(count: str, most: int) -> PromptTooLong:
         f"The prompt has {count} tokens, and the context holds {most + 1} with the reply.",
         "Shorten the prompt, its context files or the history.",
     )
-
-
-class TokenizerProcesses:
-    """Processes for texts, one for each at the same time; one process is kept for the next text."""
-
-    def __init__(self, path: Path, n_vocab: int) -> None:
-        """Start no process yet. `n_vocab` is the size of the vocabulary, which a process must find again."""
-        self._words = str(path), str(n_vocab)
-        self._kept: Child | None = None
-        self._closed = False
-        self._lock = threading.Lock()
-
-    def tokenize(self, data: bytes, special: bool, should_stop: ShouldStop) -> Ids:
-        """Return the ids of a text in UTF-8, shape (n,). `special`: control tokens in it are parsed as such.
-
-        Raises:
-            Stopped: `should_stop` returned True. The process is gone.
-            TextRefused: the text took too much time, or crashed the process, which is gone.
-            EngineFailed: the vocabulary could not be loaded again, or the process was ended from outside.
-        """
-        with self._lock:
-            child, self._kept = self._kept or Child(KIND, *self._words, environment=_environment()), None
-        what = f"A text of {len(data)} bytes cannot be tokenised"
-        size = np.dtype(np.int32).itemsize * (len(data) + 16)
-        limits = Limits(size, SECONDS + len(data) / BYTES_A_SECOND, STACK + MEMORY)
-        try:
-            answer = child.call("tokenize", limits, data, should_stop, special=special)
-        except LimitExceeded as error:
-            next_step = "Shorten it, or remove encoded data and names of control tokens."
-            raise TextRefused(f"{what}: {error}.", next_step) from None
-        except ChildFailed as error:
-            next_step = "Break up or remove long runs of one kind, such as encoded data or rows of dashes."
-            raise TextRefused(f"{what}: llama.cpp fails on it, and {error}.", next_step) from None
-        finally:
-            with self._lock:
-                kept = child.alive and self._kept is None and not self._closed
-                self._kept = child if kept else self._kept
-            if not kept:
-                child.close()
-        return np.frombuffer(answer.data, dtype=np.int32).copy()
-
-    def close(self) -> None:
-        """End the process that is kept."""
-        with self._lock:
-            self._closed, child, self._kept = True, self._kept, None
-        if child is not None:
-            child.close()
-
-
-def _environment() -> dict[str, str]:
-    # A crash is an answer here, and a debugger would take seconds.
-    return {**os.environ, "GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def functions(_report: Report, path: str, n_vocab: str) -> Functions:

@@ -84,7 +84,7 @@ class Embedder:
         with self._lock:
             if memory := lib.llama_get_memory(context.pointer):
                 lib.llama_memory_clear(memory, True)
-            n = self._batch.put(0, 0, 0, ids, len(ids), flag_all=True)
+            n = self._batch.put(0, 0, 0, ids, len(ids))
             self._context.decode(self._batch.tokens, n)
             found: Any = lib.llama_get_embeddings_seq(context.pointer, 0)
             if not found:

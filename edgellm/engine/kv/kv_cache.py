@@ -79,11 +79,6 @@ def checkpoint_bytes(
     return n_seq * each + one  # a new checkpoint is saved before its predecessor is dropped
 
 
-def _most_anchors(size: int) -> int:
-    """Return the most anchors of `size` bytes of a sequence, beside the newest checkpoint."""
-    return min(_ANCHORS, max(1, _MOST_BYTES // size - 1))
-
-
 _seq_rm = native.bind_nonblocking(
     lib.llama_memory_seq_rm, ctypes.c_bool, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32
 )
@@ -335,6 +330,7 @@ class KVCache:
                 return
         new = _Checkpoint(length, state)
         if last is None or length - last.length >= _ANCHOR:
-            one.anchors = [*one.anchors, new][-_most_anchors(size) :]
+            most = min(_ANCHORS, max(1, _MOST_BYTES // size - 1))  # beside the newest checkpoint
+            one.anchors = [*one.anchors, new][-most:]
         else:
             one.newest = new

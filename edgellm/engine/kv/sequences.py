@@ -1,9 +1,11 @@
-"""The ids of a context's sequences, and the ids that a batch appends."""
+"""The ids of a context's sequences, the ids that a batch appends, and sequences that are kept on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -99,3 +101,24 @@ def split(rows: Sequence[SeqRows], most: int) -> tuple[list[SeqRows], list[SeqRo
             total, at = total - size, at + size
         rest.append(r.part(at, n, r.outputs))
     return heads, rest
+
+
+LEAST = 256
+"""Least tokens that a restored sequence saves reading, and that a kept sequence has beyond those on disk."""
+
+
+class PromptCache(Protocol):
+    """Sequences of one model on disk. A context does without it, so its methods raise nothing. `kind` names all that a
+    sequence's state depends on besides the model."""
+
+    @property
+    def epoch(self) -> int:
+        """Return a number that changes when the user revokes what contexts hold."""
+
+    def find(self, kind: str, ids: Ids, known: int, *, whole: bool) -> Path | None:
+        """Return the file of the sequence with the longest common prefix with `ids` (n,), if longer than `known`, of
+        contexts of this `kind`. `whole`: it cannot be cut, so all of it must be a prefix of `ids`."""
+
+    def keep(self, kind: str, ids: Ids, size: int, write: Callable[[Path], bool], *, whole: bool) -> None:
+        """Keep a sequence of `ids` (n,) and `size` bytes, unless a kept sequence saves nearly as much reading; replace
+        sequences that it makes needless. `write` writes it to an existing file, and returns whether it could."""

@@ -115,7 +115,7 @@ class Eagle3Head(Speculator):
 
     def _fill(self, seq: int, start: int, n: int) -> None:
         """Fill the inputs with the encoded states; the encoder only checks positions."""
-        self._batch.put(0, seq, start, self._ids[seq, :n], n, False)
+        self._batch.put(0, seq, start, self._ids[seq, :n], n)
         states = self._windows[seq].of(start - 1, start - 1 + n)
         self._context.encode(self._batch.embeddings(states), n)
         encoded = self._functions.states(self._context.owned, n, self._inputs.shape[1])

@@ -306,7 +306,7 @@ class Speculator(ABC):
         return begin + common_prefix(self._ids[seq, begin:end], ids[begin:end]) if end > begin else begin
 
     def _run(self, seq: int, start: int, ids: Ids, outputs: int) -> None:
-        n = self._batch.put(0, seq, start, ids, outputs, False)
+        n = self._batch.put(0, seq, start, ids, outputs)
         self._context.decode(self._native, n)
         self._last_row = n - 1 if self._every else 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -194,7 +193,7 @@ def serve_verifier(
     address, trust = where.checked()
     file, hardware = ModelFile.open(model), replace(hardware, n_ctx=context or hardware.n_ctx)
     check_context(file.header, file.path.name, hardware.n_ctx)
-    placed = place_sessions(file, hardware, Counter(), sessions=wanted, fewer=sessions is None, eagle3=eagle3)
+    placed = place_sessions(file, hardware, sessions=wanted, fewer=sessions is None, eagle3=eagle3)
     server = VerifierServer(None, address, on_event=where.on_event, trust=trust)
     name = name_of(model)
     server.prepare(f"loading {name}")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgellm.engine import Context, ContextSpec, Model, SeqRows, common_prefix, top2_of_rows, top_k
+from edgellm.engine import Context, ContextSpec, Model, SeqRows, common_prefix, top2, top_k
 from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter, within
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
 from edgellm.spec.protocols import Drafter
@@ -125,7 +125,7 @@ def batch_seconds(model: Model, prompt: Ids, threads: int | None) -> tuple[float
             times = []
             for _ in range(_REPEATS):
                 began = perf_counter()
-                top2_of_rows([view[0].copy() for view in context.decode_rows(batch)])
+                _ = [top2(view[0].copy()) for view in context.decode_rows(batch)]
                 times.append(perf_counter() - began)
             seconds.append(float(median(times)))
     return tuple(seconds)
@@ -210,7 +210,7 @@ class BranchingDrafter(ModelDrafter):
         while rows and not until():
             decoded, rows[:] = list(rows), []
             logits = [view[0][: self._shared] for view in context.decode_rows(decoded)]
-            for fed, row, facts in zip(decoded, logits, top2_of_rows(logits), strict=True):
+            for fed, row, facts in zip(decoded, logits, map(top2, logits), strict=True):
                 if fed.seq:
                     prefix, chunk = branches[fed.seq - 1]
                     token = chunk.add(row, facts, keeps_logits=True)

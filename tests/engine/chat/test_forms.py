@@ -12,7 +12,7 @@ import pytest
 from edgellm.engine import Ids, Message, Model, ToolCall
 from edgellm.engine.chat import template as chat_template
 from edgellm.engine.chat.messages import with_calls
-from edgellm.engine.chat.prompt import ChatTemplate, Tokenizer
+from edgellm.engine.chat.prompt import ChatTemplate
 from edgellm.engine.chat.template import Template
 from edgellm.errors import ModelUnsupported
 from testkit.chat_traits import PLAIN, TRAITS
@@ -110,13 +110,7 @@ WORDS = (
 
 
 def template_of(source: str, model: Model) -> ChatTemplate:
-    tokenizer = Tokenizer(
-        encode=lambda text, special, most, stop: model.tokenize(text, special=special, most=most, should_stop=stop),
-        check_length=lambda *_: None,
-        text=lambda token: model.control_text(token).decode(),
-        is_control=lambda token: not model.piece(token),
-    )
-    return ChatTemplate(Template(source, "a model"), "<|begin|>", "<|end|>", tokenizer, "a model")
+    return ChatTemplate(Template(source, "a model"), model, "<|begin|>", "<|end|>")
 
 
 def text_of(model: Model, ids: Ids) -> str:

@@ -23,17 +23,6 @@ def controls(model: Model, ids: Ids) -> list[int]:
     return [token for token in ids.tolist() if model.piece(token) == b""]
 
 
-def test_the_bundled_template(draft_model: Model) -> None:
-    ids = draft_model.chat_prompt([Message("system", "Be brief."), Message("user", "Where is my mug?")])
-    text = draft_model.detokenize(ids).decode()
-    assert "Be brief." in text
-    assert "Where is my mug?" in text
-    assert text.index("Be brief.") < text.index("Where is my mug?")
-    assert ids.dtype == np.int32
-    turns = [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]
-    assert len(controls(draft_model, draft_model.chat_prompt(turns))) > len(controls(draft_model, ids))
-
-
 def test_a_benign_prompt_is_tokenised_as_one_text(make_model: MakeModel) -> None:
     model = make_model()
     expected = f"{START}system\nbe\n kind{END}\n{START}user\n  hello {END}\n{START}assistant\n"
@@ -95,14 +84,6 @@ def test_what_only_becomes_a_control_token_is_plain_text(
     expected = controls(model, model.chat_prompt([Message("user", "Hello #1")]))
     ids = model.chat_prompt([Message("user", hostile)])
     assert (controls(model, ids), model.detokenize(ids).decode()) == (expected, f"user\n{text}\nassistant:")
-
-
-@pytest.mark.parametrize(
-    "template", ["{{ messages", "{{ nothing.at.all }}", "{% for i in range(10**9) %}x{% endfor %}", "{{ 1 / 0 }}"]
-)
-def test_a_broken_template_is_an_error(make_model: MakeModel, template: str) -> None:
-    with pytest.raises(ModelUnsupported, match=r"chat template of random model-0 fails"):
-        make_model(chat_template=template).chat_prompt([Message("user", "a")])
 
 
 def test_a_model_without_a_template(make_model: MakeModel) -> None:

@@ -243,7 +243,7 @@ def test_the_bundled_template_is_known_and_rendered_here(
     for model in (draft_model, verifier_model):
         assert model.chat_prompt([Message("user", "Where is my mug?")]).size
         assert not children()
-        source = model.metadata["tokenizer.chat_template"]
+        source = model.chat_template_source
         known, edited = opened(source), opened(source + "{# #}")
         known.start()
         assert known.render(TALK, "<bos>", "<eos>") == edited.render(TALK, "<bos>", "<eos>")

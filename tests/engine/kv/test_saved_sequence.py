@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, ContextSpec, Ids, Model
-from edgellm.engine.kv import prompt_cache
+from edgellm.engine.kv import sequences
 from tests.conftest import Architectures
 from tests.engine.kv.test_kv_cache import KINDS, N_CTX, NEAR, ROWS, ids, off
 
 
-def opened(model: Model, cache: prompt_cache.PromptCache | None = None) -> Context:
+def opened(model: Model, cache: sequences.PromptCache | None = None) -> Context:
     return Context(model, ContextSpec(n_ctx=N_CTX, n_batch=ROWS, threads=1, rolls_back=True), prompt_cache=cache)
 
 
@@ -77,7 +77,7 @@ def test_one_of_another_kind_of_context_is_refused(architectures: Architectures,
 def test_a_context_restores_the_beginning_of_what_it_is_asked_for(
     architectures: Architectures, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_cache, "LEAST", 64)
+    monkeypatch.setattr(sequences, "LEAST", 64)
     rng = random.Random(name)
     cache, text = OneFile(tmp_path / "sequence"), ids(rng, 100)
     with Model.load(architectures(name), faults=()) as model:
@@ -101,7 +101,7 @@ def test_a_context_restores_the_beginning_of_what_it_is_asked_for(
 def test_of_a_state_that_cannot_be_rolled_back_at_once_the_last_checkpoint_is_kept(
     architectures: Architectures, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_cache, "LEAST", 64)
+    monkeypatch.setattr(sequences, "LEAST", 64)
     cache, text = OneFile(tmp_path / "sequence"), ids(random.Random(name), 100)
     with Model.load(architectures(name), faults=()) as model:
         with opened(model, cache) as context:
@@ -116,7 +116,7 @@ def test_of_a_state_that_cannot_be_rolled_back_at_once_the_last_checkpoint_is_ke
 def test_what_was_taken_back_is_not_kept(
     architectures: Architectures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_cache, "LEAST", 64)
+    monkeypatch.setattr(sequences, "LEAST", 64)
     rng = random.Random(0)
     cache, text = OneFile(tmp_path / "sequence"), ids(rng, 100)
     with Model.load(architectures("qwen3"), faults=()) as model:

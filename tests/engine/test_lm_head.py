@@ -17,6 +17,7 @@ from edgellm.engine import (
     Capture,
     Context,
     ContextSpec,
+    Floats,
     LazyLogits,
     LMHead,
     Model,
@@ -24,10 +25,12 @@ from edgellm.engine import (
     head_pays,
     in_blocks,
     known,
+    top2,
+    top_k,
     why_lazy,
 )
 from edgellm.engine.lm_head import ROWS, block_ends, head_of
-from edgellm.errors import ContextFull
+from edgellm.errors import ContextFull, EngineFailed
 from testkit.gguf.random_model import Shape
 from tests.engine.conftest import QWEN, TINY, MakeModel
 
@@ -159,7 +162,7 @@ def test_an_address_that_has_another_tensor_now_does_no_harm(
     assert late.lazy_head is not None
     assert isinstance(late.decode_lazy(IDS[:4], outputs=4), LazyLogits)
     wanted = plain.decode(IDS[:4], outputs=4).copy()
-    nodes, see, looked = late.lazy_head._nodes, late.lazy_head._nodes._show, list[int]()
+    nodes, see, looked = late.lazy_head.nodes, late.lazy_head.nodes._show, list[int]()
 
     def noted(node: int) -> bool:
         looked.append(node)
@@ -190,7 +193,7 @@ def test_an_interrupt_while_it_looks_is_not_lost(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        nodes = context.lazy_head._nodes
+        nodes = context.lazy_head.nodes
         nodes.forget()
         patched.setattr(nodes, "_wants", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -210,18 +213,6 @@ def test_filled_up_they_are_the_same(pair: tuple[Context, Context]) -> None:
         assert len(rows) == n
         assert np.allclose(known(rows, n), plain.decode(IDS[:n], outputs=n), atol=1e-4)
         assert late.length() == plain.length()
-
-
-def test_separate_buffers_are_decoded_late_too(exact_model: Model) -> None:
-    with (
-        Context(exact_model, ContextSpec(n_ctx=64, n_seq=3, unified=False, threads=1, lazy=True)) as late,
-        Context(exact_model, ContextSpec(n_ctx=64, n_seq=3, unified=False, threads=1)) as plain,
-    ):
-        settle(late)
-        for seq in (0, 2):
-            rows = late.decode_lazy(IDS[:5], seq=seq, outputs=4)
-            assert isinstance(rows, LazyLogits)
-            assert np.allclose(known(rows, 4), plain.decode(IDS[:5], seq=seq, outputs=4), atol=1e-4)
 
 
 def test_who_has_another_head_or_a_small_one_has_none(make_model: MakeModel, verifier_model: Model) -> None:
@@ -279,3 +270,62 @@ def test_it_holds_no_file_open_once_it_is_closed(make_model: MakeModel) -> None:
     if mapped.exists():
         model.close()
         assert str(model.path) not in mapped.read_text()
+
+
+def softmax(row: Floats) -> np.ndarray:
+    wide = np.exp(row.astype(np.float64) - row.max())
+    return wide / wide.sum()
+
+
+def rows(least: int = 1, most: int = 40) -> st.SearchStrategy[Floats]:
+    number = st.floats(-60, 60, width=32) | st.sampled_from([0.0, 1.0, float("-inf")])
+    return (
+        st.lists(number, min_size=least, max_size=most)
+        .filter(lambda values: max(values) > float("-inf"))
+        .map(lambda values: np.array(values, dtype=np.float32))
+    )
+
+
+@given(rows(least=2))
+def test_top2_is_the_definition(row: Floats) -> None:
+    order = np.argsort(-row, kind="stable")
+    probs = softmax(row)
+    facts = top2(row)
+    assert facts.id == order[0]
+    assert facts.p1 == pytest.approx(probs[order[0]], rel=1e-4)
+    assert facts.p2 == pytest.approx(probs[order[1]], rel=1e-4, abs=1e-30)
+
+
+@given(rows(), st.integers(0, 50))
+def test_top_k_is_the_definition(row: Floats, k: int) -> None:
+    order = np.argsort(-row, kind="stable")[:k]
+    ids = top_k(row, k)
+    assert ids.tolist() == order.tolist()
+    assert ids.dtype == np.int32
+
+
+@pytest.mark.parametrize("n", [1_023, 1_024, 1_025, 5_000, 40_000])
+@pytest.mark.parametrize("k", [1, 3, 40, 1_000, 2_000])
+def test_top_k_of_large_vocabularies(n: int, k: int) -> None:
+    rng = np.random.default_rng(n + k)
+    row = (rng.standard_normal(n) * 3).round(1).astype(np.float32)  # rounded: many equals
+    order = np.argsort(-row, kind="stable")[:k]
+    assert top_k(row, k).tolist() == order.tolist()
+
+
+def test_top2_of_a_large_vocabulary_sums_over_all_of_it() -> None:
+    row = np.zeros(150_001, dtype=np.float32)
+    row[150_000] = 1.0
+    facts = top2(row)
+    assert facts.id == 150_000
+    assert facts.p1 == pytest.approx(np.e / (150_000 + np.e), rel=1e-5)
+    assert facts.p2 == pytest.approx(1 / (150_000 + np.e), rel=1e-5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_broken_logits_are_an_error(bad: float) -> None:
+    row = np.full(8, bad, dtype=np.float32)
+    with pytest.raises(EngineFailed, match="largest logit"):
+        top2(row)
+    with pytest.raises(EngineFailed, match="largest logit"):
+        top_k(row, 3)
