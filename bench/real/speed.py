@@ -135,7 +135,7 @@ def opened(stack: ExitStack, verifier: Path, draft: Path, server: Path, threads:
         ALONE: ours(alone, {**greedy, "retrieval": "off"}),
         "copies": ours(alone, greedy),
         "default": ours(pair, greedy),
-        "draft model": ours(pair, {**greedy, "retrieval": "off", "gate": "always"}),
+        "draft model": ours(pair, {**greedy, "retrieval": "off", "gate": "always", "gamma": 4}),
         "llama_cpp.Llama": python_loop(loop, tokens),
     }
     for name, options in SERVERS.items():
