@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -90,6 +91,8 @@ class TokenTranslation:
         """The verifier's ids of the common tokens, ascending."""
         self.source: Ids = np.array([common[token] for token in self.target.tolist()], dtype=np.int32)
         """The draft model's ids of the same tokens."""
+        self.own = common.get
+        """The function that returns the draft model's id of a verifier's token; None where they do not share it."""
         self._verifier_tokens = verifier.n_vocab
         self.ours, self.theirs = TextCutter(draft), TextCutter(verifier)
         self.piece = verifier.piece
@@ -106,24 +109,16 @@ class TokenTranslation:
         found[self.target] = row[self.source]
         return found
 
-    def own(self, token: int) -> int | None:
-        """Return the draft model's id of a token in the verifier's ids; None where the two do not have it in common."""
-        place = int(self.target.searchsorted(token))
-        common = place < len(self.target) and self.target[place] == token
-        return int(self.source[place]) if common else None
-
     def own_penalties(self, penalties: Penalties | None, start: int) -> Penalties | None:
         """Return `penalties` for a text in the draft model's tokens whose reply begins at `start`, with the biases of
         common tokens."""
         if penalties is None:
             return None
-        known = ((self.own(token), amount) for token, amount in penalties.bias)
-        bias = tuple(sorted((own, amount) for own, amount in known if own is not None))
+        bias = tuple(sorted((own, each) for token, each in penalties.bias if (own := self.own(token)) is not None))
         return replace(penalties, bias=bias, start=start)
 
 
-@dataclass(frozen=True, slots=True)
-class _Own:
+class _Own(NamedTuple):
     """A token of the draft model, and the bytes that it adds to the reply."""
 
     id: int
