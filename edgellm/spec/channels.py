@@ -40,12 +40,9 @@ class ChannelSplitter:
     """
 
     def __init__(
-        self,
-        markup: ThinkingMarkup | None = None,
-        *,
-        opened: bool = False,
+        self, markup: ThinkingMarkup | None = None, *, opened: bool = False,
         control_text: Callable[[int], bytes] = lambda _: b"",
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Begin a reply; it has no thoughts if `markup` is None. `opened`: the prompt ends within a thought.
         `control_text` returns the text of a control token."""
         self.reason = "no thoughts are looked for" if markup is None else f"the model thinks: {markup.reason}"

@@ -67,12 +67,9 @@ class Summary:
         self.count_with()
 
     def count_with(
-        self,
-        controller: BudgetController | None = None,
-        guessed: Guesses | None = None,
-        copied: dict[str, int] | None = None,
-        trying: Callable[[], TryingCost] | None = None,
-    ) -> None:
+        self, controller: BudgetController | None = None, guessed: Guesses | None = None,
+        copied: dict[str, int] | None = None, trying: Callable[[], TryingCost] | None = None,
+    ) -> None:  # fmt: skip
         """Also report statistics kept elsewhere: the budget controller, the predicted verdicts, accepted copies by
         source, and the cost of trying."""
         self._controller, self._guessed, self._trying = controller, guessed or Guesses(), trying

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from edgellm.engine import Stop
 from edgellm.errors import EdgeError, Stopped
@@ -107,23 +107,13 @@ class Reply(Iterator[Token]):
     """
 
     def __init__(
-        self,
-        write: Writer,
-        *,
-        prompt_tokens: int,
-        seed: int,
-        prepared: float = 0.0,
+        self, write: Writer, *, prompt_tokens: int, seed: int, prepared: float = 0.0,
         first: Sequence[Notice | Explanation] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Prepare the reply; `prepared` seconds have gone into the request already. `first` is delivered first."""
-        self._on_notice: Callable[[Notice], None] | None = None
-        self._on_explain: Callable[[Explanation], None] | None = None
-        self._on_progress: Callable[[PromptProgress], None] | None = None
-        self._write = write
-        self._prompt_tokens = prompt_tokens
-        self._seed = seed
-        self._prepared = prepared
-        self._first = first
+        self.prompt_tokens, self._seed, self._prepared = prompt_tokens, seed, prepared
+        self._write, self._first = write, first
+        self._listeners: dict[type, Callable[[Any], None]] = {}  # by the type of what they are told
         self._stats: Summary | None = None
         self._events: Generator[Event, None, None] | None = None
         self._should_stop = Stop()
@@ -148,25 +138,19 @@ class Reply(Iterator[Token]):
             raise StopIteration
 
     @property
-    def prompt_tokens(self) -> int:
-        """Return the number of the prompt's tokens."""
-        return self._prompt_tokens
-
-    @property
     def summary(self) -> Summary:
         """Return the reply's statistics: final after the last token, partial before it."""
-        return self._stats or Summary(self._prompt_tokens, self._seed)
+        return self._stats or Summary(self.prompt_tokens, self._seed)
 
     def listen(
-        self,
-        on_notice: Callable[[Notice], None] | None = None,
+        self, on_notice: Callable[[Notice], None] | None = None,
         on_explain: Callable[[Explanation], None] | None = None,
         on_progress: Callable[[PromptProgress], None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Set callbacks, which are called in the iterating thread: `on_progress` while a long prompt is read, the
         others between tokens. Explanations are made only if `on_explain` is set before the first token."""
-        self._on_notice, self._on_explain = on_notice or self._on_notice, on_explain or self._on_explain
-        self._on_progress = on_progress or self._on_progress
+        wanted = {Notice: on_notice, Explanation: on_explain, PromptProgress: on_progress}
+        self._listeners |= {kind: listener for kind, listener in wanted.items() if listener is not None}
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, when the reply has ended, or was cancelled, closed or dropped."""
@@ -197,19 +181,12 @@ class Reply(Iterator[Token]):
         if not self._should_stop():
             for event in self._first:
                 self._deliver(event)
-            self._stats = Summary(self._prompt_tokens, self._seed, self._prepared)
-            self._events = self._write(self._stats, self._on_explain is not None, self._should_stop, self._report)
+            self._stats = Summary(self.prompt_tokens, self._seed, self._prepared)
+            self._events = self._write(self._stats, Explanation in self._listeners, self._should_stop, self._deliver)
 
-    def _report(self, progress: PromptProgress) -> None:
-        if self._on_progress is not None:
-            self._on_progress(progress)
-
-    def _deliver(self, event: Notice | Explanation) -> None:
-        if isinstance(event, Notice):
-            if self._on_notice is not None:
-                self._on_notice(event)
-        elif self._on_explain is not None:
-            self._on_explain(event)
+    def _deliver(self, event: Notice | Explanation | PromptProgress) -> None:
+        if (listener := self._listeners.get(type(event))) is not None:
+            listener(event)
 
     def _finish(self) -> None:
         """Close the generator, with the lock held, unless it is running: a signal handler may interrupt this very

@@ -56,9 +56,9 @@ class Bandit:
 
     @property
     def second_loses(self) -> bool:
-        """Return whether the second arm is known to be slower."""
+        """Return whether the second arm is known to be slower, by more than single rounds differ."""
         first, second = self.arms
-        return min(first.rounds, second.rounds) >= self._trials and second.pace > first.pace
+        return min(first.rounds, second.rounds) >= self._trials and second.pace > 1.05 * first.pace
 
     def record(self, second: bool, tokens: int, seconds: float) -> None:
         """Record that an arm wrote `tokens` in `seconds`."""
