@@ -98,7 +98,7 @@ def plan_reply(engine: PairEngine, wanted: WantedReply) -> ReplyPlan:
         plan = _plan_translated(translation.reason, options)
     else:
         plan = _plan_pair(engine, knowledge, draft, wanted)
-    choice, gates = plan.choice, options.gate in ("auto", "always")
+    choice, gates = plan.choice, options.gate in ("auto", "always") or options.budget == 1.0
     lossless = verifier is None or (gates and (choice.controller is None or options.budget in (None, 1.0)))
     checked = lossless and plan.first is None and options.budget != 0.0
     speculates, speculator = _choose_speculator(engine, options, checked)

@@ -21,6 +21,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"retrieval": "off", "gate": "always"},
     {"retrieval": "off", "gamma": 4},
     {"gate": "always", "gamma": 4},
+    {"gate": "random", "budget": 1.0, "retrieval": "off"},
 ]
 
 
