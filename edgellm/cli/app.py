@@ -1,6 +1,8 @@
-"""The application: a tree of commands, each imported when it is asked for; and its entry point, from the arguments to
-an exit code, the one place where errors are printed. Codes: 0 all went well, 1 an expected failure, 2 wrong usage, 130
-interrupted.
+"""The application: a tree of commands, each imported when it is asked for; its help pages; and its entry point, from
+the arguments to an exit code, the one place where errors are printed. Codes: 0 all went well, 1 an expected failure, 2
+wrong usage, 130 interrupted.
+
+`--help` has examples and the options that most people need, `--help-all` has everything.
 
 `help_pages.txt` has a section for each command. A section begins with the command in brackets and the function that
 runs it, in a module of `edgellm.cli.commands`; a group of commands has no function. The first paragraph is the summary,
@@ -17,7 +19,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
@@ -26,13 +28,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command, get_command_from_info, get_group
 from typer.models import CommandInfo
 
 from edgellm import __version__
-from edgellm.cli.options import options_of
-from edgellm.cli.views.console import discard, fail, prepare_streams, say
+from edgellm.cli.options import option_texts, options_of
+from edgellm.cli.views.console import discard, fail, out, prepare_streams, say
 from edgellm.errors import EdgeError
 from edgellm.system import config_file, state_dir
 
@@ -41,6 +47,22 @@ _ALIASES = {"list": "ls", "models": "ls"}
 _PASS_ON = ("run", "service install")
 """The commands that keep unknown options among their words."""
 _SECTION = re.compile(r"^(?:== (?P<heading>.*)|\[edgellm ?(?P<name>.*?)\] ?(?P<home>\S*))$", re.MULTILINE)
+WIDTH = 100
+"""Columns of a page, at most."""
+SHORT = 14
+"""Most options of a page that is shown whole; longer pages leave out the options in `PANELS`, and examples."""
+_SHORT_EXAMPLES = 6
+_NAMES_WIDTH = 34  # columns of the names of options; longer names have a line of their own
+PANELS = (
+    "Conversation", "Several devices", "Drafts and verification", "Sampling", "Thinking", "HTTP", "Worker", "Hardware",
+    "Output",
+)  # fmt: skip
+"""The sections of options that `--help` of a command with more than `SHORT` leaves out, in their order."""
+_OPTIONS = "Options"
+_NAME = "cyan"
+_NOTE = re.compile(r"(.*?) *\[((?:env var|default|required).*)\]", re.DOTALL)
+_DEFAULT = re.compile(r"default: \((.*?)\)(?=[];])")
+_RANGE = re.compile(r"; x>=[\d.]+\]")
 _HELP_ALL = "edgellm.help_all"
 """The key in a context's meta where all options are asked for."""
 
@@ -80,6 +102,91 @@ def path_of(context: Any) -> str:
     return path.partition(" ")[2]
 
 
+def command_page(command: TyperCommand, ctx: typer.Context, page: Page, *, everything: bool) -> str:
+    """Return the page of a command: a short one, unless everything is asked for."""
+    given = command.get_params(ctx)
+    options = [one for one in given if isinstance(one, TyperOption) and not one.hidden]
+    short = sum(not one.is_eager for one in options) > SHORT
+    everything = everything or not short
+    panels: dict[str, list[TyperOption]] = {name: [] for name in (_OPTIONS, *PANELS)}
+    for one in options:
+        if short or "--help-all" not in one.opts:
+            panels[one.rich_help_panel or _OPTIONS if short else _OPTIONS].append(one)
+    parts = _head(command, ctx, page, everything)
+    parts += _section("Arguments", _rows([one for one in given if one.param_type_name == "argument"], ctx))
+    for name in panels if everything else (_OPTIONS,):
+        parts += _section(name, _rows(panels[name], ctx))
+    if not everything:
+        names = ", ".join(name if name.isupper() else name.lower() for name in PANELS if panels[name])
+        parts.append(Text.assemble(f"\nMore options ({names}): ", (f"{ctx.command_path} --help-all", _NAME)))
+    return _rendered(parts)
+
+
+def group_page(group: TyperGroup, ctx: typer.Context, page: Page, listed: Mapping[str, Page]) -> str:
+    """Return the page of a group of commands, by name."""
+    rows = dict[str, list[tuple[str, str]]]()
+    for name, one in listed.items():
+        rows.setdefault("Commands" if ctx.parent else one.heading, []).append((name, one.summary))
+    rows[_OPTIONS] = _rows(group.get_params(ctx), ctx)
+    return _rendered([*_head(group, ctx, page, True), *(part for one in rows.items() for part in _section(*one))])
+
+
+def _head(command: TyperCommand | TyperGroup, ctx: typer.Context, page: Page, everything: bool) -> list[RenderableType]:
+    parts: list[RenderableType] = [Text(command.get_usage(ctx), "bold"), Text(f"\n{page.summary}")]
+    if page.examples:
+        parts.append(Text("\nExamples:", "bold"))
+    for line, what in page.examples if everything else page.examples[:_SHORT_EXAMPLES]:
+        parts += [Text(f"  {line}", _NAME), Padding(Text(what), (0, 0, 0, 6))]
+    if page.more and everything:
+        parts.append(Text(f"\n{page.more}"))
+    return parts
+
+
+def _section(title: str, rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
+    if not rows:
+        return
+    yield Text(f"\n{title}:", "bold")
+    width = max((len(name) for name, _ in rows if len(name) <= _NAMES_WIDTH), default=0)
+    for name, meaning in rows:
+        head = Text(f"  {name}", _NAME)
+        if len(name) > width:
+            yield head
+            head = Text()
+        line = Table.grid(padding=(0, 2, 0, 0))
+        line.add_column(width=width + 2)
+        line.add_column()
+        found = _NOTE.fullmatch(meaning)
+        line.add_row(head, Text(meaning) if found is None else Text.assemble(found[1], (f" [{found[2]}]", "dim")))
+        yield line
+
+
+def _rows(parameters: Sequence[Any], ctx: typer.Context) -> list[tuple[str, str]]:
+    """Return the names and the meanings of parameters; a switch that is on by default is --[no-]NAME."""
+    rows = []
+    for one in parameters:
+        if (record := one.get_help_record(ctx)) is not None:
+            name, meaning = record
+            if one.param_type_name == "argument":
+                (name,) = map(usage, one.get_usage_pieces(ctx))
+            elif " / --no-" in name:
+                name, meaning = name.replace("--", "--[no-]", 1).partition(" / ")[0], meaning.replace(f": {name}", "")
+            rows.append((name, _RANGE.sub("]", _DEFAULT.sub(r"default: \1", meaning))))
+    return rows
+
+
+def usage(piece: str) -> str:
+    """Return a word of a usage line as other programs write it: MODEL, [MODEL], PROMPT..."""
+    return piece.translate({ord("{"): None, ord("}"): None}).replace("[[", "[").replace("]]", "]")
+
+
+def _rendered(parts: Iterable[RenderableType]) -> str:
+    console = out()
+    console.width = min(console.width, WIDTH)
+    with console.capture() as captured:
+        console.print(Group(*parts))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
 class _Command(TyperCommand):
     """A command whose `--help` is short, and whose `--help-all` is complete."""
 
@@ -88,13 +195,9 @@ class _Command(TyperCommand):
         self.params.append(copy(_help_all_option()))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        from edgellm.cli.help_pages import usage
-
         return [usage(piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from edgellm.cli.help_pages import command_page
-
         page = pages().get(path_of(ctx)) or pages()[self.name or ""]  # another name for a command has its page
         formatter.write(command_page(self, ctx, page, everything=ctx.meta.get(_HELP_ALL, False)))
 
@@ -122,8 +225,6 @@ class _Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from edgellm.cli.help_pages import group_page
-
         path = path_of(ctx)
         listed = {name: pages()[f"{path} {name}".strip()] for name in self.list_commands(ctx)}
         formatter.write(group_page(self, ctx, pages()[path], listed))
@@ -170,6 +271,8 @@ def _made(path: str) -> Any:
     settings = {"ignore_unknown_options": True} if path in _PASS_ON else None
     info = CommandInfo(name=name, cls=_Command, help=page.summary, callback=callback, context_settings=settings)
     command: Any = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)
+    for one in command.params:
+        vars(one)["help"] = option_texts().get(f"edgellm {path}", one.name, fallback=one.help)
     for long, option in options_of(command).items():
         variable = re.sub("[ -]", "_", f"edgellm {path} {long}").upper()
         option.show_envvar = option.envvar is not None  # all variables would double the help pages

@@ -106,7 +106,7 @@ def option(default: Any, metavar: str | None = None, **more: Any) -> Any:
 
 @functools.cache
 def option_texts() -> ConfigParser:
-    """Return the help texts of options by the record that has them, then by its field."""
+    """Return the help texts of options by their record or command, then by their field or parameter."""
     found = ConfigParser(delimiters=(":",), interpolation=None)
     found.read(Path(__file__).with_name("help_options.txt"), encoding="utf-8")
     return found
@@ -175,7 +175,6 @@ DEVICES = "Several devices"
 DRAFTS = "Drafts and verification"
 """Sections of help pages."""
 TIERS = "score|fan-out|continue"
-_INTERFACE = "Network to use; can be given several times, or set with EDGELLM_INTERFACE."
 INTERRUPTED = 130
 """The exit code of a reply that its user has stopped."""
 
@@ -183,15 +182,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Remove without asking.")]
 Interfaces = Annotated[
     list[str] | None,
-    typer.Option(
-        "--interface", metavar="NAME|IP", show_default="those of the home", rich_help_panel=DEVICES, help=_INTERFACE
-    ),
+    typer.Option("--interface", metavar="NAME|IP", show_default="those of the home", rich_help_panel=DEVICES),
 ]
-
-
-def interface_flag() -> Any:
-    """Return the field of a record that has `Interfaces`."""
-    return flag((), _INTERFACE, "NAME|IP", panel=DEVICES, shown="those of the home")
 
 
 def _completes(known: Callable[[], Iterable[tuple[str, str]]]) -> Completion:
@@ -247,10 +239,6 @@ def conversation_ids() -> Iterator[tuple[str, str]]:
 
 Engine: TypeAlias = Literal["auto", "stages", "rpc"]
 """The engines that spread a model over devices."""
-ENGINES = (
-    "stages: each device computes its own layers of the file. rpc: llama.cpp's RPC, also for models whose layers "
-    "cannot be cut apart. auto: stages where layers can be cut, else rpc."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +252,7 @@ class PairOptions:
     )  # fmt: skip
     peer: tuple[str, ...] = option((), "DEVICE|HOST:PORT", complete=peer_names)
     mesh: str | None = option(None, "SPLIT|FILE.toml|auto", panel=DEVICES)
-    engine: Engine = flag("auto", ENGINES, "auto|stages|rpc")
+    engine: Engine = option("auto", "auto|stages|rpc")
     verifier_tier: str | None = option(None, TIERS, panel=DRAFTS, shown="the best way that it has")
     verifier_key_file: Path | None = option(None, "FILE", panel=DRAFTS, shown="$EDGELLM_VERIFIER_KEY")
 

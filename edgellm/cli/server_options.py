@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import typer
 
 from edgellm.cli import options
+from edgellm.cli.options import option
 from edgellm.errors import InvalidOption
 
 HTTP_PORT = 8080
@@ -23,17 +24,15 @@ LogLevel: TypeAlias = Literal["off", "error", "warning", "info", "debug"]
 class RoleOptions:
     """The role, and the models or stock servers that serve."""
 
-    role: Role = options.option("pair")
-    model: tuple[str, ...] = options.option(
+    role: Role = option("pair")
+    model: tuple[str, ...] = option(
         (), "MODEL", names=("-m", "--model"), complete=options.model_names, shown=options.DEFAULT_VERIFIER,
     )  # fmt: skip
-    upstream: tuple[str, ...] = options.option((), "URL[#MODEL]")
-    upstream_tier: str | None = options.option(
-        None, options.TIERS, panel=options.DRAFTS, shown="the best way that each has"
-    )
-    upstream_key_file: Path | None = options.option(None, "FILE", panel=options.DRAFTS, shown="$EDGELLM_VERIFIER_KEY")
-    sessions: int | None = options.option(None, "N", least=1, panel=options.DEVICES, shown="8, or as many as fit")
-    log_level: LogLevel = options.option("off", panel="Output")
+    upstream: tuple[str, ...] = option((), "URL[#MODEL]")
+    upstream_tier: str | None = option(None, options.TIERS, panel=options.DRAFTS, shown="the best way that each has")
+    upstream_key_file: Path | None = option(None, "FILE", panel=options.DRAFTS, shown="$EDGELLM_VERIFIER_KEY")
+    sessions: int | None = option(None, "N", least=1, panel=options.DEVICES, shown="8, or as many as fit")
+    log_level: LogLevel = option("off", panel="Output")
 
     @property
     def only_model(self) -> str | None:
@@ -47,38 +46,38 @@ class RoleOptions:
 class ServedPair(options.PairOptions):
     """The models of a served pair."""
 
-    draft: str = options.option(options.DEFAULT, "MODEL", complete=options.model_names, shown=options.DEFAULT_DRAFT)
-    verifier: str = options.option(
+    draft: str = option(options.DEFAULT, "MODEL", complete=options.model_names, shown=options.DEFAULT_DRAFT)
+    verifier: str = option(
         options.DEFAULT, "MODEL|HOST:PORT|URL|auto", complete=options.model_names, shown=options.DEFAULT_VERIFIER,
     )  # fmt: skip
-    peer: tuple[str, ...] = options.option((), "DEVICE|HOST:PORT", complete=options.peer_names)
-    prompt_cache: float = options.option(0.0, "GB", least=0.0, panel="Conversation")
+    peer: tuple[str, ...] = option((), "DEVICE|HOST:PORT", complete=options.peer_names)
+    prompt_cache: float = option(0.0, "GB", least=0.0, panel="Conversation")
 
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
     """The options by which other devices reach this one."""
 
-    host: str = options.option("127.0.0.1", "HOST")
-    port: int = options.option(PORT, "PORT")
-    paired_only: bool = options.option(False, names=("--paired-only",), panel=options.DEVICES)
-    announce: bool = options.option(True, panel=options.DEVICES)
-    interface: tuple[str, ...] = options.interface_flag()
+    host: str = option("127.0.0.1", "HOST")
+    port: int = option(PORT, "PORT")
+    paired_only: bool = option(False, names=("--paired-only",), panel=options.DEVICES)
+    announce: bool = option(True, panel=options.DEVICES)
+    interface: tuple[str, ...] = option((), "NAME|IP", panel=options.DEVICES, shown="those of the home")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions(LinkOptions):
     """The options by which other devices reach this one, and store layers here."""
 
-    memory: float | None = options.option(
+    memory: float | None = option(
         None, "GB", least=0.0, panel="Worker", shown="nine tenths of what is free at the start",
     )  # fmt: skip
-    keep: float = options.option(300.0, "SECONDS", least=0.0, panel="Worker")
-    store: float | None = options.option(None, "GB", least=0.0, panel="Worker", shown="half of what is free")
-    rpc: bool = options.option(False)
+    keep: float = option(300.0, "SECONDS", least=0.0, panel="Worker")
+    store: float | None = option(None, "GB", least=0.0, panel="Worker", shown="half of what is free")
+    rpc: bool = option(False)
 
 
-_http = partial(options.option, panel="HTTP")
+_http = partial(option, panel="HTTP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +85,9 @@ class HTTPOptions:
     """The options for HTTP."""
 
     http: bool = _http(True)
-    http_host: str = options.option("127.0.0.1", "HOST")
-    http_port: int | None = options.option(None, "PORT", shown=f"{HTTP_PORT}, or a free one")
-    api_key_file: Path | None = options.option(None, "FILE", shown="none on this machine")
+    http_host: str = option("127.0.0.1", "HOST")
+    http_port: int | None = option(None, "PORT", shown=f"{HTTP_PORT}, or a free one")
+    api_key_file: Path | None = option(None, "FILE", shown="none on this machine")
     tls_cert: Path | None = _http(None, "FILE", shown="a self-signed one")
     tls_key: Path | None = _http(None, "FILE")
     replies: int | None = _http(None, "N", shown="2; for a verifier 8")

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +31,7 @@ from edgellm.storage.model_files import resolve_pair
 
 if TYPE_CHECKING:
     from edgellm.http.server import Credentials, HttpServer
+    from edgellm.rpc.address import Address
     from edgellm.services.server.gateway_server import ServedGatewayModel
     from edgellm.services.server.listener import Listener, ServerEvent
     from edgellm.services.server.servers import WorkerServer
@@ -282,7 +282,7 @@ def _hosts_of(server: Listener, interface: Sequence[str]) -> list[str]:
     """Return the hosts at which others reach a server: its address, or all addresses of this machine in the home."""
     from edgellm.rpc.discovery.interfaces import chosen_hosts
 
-    return chosen_hosts(interface) if _is_unspecified(server.address.host) else [server.address.host]
+    return chosen_hosts(interface) if server.address.unspecified else [server.address.host]
 
 
 @contextmanager
@@ -372,7 +372,7 @@ def http_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Ite
     if (options.tls_cert is None) != (options.tls_key is None):
         raise InvalidOption("--tls-cert and --tls-key must be given together.", "Give both, or neither.")
     address = Address.of(options.http_host, HTTP_PORT if options.http_port is None else options.http_port)
-    names = [] if address.loopback else _host_names(address.host)
+    names = [] if address.loopback else _host_names(address)
     allowed = [checked_host(host) for host in options.allow_host]
     credentials = None if address.loopback else _credentials(options, names)
     needs_key = options.api_key_file is not None or paired_only
@@ -459,19 +459,12 @@ def _api_key(path: Path | None) -> str:
     return key
 
 
-def _is_unspecified(host: str) -> bool:
-    """Return whether a server that listens at `host` is reached by all addresses of its machine."""
-    try:
-        return ip_address(host).is_unspecified
-    except ValueError:  # a name
-        return False
-
-
-def _host_names(host: str) -> list[str]:
-    """Return the names of a machine that listens at `host`: all its addresses for 0.0.0.0 and ::, those in the home
-    first, and its host name."""
+def _host_names(address: Address) -> list[str]:
+    """Return the names of a machine that listens at `address`, or at all of its own, those in the home first."""
     from edgellm.rpc.discovery.interfaces import chosen_hosts, own_hosts
 
-    hosts = list(dict.fromkeys([*chosen_hosts(), *sorted(own_hosts())])) if _is_unspecified(host) else [host]
+    hosts = [address.host]
+    if address.unspecified:
+        hosts = list(dict.fromkeys([*chosen_hosts(), *sorted(own_hosts())]))
     node = platform.node().partition(".")[0].lower()
     return [*hosts, *([node, f"{node}.local"] if node.replace("-", "").isalnum() and node.isascii() else [])]

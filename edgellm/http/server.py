@@ -16,7 +16,6 @@ from asyncio import TimerHandle
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
 
@@ -257,10 +256,8 @@ class HttpServer:
     @property
     def reached_at(self) -> str:
         """Return a host at which this machine reaches the server, and which its Host header may name."""
-        with suppress(ValueError):
-            if ip_address(self.address.host).is_unspecified:
-                return next((name for name in self.config.names if name != self.address.host), self.address.host)
-        return self.address.host
+        names = self.config.names if self.address.unspecified else ()
+        return next((name for name in names if name != self.address.host), self.address.host)
 
     @property
     def certificate(self) -> Path | None:

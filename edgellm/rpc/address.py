@@ -49,6 +49,11 @@ class Address:
         """Return whether only this machine can reach the address; False for a name, as it is never certain."""
         return _is_ip(self.host) and ip_address(self.host).is_loopback
 
+    @property
+    def unspecified(self) -> bool:
+        """Return whether it stands for all addresses of a machine: 0.0.0.0 or ::."""
+        return _is_ip(self.host) and ip_address(self.host).is_unspecified
+
     def require_loopback(self) -> Address:
         """Return this address if it is a loopback address; otherwise raise PairingRequired."""
         if not self.loopback:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from typer.main import get_command
 from edgellm.cli.app import app, run
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.rpc.layers import measuring
+from edgellm.rpc.trust.trust import Trust
+from tests.rpc.strangers import befriend, device
 from tests.storage.hub import cache, hub
 
 __all__ = ["cache", "edge", "hub"]
@@ -111,3 +114,13 @@ def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "_ROUNDS", 1)
     monkeypatch.setattr(measuring, "SECONDS", 0.02)
     monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
+
+
+@pytest.fixture
+def phone() -> Trust:
+    """A paired device called phone that is never there."""
+    there = Trust.load()
+    made = device(Path(os.environ["EDGELLM_HOME"]) / "phone")
+    befriend(there, made, "verify files")
+    there.peers.rename(made.identity.id, "phone")
+    return made

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import threading
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -17,52 +18,40 @@ EDGELLM = ("-m", "edgellm")
 
 
 class Server:
-    """A running `edgellm serve` and what it has said so far, once it has said `ready`, a pattern."""
+    """A running `edgellm serve`, once it has said `ready`, a pattern."""
 
     def __init__(self, *words: str, ready: str, program: Sequence[str] = EDGELLM) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, *program, "serve", *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self.said: list[str] = []
-        self._news = threading.Condition()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
+        self._log = Path(tempfile.mkstemp()[1])
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *program, "serve", *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=log, text=True,
+            )  # fmt: skip
         self.address = self.wait_for(ready)
 
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with self._news:
-                self.said.append(line)
-                self._news.notify_all()
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
 
     def wait_for(self, pattern: str) -> str:
-        def found() -> re.Match[str] | None:
-            return re.search(pattern, "".join(self.said))
-
-        with self._news:
-            match = self._news.wait_for(lambda: found() or self.process.poll() is not None, timeout=90) and found()
-        assert match, "".join(self.said)
-        return match[match.lastindex or 0]
-
-    def close(self) -> None:
-        """Ends it at once, if it still runs."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.end()
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        self.process.stdout.close()
-        self.process.stderr.close()
+        until = time.monotonic() + 90
+        while True:
+            ended = self.process.poll() is not None or time.monotonic() > until
+            if match := re.search(pattern, self.said):
+                return match[match.lastindex or 0]
+            assert not ended, self.said
+            time.sleep(0.05)
 
     def end(self) -> tuple[int, str]:
         """Exit code and stdout."""
-        assert self.process.stdout is not None
-        out = self.process.stdout.read()
-        code = self.process.wait(timeout=60)
-        self._reader.join()
-        return code, out
+        out, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, out
+
+    def close(self) -> None:
+        """Ends it at once, if it still runs."""
+        self.process.kill()
+        self.end()
+        self._log.unlink()
 
 
 class Served(Server):

@@ -15,10 +15,9 @@ import typer
 
 import edgellm
 from edgellm import storage
-from edgellm.cli.app import pages, run
-from edgellm.cli.commands import bench
-from edgellm.cli.help_pages import SHORT
-from edgellm.cli.options import model_names
+from edgellm.cli.app import SHORT, pages, run
+from edgellm.cli.commands import profile
+from edgellm.cli.options import model_names, option_texts
 from edgellm.errors import EdgeError
 from tests.cli.conftest import Edge, commands
 
@@ -186,6 +185,13 @@ def test_a_short_page_is_short_the_other_has_everything_and_all_is_completed(
     assert completed >= {*known.values(), "--help", "--help-all"}
 
 
+def test_every_option_and_argument_has_its_text_and_no_text_is_left_over() -> None:
+    params: list[Any] = [one for context in commands() for one in context.command.params]
+    assert [one.name for one in params if not (one.help or one.hidden)] == []
+    texts = {text for section in option_texts().values() for text in section.values()}
+    assert texts <= {one.help for one in params}
+
+
 def test_a_group_without_a_command_prints_its_page(edge: Edge) -> None:
     for words in ((), ("mesh",), ("config",)):
         done = edge(*words)
@@ -213,7 +219,6 @@ def test_a_suite_is_listed_and_shown_and_one_that_is_not_there_is_said(
     edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def asked(*words: str) -> subprocess.CompletedProcess[str]:
-        """In a process of its own: the benchmarks' output goes past this one's streams."""
         command = [sys.executable, "-m", "edgellm", "bench", *words]
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
@@ -223,7 +228,7 @@ def test_a_suite_is_listed_and_shown_and_one_that_is_not_there_is_said(
     done = asked("sinera")
     assert done.returncode == 2
     assert "choose from synera, coordgen, papers, csgo" in done.stderr
-    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    monkeypatch.setattr(profile, "ROOT", tmp_path)
     edge("bench", "synera").told("not a checkout", code=2)
 
 
@@ -243,10 +248,7 @@ def test_options_for_hardware_are_checked_and_handed_on(edge: Edge, monkeypatch:
         ["bench", "run", "models/sampling_defaults", "--quick", *words, "--ctx-size", "512"]
     )
     assert ran.pop()[3:] == ["list", "models"]
-    for refused, says in (
-        (("--cache-type", "q2"), "q2"),
-        (("--threads", "many"), "--threads is 'many'"),
-        (("--show", "--threads", "2"), "--threads has no meaning with --show"),
-    ):
+    wrong = (("--cache-type", "q2"), "q2"), (("--show", "--threads", "2"), "--threads has no meaning with --show")
+    for refused, says in wrong:
         edge("bench", "models", *refused).told(says, code=2)
         assert not ran

@@ -105,9 +105,7 @@ def test_a_long_conversation_loses_its_oldest_turns_and_neither_system_nor_conte
     kept: Kept, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listener: Any = Listener()
-    chat = Chat(
-        listener, ReplyOptions(max_tokens=40), context=[("red.txt", "Red.")], system="Be kind.", stored=kept
-    )  # fmt: skip
+    chat = Chat(listener, ReplyOptions(max_tokens=40), context=[("red.txt", "Red.")], system="Be kind.", stored=kept)
     listener.context_length = 200
     for number in range(30):
         said(chat, f"Question {number:02}?", f"Answer {number:02}.")

@@ -23,7 +23,7 @@ from edgellm.rpc.discovery.peer_probe import probe_address
 from edgellm.rpc.trust.trust import Peers, Right, Trust
 from tests.cli.conftest import Edge
 from tests.cli.serving import ROOT, Served
-from tests.rpc.strangers import befriend, device
+from tests.rpc.strangers import befriend
 
 Shown: TypeAlias = tuple[subprocess.Popen[str], dict[str, Any]]
 """Another user's process with a code on its screen, and what it says."""
@@ -49,16 +49,6 @@ def shown(tmp_path: Path) -> Iterator[Shown]:
     finally:
         process.kill()
         process.communicate()
-
-
-@pytest.fixture
-def phone() -> Trust:
-    """A paired device called phone that is never there."""
-    there = Trust.load()
-    made = device(Path(os.environ["EDGELLM_HOME"]) / "phone")
-    befriend(there, made, "verify files")
-    there.peers.rename(made.identity.id, "phone")
-    return made
 
 
 @pytest.mark.parametrize("address", [True, False])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
-from edgellm.rpc.trust.trust import Peers, Trust
+from edgellm.rpc.trust.trust import Peers
 from tests.cli.conftest import Edge
-from tests.rpc.strangers import befriend, device
 
 FETCH = "Fetch it with: edgellm pull qwen3:8b (5.0 GB, Qwen/Qwen3-8B-GGUF:Q4_K_M)"
 TRAINED = "was trained for 1024. Give a --ctx-size"
@@ -112,19 +109,14 @@ REFUSED = {
 }
 
 
-@pytest.fixture
-def _phone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A paired device called phone that is never there, and a user without services."""
-    monkeypatch.setenv("EDGELLM_INTERFACE", "lo" if sys.platform != "darwin" else "lo0")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    here, phone = Trust.load(), device(Path(os.environ["EDGELLM_HOME"]) / "phone")
-    befriend(here, phone, "verify files")
-    here.peers.rename(phone.identity.id, "phone")
-
-
-@pytest.mark.usefixtures("_phone", "cache")
+@pytest.mark.usefixtures("phone", "cache")
 @pytest.mark.parametrize("line", REFUSED)
-def test_it_is_one_line_with_a_next_step(edge: Edge, line: str) -> None:
+def test_it_is_one_line_with_a_next_step(
+    edge: Edge, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a user with a paired device that is never there, and without services."""
+    monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     before = Peers().path.read_bytes()
     done = edge(*shlex.split(line))
     code, says = REFUSED[line]

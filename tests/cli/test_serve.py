@@ -66,7 +66,7 @@ def test_it_verifies_tells_what_happens_and_stops_politely(edge: Edge, served: S
     served.wait_for("ends")
     served.process.send_signal(number)
     assert served.end() == (0, "")
-    said = "".join(served.said)
+    said = served.said
     assert "has stopped" in said
     assert not re.search("mug|Traceback", said)
 
@@ -277,12 +277,12 @@ def test_requests_and_replies_are_logged_and_nothing_of_what_they_say(start: Sta
     refused.value.close()
     server.process.send_signal(signal.SIGTERM)
     server.end()
-    log = "".join(server.said)
+    log = server.said
     for line in (
         r"INFO +edgellm\.http\.middleware: POST '/v1/chat/completions' 200 in \d+ ms",
         r"WARNING +edgellm\.http\.middleware: POST '/v1/chat/completions' refused: 401",
-        r"INFO +edgellm\.llm\.replies\.generation: reply of 4 tokens to a prompt of \d+: length",
-        r"DEBUG +edgellm\.llm\.replies\.generation: ",
+        r"INFO +edgellm\.llm\.reply: reply of 4 tokens to a prompt of \d+: length",
+        r"DEBUG +edgellm\.llm\.reply: ",
     ):
         assert re.search(line, log), log
     assert not re.search(f"{SECRET}|{KEY}|wrong", log)

@@ -44,9 +44,7 @@ class TalkOptions(Display):
     profile: Path | None = option(None, "FILE", panel=DRAFTS, shown="the kept one")
 
 
-def with_model_in_front(
-    prompt: list[str], models: PairOptions, ctx: typer.Context
-) -> tuple[list[str], PairOptions]:  # fmt: skip
+def with_model_in_front(prompt: list[str], models: PairOptions, ctx: typer.Context) -> tuple[list[str], PairOptions]:
     """Return a prompt and the models of its reply. A first word that is a model's name or file is not asked about: it
     names the model, as for `edgellm run`, unless the command line names one."""
     first = prompt[0] if prompt else ""
@@ -74,9 +72,7 @@ def chat(
     think: ThinkOptions,
     talk: TalkOptions,
     hardware: HardwareOptions,
-    prompt: list[str] | None = typer.Argument(
-        None, help="Question. Default: piped input, or an interactive conversation."
-    ),
+    prompt: list[str] | None = typer.Argument(None),
 ) -> int:
     from edgellm.llm.pair_stats import tidy
 

@@ -28,22 +28,17 @@ _MAX_BYTES = 2**20
 
 
 def path(
-    place: Literal["config", "data", "cache", "state"] = typer.Argument(
-        "config", metavar="PLACE", help="config: the settings file. data: profiles, identity, paired devices, history. "
-        "cache: files that can be made again. state: crash logs.",
-    ),
-) -> None:  # fmt: skip
+    place: Literal["config", "data", "cache", "state"] = typer.Argument("config", metavar="PLACE"),
+) -> None:
     places = {"config": config_file, "data": data_dir, "cache": cache_dir, "state": state_dir}
     emit(str(places[place]()))
 
 
 def show(
     context: typer.Context,
-    command: list[str] | None = typer.Argument(
-        None, metavar="[COMMAND]", help="Show this command only, such as chat or mesh plan."
-    ),
-    everything: bool = typer.Option(False, "--all", help="Also show defaults of options that are not set."),
-    origin: bool = typer.Option(False, "--origin", help="Show where each value comes from."),
+    command: list[str] | None = typer.Argument(None, metavar="[COMMAND]"),
+    everything: bool = typer.Option(False, "--all"),
+    origin: bool = typer.Option(False, "--origin"),
     as_json: AsJson = False,
 ) -> None:
     root: Any = context.find_root()

@@ -18,17 +18,11 @@ Action: TypeAlias = Literal["show", "path", "clear", "off", "on", "keep"]
 
 
 def history(
-    action: Action = typer.Argument(
-        "show", metavar="ACTION", help="show: how much is kept. path: where. clear: delete it, with everything derived "
-        "from it. off: stop keeping and reading it. on: keep and read it again. keep: set or print for how long.",
-    ),
-    age: str | None = typer.Argument(
-        None, metavar="AGE", show_default=False, help="With keep: maximum age, such as 90d, 12w, 6m or 2y; or forever. "
-        "EDGELLM_HISTORY_KEEP takes precedence.",
-    ),
-    yes: bool = typer.Option(False, "-y", "--yes", help="Clear without asking."),
+    action: Action = typer.Argument("show", metavar="ACTION"),
+    age: str | None = typer.Argument(None, metavar="AGE", show_default=False),
+    yes: bool = typer.Option(False, "-y", "--yes"),
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     from edgellm.llm.pair_stats import forget, kept, tidy
 
     store = History()
@@ -97,13 +91,9 @@ def _show(store: History, as_json: bool) -> None:
 
 
 def conversations(
-    action: Literal["list", "show", "rm"] = typer.Argument(
-        "list", metavar="ACTION", help="list: all, newest first. show: print one. rm: remove some, or --all."
-    ),
-    which: list[str] | None = typer.Argument(
-        None, metavar="[ID]...", help="IDs from the list; their beginnings are enough."
-    ),
-    everything: bool = typer.Option(False, "--all", help="With rm: remove all conversations."),
+    action: Literal["list", "show", "rm"] = typer.Argument("list", metavar="ACTION"),
+    which: list[str] | None = typer.Argument(None, metavar="[ID]..."),
+    everything: bool = typer.Option(False, "--all"),
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:

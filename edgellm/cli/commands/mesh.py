@@ -17,10 +17,10 @@ from edgellm.cli.commands.mesh_devices import (
     find_home_workers,
     print_left_out,
     print_units,
-    split_flag,
     survey_workers,
     units,
 )
+from edgellm.cli.options import option
 from edgellm.cli.views.console import emit_json, say
 from edgellm.cli.views.progress import Loading, activity
 from edgellm.cli.views.reply_printer import Display, print_reply
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 class PlanOptions:
     """The options of a plan, and its devices if not those of this home."""
 
-    devices: Path | None = options.option(None, "FILE.toml")
-    preset: str | None = options.option(None, "NAME")
-    tokens_in: int = options.option(1024, "N", least=1)
-    tokens_out: int = options.option(128, "N", least=0)
-    objective: Objective = options.option("ttft")
-    overlap: Literal["paper", "receiving", "streamed"] = options.option("streamed")
-    warm: bool = options.option(False, names=("--warm",))
-    time_limit: float = options.option(10.0, "SECONDS", least=0.0)
-    measure: bool = options.option(False, names=("--measure",))
-    plot: Path | None = options.option(None, "FILE")
+    devices: Path | None = option(None, "FILE.toml")
+    preset: str | None = option(None, "NAME")
+    tokens_in: int = option(1024, "N", least=1)
+    tokens_out: int = option(128, "N", least=0)
+    objective: Objective = option("ttft")
+    overlap: Literal["paper", "receiving", "streamed"] = option("streamed")
+    warm: bool = option(False, names=("--warm",))
+    time_limit: float = option(10.0, "SECONDS", least=0.0)
+    measure: bool = option(False, names=("--measure",))
+    plot: Path | None = option(None, "FILE")
 
 
 @options.with_records
@@ -63,12 +63,9 @@ def plan(
     asked: PlanOptions,
     home: HomeOptions,
     hardware: options.PlanHardware,
-    model: str | None = typer.Argument(
-        None, metavar="[MODEL]", autocompletion=options.model_names, show_default=False, help="Name from `edgellm ls`, "
-        "user/repo[:quant], or path. Not needed if the devices file or the preset describes a model.",
-    ),
+    model: str | None = typer.Argument(None, metavar="[MODEL]", autocompletion=options.model_names, show_default=False),
     as_json: options.AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     from edgellm.cli.views.mesh_view import print_rpc_plan, rpc_figures, say_context
     from edgellm.engine import ModelFile
     from edgellm.llm.mesh_llm import Workload, planned_positions
@@ -192,12 +189,12 @@ CHAT_TOKENS = 256  # assumed prompt of a conversation, whose length is unknown
 class RunOptions(HomeOptions):
     """The split of a model over devices, and the question."""
 
-    split: str | None = split_flag("the best one")
-    devices: Path | None = options.option(None, "FILE.toml")
-    draft: str = options.option("none", "MODEL", complete=options.model_names)
-    system: str | None = options.option(None, "TEXT", names=("-s", "--system"))
-    objective: Objective = options.option("ttft")
-    f16: bool = options.option(False, names=("--f16",), panel=options.DEVICES)
+    split: str | None = option(None, "NAME:A-B,NAME:C-D", shown="the best one")
+    devices: Path | None = option(None, "FILE.toml")
+    draft: str = option("none", "MODEL", complete=options.model_names)
+    system: str | None = option(None, "TEXT", names=("-s", "--system"))
+    objective: Objective = option("ttft")
+    f16: bool = option(False, names=("--f16",), panel=options.DEVICES)
 
 
 @options.with_records
@@ -207,8 +204,8 @@ def run(
     think: options.ThinkOptions,
     display: Annotated[Display, options.only("as_json", "explain")],
     hardware: options.MeshHardware,
-    model: str = typer.Argument(..., metavar="MODEL", autocompletion=options.model_names, help="As for mesh plan."),
-    prompt: list[str] = typer.Argument(..., metavar="PROMPT", help="Question."),
+    model: str = typer.Argument(..., metavar="MODEL", autocompletion=options.model_names),
+    prompt: list[str] = typer.Argument(..., metavar="PROMPT"),
 ) -> int:
     from edgellm.llm import compose
     from edgellm.llm.mesh_llm import prompt_tokens

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 
 from edgellm.cli import options
+from edgellm.cli.options import option
 from edgellm.cli.views.console import Columns, emit, emit_json, format_age, make_sure, one_line, say, show, size, tell
 from edgellm.cli.views.progress import Loading, activity, uploads
 from edgellm.errors import EdgeError, InvalidOption
-from edgellm.flags import flag
 from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
 from edgellm.storage import fingerprint, resolve
 
@@ -32,25 +32,16 @@ Objective: TypeAlias = Literal["ttft", "reply"]
 class HomeOptions:
     """The devices of a home, and the engine that spreads a model over them."""
 
-    engine: options.Engine = flag("auto", options.ENGINES, "auto|stages|rpc")
-    peer: tuple[str, ...] = options.option((), "[NAME=]HOST:PORT")
-    interface: tuple[str, ...] = options.interface_flag()
-
-
-def split_flag(shown: str) -> Any:
-    """Return the field of a record that has --split."""
-    text = "Layers of each device, counted from 1. NAME: here, a paired device, or HOST:PORT."
-    return flag(None, text, "NAME:A-B,NAME:C-D", shown=shown)
+    engine: options.Engine = option("auto", "auto|stages|rpc")
+    peer: tuple[str, ...] = option((), "[NAME=]HOST:PORT")
+    interface: tuple[str, ...] = option((), "NAME|IP", panel=options.DEVICES, shown="those of the home")
 
 
 def peers(
-    measure: str | None = typer.Option(
-        None, metavar="MODEL", autocompletion=options.model_names, show_default=False,
-        help="Measure all devices now, with layers of this model's shape and quantisation.",
-    ),
+    measure: str | None = typer.Option(None, metavar="MODEL", autocompletion=options.model_names, show_default=False),
     interface: options.Interfaces = None,
     as_json: options.AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     from edgellm.engine import ModelFile
     from edgellm.engine.hardware import ON_PROCESSOR
 
@@ -217,11 +208,11 @@ _COLUMNS: Columns = {
 class DeployOptions:
     """The layers to send, and the devices to send them to."""
 
-    split: str | None = split_flag("as mesh plan advises")
-    tokens_in: int = options.option(1024, "N", least=1)
-    tokens_out: int = options.option(128, "N", least=0)
-    reply: bool = options.option(False, names=("--reply",))
-    rate: float = options.option(0.0, "MBIT", least=0.0)
+    split: str | None = option(None, "NAME:A-B,NAME:C-D", shown="as mesh plan advises")
+    tokens_in: int = option(1024, "N", least=1)
+    tokens_out: int = option(128, "N", least=0)
+    reply: bool = option(False, names=("--reply",))
+    rate: float = option(0.0, "MBIT", least=0.0)
 
 
 @options.with_records
@@ -230,7 +221,7 @@ def deploy(
     asked: DeployOptions,
     home: Annotated[HomeOptions, options.only("peer", "interface")],
     hardware: options.DeployHardware,
-    model: str = typer.Argument(..., metavar="MODEL", autocompletion=options.model_names, help="As for mesh plan."),
+    model: str = typer.Argument(..., metavar="MODEL", autocompletion=options.model_names),
     as_json: options.AsJson = False,
 ) -> None:
     from edgellm.engine import ModelFile
@@ -314,15 +305,9 @@ _SENT: Columns = {
 
 
 def layers(
-    action: Literal["list", "clean"] = typer.Argument(
-        "list", metavar="ACTION", help="list: layers by device. clean: remove those that are not in use."
-    ),
-    on: str | None = typer.Option(
-        None, metavar="DEVICE", show_default="all", help="Device: here, a name, or HOST:PORT."
-    ),
-    model: str | None = typer.Option(
-        None, "-m", "--model", metavar="MODEL", show_default="all", help="Layers of this model only."
-    ),
+    action: Literal["list", "clean"] = typer.Argument("list", metavar="ACTION"),
+    on: str | None = typer.Option(None, metavar="DEVICE", show_default="all"),
+    model: str | None = typer.Option(None, "-m", "--model", metavar="MODEL", show_default="all"),
     yes: options.Yes = False,
     interface: options.Interfaces = None,
     as_json: options.AsJson = False,

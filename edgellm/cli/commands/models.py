@@ -30,7 +30,7 @@ _LEFT_TO_US = ("draft", "verifier", "peer", "mesh", "profile")  # settings of `c
 
 
 def catalog(
-    family: str | None = typer.Argument(None, metavar="[FAMILY]", help="List this family only, such as qwen3."),
+    family: str | None = typer.Argument(None, metavar="[FAMILY]"),
     as_json: AsJson = False,
 ) -> None:
     from edgellm.storage.pair_choice import ModelRoom
@@ -62,12 +62,9 @@ def catalog(
 
 
 def pull(
-    name: str = typer.Argument(
-        ..., metavar="NAME|USER/REPO[@REVISION][:QUANT]", autocompletion=catalog_names,
-        help="Name from `edgellm catalog`, or a model on the Hugging Face hub.",
-    ),
+    name: str = typer.Argument(..., metavar="NAME|USER/REPO[@REVISION][:QUANT]", autocompletion=catalog_names),
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     plan = storage.plan(name)
     if plan.renamed:
         ui.say(f"{storage.hub_name(name).repo_id} is called {plan.renamed} now.")
@@ -194,19 +191,15 @@ def run(
     model: str | None = typer.Argument(
         None, metavar="MODEL", help=_NAME, autocompletion=known_models, show_default=False
     ),
-    words: list[str] | None = typer.Argument(
-        None, metavar="[PROMPT]", help="Question, and options of edgellm chat. Default: piped input, or a conversation."
-    ),
+    words: list[str] | None = typer.Argument(None, metavar="[PROMPT]"),
     named: str | None = typer.Option(
-        None, "-m", "--model", metavar="MODEL", help="The model, in place of the first word.", show_default=False,
-        autocompletion=known_models,
+        None, "-m", "--model", metavar="MODEL", show_default=False, autocompletion=known_models
     ),
     draft: str | None = typer.Option(
-        None, metavar="MODEL", help="Small model that drafts; 'none': MODEL writes alone.",
-        show_default="one that is here and fits", autocompletion=known_models,
+        None, metavar="MODEL", show_default="one that is here and fits", autocompletion=known_models
     ),
-    yes: bool = typer.Option(False, "-y", "--yes", help="Download MODEL without asking if it is not here."),
-) -> int:  # fmt: skip
+    yes: bool = typer.Option(False, "-y", "--yes"),
+) -> int:
     words = [*([model] if named is not None and model is not None else []), *(words or [])]
     model = model if named is None else named
     if model is None:

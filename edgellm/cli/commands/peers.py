@@ -55,20 +55,13 @@ def read_grant(text: str) -> Rights:
 
 
 def pair(
-    words: list[str] | None = typer.Argument(
-        None, metavar="[HOST:PORT] [CODE]", help="What the other device shows. Default: show a code here."
-    ),
-    grant: str = typer.Option(
-        "verify", metavar="RIGHTS", autocompletion=completion(_RIGHTS, _RIGHTS),
-        help="Rights of the other device here: verify, compute, files (separated by commas), all or none.",
-    ),
-    name: str | None = typer.Option(
-        None, metavar="NAME", help="Name of this device on the other one.", show_default="the host name"
-    ),
+    words: list[str] | None = typer.Argument(None, metavar="[HOST:PORT] [CODE]"),
+    grant: str = typer.Option("verify", metavar="RIGHTS", autocompletion=completion(_RIGHTS, _RIGHTS)),
+    name: str | None = typer.Option(None, metavar="NAME", show_default="the host name"),
     interface: Interfaces = None,
-    port: int = typer.Option(PORT, metavar="PORT", help="Port to wait on for the other device."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON: the code, then the result."),
-) -> None:  # fmt: skip
+    port: int = typer.Option(PORT, metavar="PORT"),
+    as_json: bool = typer.Option(False, "--json"),
+) -> None:
     from edgellm.rpc.address import Address
     from edgellm.rpc.channel import DEFAULT_PORT
     from edgellm.rpc.discovery.interfaces import chosen_hosts
@@ -185,18 +178,13 @@ _EXAMPLES = {
 
 
 def peers(
-    action: Action = typer.Argument(
-        "list", metavar="ACTION", help="list; rm: unpair; rename; grant or revoke rights; path: print the path of the "
-        "list.",
-    ),
-    device: str | None = typer.Argument(
-        None, metavar="DEVICE", help="Name or ID of a device.", autocompletion=peer_names
-    ),
-    value: str | None = typer.Argument(None, metavar="VALUE", help="New name; or rights: verify, compute, files, all."),
-    ask: bool = typer.Option(True, "--ask/--no-ask", help="Ask each device whether it is there."),
+    action: Action = typer.Argument("list", metavar="ACTION"),
+    device: str | None = typer.Argument(None, metavar="DEVICE", autocompletion=peer_names),
+    value: str | None = typer.Argument(None, metavar="VALUE"),
+    ask: bool = typer.Option(True, "--ask/--no-ask"),
     interface: Interfaces = None,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     from edgellm.rpc.trust.trust import Peers
 
     store = Peers()

@@ -1,8 +1,10 @@
-"""`edgellm profile`: measure a pair on prompts, and print the results."""
+"""`edgellm profile`: measure a pair on prompts, and print the results; `edgellm bench`: run a checkout's benchmarks."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +13,7 @@ import typer
 
 from edgellm.cli import options
 from edgellm.cli.chat_session import with_default_pair
+from edgellm.cli.options import option
 from edgellm.cli.views.console import emit_json, facts, out, read_text, say, table
 from edgellm.cli.views.progress import Loading
 from edgellm.errors import InvalidOption, ProfileStopped
@@ -22,40 +25,28 @@ if TYPE_CHECKING:
     from edgellm.spec.gates.profile import Profile
 
 
-@dataclass(frozen=True, slots=True)
-class ProfiledPair(options.PairOptions):
-    """The models that are measured."""
-
-    draft: str = options.option(
-        options.DEFAULT, "MODEL", variable="EDGELLM_DRAFT", shown=options.DEFAULT_DRAFT, complete=options.model_names,
-    )  # fmt: skip
-    verifier: str = options.option(
-        options.DEFAULT, "MODEL|HOST:PORT|URL", names=("-m", "--verifier"), variable="EDGELLM_VERIFIER",
-        shown=options.DEFAULT_VERIFIER, complete=options.model_names,
-    )  # fmt: skip
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureOptions:
     """The options for measuring, and the file of the results."""
 
-    gamma: int = options.option(BUDGET_CHUNK, "N", least=1)
-    max_tokens: int = options.option(96, "N", least=1)
-    layer: tuple[int, ...] = options.option((), "N", shown="the most informative one")
-    context_lookup: bool = options.option(True)
-    early_exit: bool = options.option(False)
-    output: Path | None = options.option(None, "FILE", shown="where chat finds it")
-    as_json: bool = options.option(False, names=("--json",))
+    gamma: int = option(BUDGET_CHUNK, "N", least=1)
+    max_tokens: int = option(96, "N", least=1)
+    layer: tuple[int, ...] = option((), "N", shown="the most informative one")
+    context_lookup: bool = option(True)
+    early_exit: bool = option(False)
+    output: Path | None = option(None, "FILE", shown="where chat finds it")
+    as_json: bool = option(False, names=("--json",))
 
 
 @options.with_records
 def profile(
-    models: Annotated[ProfiledPair, options.only("draft", "verifier", "verifier_tier", "verifier_key_file")],
+    models: Annotated[options.PairOptions, options.only("draft", "verifier", "verifier_tier", "verifier_key_file")],
     measure: MeasureOptions,
     hardware: options.HardwareOptions,
-    prompts: Path = typer.Option(
-        ..., metavar="FILE", help="Prompts, one per line; or JSON Lines of texts or of messages with role and content."
-    ),
+    prompts: Path = typer.Option(..., metavar="FILE"),
 ) -> None:
     from edgellm.llm import LLM
     from edgellm.llm.pair_stats import keep_profile, tidy
@@ -176,3 +167,28 @@ def _print_profile(found: Profile) -> None:
         out().print(part)
     for share in shares:
         out().print(f"at a budget of {share:g}: {_best(found, share)['reason']}")
+
+
+@options.with_records
+def bench(
+    ctx: typer.Context,
+    hardware: Annotated[options.HardwareOptions, options.only(shown="the benchmark's own")],
+    suite: str = typer.Argument(..., metavar="SUITE"),
+    parts: list[str] | None = typer.Argument(None, metavar="PART"),
+    quick: bool = typer.Option(False, "--quick"),
+    list_parts: bool = typer.Option(False, "--list"),
+    show: bool = typer.Option(False, "--show"),
+) -> None:
+    for role in (options.VERIFIER, options.DRAFT):
+        hardware.of(role)
+    if not (ROOT / "bench" / "suites.toml").is_file():
+        raise InvalidOption(
+            f"The benchmarks are not installed: {ROOT} is not a checkout.", "Clone the repository and run it there."
+        )
+    task = "list" if list_parts else "show" if show else "run"
+    names = [f"{suite}/{part}" for part in parts] if parts else [suite]
+    if task != "run":
+        options.refuse_given(ctx, hardware.given, f"has no meaning with --{task}: nothing is measured", "Leave it out.")
+    words = hardware.words() if task == "run" else ()
+    command = [sys.executable, "-m", "bench", task, *names, *(["--quick"] if quick else []), *words]
+    raise typer.Exit(subprocess.call(command, cwd=ROOT))

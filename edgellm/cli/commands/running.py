@@ -1,4 +1,5 @@
-"""`edgellm ps` and `stop`: the servers that this user runs, and the models in their memory."""
+"""`edgellm ps` and `stop`: the servers that this user runs, and the models in their memory; `edgellm doctor`: the state
+of this device and its network."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.text import Text
 
-from edgellm.cli.options import AsJson
-from edgellm.cli.views.console import Columns, emit_json, harmless, say, show, size
+from edgellm.cli.options import DEFAULT, DEFAULT_DRAFT, AsJson, Interfaces, model_names
+from edgellm.cli.views.console import Columns, counted, emit_json, grid, harmless, one_line, out, say, show, size
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, ServerUnreachable
 
 if TYPE_CHECKING:
+    from edgellm.diagnostics import Finding
     from edgellm.http.running_servers import RunningServer
 
 _GRACE_SECONDS = 20.0  # limit for replies in flight, and for the rest of the end
@@ -43,11 +46,8 @@ _COLUMNS: Columns = {
 
 
 def stop(
-    what: str | None = typer.Argument(
-        None, metavar="[MODEL|PORT]", show_default=False, help="Model to remove from memory, or port of the server to "
-        "end; may be left out if one server runs.",
-    ),
-) -> None:  # fmt: skip
+    what: str | None = typer.Argument(None, metavar="[MODEL|PORT]", show_default=False),
+) -> None:
     from edgellm.http.running_servers import running_servers
 
     servers = running_servers()
@@ -109,3 +109,35 @@ def _time(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.0f} h"
+
+
+_STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+
+
+def doctor(
+    draft: str = typer.Option(
+        DEFAULT, metavar="MODEL", envvar="EDGELLM_DRAFT", autocompletion=model_names, show_default=DEFAULT_DRAFT
+    ),
+    peer: list[str] | None = typer.Option(None, metavar="HOST:PORT|URL"),
+    interface: Interfaces = None,
+    as_json: AsJson = False,
+) -> int:
+    from edgellm.diagnostics import examine
+
+    findings: list[Finding] = []
+    if not as_json:
+        say("checking; this takes some seconds ...", style="dim")
+    for one in examine(draft=draft, peers=peer or (), interfaces=interface or ()):
+        findings.append(one)
+        if not as_json:
+            made = grid({"min_width": 8}, {"min_width": 11, "style": "dim"}, {"overflow": "fold"})
+            made.add_row(Text(one.state, style=_STYLES[one.state]), one.topic, one_line(one.what))
+            if one.next_step:
+                made.add_row("", "", Text(f"→ {one_line(one.next_step)}", style="cyan"))
+            out().print(made)
+    count = sum(one.state == "problem" for one in findings)
+    if as_json:
+        emit_json([asdict(one) for one in findings])
+    else:
+        say(f"{counted(count, 'problem')}." if count else "No problems found.", style="bold")
+    return int(count > 0)

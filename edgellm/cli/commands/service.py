@@ -210,10 +210,8 @@ def _call(words: Sequence[str], no_manager: str) -> str:
 
 def install(
     context: typer.Context,
-    words: list[str] | None = typer.Argument(
-        None, metavar="[OPTION]", help="Options of edgellm serve. Default: the settings'."
-    ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Say what would be installed, and change nothing."),
+    words: list[str] | None = typer.Argument(None, metavar="[OPTION]"),
+    dry_run: bool = typer.Option(False, "--dry-run"),
     as_json: AsJson = False,
 ) -> None:
     root = context.find_root()
@@ -252,7 +250,7 @@ def status(as_json: AsJson = False) -> int:
 
 
 def logs(
-    lines: int = typer.Option(50, "-n", "--lines", metavar="N", min=1, help="Number of lines."),
-    follow: bool = typer.Option(False, "-f", "--follow", help="Go on as lines are written."),
+    lines: int = typer.Option(50, "-n", "--lines", metavar="N", min=1),
+    follow: bool = typer.Option(False, "-f", "--follow"),
 ) -> int:
     return subprocess.call(service_manager().log_command(lines, follow=follow))

@@ -11,7 +11,7 @@ import typer
 
 from edgellm import storage
 from edgellm.cli.commands.config import write_settings
-from edgellm.cli.options import catalog_names, interface_flag, option, with_records
+from edgellm.cli.options import DEVICES, catalog_names, option, with_records
 from edgellm.cli.views.console import emit_json, is_terminal, one_line, out, say, size, table, tell
 from edgellm.cli.views.progress import download
 from edgellm.errors import EdgeError, InvalidOption, PullFailed
@@ -71,7 +71,7 @@ class SetupOptions:
     dry_run: bool = option(False, names=("--dry-run",))
     pair_device: bool | None = option(None, names=("--pair/--no-pair",), shown="ask, if none is paired")
     at_login: bool | None = option(None, names=("--at-login/--no-at-login",), shown="ask")
-    interface: tuple[str, ...] = interface_flag()
+    interface: tuple[str, ...] = option((), "NAME|IP", panel=DEVICES, shown="those of the home")
     as_json: bool = option(False, names=("--json",))
 
     @property
