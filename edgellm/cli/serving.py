@@ -288,17 +288,20 @@ def _hosts_of(server: Listener, interface: Sequence[str]) -> list[str]:
 @contextmanager
 def _announcing(server: Listener, link: LinkOptions) -> Iterator[None]:
     """Announce a server that other machines can reach, unless the user does not want that."""
-    from edgellm.rpc.discovery.mdns import ServiceKind, announce
+    from edgellm.rpc.discovery.mdns import ServiceKind, keep_announced
 
     if server.trust is None or server.address.loopback or not link.announce:
         yield
         return
-    # announcements are made over IPv4
-    hosts = [host for host in _hosts_of(server, link.interface) if host.replace(".", "").isdigit()]
+
+    def hosts() -> list[str]:
+        """Return where others reach the server now; announcements are made over IPv4."""
+        return [host for host in _hosts_of(server, link.interface) if host.replace(".", "").isdigit()]
+
     short = server.trust.identity.id.short
-    with announce(ServiceKind.DEVICE, short, server.address.port, hosts) as begun:
+    with keep_announced(ServiceKind.DEVICE, short, server.address.port, hosts) as begun:
         if begun:
-            say(f"announced as {short} on {', '.join(hosts)}", style="dim")
+            say(f"announced as {short} on {', '.join(hosts())}", style="dim")
         else:
             say("It cannot be announced; to find out why, run: edgellm doctor. Other devices can use --peer HOST:PORT.")
         yield

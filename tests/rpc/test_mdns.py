@@ -9,7 +9,15 @@ import pytest
 from zeroconf import ServiceInfo, Zeroconf
 
 from edgellm.rpc.address import Address
-from edgellm.rpc.discovery.mdns import Hint, ServiceKind, announce, browse, new_instance, parse_announcement
+from edgellm.rpc.discovery.mdns import (
+    Hint,
+    ServiceKind,
+    announce,
+    browse,
+    keep_announced,
+    new_instance,
+    parse_announcement,
+)
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.versions import DEVICES_PROTOCOL
 
@@ -100,6 +108,16 @@ def test_what_is_not_found_quickly_is_looked_for_longer(short: str) -> None:
     assert short in [hint.short for hint in hints]
     assert len(waited) >= 2
     assert waited[1] >= 0.2
+
+
+def test_a_device_whose_addresses_change_is_announced_at_the_new_ones(short: str) -> None:
+    """As when it has slept, or is in another network."""
+    hosts = list[str]()
+    with keep_announced(ServiceKind.DEVICE, short, 50151, lambda: list(hosts)) as begun:
+        assert not begun
+        hosts += HERE
+        assert found(short)
+    assert found(short, 0.5) is None, "it is withdrawn"
 
 
 def test_what_was_found_in_part_is_looked_for_no_longer_than_usual(short: str) -> None:

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
@@ -92,6 +92,34 @@ def announce(
                 zeroconf.register_service(info, cooperating_responders=True)  # a random name is unique
                 registered = True
         yield registered
+
+
+@contextmanager
+def keep_announced(kind: ServiceKind, short: str, port: int, hosts: Callable[[], Sequence[str]]) -> Iterator[bool]:
+    """Announce this device while the `with` lasts at the addresses that `hosts` returns, also when they change, as
+    after sleep or in another network; yield whether it has succeeded at first."""
+    over = threading.Event()
+
+    def follow(known: list[str]) -> None:
+        while not over.wait(1.0):
+            there: list[str] = []
+            with suppress(InvalidOption):  # the interface is gone
+                there += hosts()
+            if there != known:
+                known = there
+                announced.close()
+                announced.enter_context(announce(kind, short, port, there))
+
+    with ExitStack() as announced:
+        first = list(hosts())
+        begun = announced.enter_context(announce(kind, short, port, first))
+        following = threading.Thread(target=follow, args=(first,), name="edgellm-announce", daemon=True)
+        following.start()
+        try:
+            yield begun
+        finally:
+            over.set()
+            following.join()
 
 
 def browse(
