@@ -59,7 +59,9 @@ async def greet(
     """Return the description of the verifier at the address `where`, which has `seconds` for each of its answers: of
     its `model` of that name, "" being its only one. Raises VocabularyMismatch, ProtocolError: the two do not fit;
     ModelNotFound: it has no such model; grpc.aio.AioRpcError: there is no answer."""
-    said = hello(ours, model)
+    said = pb.HelloRequest(
+        protocol=PROTOCOL, vocabulary=bytes.fromhex(ours.fingerprint), vocabulary_size=ours.size, model=model
+    )
     data = await channel.unary_unary(HELLO, pb.HelloRequest.SerializeToString, bytes)(said, timeout=seconds)
     reply = parse_message(pb.HelloReply, data, MAX_GREETING)
     check_version(reply.protocol, PROTOCOL, "the verifier")
@@ -111,14 +113,6 @@ async def _compare(
     else:
         raise ProtocolError(f"The verifier at {where} describes no vocabulary.", SAME_VERSION)
     raise mismatch(ours, reply.vocabulary_size, block, where, reply.tokenizer.hex())
-
-
-def hello(vocabulary: Vocabulary, model: str = "") -> pb.HelloRequest:
-    """Return a device's greeting to a verifier's `model`."""
-    return pb.HelloRequest(
-        protocol=PROTOCOL, vocabulary=bytes.fromhex(vocabulary.fingerprint), vocabulary_size=vocabulary.size,
-        model=model,
-    )  # fmt: skip
 
 
 def printable(said: str) -> str:

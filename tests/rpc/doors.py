@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -12,6 +12,7 @@ from typing import Any, ParamSpec
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.message import Message
 
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import CONTRACT, HELLO, SESSION, bind, new_server, run_in_network_loop
@@ -81,6 +82,21 @@ def open_stream(channel: grpc.aio.Channel) -> Any:
     """A stream that says hello, and more whenever it is written to."""
     call: Any = channel.stream_stream
     return call(STREAM)()
+
+
+async def ended(channel: grpc.aio.Channel, path: str, *frames: Message | bytes, close: bool = True) -> str:
+    """How a stream ends to which these frames are sent: its status, and why."""
+    begin: Any = channel.stream_stream
+    call = begin(path)()
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # its status is read below
+        for frame in frames:
+            await call.write(frame if isinstance(frame, bytes) else frame.SerializeToString())
+        if close:
+            await call.done_writing()
+        while isinstance(await call.read(), bytes):
+            pass
+    async with asyncio.timeout(60.0):
+        return f"{(await call.code()).name} {await call.details()}"
 
 
 async def steal(channel: grpc.aio.Channel) -> bytes:

@@ -24,7 +24,7 @@ from edgellm.services.server import layer_service, listener
 from edgellm.storage.layers.incoming_piece import IncomingPiece
 from edgellm.storage.layers.manifest import LayerPiece, Manifest
 from edgellm.storage.layers.store import CleanResult, LayerStore
-from tests.rpc.doors import in_loop, serving
+from tests.rpc.doors import ended, in_loop, serving
 from tests.rpc.layering import bring, taking
 from tests.rpc.strangers import befriend, device
 
@@ -169,22 +169,8 @@ async def test_whoever_breaks_the_contract_is_told_how(store: LayerStore, manife
     ]
     async with taking(store) as address, open_channel(address) as channel:
         for frames, said in cases:
-            call: Any = channel.stream_stream
-            assert (await ended(call(method("Put"))(), frames)).startswith(said)
+            assert (await ended(channel, method("Put"), *frames)).startswith(said)
     assert not list(store.root.rglob("*.gguf"))
-
-
-async def ended(call: Any, frames: list[pb.PutFrame | bytes], close: bool = True) -> str:
-    for frame in frames:
-        await call.write(frame if isinstance(frame, bytes) else frame.SerializeToString())
-    if close:
-        await call.done_writing()
-    while True:
-        try:
-            if not isinstance(await call.read(), bytes):
-                return "OK"
-        except grpc.aio.AioRpcError as error:
-            return f"{error.code().name} {error.details()}"
 
 
 @in_loop
@@ -194,10 +180,8 @@ async def test_a_sender_that_falls_silent_does_not_block_the_store(
     monkeypatch.setattr(layer_service, "SILENT_SECONDS", 0.2)
     monkeypatch.setattr(layer_service, "DRAIN_SECONDS", 0.2)
     async with taking(store) as address, open_channel(address) as channel:
-        call: Any = channel.stream_stream
-        running = call(method("Put"))()
-        await running.write(wanted(write_manifest(manifest), 1).SerializeToString())
-        assert "No portion has arrived" in await ended(running, [], close=False)
+        first = wanted(write_manifest(manifest), 1)
+        assert "No portion has arrived" in await ended(channel, method("Put"), first, close=False)
         with store.receiving(manifest, manifest.pieces[1:2]):
             pass
 

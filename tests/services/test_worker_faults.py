@@ -11,8 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import numpy as np
 import pytest
 
@@ -38,6 +36,7 @@ from tests.mesh.conftest import verifier_cut, whole
 from tests.mesh.folder import FolderLayers
 from tests.mesh.household import NOTHING, Cut, Whole, even
 from tests.mesh.test_stages import SlowLayers
+from tests.rpc.doors import ended
 from tests.services.conftest import ANYWHERE
 from tests.services.meshing import PROMPT, asked, replying, workers
 
@@ -109,19 +108,8 @@ def frames(address: Address, *orders: pb.Order | bytes) -> str:
     """What a worker ends a stage with that begins with these orders."""
 
     async def talk() -> str:
-        channel = open_channel(address)
-        try:
-            call = channel.stream_stream(WORK, bytes, bytes)()  # type: ignore[call-arg]
-            with suppress(grpc.aio.AioRpcError):
-                for order in orders:
-                    await call.write(order if isinstance(order, bytes) else order.SerializeToString())
-                await call.done_writing()
-                async with asyncio.timeout(30):
-                    while isinstance(await call.read(), bytes):
-                        pass
-            return f"{(await call.code()).name}: {await call.details()}"
-        finally:
-            await channel.close(None)
+        async with open_channel(address) as channel:
+            return await ended(channel, WORK, *orders)
 
     return run_in_network_loop(talk()).result()
 

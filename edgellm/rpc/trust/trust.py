@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -104,29 +104,24 @@ class Peers:
 
     def add(self, peer: Peer) -> Peer:
         """Put a device on the list, replacing its old entry; if another device has its name, append a number to it."""
-
-        def added(known: dict[DeviceID, Peer]) -> Peer:
+        with self._changing() as known:
             others = {other.name.casefold() for other in known.values() if other.id != peer.id}
             known[peer.id] = replace(peer, name=_unique_name(peer.name, others))
             return known[peer.id]
 
-        return self._change(added)
-
     def remove(self, device: DeviceID) -> None:
         """Remove a device from the list, for every process at once. Raise NotPaired if it is not there."""
-        self._change(lambda known: known.pop(_require(known, device).id))
+        with self._changing() as known:
+            del known[_require(known, device).id]
 
     def rename(self, device: DeviceID, name: str) -> Peer:
         """Rename a device. Raises NotPaired if it is not on the list, InvalidOption if the name is bad or taken."""
         wanted = checked_name(name)
-
-        def renamed(known: dict[DeviceID, Peer]) -> Peer:
+        with self._changing() as known:
             if wanted.casefold() in {other.name.casefold() for other in known.values() if other.id != device}:
                 raise InvalidOption(f"Another device is called {wanted!r}.", "Choose another name.")
             known[device] = replace(_require(known, device), name=wanted)
             return known[device]
-
-        return self._change(renamed)
 
     def grant(self, device: DeviceID, rights: Iterable[Right]) -> Peer:
         """Grant a device rights here. Raises NotPaired if it is not on the list."""
@@ -154,19 +149,18 @@ class Peers:
                 self._edit(device, updated)
 
     def _edit(self, device: DeviceID, change: Callable[[Peer], Peer]) -> Peer:
-        def edited(known: dict[DeviceID, Peer]) -> Peer:
+        with self._changing() as known:
             known[device] = change(_require(known, device))
             return known[device]
 
-        return self._change(edited)
-
-    def _change(self, change: Callable[[dict[DeviceID, Peer]], Peer]) -> Peer:
+    @contextmanager
+    def _changing(self) -> Iterator[dict[DeviceID, Peer]]:
+        """Yield a copy of the list, which becomes the list; not if it cannot be changed."""
         with lock_folder(self.path.parent):
             known = dict(self._read())
-            peer = change(known)
+            yield known
             rows = [_row(peer) for peer in known.values()]
             write_private(self.path, json.dumps({"version": 1, "peers": rows}, indent=1).encode() + b"\n")
-        return peer
 
     def _read(self) -> dict[DeviceID, Peer]:
         stamp: tuple[int, ...] = ()

@@ -23,7 +23,6 @@ from edgellm.errors import (
     ModelUnsupported,
     NotPermitted,
     ProtocolError,
-    StateDamaged,
     VerifierUnreachable,
 )
 from edgellm.rpc.address import ModelAddress
@@ -34,7 +33,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import MAX_TOKENIZER_PART, parse_message
 from edgellm.services.client.link import dial
 from edgellm.services.handshake import printable
-from edgellm.storage.state import read_state, write_state
+from edgellm.storage.state import write_state
 from edgellm.system import cache_dir
 
 MOST_KEPT = 256 * 2**20
@@ -56,17 +55,21 @@ def open_tokenizer(
     it is not a device that trusts this one, and is trusted; InvalidOption: there is no room to keep it; EngineFailed:
     its trial in a child process could not be made."""
     path = _folder() / f"{sha256}.gguf"
-    if not _is_kept(path, sha256):
-        data = run_in_network_loop(_fetch(where, trust, device, progress)).result()
-        if hashlib.sha256(data).hexdigest() != sha256:
-            raise unusable(where, "it is not the one that was announced")
-        try:
-            write_state(path, data)
-        except OSError as error:
-            raise InvalidOption(
-                f"The tokenizer of the verifier at {where} cannot be kept: {error}.", f"Make room in {path.parent}."
-            ) from error
-        _make_room(path)
+    if path.exists():
+        with suppress(ModelCorrupt, ModelUnsupported):  # it is damaged, and fetched again
+            model = _opened(path)
+            os.utime(path)
+            return model
+    data = run_in_network_loop(_fetch(where, trust, device, progress)).result()
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise unusable(where, "it is not the one that was announced")
+    try:
+        write_state(path, data)
+    except OSError as error:
+        raise InvalidOption(
+            f"The tokenizer of the verifier at {where} cannot be kept: {error}.", f"Make room in {path.parent}."
+        ) from error
+    _make_room(path)
     try:
         return _opened(path)
     except (ModelCorrupt, ModelUnsupported) as error:
@@ -105,39 +108,34 @@ async def _fetch(
     where: ModelAddress, trust: Trust | None, device: DeviceID | None, progress: OnProgress | None
 ) -> bytes:
     """Return the tokenizer that the verifier sends, at most `MAX_TOKENIZER` bytes."""
-    channel = await dial(where.address, trust, device)
-    try:
+    data, size = bytearray(), 0
+    async with await dial(where.address, trust, device) as channel:
         call = channel.unary_stream(TOKENIZER, pb.TokenizerRequest.SerializeToString, bytes)(
             pb.TokenizerRequest(model=where.model), timeout=_SECONDS
         )
-        return await _read(where, call, progress)
-    except grpc.aio.AioRpcError as error:
-        raise _refused(where, error) from None
-    except TimeoutError:
-        raise VerifierUnreachable(
-            f"The verifier at {where} has stopped sending its tokenizer.", "Check the connection, and try again."
-        ) from None
-    finally:
-        await channel.close(None)
-
-
-async def _read(
-    where: ModelAddress, call: grpc.aio.UnaryStreamCall[pb.TokenizerRequest, bytes], progress: OnProgress | None
-) -> bytes:
-    data, size = bytearray(), 0
-    while True:
-        async with asyncio.timeout(_SILENT_SECONDS):
-            message = await call.read()
-        if not isinstance(message, bytes):  # the end
-            return bytes(data)
-        part = parse_message(pb.TokenizerPart, message, MAX_TOKENIZER_PART)
-        size = size or part.size
-        if not part.data or max(size, len(data) + len(part.data)) > MAX_TOKENIZER:
+        try:
+            while True:
+                async with asyncio.timeout(_SILENT_SECONDS):
+                    message = await call.read()
+                if not isinstance(message, bytes):  # the end
+                    return bytes(data)
+                part = parse_message(pb.TokenizerPart, message, MAX_TOKENIZER_PART)
+                size = size or part.size
+                if not part.data:
+                    raise unusable(where, "a part of it is empty")
+                data += part.data
+                if max(size, len(data)) > MAX_TOKENIZER:
+                    raise unusable(where, f"it has more than {MAX_TOKENIZER} bytes")
+                if progress is not None and size:
+                    progress(min(1.0, len(data) / size))
+        except grpc.aio.AioRpcError as error:
+            raise _refused(where, error) from None
+        except TimeoutError:
+            raise VerifierUnreachable(
+                f"The verifier at {where} has stopped sending its tokenizer.", "Check the connection, and try again."
+            ) from None
+        finally:
             call.cancel()
-            raise unusable(where, f"it has more than {MAX_TOKENIZER} bytes" if part.data else "a part of it is empty")
-        data += part.data
-        if progress is not None and size:
-            progress(min(1.0, len(data) / size))
 
 
 def _refused(where: ModelAddress, error: grpc.aio.AioRpcError) -> EdgeError:
@@ -152,19 +150,6 @@ def _refused(where: ModelAddress, error: grpc.aio.AioRpcError) -> EdgeError:
 
 def _folder() -> Path:
     return cache_dir() / "tokenizers"
-
-
-def _is_kept(path: Path, sha256: str) -> bool:
-    """Return whether a tokenizer is kept, and whole; it counts as used then."""
-    try:
-        data = read_state(path, MAX_TOKENIZER)
-    except StateDamaged:
-        return False
-    if data is None or hashlib.sha256(data).hexdigest() != sha256:
-        return False
-    with suppress(OSError):
-        os.utime(path)
-    return True
 
 
 def _make_room(own: Path) -> None:

@@ -261,7 +261,8 @@ class VerificationService(Service):
 
     async def _push_back(self, request: VerifyRequest, seconds: float, stream: Stream) -> None:
         """Have the device ask again after about `seconds`. The session's tokens stay."""
-        busy = pb.Busy(round=request.round, retry_ms=_milliseconds(seconds))
+        wait = max(_SHORTEST_BUSY_MS, min(math.ceil(seconds * 1e3), MAX_BUSY_MS))  # not so short that it always asks
+        busy = pb.Busy(round=request.round, retry_ms=wait)
         _log.info("session %d is asked to retry in %d ms", request.session, busy.retry_ms)
         await write_in_time(stream, pb.VerifierFrame(busy=busy))
         await self._pause(request.tenant, min(busy.retry_ms / 1e3, _HELD_SECONDS))
@@ -289,8 +290,12 @@ class VerificationService(Service):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
 
+        def settle(answer: Answer) -> None:
+            if not future.done():  # it is cancelled when the device leaves
+                future.set_result(answer)
+
         def deliver(answer: Answer) -> None:
-            loop.call_soon_threadsafe(_settle, future, answer)
+            loop.call_soon_threadsafe(settle, answer)
 
         model.queue.enter(request.tenant.device)
         try:
@@ -313,13 +318,3 @@ class VerificationService(Service):
         finally:
             reading.cancel()
             draining.cancel()
-
-
-def _settle(future: asyncio.Future[Answer], answer: Answer) -> None:
-    if not future.done():  # the future is cancelled when the device leaves
-        future.set_result(answer)
-
-
-def _milliseconds(seconds: float) -> int:
-    """Return a wait for a device in milliseconds, not so short that it would ask all the time."""
-    return max(_SHORTEST_BUSY_MS, min(math.ceil(seconds * 1e3), MAX_BUSY_MS))
