@@ -239,37 +239,34 @@ def reckon(
         opened = [closing.enter_context(context) for context in contexts(model)]
         checkpoints = sum(context.checkpoint_bytes for context in opened)
         n_vocab = model.n_vocab
+
+    def said(pattern: re.Pattern[str]) -> list[re.Match[str]]:
+        return [found for line in lines if (found := pattern.search(line))]
+
     headers = [file.header] if eagle3 is None else [file.header, eagle3.header]
-    overhead = sum(model_bytes(header) for header in headers)
-    overhead += sum(NODE * int(found[1]) for line in lines if (found := _NODES.search(line)))
+    overhead = sum(map(model_bytes, headers)) + sum(NODE * int(found[1]) for found in said(_NODES))
     for context in opened:
         overhead += converted_bytes(file.header, context.n_batch)
         # llama.cpp begins with room for a row of logits for each sequence.
         overhead += 4 * n_vocab * (output_rows(context.n_seq, context.n_batch) - context.n_seq)
-    device_of: dict[int, str] = {}
-    device_of_eagle3 = "CPU"
-    for line in lines:
-        if found := _ASSIGNED.search(line):
-            if int(found[1]) in device_of:  # the head's lines come behind the model's
-                device_of_eagle3 = found[2]
-            device_of.setdefault(int(found[1]), found[2])
-    weights: Counter[str] = Counter()
+    assigned, device_of = said(_ASSIGNED), dict[int, str]()
+    for found in assigned:
+        device_of.setdefault(int(found[1]), found[2])
+    weights, caches, compute = Counter[str](), Counter[str](), Counter[str]()
     if eagle3 is not None:
-        weights[device_of_eagle3] += sum(tensor.nbytes for tensor in eagle3.header.tensors)
+        its_own = assigned[len(device_of) :]  # the head's lines come behind the model's
+        weights[its_own[-1][2] if its_own else "CPU"] += sum(tensor.nbytes for tensor in eagle3.header.tensors)
     for tensor in file.header.tensors:
         layer = tensor.layer
         if layer is None:
             layer = max(device_of, default=0) if tensor.name.startswith("output") else -1
         weights[device_of.get(layer, "CPU")] += tensor.nbytes
-    caches: Counter[str] = Counter()
+    cache = sum(float(found[1]) * _MIB for found in said(_CACHE))
     layers = Counter(device for layer, device in device_of.items() if layer < max(device_of))
-    cache = sum(float(found[1]) * _MIB for line in lines if (found := _CACHE.search(line)))
     for device, count in layers.items():
-        caches[device] += int(cache * count / sum(layers.values()))
-    compute: Counter[str] = Counter()
-    for line in lines:
-        if found := _COMPUTE.search(line):
-            compute[_device(found[1])] += int(float(found[2]) * _MIB)
+        caches[device] += int(cache * count / layers.total())
+    for found in said(_COMPUTE):
+        compute[_device(found[1])] += int(float(found[2]) * _MIB)
     return MemoryUse(weights, caches, compute, checkpoints, overhead)
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, SeqRows, native
 from edgellm.errors import ContextFull, InvalidOption
@@ -151,53 +149,6 @@ def test_embeddings_stand_for_tokens(make_model: MakeModel) -> None:
             context.decode_embeddings(data[ids][:, :-1])
         with pytest.raises(ContextFull):
             context.decode_embeddings(data[np.zeros(65, dtype=int)])
-
-
-steps = st.lists(
-    st.tuples(st.sampled_from(["decode", "rollback", "branch", "clear", "sync", "rows"]), st.integers(0, 2**31 - 1)),
-    max_size=12,
-)
-
-
-@settings(max_examples=25)
-@given(steps)
-def test_any_history_ends_in_the_same_logits(exact_model: Model, steps: list[tuple[str, int]]) -> None:
-    """A random walk over the operations, with lists of ids as the model of what should be cached."""
-    texts: list[list[int]] = [[], [], []]
-    with Context(exact_model, ContextSpec(n_ctx=48, n_seq=3, n_batch=16, threads=1)) as context:
-        for what, seed in steps:
-            rng = np.random.default_rng(seed)
-            a, b = int(rng.integers(3)), int(rng.integers(3))
-            ids = some_ids(int(rng.integers(1, 25)), seed=seed)
-            room = 48 - len(texts[a])
-            if what == "decode" and room:
-                context.decode(ids[:room], seq=a)
-                texts[a] += ids[:room].tolist()
-            elif what == "rows":
-                rows = [SeqRows(s, ids[: 48 - len(texts[s])]) for s in {a, b} if len(texts[s]) < 48]
-                context.decode_rows(rows)
-                for r in rows:
-                    texts[r.seq] += r.ids.tolist()
-            elif what == "rollback":
-                keep = int(rng.integers(len(texts[a]) + 1))
-                context.rollback(keep, a)
-                texts[a] = texts[a][:keep]
-            elif what == "branch":
-                context.branch(a, b)
-                texts[b] = [*texts[a]]
-            elif what == "clear":
-                context.clear(a)
-                texts[a] = []
-            elif what == "sync":
-                keep = context.sync(np.array([*texts[a][:5], *ids], dtype=np.int32)[:48], a)
-                texts[a] = texts[a][:keep]
-        for seq, text in enumerate(texts):
-            assert context.cached(seq).tolist() == text
-            last = np.array([*text, 7][-48:], dtype=np.int32)
-            context.sync(last, seq)
-            logits = context.decode(last[context.length(seq) :], seq=seq).copy()
-            with Context(exact_model, ContextSpec(n_ctx=48, threads=1)) as fresh:
-                assert difference(logits, fresh.decode(last)) < CLOSE
 
 
 @pytest.mark.processor
