@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,12 +21,12 @@ import numpy as np
 from bench.coordgen.methods import MOST, Everything, Method, PromptLookup, SuffixLookup
 from bench.coordgen.tasks import TASKS, Reply, files_of, recorded
 from bench.harness.results import Figures
-from edgellm.engine import Context, ContextSpec, Model, to_f32
+from edgellm.engine import ContextSpec, Model, to_f32
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import DraftSource
 from edgellm.spec.state import GenerationState, VerdictTerms
 from edgellm.spec.types import Chunk, Decision, Round
-from edgellm.verifier.in_process import ContextPool, LocalVerifier
+from edgellm.verifier.in_process import LocalVerifier
 from testkit.questions import PairName
 
 _EMPTY = Chunk()
@@ -80,9 +79,7 @@ def length(model: Model, verifier: LocalVerifier, method: Method, cases: list[Re
 def measured(model: Model, cases: int, pair: str) -> dict[str, dict[str, float]]:
     """Return the acceptance lengths of every method, by the tasks of `pair`."""
     found: dict[str, dict[str, float]] = {}
-    verifier = LocalVerifier(
-        model, ContextPool(partial(Context, model, ContextSpec(model.n_ctx_train))), model.n_ctx_train
-    )
+    verifier = LocalVerifier(model, ContextSpec(model.n_ctx_train))
     for task in TASKS[pair]:
         replies = recorded(model, task, cases, pair=pair)
         found[task] = {}

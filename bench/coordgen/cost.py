@@ -24,14 +24,14 @@ import numpy as np
 from bench.coordgen.tasks import SEED, TASKS
 from bench.harness.results import Figures
 from bench.harness.statistics import alternate, spread
-from edgellm.engine import Context, ContextSpec, Model
+from edgellm.engine import ContextSpec, Model
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.suffix_automaton import SuffixAutomaton
 from edgellm.spec.state import GenerationState, VerdictTerms
 from edgellm.spec.types import NO_IDS, Chunk, Ids
 from edgellm.storage import resolve
-from edgellm.verifier.in_process import ContextPool, LocalVerifier
+from edgellm.verifier.in_process import LocalVerifier
 from models.home.corpus import held_out
 from testkit.gguf import random_model
 
@@ -82,8 +82,8 @@ def calibration(model: Model, length: int, repeats: int, threads: int | None) ->
     prompt: Ids = np.array([rng.randrange(300, model.n_vocab - 300) for _ in range(length)], dtype=np.int32)
     kept = Calibration(Seen())
     kept.begin(prompt.tolist())
-    context = Context(model, ContextSpec(n_ctx=length + 8, threads=threads))
-    verifier = LocalVerifier(model, ContextPool(lambda: context), length + 8)
+    verifier = LocalVerifier(model, ContextSpec(n_ctx=length + 8, threads=threads))
+    verifier.give(context := verifier.take())
 
     def prefill(calibrating: bool) -> float:
         context.clear()

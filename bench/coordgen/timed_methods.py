@@ -23,7 +23,7 @@ from edgellm.spec.loop import NoDrafter, generate
 from edgellm.spec.ngram.retriever import Retriever
 from edgellm.spec.params import DEFAULT_SOURCES
 from edgellm.spec.protocols import Drafter
-from edgellm.spec.state import NOT_FILLED, GenerationLimits, GenerationState, VerdictTerms
+from edgellm.spec.state import GenerationLimits, GenerationState, VerdictTerms
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Chunk, Expected, Round
 from testkit.forced_verifier import ForcedVerifier
@@ -127,7 +127,7 @@ class Run:
         """With a `curve` decodes are padded by it and heads computed late; without one, decodes are llama.cpp's own."""
         self.name, self._make = name, make
         self.bare = curve is None
-        self._filling = NOT_FILLED if curve is None else curve.filling()
+        self._filling: tuple[Sequence[int], Sequence[float]] = ((), ()) if curve is None else curve.filling()
         self.method = make()
         self.decoding: list[float] = []
         self.whole: list[float] = []

@@ -42,7 +42,7 @@ from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.synera import SyneraGate, i_th
 from edgellm.spec.state import GenerationState
 from edgellm.storage import fingerprint, resolve
-from edgellm.verifier.in_process import ContextPool, LocalVerifier
+from edgellm.verifier.in_process import LocalVerifier
 from models.pairs import PAIRS
 from models.profile import CASES, prompts
 from testkit.questions import (
@@ -78,9 +78,7 @@ def profile_of(draft: Path, verifier: Path, given: Path | None) -> Profile:
 
 def remembering(model: Model, closing: ExitStack) -> Remembering:
     """Return a verifier in this process that remembers its verdicts; `closing` closes what it uses."""
-    local = LocalVerifier(
-        model, ContextPool(lambda: Context(model, ContextSpec(n_ctx=POSITIONS, threads=1))), POSITIONS
-    )
+    local = LocalVerifier(model, ContextSpec(n_ctx=POSITIONS, threads=1))
     closing.callback(local.close)
     return Remembering(local)
 

@@ -35,7 +35,7 @@ from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Chunk, Ids, Round, Sampling
 from edgellm.storage import resolve
-from edgellm.verifier.in_process import ContextPool, LocalVerifier
+from edgellm.verifier.in_process import LocalVerifier
 from testkit.questions import MOST, PairFiles, PairName, Question, pair_files, questions
 
 SEED = 4004
@@ -92,9 +92,7 @@ def hits(cases: list[Question], files: PairFiles, budget: float) -> Figures:
     """Return the shares of verdicts among the 1, 2, ... likeliest guesses: of all verdicts, and of rejections alone."""
     with ExitStack() as closing:
         small, big = (closing.enter_context(Model.load(resolve(name))) for name in (files.draft, files.verifier))
-        local = LocalVerifier(
-            big, ContextPool(lambda: Context(big, ContextSpec(n_ctx=POSITIONS, threads=1))), POSITIONS
-        )
+        local = LocalVerifier(big, ContextSpec(n_ctx=POSITIONS, threads=1))
         closing.callback(local.close)
         guesser = Guesser(small, closing)
         profile = profile_of(small.path, big.path, files.profile)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from edgellm.engine import Context, ContextSpec, Model, ModelFile, head_pays
+from edgellm.engine import ContextSpec, Model, ModelFile, head_pays
 from edgellm.engine.gguf.speculation import is_eagle3
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.kv.sequences import PromptCache
@@ -20,7 +20,7 @@ from edgellm.engine.trial.probe import TrialChild, start_trial
 from edgellm.errors import InvalidOption, ModelUnsupported
 from edgellm.spec.mechanisms import mechanism
 from edgellm.storage.model_files import DEFAULT, Named
-from edgellm.verifier.in_process import ContextPool, LocalVerifier
+from edgellm.verifier.in_process import LocalVerifier
 
 if TYPE_CHECKING:
     from edgellm.spec.drafters.translation import TokenTranslation
@@ -269,12 +269,8 @@ def verifier_of(
     model: Model, n_ctx: int, threads: int | None, prompt_cache: PromptCache | None = None
 ) -> LocalVerifier:
     """Return a verifier over `model`."""
-
-    def context() -> Context:
-        spec = ContextSpec(
-            n_ctx, threads=threads, lazy=head_pays(model), rolls_back=True, speculates=True,
-            reproducible=model.hardware.reproducible,
-        )  # fmt: skip
-        return Context(model, spec, prompt_cache=prompt_cache)
-
-    return LocalVerifier(model, ContextPool(context), n_ctx)
+    spec = ContextSpec(
+        n_ctx, threads=threads, lazy=head_pays(model), rolls_back=True, speculates=True,
+        reproducible=model.hardware.reproducible,
+    )  # fmt: skip
+    return LocalVerifier(model, spec, prompt_cache)

@@ -24,7 +24,7 @@ from edgellm.spec.ngram.retriever import Retriever
 from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.params import BUDGET_CHUNK, CHUNK, GATES, ReplyOptions
 from edgellm.spec.protocols import Drafter, Verifier
-from edgellm.spec.state import NOT_FILLED, DraftRules, GenerationLimits, GenerationState, VerdictTerms
+from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState, VerdictTerms
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import cut_at_stops
 from edgellm.spec.types import Explanation, Ids, Notice, PromptProgress, Sampling
@@ -324,7 +324,7 @@ def _rules(engine: PairEngine, wanted: WantedReply, plan: ReplyPlan) -> DraftRul
 
 def _terms(engine: PairEngine, wanted: WantedReply, plan: ReplyPlan) -> VerdictTerms:
     if plan.copies is None:
-        return VerdictTerms(wanted.options.logprobs, filling=NOT_FILLED)
+        return VerdictTerms(wanted.options.logprobs)
     curve = engine.retrieval.index.policy.cost.given
     return VerdictTerms(wanted.options.logprobs, plan.copies.expect, curve.behind(len(wanted.prompt)).filling())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import Self
 
 import numpy as np
 
@@ -12,10 +12,6 @@ from edgellm.engine import ShouldStop, never
 from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.ngram.sources import ContextLookup, Cursor
 from edgellm.spec.types import GREEDY, NO_IDS, Channel, Expected, Ids, PromptProgress, Sampling
-
-Filling: TypeAlias = tuple[Sequence[int], Sequence[float]]
-"""The padded numbers of rows, and the costs of heads, for `Context.fill`."""
-NOT_FILLED: Filling = (), ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +48,7 @@ class VerdictTerms:
 
     logprobs: int | None = None  # verdicts have log-probabilities of their tokens, and of as many others
     expect: Callable[[Expected], None] | None = None  # called with next-token predictions at positions of the prompt
-    filling: Filling = NOT_FILLED  # padding of decodes in this process
+    filling: tuple[Sequence[int], Sequence[float]] = (), ()  # for `Context.fill` of a verifier in this process
 
 
 class GenerationState:
@@ -65,7 +61,7 @@ class GenerationState:
         self, prompt: Ids = NO_IDS, sampling: Sampling = GREEDY, limits: GenerationLimits = GenerationLimits(), *,
         rules: DraftRules = DraftRules(), terms: VerdictTerms = VerdictTerms(), should_stop: ShouldStop = never,
         explain: bool = False, channel: Channel = Channel.ANSWER,
-        on_progress: Callable[[PromptProgress], None] | None = None,
+        on_progress: Callable[[PromptProgress], None] = lambda _: None,
     ) -> None:  # fmt: skip
         """Begin a reply to `prompt` (n,), which continues in `channel`.
 
@@ -82,12 +78,7 @@ class GenerationState:
 
     def prompt_progress(self, model: str) -> Callable[[int, int], None]:
         """Return a function that reports how many tokens of a long prompt `model` has read, and of how many."""
-
-        def report(done: int, total: int) -> None:
-            if self._on_progress is not None:
-                self._on_progress(PromptProgress(model, done, total))
-
-        return report
+        return lambda done, total: self._on_progress(PromptProgress(model, done, total))
 
     def enter(self, channel: Channel) -> None:
         """Note that the following tokens belong to `channel`, which has its own limit."""

@@ -10,8 +10,9 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from edgellm.engine import Context, Model
+from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.gguf.memory import PREDICTED_ROWS
+from edgellm.engine.kv.sequences import PromptCache
 from edgellm.spec.protocols import Capabilities, Verifier
 from edgellm.spec.sampling import likeliest
 from edgellm.spec.state import GenerationState
@@ -23,50 +24,19 @@ if TYPE_CHECKING:
     from edgellm.engine.speculators.speculator import Speculator
 
 
-class ContextPool:
-    """Contexts over one model, one per running reply. A returned context keeps its cache for the next reply."""
+class LocalVerifier(Verifier):
+    """A verifier in this process, whose sessions have a context each. The context of an ended one keeps its cache for
+    the next one."""
 
-    def __init__(self, new_context: Callable[[], Context]) -> None:
-        self._new_context = new_context
+    def __init__(self, model: Model, spec: ContextSpec, prompt_cache: PromptCache | None = None) -> None:
+        """Open contexts over `model` by `spec`; `prompt_cache` as for `Context`."""
+        self.model, self._spec, self._prompt_cache = model, spec, prompt_cache
         self._idle: list[Context] = []
         self._all: list[Context] = []
-
-    def take(self) -> Context:
-        """Return the context that was given back last, or a new one."""
-        try:
-            return self._idle.pop()
-        except IndexError:
-            self._all.append(context := self._new_context())
-            return context
-
-    def give(self, context: Context) -> None:
-        self._idle.append(context)
-
-    def opened(self) -> int:
-        """Return the number of contexts, in use and idle."""
-        return len(self._all)
-
-    @property
-    def shared(self) -> int:
-        """Return how many decodes of all contexts had fewer threads than a single context."""
-        return sum(context.native.shared for context in self._all)
-
-    def close(self) -> None:
-        """Close every context, including those still in use."""
-        self._idle.clear()
-        while self._all:
-            self._all.pop().close()
-
-
-class LocalVerifier(Verifier):
-    """A verifier in this process, whose sessions have a context each, of `contexts`, which it takes over."""
-
-    def __init__(self, model: Model, contexts: ContextPool, context_length: int) -> None:
-        self._model, self._contexts = model, contexts
         speculator = "" if model.speculator is None else model.speculator.name
         self._capabilities = Capabilities(
-            model.name, context_length, logprobs=True, penalties=True, grammars=True, speculator=speculator,
-        )  # fmt: skip
+            model.name, spec.n_ctx, logprobs=True, penalties=True, grammars=True, speculator=speculator
+        )
         self._replies: WeakValueDictionary[GenerationState, _OwnContext] = WeakValueDictionary()
 
     @property
@@ -75,31 +45,46 @@ class LocalVerifier(Verifier):
 
     @property
     def shared(self) -> int:
-        return self._contexts.shared
+        return sum(context.native.shared for context in self._all)
 
     def opened(self) -> int:
         """Return the number of open contexts, of sessions and idle."""
-        return self._contexts.opened()
+        return len(self._all)
+
+    def take(self) -> Context:
+        """Return the context that was given back last, or a new one."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            self._all.append(context := Context(self.model, self._spec, prompt_cache=self._prompt_cache))
+            return context
+
+    def give(self, context: Context) -> None:
+        """Take a context back, for the next session."""
+        self._idle.append(context)
 
     def speculator(self, state: GenerationState) -> Speculator | None:
         reply = self._replies.get(state)
         return None if reply is None or reply.context is None else reply.context.speculator
 
     def open(self, state: GenerationState) -> Session:
-        reply = self._replies[state] = _OwnContext(self._model, self._contexts, state)
-        return Session(state, reply.send, grammar=self._model.grammar, close=reply.close)
+        reply = self._replies[state] = _OwnContext(self, state)
+        return Session(state, reply.send, grammar=self.model.grammar, close=reply.close)
 
     def close(self) -> None:
-        self._contexts.close()
+        """Close every context, including those still in use."""
+        self._idle.clear()
+        while self._all:
+            self._all.pop().close()
 
 
 class _OwnContext:
     """A context whose cache follows one reply."""
 
-    def __init__(self, model: Model, contexts: ContextPool, state: GenerationState) -> None:
-        self._contexts, self._expect, self._is_eog = contexts, state.terms.expect, model.is_eog
-        self._progress = state.prompt_progress(model.name)
-        context = contexts.take()
+    def __init__(self, verifier: LocalVerifier, state: GenerationState) -> None:
+        self._verifier, self._expect, self._is_eog = verifier, state.terms.expect, verifier.model.is_eog
+        self._progress = state.prompt_progress(verifier.model.name)
+        context = verifier.take()
         context.set_cancel(state.should_stop, self._progress)
         context.fill(*state.terms.filling)
         self.context: Context | None = context
@@ -131,7 +116,7 @@ class _OwnContext:
         """Give the context back."""
         if self.context is not None:
             self.context.set_cancel(None)
-            self._contexts.give(self.context)
+            self._verifier.give(self.context)
             self.context = None
 
 

@@ -22,7 +22,7 @@ from edgellm.spec.params import SOURCES
 from edgellm.spec.types import Explanation, Ids, Source, Token
 from edgellm.storage import fingerprint
 from edgellm.storage.fingerprint import FileHash
-from edgellm.verifier.in_process import ContextPool
+from edgellm.verifier.in_process import LocalVerifier
 from tests.spec.real import case, ids
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -296,7 +296,7 @@ def test_a_correction_that_load_may_explain_is_not_kept(
     if shares:
         retrieval.track(retrieval.self_verifier())
         decodes = itertools.count(1)
-        monkeypatch.setattr(ContextPool, "shared", property(lambda _self: next(decodes)))
+        monkeypatch.setattr(LocalVerifier, "shared", property(lambda _self: next(decodes)))
     monkeypatch.setattr(CpuWait, "share", lambda _self: 0.0 if shares else 0.5)
     monkeypatch.setattr(cost_curves, "BUSY", BUSY)
     for factor in (4.0, 0.25):  # load makes nothing faster, but is no time to learn for good

@@ -13,7 +13,7 @@ import pytest
 from edgellm.coldstart import hardware
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import LayersOnDevice
-from edgellm.engine import Block, BlockRows, Context, ContextSpec, Floats, Ids
+from edgellm.engine import Block, BlockRows, ContextSpec, Floats, Ids
 from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh, check_shares
@@ -24,7 +24,7 @@ from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.state import GenerationState, VerdictTerms
 from edgellm.spec.types import Chunk, Constraint, Penalties, Sampling, Verdict
-from edgellm.verifier.in_process import ContextPool, LocalVerifier
+from edgellm.verifier.in_process import LocalVerifier
 from tests.engine.logits import some_ids
 from tests.mesh.household import NOTHING, Cut, Device, Home, Whole, asker, even, write
 
@@ -236,10 +236,7 @@ def mesh(verifier_cut: Cut, whole: Whole) -> Iterator[MeshVerifier]:
 
 @pytest.fixture(scope="module")
 def local(whole: Whole) -> Iterator[LocalVerifier]:
-    n_ctx = 256
-    verifier = LocalVerifier(
-        whole.model, ContextPool(lambda: Context(whole.model, ContextSpec(n_ctx=n_ctx, threads=1))), n_ctx
-    )
+    verifier = LocalVerifier(whole.model, ContextSpec(n_ctx=256, threads=1))
     yield verifier
     verifier.close()
 

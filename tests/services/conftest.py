@@ -15,7 +15,7 @@ from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.types import Ids
-from edgellm.verifier.in_process import ContextPool, LocalVerifier
+from edgellm.verifier.in_process import LocalVerifier
 from tests.rpc.conftest import guest, host
 
 __all__ = ["guest", "host"]
@@ -77,8 +77,7 @@ def remote(server: VerifierServer) -> Iterator[RemoteVerifier]:
 
 @pytest.fixture
 def local(exact: Model) -> Iterator[LocalVerifier]:
-    pool = ContextPool(lambda: Context(exact, ContextSpec(n_ctx=POSITIONS, threads=1)))
-    verifier = LocalVerifier(exact, pool, POSITIONS)
+    verifier = LocalVerifier(exact, ContextSpec(n_ctx=POSITIONS, threads=1))
     yield verifier
     verifier.close()
 

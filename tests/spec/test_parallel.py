@@ -34,7 +34,7 @@ from edgellm.spec.protocols import Gate
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.types import GREEDY, NO_FLOATS, NO_IDS, Chunk, Ids, Sampling, Source, Token, Verdict
 from edgellm.spec.verifier import Session, VerifyRequest
-from edgellm.verifier.in_process import ContextPool, LocalVerifier
+from edgellm.verifier.in_process import LocalVerifier
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
 from tests.spec.running import going, tokens
@@ -201,8 +201,7 @@ def write(
             own = BranchingDrafter(draft, context)
             ahead = ParallelDrafter(own, is_eog=draft.is_eog, rejection=ConfidenceAcceptance().rejection)
         closing.callback((ahead or drafter).close)
-        new = lambda: Context(model, ContextSpec(n_ctx=POSITIONS, threads=1))  # noqa: E731
-        verifier = LateVerifier(model, ContextPool(new), POSITIONS)
+        verifier = LateVerifier(model, ContextSpec(n_ctx=POSITIONS, threads=1))
         closing.callback(verifier.close)
         verifier.patience = patience
         state = GenerationState(prompt, sampling, GenerationLimits(24, POSITIONS))

@@ -20,7 +20,7 @@ from edgellm.spec.gates.rules import Rule, p_conf
 from edgellm.spec.gates.synera import ImportanceGate, SyneraGate
 from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.types import Chunk, Ids
-from edgellm.verifier.in_process import ContextPool, LocalVerifier
+from edgellm.verifier.in_process import LocalVerifier
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
 
@@ -57,8 +57,7 @@ def drafter(draft_model: Model) -> Iterator[ModelDrafter]:
 
 @pytest.fixture(scope="module")
 def watcher(draft_model: Model, verifier_model: Model, drafter: ModelDrafter) -> Iterator[PairProfiler]:
-    pool = ContextPool(lambda: Context(verifier_model, ContextSpec(n_ctx=1024, threads=1)))
-    verifier = LocalVerifier(verifier_model, pool, 1024)
+    verifier = LocalVerifier(verifier_model, ContextSpec(n_ctx=1024, threads=1))
     yield PairProfiler(drafter, verifier, draft_model, GenerationLimits(MOST, gamma=GAMMA))
     verifier.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from edgellm.spec.drafters.speculator import SpeculatorDrafter, draft
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Penalties, Sampling, Source, Token
-from edgellm.verifier.in_process import ContextPool, LocalVerifier
+from edgellm.verifier.in_process import LocalVerifier
 from testkit.gguf.architectures import WITH_MTP
 from tests.conftest import Architectures, Heads
 from tests.spec.running import going, tokens
@@ -34,17 +35,14 @@ Verify = Callable[[Model], LocalVerifier]
 
 @pytest.fixture
 def verify() -> Iterator[Verify]:
-    pools: list[ContextPool] = []
+    with ExitStack() as closing:
 
-    def opened(model: Model) -> LocalVerifier:
-        pools.append(
-            ContextPool(lambda: Context(model, ContextSpec(n_ctx=256, threads=1, rolls_back=True, speculates=True)))
-        )
-        return LocalVerifier(model, pools[-1], 256)
+        def opened(model: Model) -> LocalVerifier:
+            verifier = LocalVerifier(model, ContextSpec(n_ctx=256, threads=1, rolls_back=True, speculates=True))
+            closing.callback(verifier.close)
+            return verifier
 
-    yield opened
-    for pool in pools:
-        pool.close()
+        yield opened
 
 
 def run(

@@ -13,14 +13,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from edgellm.engine import Context, ContextSpec, Ids, Model
 from edgellm.services.server import fairness
 from edgellm.services.server.fairness import BURST, EVENTS_PER_SECOND, Pacing, Queue
-from edgellm.spec.types import GREEDY, Chunk
+from edgellm.spec.types import GREEDY, NO_IDS, Chunk
 from edgellm.spec.verifier import Tenant, VerifyRequest
 from edgellm.verifier import scheduler
 from edgellm.verifier.judgement import Answer, Job
 from edgellm.verifier.kv_slots import SlotTable
 from edgellm.verifier.scheduler import DELAY, SOLO_DELAY, DeviceTurns, SchedulerLimits, Slice, next_batch
 from edgellm.verifier.worker import VerifierWorker
-from tests.verifier.wants import want
+
+
+def want(session: int, unseen: int, drafted: int, arrival: int = 0, device: str = "", turn: int = 0) -> Job:
+    draft = Chunk(np.zeros(drafted, np.int32))
+    request = VerifyRequest(session, GREEDY, 0, NO_IDS, draft, tenant=Tenant(device))
+    return Job(request, np.zeros(unseen, np.int32), arrival=arrival, turn=turn)
+
 
 LIMITS = SchedulerLimits(rows=128, chunk=32)
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64)

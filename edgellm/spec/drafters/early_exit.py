@@ -47,8 +47,8 @@ class EarlyExitDrafter(ModelDrafter):
         self._rows = np.empty((n_ctx, lower.n_embd), dtype=np.float32)
 
     def begin(self, state: GenerationState) -> None:
-        for context in (self._context, self._upper):
-            context.set_cancel(state.should_stop)
+        super().begin(state)
+        self._upper.set_cancel(state.should_stop)
 
     def end(self) -> None:
         super().end()

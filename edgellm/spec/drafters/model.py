@@ -12,7 +12,7 @@ from edgellm.spec.mechanisms import mechanism
 from edgellm.spec.ngram.sources import MIN_MATCH, Cursor
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.sampling import distribution, draw, penalised
-from edgellm.spec.state import NOT_FILLED, GenerationState
+from edgellm.spec.state import GenerationState
 from edgellm.spec.types import NO_FLOATS, Chunk, ContextMatch, Floats, Ids, Sampling
 
 if TYPE_CHECKING:
@@ -131,7 +131,6 @@ class ModelDrafter(Drafter):
 
     def begin(self, state: GenerationState) -> None:
         self._context.set_cancel(state.should_stop, state.prompt_progress(self._model.name))
-        self._context.fill(*NOT_FILLED)
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
         """Draft a chunk. Its last token is decoded only with a later text that contains it."""

@@ -14,13 +14,13 @@ import numpy as np
 
 from bench.robustness.attack.devices.flooder import KINDS
 from bench.robustness.attack.harness import Attack, Found
-from edgellm.engine import Context, ContextSpec, Model
+from edgellm.engine import ContextSpec, Model
 from edgellm.errors import VerifierLost
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Ids
 from edgellm.storage import resolve
-from edgellm.verifier.in_process import ContextPool, LocalVerifier
+from edgellm.verifier.in_process import LocalVerifier
 from testkit import ROOT
 from testkit.processes.verifier import CONTEXT, PairedVerifierProcess, acquaint
 
@@ -38,7 +38,7 @@ PROMPTS = (
 
 def texts(model: Model) -> list[tuple[Ids, Ids]]:
     """Return prompts, and the verifier's text after each of them."""
-    verifier = LocalVerifier(model, ContextPool(lambda: Context(model, ContextSpec(n_ctx=CONTEXT, threads=1))), CONTEXT)
+    verifier = LocalVerifier(model, ContextSpec(n_ctx=CONTEXT, threads=1))
     with closing(verifier):
         made = []
         for prompt in map(model.tokenize, PROMPTS):
