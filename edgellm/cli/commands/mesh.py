@@ -319,15 +319,22 @@ class Spread:
         """Return a split, stages or a placement over RPC on the measured devices, and print why. Without other devices
         nothing is measured, and the split is this device."""
         from edgellm.engine.gguf.memory import text_layers
+        from edgellm.mesh import part_of
         from edgellm.mesh.model_costs import model_costs
 
         workers, over_rpc = find_home_workers(self.home.interface, self.home.peer), self.choice.over_rpc
         unusable = [(worker.name, worker.error) for worker in workers if worker.error is not None]
         if len(unusable) < len(workers):
             survey = survey_workers(self.file, workers, False, workload.hardware, by_stand_in=over_rpc)
-            if over_rpc:
-                return None, None, self._placed_over_rpc(survey, workload)
-            return None, self._stages(survey, workload), None
+            if not over_rpc:
+                return None, self._stages(survey, workload), None
+            placed: RpcPlacement = part_of("rpc", "opening").place_over_rpc(self.file, survey, workload)
+            say(placed.advice, style="dim")
+            if (better := placed.one_model_each(self.model)) is not None:
+                _notify(better)
+            if self.explain:
+                print_left_out(placed.left_out)
+            return None, None, placed
         print_left_out(unusable)
         say("No other device can be used, so this one holds all layers.", style="dim")
         layers = text_layers(self.file.header) if over_rpc else model_costs(self.file).shape.layers
@@ -352,17 +359,6 @@ class Spread:
             print_units(survey)
             for name, why in placed.why():
                 say(f"{name}: {why}", style="dim")
-        return placed
-
-    def _placed_over_rpc(self, survey: Survey, workload: Workload) -> RpcPlacement:
-        from edgellm.mesh import part_of
-
-        placed: RpcPlacement = part_of("rpc", "opening").place_over_rpc(self.file, survey, workload)
-        say(placed.advice, style="dim")
-        if (better := placed.one_model_each(self.model)) is not None:
-            _notify(better)
-        if self.explain:
-            print_left_out(placed.left_out)
         return placed
 
 
