@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from typing import Self
 
 from edgellm.http.schemas.errors import ApiError
@@ -88,21 +87,17 @@ class FairLock:
     """A lock that is granted in the order of arrival, so that replies compute one round each in turn."""
 
     def __init__(self) -> None:
-        self._queue: deque[threading.Lock] = deque()  # the holder's, then those of waiting threads
-        self._mutex = threading.Lock()
+        self._changed = threading.Condition()
+        self.arrived = 0
+        self._left = 0
 
     def __enter__(self) -> Self:
-        own = threading.Lock()
-        own.acquire()
-        with self._mutex:
-            self._queue.append(own)
-            if self._queue[0] is own:
-                return self
-        own.acquire()  # waits for the previous holder's release
+        with self._changed:
+            place, self.arrived = self.arrived, self.arrived + 1
+            self._changed.wait_for(lambda: self._left == place)
         return self
 
     def __exit__(self, *_raised: object) -> None:
-        with self._mutex:
-            self._queue.popleft()
-            if self._queue:
-                self._queue[0].release()
+        with self._changed:
+            self._left += 1
+            self._changed.notify_all()

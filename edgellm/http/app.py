@@ -77,7 +77,9 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
     @app.get("/health", tags=["server"], summary="Whether requests are accepted", responses=error_responses(503),
              response_model_exclude_none=True)  # fmt: skip
     async def health() -> Health:
-        return _health(handler)
+        _ = handler.models.default_name  # raises while it loads
+        loaded = handler.models.loaded if handler.anonymous else {}  # where clients need a key none is named
+        return Health(models={name: "ok" if one.can_write else "away" for name, one in loaded.items()} or None)
 
     @app.get("/status", tags=["server"], summary="The page's data: models, devices, links",
              responses=error_responses(503))  # fmt: skip
@@ -136,15 +138,6 @@ def _add_error_handlers(app: FastAPI, handler: RequestHandler) -> None:
 
     for kind in (ApiError, EdgeError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, respond)
-
-
-def _health(handler: RequestHandler) -> Health:
-    """Return the models that can write; none are named where clients need a key. Raises ApiError while one loads."""
-    _ = handler.models.default_name
-    if not handler.anonymous:
-        return Health(models=None)
-    loaded = handler.models.loaded
-    return Health(models={name: "ok" if one.can_write else "away" for name, one in loaded.items()} or None)
 
 
 def _status(handler: RequestHandler) -> dict[str, Any]:

@@ -96,34 +96,27 @@ class PairOpener:
         return self._defaults.open(self.name, *self._asked, beside, is_closing)
 
 
-class ModelOpener:
+class ModelOpener(PairOpener):
     """Opens a model on this machine as a verifier, with the draft model that is chosen for it, if both fit."""
 
     def __init__(self, model: StoredModel, defaults: ModelDefaults) -> None:
-        self.name = model.name
-        self._path, self._defaults = model.path, defaults
-
-    def file(self) -> ModelFile:
-        return ModelFile.open(self._path)
-
-    def check_fits(self, beside: Counter[str]) -> None:
-        self._pair(None).check_fits(beside)
+        self._path, self._all = model.path, defaults
+        super().__init__(model.name, None, model.path, self._fitted(None))
 
     def open(self, beside: Counter[str], is_closing: Callable[[], bool]) -> ServedModel:
         draft, reason = self._choose_draft(beside)
-        served = self._pair(draft).open(beside, is_closing)
+        served = self._fitted(draft).open(self.name, draft, self._path, beside, is_closing)
         with_draft = "without a draft model" if draft is None else f"with the draft model {name_of(draft)}"
         self._defaults.on_event(f"{self.name} is open {with_draft}: {reason}.")
         return served
 
-    def _pair(self, draft: Path | None) -> PairOpener:
-        """Return the opener of the pair, with contexts that are no longer than the models were trained for."""
-        hardware, draft_hardware = self._defaults.hardware, self._defaults.draft_hardware
-        defaults = replace(
-            self._defaults,
+    def _fitted(self, draft: Path | None) -> ModelDefaults:
+        """Return the defaults with contexts that are no longer than the models were trained for."""
+        hardware, draft_hardware = self._all.hardware, self._all.draft_hardware
+        return replace(
+            self._all,
             hardware=_within(hardware, self._path), draft_hardware=_within(draft_hardware, draft or self._path),
         )  # fmt: skip
-        return PairOpener(self.name, draft, self._path, defaults)
 
     def _choose_draft(self, beside: Counter[str]) -> tuple[Path | None, str]:
         """Return the path of the draft model and why it is chosen, or None and why there is none."""
@@ -141,7 +134,7 @@ class ModelOpener:
         reason = _ALONE
         for name, why in choices:
             try:
-                self._pair(paths[name]).check_fits(beside)
+                PairOpener(self.name, paths[name], self._path, self._fitted(paths[name])).check_fits(beside)
                 return paths[name], why
             except MemoryShort as error:
                 reason = error.what.rstrip(".")

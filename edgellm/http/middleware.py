@@ -121,7 +121,7 @@ PUBLIC_PREFIX = "/page/"
 _HOST = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::\d{1,5})?")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-_EXPOSED = ("Retry-After", "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM-Turns-Left-Out")
+_EXPOSED = ("Retry-After", "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM-Turns-Left-Out", "X-EdgeLLM-Model")
 
 
 def checked_host(host: str) -> str:
@@ -187,18 +187,15 @@ class SecurityMiddleware:
             )  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # no websockets, no lifespan
-            return
-        if (refusal := self._stranger(scope)) is not None:
-            await self._refuse(scope, refusal, receive, send)
-        else:
-            await self._answer(scope, receive, send)
+        if scope["type"] == "http":  # no websockets, no lifespan
+            await self._checked(self._check_stranger, self._answer, scope, receive, send)
 
     async def _answer_known(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request with our name and no other origin. Browsers neither guess its type nor cache it."""
-        if (refusal := self._refusal(scope)) is not None:
-            await self._refuse(scope, refusal, receive, send)
-            return
+        """Answer a request with our name and no other origin."""
+        await self._checked(self._check_key_and_size, self._answer_allowed, scope, receive, send)
+
+    async def _answer_allowed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. Browsers neither guess its type nor cache it."""
         started_at, status = perf_counter(), 0
 
         async def send_with_headers(message: Message) -> None:
@@ -217,51 +214,46 @@ class SecurityMiddleware:
         milliseconds = 1e3 * (perf_counter() - started_at)
         _log.info("%s %.100r %d in %.0f ms", scope["method"], scope["path"], status, milliseconds)
 
-    async def _refuse(self, scope: Scope, refusal: ApiError, receive: Receive, send: Send) -> None:
-        _log.warning("%s %.100r refused: %d %s", scope["method"], scope["path"], refusal.status, refusal.code)
-        headers = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
-        answer = Response(self._body(scope["path"], refusal), refusal.status, headers | _HEADERS, "application/json")
-        await answer(scope, receive, send)
+    async def _checked(
+        self, check: Callable[[Scope], None], app: ASGIApp, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer a request by `app` unless `check` raises an ApiError."""
+        try:
+            check(scope)
+        except ApiError as refusal:
+            _log.warning("%s %.100r refused: %d %s", scope["method"], scope["path"], refusal.status, refusal.code)
+            headers = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
+            body = self._body(scope["path"], refusal)
+            app = Response(body, refusal.status, headers | _HEADERS, "application/json")
+        await app(scope, receive, send)
 
-    def _stranger(self, scope: Scope) -> ApiError | None:
-        """Return why a request is refused by its Host and Origin, None if it is not."""
+    def _check_stranger(self, scope: Scope) -> None:
+        """Refuse a request by its Host and Origin."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or _host_name(hosts[0]) not in self._names:
             host = hosts[0][:100] if hosts else ""
             # a page whose name was rebound to this address can read this
-            return ApiError(
-                403,
-                f"The Host header is {host!r}, which is not a name of this server. Use the address that it printed,"
-                " or allow the name with --allow-host.", code="wrong_host",
-            )  # fmt: skip
+            message = f"The Host header is {host!r}, which is not a name of this server. Use the address that it"
+            raise ApiError(403, f"{message} printed, or allow the name with --allow-host.", code="wrong_host")
         given = headers.getlist("origin")
         allowed = len(given) == 1 and given[0] in self._origins
         if not allowed and _is_cross_origin(scope, headers, hosts[0]):
-            return ApiError(
-                403, "Requests by pages of other origins are refused. Use the server's own page, or no browser, or"
-                " allow the origin with --allow-origin.", code="cross_origin",
-            )  # fmt: skip
-        return None
+            message = "Requests by pages of other origins are refused. Use the server's own page, or no browser, or"
+            raise ApiError(403, f"{message} allow the origin with --allow-origin.", code="cross_origin")
 
-    def _refusal(self, scope: Scope) -> ApiError | None:
-        """Return why a request is refused by its key and its size, None if it is not."""
+    def _check_key_and_size(self, scope: Scope) -> None:
+        """Refuse a request by its key and its size."""
         headers = Headers(scope=scope)
         public = scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PUBLIC_PREFIX)
-        if self._keys and not public and not self._has_key(headers):
-            return ApiError(
-                401, "The API key is missing or wrong. Send the header Authorization: Bearer KEY, or X-Api-Key: KEY.",
-                code="invalid_api_key",
-            )  # fmt: skip
+        tokens = [*headers.getlist("authorization"), *(f"Bearer {value}" for value in headers.getlist("x-api-key"))]
+        key = bearer_token(tokens).encode("latin-1")
+        if self._keys and not public and not any(hmac.compare_digest(key, known) for known in self._keys):
+            message = "The API key is missing or wrong. Send the header Authorization: Bearer KEY, or X-Api-Key: KEY."
+            raise ApiError(401, message, code="invalid_api_key")
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > MAX_BYTES:
-            return too_large()
-        return None
-
-    def _has_key(self, headers: Headers) -> bool:
-        tokens = [*headers.getlist("authorization"), *(f"Bearer {value}" for value in headers.getlist("x-api-key"))]
-        given = bearer_token(tokens).encode("latin-1")
-        return any(hmac.compare_digest(given, key) for key in self._keys)
+            raise too_large()
 
 
 def too_large() -> ApiError:

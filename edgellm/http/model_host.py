@@ -36,6 +36,7 @@ KEEP_ALIVE = 300.0  # seconds
 MIN_IDLE_SECONDS = 2.0  # least time before a model that was opened may be closed unused
 BUSY_SECONDS = 120.0  # longest wait for the memory of models in use
 _DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ms|s|m|h|)")
+_FOREIGN = re.compile(r"(claude|gpt)-", re.IGNORECASE)
 _UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -50,6 +51,11 @@ def keep_alive_seconds(value: str | float) -> float:
     if text.startswith("-"):
         return math.inf
     return sum(float(part[1]) * _UNITS[part[2]] for part in parts)
+
+
+def is_foreign(name: str | None) -> bool:
+    """Return whether only a service has a model of that name, which agents ask for on their own."""
+    return name is not None and _FOREIGN.match(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +233,8 @@ class ModelHost:
     @asynccontextmanager
     async def lease(self, name: str | None, keep_alive: float | None = None) -> AsyncIterator[ServedModel]:
         """Lend a model, by default the server's, opened if need be, and kept for `keep_alive` seconds after its use.
-
-        Raises:
-            ApiError: no such model (404), too many wait (429), it is first loaded or waits for memory (503).
-            EdgeError: it cannot be opened; MemoryShort if it does not fit.
-        """
+        Raises ApiError: no such model (404), too many wait (429), it is first loaded or waits for memory (503);
+        EdgeError: it cannot be opened; MemoryShort if it does not fit."""
         found = await self._find(name)
         while (loaded := self.loaded.get(found)) is None or loaded.closing:
             if self._waiting >= self._most_waiting:
@@ -300,12 +303,16 @@ class ModelHost:
         if name in self.loaded or name in self._openers:
             return name
         if self._catalog is None:
+            if is_foreign(name):
+                return default
             others = "".join(f" or {one!r}" for one in self.loaded if one != default)
             message = f"The model {name!r} is not served here. Ask for {default!r}{others}, or leave model out."
             raise ApiError(404, message, code="model_not_found", param="model")
         try:
             opener = await asyncio.to_thread(self._catalog.find, name)
         except ModelNotFound as error:
+            if is_foreign(name):
+                return default
             raise ApiError(404, str(error), code="model_not_found", param="model") from None
         self._openers.setdefault(opener.name, opener)
         return opener.name

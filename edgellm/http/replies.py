@@ -23,7 +23,7 @@ from edgellm.errors import EdgeError, Stopped
 from edgellm.http.admission import Admission, FairLock
 from edgellm.http.metrics import Metrics
 from edgellm.http.middleware import redact
-from edgellm.http.model_host import ModelHost, ServedModel, keep_alive_seconds
+from edgellm.http.model_host import ModelHost, ServedModel, is_foreign, keep_alive_seconds
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError, api_error
 from edgellm.http.schemas.requests import ChatRequest, GenerationRequest
@@ -35,9 +35,10 @@ from edgellm.spec.stream import Reply, Utf8
 from edgellm.spec.types import UNVERIFIED, Ids, Notice, Token
 
 IGNORED, VERIFIED, REQUIRE = "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM-Require-Verified"
-LEFT_OUT = "X-EdgeLLM-Turns-Left-Out"
-"""Headers: parameters of the request without effect; the share of a whole reply's tokens that the verifier checked; and
-of a request, 1 or true to ask for `require_verified`."""
+LEFT_OUT, INSTEAD = "X-EdgeLLM-Turns-Left-Out", "X-EdgeLLM-Model"
+"""Headers: parameters of the request without effect; the share of a whole reply's tokens that the verifier checked; of
+a request, 1 or true to ask for `require_verified`; turns that truncation left out; and the model that answers for a
+name that only a service has."""
 SIGN_OF_LIFE = 10.0  # seconds between signs of a stream that waits for a model, a slot or its first token
 _MAX_NAMED, _MAX_NAME = 20, 60  # unknown parameters that a header names, and characters of each
 _T = TypeVar("_T")
@@ -66,6 +67,7 @@ class _Job:
         self.request, self.writer, self.verified = request, writer, verified
         self.requested_at = perf_counter()
         self.ignored: set[str] = set()  # parameters without effect
+        self.instead = ""  # the model that answers for a foreign name
         self.count = 1
         self.lock: AbstractContextManager[object] = nullcontext()  # held while a reply computes
         self.with_calls: Callable[..., Iterator[Token | ToolCall]] | None = None  # tells calls of tools from tokens
@@ -83,7 +85,8 @@ class _Job:
 
     @property
     def headers(self) -> dict[str, str]:
-        return {IGNORED: ", ".join(header_names(self.ignored))} if self.ignored else {}
+        ignored = {IGNORED: ", ".join(header_names(self.ignored))} if self.ignored else {}
+        return ignored | ({INSTEAD: self.instead} if self.instead else {})
 
     def is_cancelled(self) -> bool:
         return self._cancelled
@@ -192,15 +195,10 @@ class RequestHandler:
         self, request: GenerationRequest, http: Request, writer: Writer, ignored: Iterable[str],
         names: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:  # fmt: skip
-        """Return a reply, whole or as a stream. It is cancelled when the client leaves.
-
-        An API gives the writer of its responses, the parameters of its request that are `ignored`, and the `names` of
-        those that are called otherwise than in OpenAI's chat completions.
-
-        Raises:
-            ApiError: the model is not ready or is not here, parameters contradict each other or are out of range, the
-                queue is full, or the reply failed before its first token.
-        """
+        """Return a reply, whole or as a stream. It is cancelled when the client leaves. An API gives the writer of its
+        responses, the parameters of its request that are `ignored`, and the `names` of those that are called otherwise
+        than in OpenAI's chat completions. Raises ApiError: the model is not ready or is not here, parameters contradict
+        each other or are out of range, the queue is full, or the reply failed before its first token."""
         verified = request.require_verified or http.headers.get(REQUIRE, "").lower() in ("1", "true")
         job = _Job(self, request, writer, verified=verified)
         job.ignored.update(await in_reader(lambda: header_names([*ignored, *request.unkept()])))
@@ -318,6 +316,8 @@ class RequestHandler:
         options, ignored = self._fitting_options(served, request, names)
         if job.verified:
             _check_verified(served, options)
+        if is_foreign(request.model) and request.model != served.name:
+            job.instead = re.sub(r"[^!-~]", "?", served.name)
         job.writer.begin(served.name, served.pair.piece)
         job.ignored.update(ignored)
         if served.in_turns:

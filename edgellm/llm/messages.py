@@ -225,6 +225,8 @@ class PromptWriter:
         """Return the token ids of the prompt, shape (n,), for a reply with `options`; `tell` gets changes that the chat
         template wants."""
         options = options or ReplyOptions()
+        if not isinstance(prompt, str) and prompt and prompt[-1].continued:
+            return self._continued(prompt, options, should_stop, tell)
         arguments = options.template_arguments()
         used = not isinstance(prompt, str) and any(turn.tool_calls or turn.role == "tool" for turn in prompt)
         if not (options.tools or used):
@@ -244,6 +246,17 @@ class PromptWriter:
                 )
             opening = f"{markup.closing}\n\n{opening}"  # The thought stays empty.
         return check_length(np.concatenate((ids, self.model.tokenize(opening, special=True))), self.context)
+
+    def _continued(
+        self, turns: Sequence[Message], options: ReplyOptions, should_stop: ShouldStop, tell: Callable[[str], None]
+    ) -> Ids:
+        """Return the ids (n,) of a conversation whose last turn goes on, behind its thought if the model opens one."""
+        *before, last = turns
+        ids, markup = self.ids(before, options, should_stop, tell), self.model.thinking
+        if markup is not None and channels_of(self.model, ids).channel is Channel.THINKING:
+            thought = self.model.tokenize(f"{markup.closing}\n\n", special=True)
+            ids = np.concatenate((ids, self.model.tokenize(last.thinking, special=False), thought))
+        return check_length(np.concatenate((ids, self.model.tokenize(last.content, special=False))), self.context)
 
     def constraint(self, ids: Ids, options: ReplyOptions, channels: ChannelSplitter) -> Constraint | None:
         """Return the constraint of a reply to `ids` (n,): behind its thought, if any; a required call follows at once.

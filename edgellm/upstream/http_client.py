@@ -48,11 +48,8 @@ class ServerURL:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the address in `text`: `http[s]://HOST[:PORT][/PATH][#MODEL]`; a last part /v1 is left out.
-
-        Raises:
-            InvalidOption: it is something else, or contains a password.
-        """
+        """Return the address in `text`: `http[s]://HOST[:PORT][/PATH][#MODEL]`; a last part /v1 is left out. Raises
+        InvalidOption: it is something else, or contains a password."""
         base, _, model = text.partition("#")
         if re.match(r"[^/]*//[^/]*@", base) or "?" in base:
             raise InvalidOption(
@@ -95,11 +92,8 @@ _URL = re.compile(
 
 
 def read_key(path: Path | None = None) -> str:
-    """Return the key in a file, or without `path` in the environment; "" without a key.
-
-    Raises:
-        InvalidOption: the file cannot be read, or its content is no key.
-    """
+    """Return the key in a file, or without `path` in the environment; "" without a key. Raises InvalidOption: the file
+    cannot be read, or its content is no key."""
     key, where = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
     if path is not None:
         advice = "Give a file that contains nothing but the key."
@@ -193,14 +187,9 @@ class HttpClient:
         return await self._ask("GET", path, b"", seconds)
 
     async def post(self, path: str, body: Mapping[str, Any], seconds: float | None = None) -> HttpAnswer:
-        """Return the answer to a POST of JSON.
-
-        Raises:
-            VerifierBusy: the server takes no request now, and for how long.
-            ServerRefused: it answers with another status than success.
-            VerifierLost: it cannot be reached, wants a key, breaks off, or its answer is too long or no JSON.
-            TimeoutError: there is no answer within `seconds`.
-        """
+        """Return the answer to a POST of JSON. Raises VerifierBusy: the server takes no request now, and for how long;
+        ServerRefused: it answers with another status than success; VerifierLost: it cannot be reached, wants a key,
+        breaks off, or its answer is too long or no JSON; TimeoutError: there is no answer within `seconds`."""
         return await self._ask("POST", path, json.dumps(body, separators=(",", ":")).encode(), seconds)
 
     async def _ask(self, method: str, path: str, body: bytes, seconds: float | None) -> HttpAnswer:

@@ -51,25 +51,17 @@ class OpenedUpstream:
 
 
 def models_at(url: ServerURL, options: UpstreamOptions | None) -> list[str]:
-    """Return the names of the models that the server at `url` has.
-
-    Raises:
-        InvalidOption: the key file is unusable.
-        VerifierUnreachable: nothing answers, or it does not name its models.
-    """
+    """Return the names of the models that the server at `url` has. Raises InvalidOption: the key file is unusable;
+    VerifierUnreachable: nothing answers, or it does not name its models."""
     with _reaching(url), closing(HttpClient(url, read_key((options or UpstreamOptions()).key_file))) as client:
         return list(client.wait(models_of(client)))
 
 
 def open_upstream(address: str, text: Model, options: UpstreamOptions | None = None) -> OpenedUpstream:
     """Open the server at `address` as a verifier for drafts in the vocabulary of `text`, which renders conversations by
-    the server's chat template from now on, where the server shows it.
-
-    Raises:
-        InvalidOption: the address or key file is unusable, or the server has no such model or tier.
-        VerifierUnreachable: nothing answers, or the server cannot verify.
-        VocabularyMismatch: the server's tokens differ.
-    """
+    the server's chat template from now on, where the server shows it. Raises InvalidOption: the address or key file is
+    unusable, or the server has no such model or tier; VerifierUnreachable: nothing answers, or the server cannot
+    verify; VocabularyMismatch: the server's tokens differ."""
     options = options or UpstreamOptions()
     url = ServerURL.parse(address)
     key = read_key(options.key_file)
@@ -132,13 +124,9 @@ def _notices(upstream: Upstream, url: ServerURL, proof: VocabularyProof, *, know
 
 async def detect(client: HttpClient, text: Model, tier: Tier | None = None) -> Upstream:
     """Return the server of `client` by the first dialect that recognises it. `text` has the vocabulary of its model;
-    `tier` is the requested way to verify, None: the best.
-
-    Raises:
-        InvalidOption: it has no such model, or cannot verify as `tier` says.
-        VerifierLost, VerifierBusy: it does not answer, refuses, or has no way to verify.
-        TimeoutError: it does not answer in time.
-    """
+    `tier` is the requested way to verify, None: the best. Raises InvalidOption: it has no such model, or cannot verify
+    as `tier` says; VerifierLost, VerifierBusy: it does not answer, refuses, or has no way to verify; TimeoutError: it
+    does not answer in time."""
     with client.reading():
         server = await UnknownServer.at(client, text, tier)
         for name in DIALECTS:

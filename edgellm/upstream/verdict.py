@@ -36,12 +36,8 @@ def distribution_of_top(
     top: Top, sampling: Sampling, n_vocab: int, text: Ids, grammar: ReplyGrammar | None = None
 ) -> Distribution:
     """Return the distribution that `spec.verification` draws from behind `text` (n,), by the likeliest tokens of a row
-    of `n_vocab` logits.
-
-    Raises:
-        Undecided: the tokens do not decide it.
-        RowsUnusable: the tokens are fewer than `sampling.top_k`.
-    """
+    of `n_vocab` logits. Raises Undecided: the tokens do not decide it; RowsUnusable: the tokens are fewer than
+    `sampling.top_k`."""
     if not sampling.greedy and not 0 < sampling.top_k <= len(top):
         raise RowsUnusable(f"{len(top)} likeliest tokens, and top_k is {sampling.top_k}")
     ordered = sorted(top)
@@ -106,12 +102,9 @@ def verdict(
     is_eog: Callable[[int], bool] = lambda _token: False, grammar: ReplyGrammar | None = None,
 ) -> Verdict:  # fmt: skip
     """Return the verdict on the draft of `request` by the rows of `reply`; with `logprobs`, those of its tokens and of
-    that many others. `is_eog` as in `matching`; `grammar` is the reply's, if any.
-
-    Raises:
-        RowsUnusable: the rows are too few, or not of a vocabulary of `n_vocab` tokens and its probabilities.
-        Undecided: their likeliest tokens do not decide the first token.
-    """
+    that many others. `is_eog` as in `matching`; `grammar` is the reply's, if any. Raises RowsUnusable: the rows are too
+    few, or not of a vocabulary of `n_vocab` tokens and its probabilities; Undecided: their likeliest tokens do not
+    decide the first token."""
     draft, continues = request.draft, reply.tier is Tier.CONTINUE
     rows = checked(reply.rows, 1 if continues else len(draft) + 1, n_vocab)
     if request.ruled or (reply.tier is Tier.SCORE and not request.sampling.greedy):
@@ -151,11 +144,7 @@ def chosen(
 ) -> tuple[int, int]:
     """Judge a draft by the choices of `request`'s sampling rule among the likeliest tokens of each row; return how many
     tokens are accepted, and the chosen token behind them. The text ends where the rows follow another text, or do not
-    decide.
-
-    Raises:
-        Undecided: the first row does not decide.
-    """
+    decide. Raises Undecided: the first row does not decide."""
     sampling, draft, place = request.sampling, request.draft, len(request.prefix)
     text, own = np.concatenate((request.prefix, draft)), 0
     for at, row in enumerate(rows[: len(draft) + 1]):

@@ -44,11 +44,8 @@ class UpstreamVerifier(Verifier):
     the loop of its client."""
 
     def __init__(self, upstream: Upstream, text: Model, timing: UpstreamTiming | None = None) -> None:
-        """Take over the client of `upstream`; `text` has the vocabulary of its model.
-
-        Raises:
-            VerifierLost, VerifierBusy: the server does not answer.
-        """
+        """Take over the client of `upstream`; `text` has the vocabulary of its model. Raises VerifierLost,
+        VerifierBusy: the server does not answer."""
         timing = timing or UpstreamTiming()
         self.upstream, self.model = upstream, text
         self._deadline = VerdictDeadline(timing.least)

@@ -35,12 +35,8 @@ class VocabularyProof:
 
 
 async def prove(upstream: Upstream, model: Model, most: int = PROBES) -> VocabularyProof:
-    """Compare up to `most` texts of tokens in the vocabulary of `model` with a server's.
-
-    Raises:
-        VocabularyMismatch: a text differs; names the first such token.
-        VerifierLost, VerifierBusy: as `Upstream.rows`.
-    """
+    """Compare up to `most` texts of tokens in the vocabulary of `model` with a server's. Raises VocabularyMismatch: a
+    text differs; names the first such token; VerifierLost, VerifierBusy: as `Upstream.rows`."""
     vocabulary, borders = model.vocabulary, TextBorders(model)
     probes = tokens = 0
     for ids in texts(vocabulary, most):

@@ -48,6 +48,12 @@ class Answer:
         ]
         return [json.loads(line) for line in lines if line != "[DONE]"]
 
+    @property
+    def events_named(self) -> list[Any]:
+        """The data of server-sent events that have names."""
+        lines = self.body.decode().splitlines()
+        return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
 
 Ask = Callable[..., Answer]
 

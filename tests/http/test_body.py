@@ -148,7 +148,7 @@ def test_what_would_take_long_is_refused_with_its_first_fault(
 
 
 def test_a_schema_names_its_limit(ask: Ask) -> None:
-    answer = ask("POST", "/v1/chat/completions", schema({"description": "a" * MAX_SCHEMA}))
+    answer = ask("POST", "/v1/chat/completions", schema({"$comment": "a" * MAX_SCHEMA}))
     assert f"at most {MAX_SCHEMA} are allowed" in answer.error["message"]
 
 

@@ -101,11 +101,16 @@ def test_a_named_model_writes_what_it_writes_alone(ask_many: Ask, name: str) -> 
     assert text_of(chat(ask_many, name)) == text
 
 
+def opened_as(name: str, events: list[str]) -> ServedModel:
+    hardware = Hardware(n_ctx=512, threads=1)
+    return (
+        NamedModels(ModelDefaults(hardware, hardware, ReplyOptions(), events.append)).find(name).open(Counter(), bool)
+    )
+
+
 def test_a_verifier_gets_the_draft_model_that_fits_it(cache: Path) -> None:
     opened: list[str] = []
-    hardware = Hardware(n_ctx=512, threads=1)
-    opener = NamedModels(ModelDefaults(hardware, hardware, ReplyOptions(), opened.append)).find("edgellm-verifier")
-    served = opener.open(Counter(), bool)
+    served = opened_as("edgellm-verifier", opened)
     with served.pair as pair:
         assert pair.draft_name == "edgellm draft"
         list(reply := pair.reply("Where is my mug?", max_tokens=8))
@@ -122,9 +127,7 @@ def test_a_verifier_gets_a_head_that_was_made_for_it(
         snapshot = cache / f"models--heads--{repo}" / "snapshots" / ("0" * 40)
         snapshot.mkdir(parents=True)
         shutil.copy(file, snapshot / f"{repo}-F32.gguf")
-    hardware = Hardware(n_ctx=512, threads=1)
-    opener = NamedModels(ModelDefaults(hardware, hardware, ReplyOptions(), opened.append)).find("heads/llama:F32")
-    served = opener.open(Counter(), bool)
+    served = opened_as("heads/llama:F32", opened)
     with served.pair as pair:
         list(reply := pair.reply("Where is my mug?", max_tokens=24, retrieval="off"))
         assert reply.summary.drafted > 0
@@ -147,9 +150,7 @@ def test_a_draft_model_that_does_not_fit_is_left_out(
     opened: list[str] = []
     room = needed(verifier_path, 512, monkeypatch) + 10**6
     monkeypatch.setattr(memory_fit, "free_memory", lambda: room)
-    hardware = Hardware(n_ctx=512, threads=1)
-    opener = NamedModels(ModelDefaults(hardware, hardware, ReplyOptions(), opened.append)).find("edgellm-verifier")
-    served = opener.open(Counter(), bool)
+    served = opened_as("edgellm-verifier", opened)
     served.pair.close()
     assert served.pair.draft_name is None
     assert "without a draft model: draft.gguf takes" in opened[0]
@@ -208,7 +209,7 @@ def test_a_named_model_writes_no_more_replies_at_once_than_fit(own: LLM) -> None
 
 @pytest.mark.parametrize(
     "name",
-    ["gpt-4o", "edgellm-verifer", "/etc/passwd", "../models/draft.gguf", "~/x", "some/tiny:Q4_K_M", "a/b/c", "é"],
+    ["llama3.2", "edgellm-verifer", "/etc/passwd", "../models/draft.gguf", "~/x", "some/tiny:Q4_K_M", "a/b/c", "é"],
 )
 def test_other_names_are_refused(ask_many: Ask, name: str) -> None:
     answer = chat(ask_many, name)

@@ -79,7 +79,7 @@ def test_a_message_without_text_is_refused_in_plain_words(ask: Ask) -> None:
     assert answer.error["message"] == "A message of the role user has no content. Give it a text."
     image = [{"type": "image_url", "image_url": {"url": "data:"}}]
     answer = ask("POST", CHAT, {"messages": [{"role": "user", "content": image}]})
-    assert answer.error["message"].startswith("A message has a part of type 'image_url', and the models here read")
+    assert answer.error["message"].startswith("The question has a part of type 'image_url', and the models here read")
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def connect(server: HttpServer) -> socket.socket:
     return socket.create_connection((server.address.host, server.address.port), timeout=120)
 
 
-def drip(client: socket.socket, data: bytes = b"X-Slow: 1\r\n") -> None:
+def drip(client: socket.socket, data: bytes) -> None:
     """Send byte after byte until the server closes the connection."""
     client.settimeout(0.02)
     end = time.monotonic() + 120
@@ -60,31 +60,30 @@ def drip(client: socket.socket, data: bytes = b"X-Slow: 1\r\n") -> None:
     pytest.fail("the connection stays open")
 
 
-def test_a_slow_head_closes_the_connection(impatient: HttpServer) -> None:
+BODY = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "answer", "then", "dripped"),
+    [
+        (b"", b"", b"", b""),
+        (HEAD, b"", b"", b"X-Slow: 1\r\n"),
+        (HEAD + b"\r\n", b"HTTP/1.1 200 ", HEAD, b"X-Slow: 1\r\n"),
+        (BODY, b"HTTP/1.1 401 ", b"", b"a"),  # not read without a key, and each byte would restart uvicorn's own timer
+    ],
+    ids=["silence", "a head", "a later head", "a refused body"],
+)
+def test_what_comes_slowly_closes_the_connection(
+    impatient: HttpServer, first: bytes, answer: bytes, then: bytes, dripped: bytes
+) -> None:
     with connect(impatient) as client:
-        client.sendall(HEAD)
-        drip(client)
-
-
-def test_so_does_silence(impatient: HttpServer) -> None:
-    with connect(impatient) as client:
-        assert client.recv(1) == b""
-
-
-def test_so_does_the_slow_head_of_a_later_request(impatient: HttpServer) -> None:
-    with connect(impatient) as client:
-        client.sendall(HEAD + b"\r\n")
-        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
-        client.sendall(HEAD)
-        drip(client)
-
-
-def test_so_does_the_slow_body_of_a_refused_request(impatient: HttpServer) -> None:
-    """The key is missing, so the body is not read, and each byte would restart uvicorn's own timer."""
-    with connect(impatient) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
-        assert client.recv(65536).startswith(b"HTTP/1.1 401 ")
-        drip(client, b"a")
+        client.sendall(first)
+        assert not answer or client.recv(65536).startswith(answer)
+        client.sendall(then)
+        if dripped:
+            drip(client, dripped)
+        else:
+            assert client.recv(1) == b""
 
 
 def test_so_do_responses_that_are_not_read(impatient: HttpServer) -> None:

@@ -159,14 +159,3 @@ def test_roles_may_be_in_capitals(ask: Ask, path: str, role: str) -> None:
     asked = {**PATHS.get(path, {}), "messages": [turn], "max_tokens": 1}
     asked = {"input": [turn], "max_output_tokens": 1} if path == "/v1/responses" else asked
     assert ask("POST", path, asked).status == 200
-
-
-def test_a_developers_message_is_the_systems_in_ollamas_api(ask: Ask) -> None:
-    replies = [
-        ask("POST", "/api/chat", {
-            "model": "edgellm-verifier", "stream": False, "options": {"num_predict": 4},
-            "messages": [{"role": role, "content": "Be short."}, {"role": "user", "content": QUESTION}],
-        }).json["prompt_eval_count"]
-        for role in ("system", "DEVELOPER")
-    ]  # fmt: skip
-    assert replies[0] == replies[1]

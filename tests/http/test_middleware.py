@@ -201,13 +201,6 @@ def test_another_type_than_json_is_refused(ask: Ask) -> None:
         assert "application/json" in answer.error["message"]
 
 
-def test_unknown_paths_and_methods_have_the_same_error_form(ask: Ask) -> None:
-    assert ask("GET", "/v2").error["type"] == "invalid_request_error"
-    answer = ask("GET", "/v1/completions")
-    assert (answer.status, answer.headers["allow"]) == (405, "POST")
-    assert ask("GET", "/docs").status == 404
-
-
 def test_a_server_that_cannot_be_started(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="no key"):
         HttpServer(Address.parse("192.168.1.2:0"))

@@ -48,16 +48,12 @@ from tests.http.conftest import HOME, QUESTION, Ask, asker, serving, until
 from tests.http.test_streaming import Scripted, endless, failing, said, scripted
 
 STAGE = {"first_layer": 1, "last_layer": 5, "load_s": 1.0, "wait_s": 0.1, "network_s": 0.2, "compute_s": 0.5}
-PLAN = PlanOut.model_validate(
-    {
-        "ttft_s": 2.4,
-        "advice": "Split it over desk and laptop: 2.40 s.",
-        "stages": [
-            {"device": "desk", **STAGE, "finish_s": 1.5},
-            {"device": "laptop", **STAGE, "first_layer": 6, "last_layer": 9, "finish_s": 2.4},
-        ],
-    }
-)
+PLAN = PlanOut.model_validate({
+    "ttft_s": 2.4, "advice": "Split it over desk and laptop: 2.40 s.", "stages": [
+        {"device": "desk", **STAGE, "finish_s": 1.5},
+        {"device": "laptop", **STAGE, "first_layer": 6, "last_layer": 9, "finish_s": 2.4},
+    ],
+})  # fmt: skip
 COLOURS = ["color-contrast"]
 PANELS = {"settings": "right", "mesh": "right", "conversations": "left"}
 PAGE_FILES = (
@@ -585,15 +581,8 @@ def test_its_files_have_a_content_policy_and_no_other_file_is_served(ask: Ask) -
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         if "/vendor/" not in path:
             assert not re.search(rb"https?://(?!www\.w3\.org/)|//[a-z]+\.[a-z]+/", answer.body)
-    for path in (
-        "/page/..%2fapp.py",
-        "/page/%2e%2e/app.py",
-        "/page/vendor/..%2f..%2fapp.py",
-        "/page/app.py",
-        "/page/",
-        "/page/vendor/",
-    ):
-        assert ask("GET", path).status == 404
+    others = ("..%2fapp.py", "%2e%2e/app.py", "vendor/..%2f..%2fapp.py", "app.py", "", "vendor/")
+    assert [ask("GET", f"/page/{path}").status for path in others] == [404] * len(others)
 
 
 def test_the_vendored_libraries_are_those_that_are_named() -> None:
@@ -611,14 +600,6 @@ def test_a_link_from_another_page_may_lead_to_it(ask: Ask) -> None:
     follows = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
     assert ask("GET", "/", None, follows).status == 200
     assert ask("GET", "/v1/models", None, follows).status == 403
-
-
-def test_the_status_has_devices_and_links(ask: Ask) -> None:
-    status = ask("GET", "/status").json
-    assert status["model"] == "edgellm-verifier"
-    assert status["link"] is None
-    assert status["devices"] == []
-    assert status["requests"]["places"] == 2
 
 
 @pytest.mark.parametrize(

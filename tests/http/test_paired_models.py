@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,29 +36,37 @@ KEY = "k" * 43
 EVENTS: list[str] = []
 
 
-@pytest.fixture
-def desk(tmp_path: Path, f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[VerifierServer]:
+@contextmanager
+def paired(folder: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VerifierServer]:
     """A paired device that verifies with a model that is not here, and lets this one use it."""
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "here"))
-    here, there = Trust.load(), device(tmp_path / "there")
+    monkeypatch.setenv("EDGELLM_HOME", str(folder / "here"))
+    here, there = Trust.load(), device(folder / "there")
     befriend(there, here)
     here.peers.rename(there.identity.id, "desk")
     place = Address("127.0.0.1", 0)
     with (
-        Model.load(f32_pair[1]) as model,
+        Model.load(path) as model,
         VerifierServer(model, place, sessions=2, context=512, threads=1, trust=there) as server,
     ):
         here.peers.record_seen(there.identity.id, server.address)
+        EVENTS.clear()
+        yield server
+
+
+HERE = Hardware(n_ctx=512, threads=1)
+DEFAULTS = ModelDefaults(HERE, HERE, ReplyOptions(), EVENTS.append)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[VerifierServer]:
+    with paired(tmp_path, f32_pair[1], monkeypatch) as server:
         yield server
 
 
 @pytest.fixture
 def models(desk: VerifierServer) -> NamedModels:
     """The models that requests may name, once the desk has answered."""
-    EVENTS.clear()
-    hardware = Hardware(n_ctx=512, threads=1)
-    defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
-    found = NamedModels(defaults)
+    found = NamedModels(DEFAULTS)
     found.find(name_of(desk.model.path))
     return found
 
@@ -116,20 +125,9 @@ def test_a_model_for_which_nothing_here_can_draft_writes_alone(
     f32_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: LLM
 ) -> None:
     """As one with a tokenizer that no model here has."""
-    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path / "here"))
-    here, there = Trust.load(), device(tmp_path / "there")
-    befriend(there, here)
-    here.peers.rename(there.identity.id, "desk")
     retokenized.write(f32_pair[1], tmp_path / "other.gguf", retokenized.permuted)
-    EVENTS.clear()
-    with (
-        Model.load(tmp_path / "other.gguf") as model,
-        VerifierServer(model, Address("127.0.0.1", 0), sessions=1, context=512, threads=1, trust=there) as server,
-    ):
-        here.peers.record_seen(there.identity.id, server.address)
-        hardware = Hardware(n_ctx=512, threads=1)
-        defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
-        opener = NamedModels(defaults).find(name_of(model.path))
+    with paired(tmp_path, tmp_path / "other.gguf", monkeypatch) as server:
+        opener = NamedModels(DEFAULTS).find(name_of(server.model.path))
         opener.check_fits(Counter())
         opened = opener.open(Counter(), bool)
         try:
@@ -149,9 +147,7 @@ def test_unknown_names_do_not_make_the_server_ask_devices_again_and_again(models
         asked += 1
         raise TrustUnusable("The list cannot be read.", "Check it.")
 
-    hardware = Hardware(n_ctx=512, threads=1)
-    defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
-    found = NamedModels(defaults, count)
+    found = NamedModels(DEFAULTS, count)
     for _ in range(20):
         with pytest.raises(ModelNotFound, match="nothing"):
             found.find("nothing")

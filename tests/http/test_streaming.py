@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -160,6 +160,19 @@ def test_details_of_unexpected_errors_are_reported_by_the_server_alone() -> None
     assert events == ["A reply failed: ZeroDivisionError: secret"] * 2
 
 
+def begun(server: HttpServer, body: Mapping[str, object]) -> http.client.HTTPConnection:
+    """Return the connection of a client that has asked for a chat completion."""
+    connection = http.client.HTTPConnection(server.address.host, server.address.port, timeout=60)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    return connection
+
+
+def leave(connection: http.client.HTTPConnection) -> None:
+    assert connection.sock is not None
+    connection.sock.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_the_reply(stream: bool) -> None:
     ended = threading.Event()
@@ -171,17 +184,13 @@ def test_a_client_that_leaves_ends_the_reply(stream: bool) -> None:
             ended.set()
 
     with opened(script, replies=1, waiting=0) as server:
-        connection = http.client.HTTPConnection(server.address.host, server.address.port, timeout=60)
-        body = json.dumps(conversation(stream=stream))
-        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        connection = begun(server, conversation(stream=stream))
         if stream:
             assert connection.getresponse().read(40)
         else:
             until(lambda: b"edgellm_requests_running 1.0" in asker(server)("GET", "/metrics").body)
         assert not ended.is_set()
-        assert connection.sock is not None
-        connection.sock.shutdown(socket.SHUT_RDWR)
-        connection.close()
+        leave(connection)
         assert ended.wait(120)
         until(lambda: b'edgellm_requests_total{outcome="cancelled"} 1.0' in asker(server)("GET", "/metrics").body)
 
@@ -203,16 +212,12 @@ def test_tokenising_blocks_no_other_reply_and_ends_when_its_client_leaves() -> N
     with HttpServer(HOME, HttpConfig(replies=2, waiting=0)) as server:
         server.open(ServedModel(cast(LLM, Tokenising(lambda *_: iter(said(b"hello")))), "made-up", in_turns=True))  # type: ignore[arg-type]
         ask = asker(server)
-        connection = http.client.HTTPConnection(server.address.host, server.address.port, timeout=60)
-        body = json.dumps({"messages": [{"role": "user", "content": "long"}]})
-        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        connection = begun(server, {"messages": [{"role": "user", "content": "long"}]})
         assert began.wait(30)
         answer = ask("POST", "/v1/chat/completions", conversation())
         assert answer.json["choices"][0]["message"]["content"] == "hello"
         assert not over.is_set()
-        assert connection.sock is not None
-        connection.sock.shutdown(socket.SHUT_RDWR)
-        connection.close()
+        leave(connection)
         assert over.wait(30)
         # the made-up reply does not say how it ended, and counts as cancelled, too
         until(lambda: b'edgellm_requests_total{outcome="cancelled"} 2.0' in ask("GET", "/metrics").body)
@@ -239,8 +244,7 @@ def test_too_many_at_once_are_refused_and_one_in_the_queue_that_leaves_makes_roo
         first = threading.Thread(target=post)
         first.start()
         until(metric("edgellm_requests_running 1.0"))
-        waits = http.client.HTTPConnection(server.address.host, server.address.port)
-        waits.request("POST", "/v1/chat/completions", json.dumps(conversation()), {"Content-Type": "application/json"})
+        waits = begun(server, conversation())
         until(metric("edgellm_requests_waiting 1.0"))
         for stream in (False, True):
             refused = ask("POST", "/v1/chat/completions", conversation(stream=stream))
@@ -308,7 +312,7 @@ def test_replies_take_turns_in_the_order_in_which_they_came() -> None:
         for waiting, name in enumerate("abcdef", 1):
             threads.append(threading.Thread(target=work, args=(name,)))
             threads[-1].start()
-            while len(turns._queue) <= waiting:  # the holder, and those that came
+            while turns.arrived <= waiting:  # the holder, and those that came
                 time.sleep(0.001)
     for thread in threads:
         thread.join()
@@ -333,7 +337,6 @@ def test_no_more_of_it_is_read_and_the_next_reply_is_whole(
     written(own, max_tokens=1)  # has measured what it must
     seen, meanwhile = decodes
     before = counted()
-    connection = http.client.HTTPConnection(server.address.host, server.address.port)
     reads, cancelled, closed = threading.Event(), threading.Event(), threading.Event()
     cancel, close = Reply.cancel, Reply.close
 
@@ -354,11 +357,9 @@ def test_no_more_of_it_is_read_and_the_next_reply_is_whole(
     seen.clear()
     meanwhile.append(stands)
     body = {"messages": [{"role": "user", "content": LONG}], "stream": stream, "max_tokens": 8}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    connection = begun(server, body)
     assert reads.wait(60)
-    assert connection.sock is not None
-    connection.sock.shutdown(socket.SHUT_RDWR)
-    connection.close()
+    leave(connection)
     assert cancelled.wait(60)
     assert closed.wait(60)
     assert [status for rows, status in seen if rows > FEW] == [ABORTED]

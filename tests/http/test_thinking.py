@@ -14,7 +14,6 @@ from edgellm.http.schemas.requests import ChatRequest
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.types import Channel
 from testkit.chat_traits import PLAIN
 from testkit.thinking_templates import ALWAYS, CHANNELS, OPENED, with_template
 from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation
@@ -142,12 +141,3 @@ def test_what_a_model_does_not_have_of_thoughts_is_named(
     answer = ask("POST", path, {**asked, **more, "stream": stream})
     assert answer.status == 200
     assert answer.headers.get("x-edgellm-ignored") == ignored
-
-
-def test_a_served_default_limits_thoughts(serve: Serve) -> None:
-    pair, ask, _ = serve("always", think=4)
-    tokens = list(pair.reply(QUESTION, think=4))
-    answer = ask("POST", CHAT, conversation()).json
-    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
-    assert answer["usage"]["completion_tokens"] == len(tokens)
-    assert sum(token.channel is Channel.THINKING for token in tokens) == 4

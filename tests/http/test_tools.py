@@ -146,19 +146,11 @@ def test_a_call_that_the_limit_cuts_is_no_call(f32_pair: tuple[Path, Path], tmp_
     assert cut["message"]["content"] == text[: len(cut["message"]["content"])]
 
 
-def test_calls_may_be_limited_forced_and_switched_off(writing: tuple[Writer, Ask, str]) -> None:
+def test_a_call_that_must_come_is_begun_for_the_model(writing: tuple[Writer, Ask, str]) -> None:
     writer, ask, _ = writing
-    writer.says(CALLS)
-    message = ask_for(ask, parallel_tool_calls=False).json["choices"][0]["message"]
-    assert [call["function"]["name"] for call in message["tool_calls"]] == ["get_weather"]
-    plain = ask_for(ask, tool_choice="none").json["choices"][0]
-    assert (plain["message"]["content"], plain["finish_reason"]) == (CALLS, "stop")
-    assert "get_weather" not in writer.prompt
     writer.says('{"city": "Bern"}}</tool_call>')
-    forced = ask_for(ask, tool_choice={"type": "function", "function": {"name": "get_weather"}}).json["choices"][0]
+    ask_for(ask, tool_choice={"type": "function", "function": {"name": "get_weather"}})
     assert writer.prompt.endswith('<tool_call>\n{"name": "get_weather", "arguments": ')
-    (call,) = forced["message"]["tool_calls"]
-    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("get_weather", {"city": "Bern"})
     assert ask_for(ask, tools=TOOLS[:1], tool_choice="required").json["choices"][0]["finish_reason"] == "tool_calls"
 
 

@@ -19,18 +19,18 @@ from edgellm.upstream.http_client import HttpClient, ServerURL, read_key
 
 
 @pytest.mark.parametrize(
-    ("text", "base", "model"),
+    ("text", "base", "model", "loopback"),
     [
-        ("http://gpu-box:8000", "http://gpu-box:8000", ""),
-        ("http://gpu-box:8000/", "http://gpu-box:8000", ""),
-        ("https://box.example/v1/", "https://box.example", ""),
-        ("https://box.example/llm/v1#org/model-7b", "https://box.example/llm", "org/model-7b"),
-        ("http://[::1]:8000", "http://[::1]:8000", ""),
+        ("http://gpu-box:8000/", "http://gpu-box:8000", "", False), ("http://box", "http://box", "", False),
+        ("https://box.example/v1/", "https://box.example", "", False),
+        ("https://box.example/llm/v1#org/model-7b", "https://box.example/llm", "org/model-7b", False),
+        ("http://[::1]:8000", "http://[::1]:8000", "", True), ("http://127.0.0.1:1", "http://127.0.0.1:1", "", True),
+        ("https://localhost", "https://localhost", "", True),
     ],
-)
-def test_addresses(text: str, base: str, model: str) -> None:
+)  # fmt: skip
+def test_addresses(text: str, base: str, model: str, loopback: bool) -> None:
     url = ServerURL.parse(text)
-    assert (str(url), url.model) == (base, model)
+    assert (str(url), url.model, url.is_loopback, url.is_encrypted) == (base, model, loopback, "https" in text)
     assert is_remote(text)
 
 
@@ -41,15 +41,6 @@ def test_what_is_no_address(text: str) -> None:
     with pytest.raises(InvalidOption) as raised:
         ServerURL.parse(text)
     assert "secret" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "loopback", "encrypted"),
-    [("http://127.0.0.1:1", True, False), ("https://localhost", True, True), ("http://box", False, False)],
-)
-def test_what_leaves_the_machine(text: str, loopback: bool, encrypted: bool) -> None:
-    url = ServerURL.parse(text)
-    assert (url.is_loopback, url.is_encrypted) == (loopback, encrypted)
 
 
 def test_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,12 +61,3 @@ def test_our_answers_are_the_real_ones(kind: str, exchange: Any, engine: Engine)
             exchange["path"], exchange["body"] | ({"model": MODEL} if "model" in exchange["body"] else {})
         )
     assert not differences(ours, exchange["answer"])
-
-
-def test_differences_are_found() -> None:
-    real = {"tokens": [1, 2], "timings": {"cache_n": 3}}
-    assert not differences({"tokens": [1, 2]}, real)
-    assert differences({"tokens": [1, 3]}, real)
-    assert differences({"timings": {"cached": 3}}, real)
-    assert differences({"timings": [3]}, real)
-    assert differences({"tokens": "1 2"}, real)

@@ -42,10 +42,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-DRAWN: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "sampled": {"temperature": 0.8, "top_k": 8, "top_p": 0.9, "seed": 5},
-}
+DRAWN: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 0.8, "top_k": 8, "top_p": 0.9, "seed": 5}}
 TRIED = [*((way, "schema and penalties") for way in TELLING), *(("vllm-fan-out", rule) for rule in RULES),
          *((way, "a reward") for way in ("vllm-score", "llama-server", "sglang-score"))]  # fmt: skip
 """Each way with a rule of both kinds, each rule by one way, and each dialect with a bias of the user's own."""

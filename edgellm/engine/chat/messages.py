@@ -59,7 +59,7 @@ class Message:
     """One turn of a conversation; `role` is `system`, `user`, `assistant` or `tool`. `thinking` is the thought before
     an assistant's `content`; most templates leave it out of earlier turns. `tool_calls` are an assistant's; the result
     of a call is the content of a turn of `tool`, with the call's `call_id` and the function's `name`. `context` are
-    texts that a user's question is about, which `whole` puts before it."""
+    texts that a user's question is about, which `whole` puts before it. An assistant's last turn may be `continued`."""
 
     role: str
     content: str
@@ -68,6 +68,7 @@ class Message:
     call_id: str = ""
     name: str = ""
     context: tuple[str, ...] = ()
+    continued: bool = False
 
     def whole(self) -> Message:
         """Return the message with its `context` in its content: a blank line after each text, as the bundled models are

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel, Field, JsonValue, model_validator
+from pydantic import BaseModel, Field, JsonValue
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
@@ -15,7 +15,7 @@ from edgellm.http.dialects import Dialect, chat_request, replies
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
-from edgellm.http.schemas.errors import ApiError, error_responses, invalid_request
+from edgellm.http.schemas.errors import ApiError, error_responses
 from edgellm.http.schemas.fields import MAX_ITEMS, MAX_TOKENS, ReplyRequest, RequestModel, Schema, Text, Types
 from edgellm.http.schemas.requests import MEDIA, TOOL_NAME, ChatRequest, ContentPart, Parts
 from edgellm.http.schemas.responses import BlockWriter, Json, Pieces, WrittenReply, summary_of
@@ -55,22 +55,19 @@ class AnthropicTurn(RequestModel):
         if isinstance(self.content, str):
             yield {"role": self.role, "content": self.content}
             return
-        blocks = self.content
-        text = "".join(block.text for block in blocks if block.type == "text")
+        kinds = ("tool_use", "tool_result", "thinking", "redacted_thinking")
+        calls, results, thoughts, _ = ([one for one in self.content if one.type == kind] for kind in kinds)
+        said = [one for one in self.content if one.type not in kinds]
         if self.role == "assistant":
-            calls = [
-                {"id": block.id, "function": {"name": block.name, "arguments": block.input}}
-                for block in blocks
-                if block.type == "tool_use"
-            ]
-            thought = "".join(block.thinking for block in blocks)
-            yield {"role": "assistant", "content": text, "reasoning_content": thought, "tool_calls": calls}
+            called = [{"id": one.id, "function": {"name": one.name, "arguments": one.input}} for one in calls]
+            thought = "".join(one.thinking for one in thoughts)
+            text = ContentPart.plain(said)
+            yield {"role": "assistant", "content": text, "reasoning_content": thought, "tool_calls": called}
             return
-        results = [block for block in blocks if block.type == "tool_result"]
-        for block in results:
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": ContentPart.plain(block.content)}
-        if text or not results:
-            yield {"role": self.role, "content": text}
+        for one in results:
+            yield {"role": "tool", "tool_call_id": one.tool_use_id, "content": ContentPart.sent_on(one.content)}
+        if said or not (results or self.role == "system"):
+            yield {"role": self.role, "content": ContentPart.sent_on(said)}
 
 
 class AnthropicTool(RequestModel):
@@ -79,10 +76,6 @@ class AnthropicTool(RequestModel):
     description: Text = ""
     input_schema: Schema = Field({}, description="The JSON schema of the arguments.")
     strict: bool = Field(False, description="Accepted; arguments are not forced to fit the schema.")
-
-    def function(self) -> dict[str, Any]:
-        function = {"name": self.name, "description": self.description, "parameters": self.input_schema}
-        return {"type": "function", "function": function}
 
 
 class AnthropicToolChoice(RequestModel):
@@ -116,10 +109,6 @@ class AnthropicOutput(RequestModel):
     format: AnthropicFormat | None = None
 
 
-class AnthropicMetadata(RequestModel):
-    user_id: fields.Unused = None
-
-
 class AnthropicPrompt(ReplyRequest):
     """The parameters of the model's prompt."""
 
@@ -131,28 +120,23 @@ class AnthropicPrompt(ReplyRequest):
 
     _types: ClassVar[Types] = {"tools": ("custom",), "system": _TEXTS}
 
-    @model_validator(mode="after")
-    def _ends_with_a_question(self) -> Self:
-        if self.messages[-1].role == "assistant":
-            raise invalid_request(
-                "The last message is the assistant's, and replies cannot be begun for it. Let the last one be the"
-                " user's.", "messages",
-            )  # fmt: skip
-        return self
-
     def chat(self, **more: Any) -> ChatRequest:
         """Return the request as one for a chat completion, with `more` of its parameters."""
-        system = self.system if isinstance(self.system, str) else "\n".join(block.text for block in self.system)
+        system = self.system if isinstance(self.system, str) else "\n".join(block.shown() for block in self.system)
         turns = [message for turn in self.messages for message in turn.messages()]
         choice = self.tool_choice
         return chat_request(
             model=self.model,
             require_verified=self.require_verified,
             messages=[*([{"role": "system", "content": system}] if system else []), *turns],
-            tools=[tool.function() for tool in self.tools],
+            tools=[
+                {"function": {"name": one.name, "description": one.description, "parameters": one.input_schema}}
+                for one in self.tools
+            ],
             tool_choice=None if choice is None else choice.choice(),
             parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
             think=None if self.thinking is None else self.thinking.think(),
+            continue_final_message=self.messages[-1].role == "assistant",
             **more,
         )
 
@@ -161,7 +145,7 @@ class AnthropicRequest(AnthropicPrompt, fields.SamplingFields):
     max_tokens: fields.MostTokens = Field(description="The longest reply, with its thought.")
     stream: bool = False
     stop_sequences: fields.Stops = None
-    metadata: AnthropicMetadata | None = None
+    metadata: fields.Unused = None
     output_config: AnthropicOutput | None = Field(None, description="format: the reply is JSON, valid by its schema.")
     output_format: AnthropicFormat | None = Field(None, description="The former place of output_config.format.")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Annotated, Any, Literal, TypeAlias
@@ -22,7 +21,7 @@ from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError, error_responses, invalid_request
 from edgellm.http.schemas.fields import MAX_TEXT, MAX_TOKENS, RequestModel, Text
-from edgellm.http.schemas.requests import TokenIds, as_list
+from edgellm.http.schemas.requests import Texts, TokenIds, as_list
 from edgellm.http.schemas.responses import Json, json_bytes
 
 _MOST_TEXTS = 2048
@@ -40,10 +39,6 @@ class EmbedRequest(RequestModel):
     model: str | None = Field(None, max_length=500, description="The name of the embedding model; may be left out.")
     dimensions: int | None = Field(None, ge=1, le=MAX_TOKENS, description="Only what the model gives.")
 
-    @abstractmethod
-    def texts(self) -> Sequence[str | Sequence[int]]:
-        """Return the texts to embed."""
-
 
 class EmbeddingsRequest(EmbedRequest):
     input: (
@@ -54,9 +49,6 @@ class EmbeddingsRequest(EmbedRequest):
     ) = Field(description="A text or several, or token ids.")
     encoding_format: Literal["float", "base64"] = Field("float", description="base64: float32, the least byte first.")
     user: str | None = Field(None, max_length=1000, description="Accepted, but neither used nor passed on.")
-
-    def texts(self) -> Sequence[str | Sequence[int]]:
-        return as_list(self.input)
 
     def encoded(self, vector: Floats) -> list[float] | str:
         if self.encoding_format == "float":
@@ -69,22 +61,16 @@ class OllamaEmbedRequest(EmbedRequest):
     truncate: bool = Field(True, description="Cut texts that are too long; false: refuse them.")
     keep_alive: fields.KeepAlive = None
 
-    def texts(self) -> Sequence[str | Sequence[int]]:
-        return as_list(self.input)
-
 
 class OllamaEmbeddingRequest(EmbedRequest):
     prompt: Text
     keep_alive: fields.KeepAlive = None
 
-    def texts(self) -> Sequence[str | Sequence[int]]:
-        return [self.prompt]
-
 
 async def _embed(
-    handler: RequestHandler, http: Request, request: EmbedRequest, reply: _Reply, *, cut: bool
+    handler: RequestHandler, http: Request, request: EmbedRequest, given: Texts, reply: _Reply, *, cut: bool
 ) -> Response:
-    """Return the `reply` with the vectors. Raises ApiError for another model, or vectors of other dimensions."""
+    """Return the `reply` with the vectors of `given` texts. Raises ApiError for another model or other dimensions."""
     name, served = plain_name(request.model), handler.models.embedder
     if served is None:
         message = "This server embeds no texts. Start it with --embeddings MODEL."
@@ -92,7 +78,7 @@ async def _embed(
     if name not in (None, served.name):
         message = f"The model {name!r} embeds no texts here. Ask for {served.name!r}, or leave model out."
         raise ApiError(404, message, code="model_not_found", param="model")
-    texts, ignored = await in_reader(lambda: (request.texts(), header_names(request.unknown())))
+    texts, ignored = await in_reader(lambda: (as_list(given), header_names(request.unknown())))
     handler.check_known(ignored)
     width = served.embedder.width
     if request.dimensions not in (None, width):
@@ -137,7 +123,7 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
             usage = {"prompt_tokens": tokens, "total_tokens": tokens}
             return {"object": "list", "data": data, "model": name, "usage": usage}
 
-        return await _embed(handler, request, body, reply, cut=False)
+        return await _embed(handler, request, body, body.input, reply, cut=False)
 
     errors = error_responses(model=OllamaError)
 
@@ -152,13 +138,18 @@ def _add(app: FastAPI, handler: RequestHandler) -> None:
                 "total_duration": perf_counter_ns() - began, "load_duration": 0, "prompt_eval_count": tokens,
             }  # fmt: skip
 
-        return await _embed(handler, request, body, reply, cut=body.truncate)
+        return await _embed(handler, request, body, body.input, reply, cut=body.truncate)
 
     @app.post("/api/embeddings", tags=["Ollama"], summary="The vector of a text; /api/embed is newer",
               response_class=Response, responses=_VECTORS | errors)  # fmt: skip
     async def embedding(body: OllamaEmbeddingRequest, request: Request) -> Response:
         return await _embed(
-            handler, request, body, lambda _name, vectors, _tokens: {"embedding": vectors[0].tolist()}, cut=True
+            handler,
+            request,
+            body,
+            body.prompt,
+            lambda _name, vectors, _tokens: {"embedding": vectors[0].tolist()},
+            cut=True,
         )
 
 

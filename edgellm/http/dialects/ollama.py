@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from time import perf_counter_ns, time
 from typing import Annotated, Any, ClassVar, Literal
@@ -41,7 +41,7 @@ API_VERSION = "0.13.0"
 _NEVER = "9999-12-31T00:00:00Z"
 _NAMES = {"reasoning_effort": "think"}
 _LINES = "application/x-ndjson"
-Images = Annotated[list[JsonValue], Field(description="Refused: the models here read only text.")]
+Images = Annotated[list[JsonValue], Field(description="Refused in the last question: the models here read only text.")]
 Longest = Annotated[
     Annotated[fields.MostTokens, BeforeValidator(lambda value: -1 if value == 0 and value is not False else value)]
     | None,
@@ -85,14 +85,13 @@ class OllamaMessage(RequestModel):
 
     def message(self) -> dict[str, Any]:
         """Return the turn as a message of a chat completion."""
-        _no_images(self.images)
         calls = [
             {"id": call.id, "function": call.function.model_dump(include={"name", "arguments"})}
             for call in self.tool_calls
         ]
         return {
-            "role": self.role, "content": self.content, "reasoning_content": self.thinking, "tool_calls": calls,
-            "tool_call_id": self.tool_call_id, "name": self.tool_name,
+            "role": self.role, "content": _content(self.content, self.images), "reasoning_content": self.thinking,
+            "tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.tool_name,
         }  # fmt: skip
 
 
@@ -129,13 +128,14 @@ class OllamaChatRequest(OllamaRequest):
     _types: ClassVar[Types] = {"tools": ("function",)}
 
     def request(self) -> ChatRequest:
-        """Return the request for a chat completion."""
-        if self.tools and self.format:
-            raise invalid_request(
-                "format asks for JSON, and a call of the tools is none. Leave one of them out.", "format"
-            )
-        tools = [tool.model_dump(exclude_unset=True) for tool in self.tools]
+        """Return the request for a chat completion. With a `format`, no tool can be called."""
+        tools = [] if self.format else [tool.model_dump(exclude_unset=True) for tool in self.tools]
         return self.chat([message.message() for message in self.messages], tools=tools)
+
+    def unknown(self, path: str = "") -> Iterator[str]:
+        yield from super().unknown(path)
+        if self.format and self.tools:
+            yield f"{path}tools"
 
 
 class OllamaGenerateRequest(OllamaRequest):
@@ -149,13 +149,14 @@ class OllamaGenerateRequest(OllamaRequest):
 
     def request(self) -> ChatRequest | CompletionRequest:
         """Return the request for a reply, in the chat template or without."""
-        _no_images(self.images)
         for field in ("suffix", "template", "context"):
             if getattr(self, field):
                 raise invalid_request(f"{field} is not supported here. Leave {field} out.", field)
         if not self.raw:
             system = [{"role": "system", "content": self.system}] if self.system else []
-            return self.chat([*system, {"role": "user", "content": self.prompt}])
+            return self.chat([*system, {"role": "user", "content": _content(self.prompt, self.images)}])
+        if self.images:
+            raise invalid_request("images are given, and the models here read only text. Leave images out.", "images")
         if self.system:
             raise invalid_request("A raw prompt has no system prompt here. Leave it out.", "system")
         return CompletionRequest.model_validate({"prompt": self.prompt, "max_tokens": -1, **self.named()})
@@ -231,9 +232,8 @@ def _call_out(index: int, call: ToolCall) -> Json:
     return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": call.values()}}
 
 
-def _no_images(images: Sequence[JsonValue]) -> None:
-    if images:
-        raise invalid_request("images are given, and the models here read only text. Leave images out.", "images")
+def _content(text: str, images: Sequence[JsonValue]) -> str | list[Json]:
+    return [{"type": "text", "text": text}, *({"type": "image"} for _ in images)] if images else text
 
 
 def _time(seconds: float | None = None) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from fastapi import FastAPI, Request
-from pydantic import Field, JsonValue
+from pydantic import BeforeValidator, Field, JsonValue
 from starlette.responses import Response
 
 from edgellm.engine import ToolCall
@@ -22,6 +24,7 @@ from edgellm.http.schemas.errors import ApiError, error_responses, invalid_reque
 from edgellm.http.schemas.fields import MAX_ITEMS, ReplyRequest, RequestModel, Text, Types
 from edgellm.http.schemas.requests import (
     MEDIA,
+    TEXT_PARTS,
     ChatRequest,
     ContentPart,
     FunctionSchema,
@@ -33,9 +36,10 @@ from edgellm.spec.types import Channel
 
 Turn: TypeAlias = dict[str, Any]
 """A message of a chat completion."""
-_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
-_READ = (*_PARTS, *MEDIA)
-_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+_PARTS = (*TEXT_PARTS, "reasoning_text", "summary_text", *MEDIA)
+_CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+_ITEMS = ("message", "reasoning", "additional_tools", *_CALLS, *(f"{name}_output" for name in _CALLS))
+_TOOLS = ("function", "custom", "namespace")
 _NAMES = {"reasoning_effort": "reasoning.effort"}
 _MOST_KEPT = 256  # responses that can be continued
 _MOST_CHARACTERS = 2**24  # characters of all kept conversations
@@ -45,10 +49,60 @@ class ResponsesPart(ContentPart):
     annotations: list[JsonValue] = Field([], description="Accepted as they came.")
     logprobs: list[JsonValue] = Field([], description="Accepted as they came.")
 
-    _param: ClassVar[str] = "input"
-
 
 Parts = Text | Annotated[list[ResponsesPart], Field(max_length=1000)]
+
+
+def _flat(namespace: str, name: str) -> str:
+    """Return the one name that a model knows a tool by."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+class ResponsesTool(FunctionSchema):
+    type: Literal["function", "custom", "namespace"]
+    tools: list[ResponsesTool] = Field([], max_length=MAX_ITEMS, description="The tools of a namespace.")
+
+    _types: ClassVar[Types] = {"tools": _TOOLS}
+
+    def all(self, namespace: str = "") -> Iterator[CallableTool]:
+        """Yield the tool, or those of a namespace. A custom one takes a text, as the argument of a function."""
+        if self.type == "namespace":
+            for tool in self.tools:
+                yield from tool.all(_flat(namespace, self.name))
+            return
+        function = self.model_dump(include={"description", "parameters", "strict"}, exclude_unset=True)
+        if custom := self.type == "custom":
+            function["parameters"] = {
+                "type": "object",
+                "properties": {"input": {"type": "string"}},
+                "required": ["input"],
+            }
+        yield CallableTool(namespace, self.name, custom, {"name": _flat(namespace, self.name), **function})
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTool:
+    """A tool of a namespace that a model may call by its `function`."""
+
+    namespace: str
+    name: str
+    custom: bool
+    function: Json
+
+    def item(self, call: ToolCall) -> dict[str, Any]:
+        """Return the item of a call in the output."""
+        kind, prefix = ("custom_tool_call", "ctc") if self.custom else ("function_call", "fc")
+        text = str(call.values().get("input", call.arguments)) if self.custom else call.arguments
+        return {
+            "id": f"{prefix}_{secrets.token_hex(12)}", "type": kind, "status": "completed", "call_id": call.id,
+            "name": self.name, **({"namespace": self.namespace} if self.namespace else {}),
+            "input" if self.custom else "arguments": text,
+        }  # fmt: skip
+
+
+def _text_of_data(output: Any) -> Any:
+    """Return data other than texts and parts, which some tools return, as a text."""
+    return json.dumps(output) if isinstance(output, dict) else output
 
 
 class ResponsesItem(RequestModel):
@@ -60,20 +114,50 @@ class ResponsesItem(RequestModel):
     id: Text = ""
     status: str = Field("", max_length=40)
     call_id: Text = ""
+    namespace: Text = ""
     name: Text = ""
     arguments: JsonValue = Field("{}", description="A JSON object, as text; any other text or data is taken as well.")
-    output: Parts = Field("", description="The result of a call.")
+    input: Text = Field("", description="The text of a call of a custom tool.")
+    action: JsonValue = Field(None, description="The arguments of a call of the local shell.")
+    output: Annotated[Parts, BeforeValidator(_text_of_data)] = Field("", description="The result of a call.")
     summary: list[ResponsesPart] = Field([], max_length=1000)
+    encrypted_content: Text = Field("", description="A thought that cannot be read, which is left out.")
+    tools: list[ResponsesTool] = Field([], max_length=MAX_ITEMS, description="Tools besides those of the request.")
 
-    _types: ClassVar[Types] = {"content": _READ, "output": _READ, "summary": _READ}
+    _types: ClassVar[Types] = {"content": _PARTS, "output": _PARTS, "summary": _PARTS, "tools": _TOOLS}
 
+    def add_to(self, turns: list[Turn]) -> None:
+        """Add the item to `turns`: thoughts, texts and calls that follow each other are one turn."""
+        if self.type == "additional_tools":
+            return
+        if self.type.endswith("_output"):
+            turns.append(
+                {"role": "tool", "tool_call_id": self.call_id or self.id, "content": ContentPart.sent_on(self.output)}
+            )
+            return
+        if self.type == "message" and self.role != "assistant":
+            turns.append({"role": self.role, "content": ContentPart.sent_on(self.content)})
+            return
+        last = turns[-1] if turns and turns[-1]["role"] == "assistant" else None
+        if last is None or (self.type not in _CALLS and (last["content"] or last["tool_calls"])):
+            last = {"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": []}
+            turns.append(last)
+        if self.type == "reasoning":
+            last["reasoning_content"] += ContentPart.plain(self.content) or ContentPart.plain(self.summary)
+        elif self.type == "message":
+            last["content"] += ContentPart.plain(self.content)
+        else:
+            last["tool_calls"].append({"id": self.call_id or self.id, "function": self._called()})
 
-class ResponsesTool(FunctionSchema):
-    type: Literal["function"]
+    def _called(self) -> Json:
+        if self.type == "local_shell_call":
+            return {"name": "local_shell", "arguments": self.action}
+        given = {"input": self.input} if self.type == "custom_tool_call" else self.arguments
+        return {"name": _flat(self.namespace, self.name), "arguments": given}
 
 
 class ResponsesToolChoice(RequestModel):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str = Field(max_length=200)
 
 
@@ -108,7 +192,7 @@ class ResponsesRequest(ReplyRequest, fields.SamplingFields):
     conversation: None = Field(None, description="Not supported: use previous_response_id.")
     prompt: None = Field(None, description="Not supported: send the text itself.")
 
-    _types: ClassVar[Types] = {"input": _ITEMS, "tools": ("function",), "tool_choice": ("function",)}
+    _types: ClassVar[Types] = {"input": _ITEMS, "tools": _TOOLS, "tool_choice": ("function", "custom")}
 
     def turns(self) -> list[Turn]:
         """Return the input as messages of a chat completion."""
@@ -116,23 +200,26 @@ class ResponsesRequest(ReplyRequest, fields.SamplingFields):
             return [{"role": "user", "content": self.input}]
         turns: list[Turn] = []
         for item in self.input:
-            _add_item(turns, item)
+            item.add_to(turns)
         return turns
+
+    def callable(self) -> dict[str, CallableTool]:
+        """Return the tools, also those that items of the input bring, by the names that the model knows them by."""
+        items = () if isinstance(self.input, str) else self.input
+        given = [*self.tools, *(tool for item in items for tool in item.tools)]
+        return {one.function["name"]: one for tool in given for one in tool.all()}
 
     def chat(self, turns: Sequence[Turn]) -> ChatRequest:
         """Return the request for a chat completion of the conversation `turns`."""
-        effort = None if self.reasoning is None else self.reasoning.effort
         choice: JsonValue = self.tool_choice if isinstance(self.tool_choice, str) else None
         if isinstance(self.tool_choice, ResponsesToolChoice):
             choice = {"type": "function", "function": {"name": self.tool_choice.name}}
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        tools = [
-            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_unset=True)}
-            for tool in self.tools
-        ]
+        tools = [{"type": "function", "function": one.function} for one in self.callable().values()]
         return chat_request(
             model=self.model, require_verified=self.require_verified, messages=[*system, *turns], stream=self.stream,
-            max_tokens=self.max_output_tokens, tools=tools, tool_choice=choice, reasoning_effort=effort,
+            max_tokens=self.max_output_tokens, tools=tools,
+            tool_choice=choice, reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             parallel_tool_calls=self.parallel_tool_calls, response_format=self._response_format(),
             truncation=self.truncation, **self.sampling(),
         )  # fmt: skip
@@ -144,26 +231,6 @@ class ResponsesRequest(ReplyRequest, fields.SamplingFields):
         if "schema_" not in form.model_fields_set:
             raise invalid_request("text.format has no schema. Give it.", "text.format.schema")
         return {"type": "json_schema", "json_schema": {"schema": form.schema_}}
-
-
-def _add_item(turns: list[Turn], item: ResponsesItem) -> None:
-    """Add an item of the input to `turns`: thoughts, texts and calls that follow each other are one turn."""
-    if item.type == "function_call_output":
-        turns.append({"role": "tool", "tool_call_id": item.call_id, "content": ContentPart.plain(item.output)})
-        return
-    if item.type == "message" and item.role != "assistant":
-        turns.append({"role": item.role, "content": ContentPart.plain(item.content)})
-        return
-    last = turns[-1] if turns and turns[-1]["role"] == "assistant" else None
-    if last is None or (item.type != "function_call" and (last["content"] or last["tool_calls"])):
-        last = {"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": []}
-        turns.append(last)
-    if item.type == "reasoning":
-        last["reasoning_content"] += ContentPart.plain(item.content) or ContentPart.plain(item.summary)
-    elif item.type == "message":
-        last["content"] += ContentPart.plain(item.content)
-    else:
-        last["tool_calls"].append({"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}})
 
 
 class ConversationStore:
@@ -207,6 +274,8 @@ class ResponsesWriter(BlockWriter):
         self._request, self._keep = request, keep
         self._number = 0  # the next event's number
         self._output: list[Json] = []
+        self._calls: list[Json] = []
+        self._tools = request.callable()
         self._item = ""  # the id of the item being written
 
     def open(self, prompt_tokens: int) -> Pieces:  # noqa: ARG002
@@ -231,14 +300,16 @@ class ResponsesWriter(BlockWriter):
         self._output.append(item)
 
     def call_block(self, call: ToolCall) -> Pieces:
-        item, index = _call_item(call), len(self._output)
+        tool = self._tools.get(call.name) or CallableTool("", call.name, False, {})
+        item, index, name = tool.item(call), len(self._output), "input" if tool.custom else "arguments"
+        part = "custom_tool_call_input" if tool.custom else "function_call_arguments"
         where: dict[str, Any] = {"item_id": item["id"], "output_index": index}
-        begun = {**item, "status": "in_progress", "arguments": ""}
-        yield self._event("output_item.added", output_index=index, item=begun)
-        yield self._event("function_call_arguments.delta", delta=call.arguments, **where)
-        yield self._event("function_call_arguments.done", arguments=call.arguments, name=call.name, **where)
+        yield self._event("output_item.added", output_index=index, item={**item, "status": "in_progress", name: ""})
+        yield self._event(f"{part}.delta", delta=item[name], **where)
+        yield self._event(f"{part}.done", **{name: item[name]}, name=item["name"], **where)
         yield self._event("output_item.done", output_index=index, item=item)
         self._output.append(item)
+        self._calls.append({"id": call.id, "function": {"name": call.name, "arguments": call.arguments}})
 
     def end(self, summary: Summary) -> Pieces:
         reply = self._ended(summary)
@@ -261,13 +332,8 @@ class ResponsesWriter(BlockWriter):
             texts[item["type"]] = texts.get(item["type"], "") + "".join(
                 part["text"] for part in item.get("content", ())
             )
-        calls = [
-            {"id": item["call_id"], "function": {"name": item["name"], "arguments": item["arguments"]}}
-            for item in self._output
-            if item["type"] == "function_call"
-        ]
-        text, thought = texts["message"], texts["reasoning"]
-        self._keep(self._id, {"role": "assistant", "content": text, "reasoning_content": thought, "tool_calls": calls})
+        message = {"role": "assistant", "content": texts["message"], "reasoning_content": texts["reasoning"]}
+        self._keep(self._id, message | {"tool_calls": self._calls})
         cut = {"reason": "max_output_tokens"} if summary.finish_reason == "length" else None
         reply = self._reply("completed" if cut is None else "incomplete", incomplete_details=cut, usage={
             "input_tokens": summary.prompt_tokens, "input_tokens_details": {"cached_tokens": 0},
@@ -323,13 +389,6 @@ def _text_item(channel: Channel, text: str | None, name: str = "") -> Json:
         "status": "in_progress" if text is None else "completed",
         "content": [] if text is None else [_text_part(channel, text)],
         **({"summary": []} if channel is Channel.THINKING else {"role": "assistant"}),
-    }  # fmt: skip
-
-
-def _call_item(call: ToolCall) -> Json:
-    return {
-        "id": f"fc_{secrets.token_hex(12)}", "type": "function_call", "status": "completed", "call_id": call.id,
-        "name": call.name, "arguments": call.arguments,
     }  # fmt: skip
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import reprlib
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
@@ -98,7 +98,7 @@ class GenerationRequest(ReplyRequest, fields.SamplingFields):
             return None
         if schema is None and form.type == "json_schema":
             raise invalid_request("response_format has no json_schema. Give it.", "response_format.json_schema")
-        text = json.dumps({"type": "object"} if schema is None else schema)
+        text = json.dumps({"type": "object"} if schema is None else without_descriptions(schema))
         if len(text) > MAX_SCHEMA:
             raise invalid_request(
                 f"The JSON schema has {len(text)} characters; at most {MAX_SCHEMA} are allowed. Shorten it.",
@@ -147,6 +147,16 @@ class GenerationRequest(ReplyRequest, fields.SamplingFields):
         """Return how many other tokens' log-probabilities to report beside each token's own; None: report none."""
 
 
+def without_descriptions(schema: Any) -> Any:
+    """Return a JSON schema without what only a reader needs: agents send much of it, and no grammar has any."""
+    if isinstance(schema, list):
+        return [without_descriptions(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {name: value for name, value in schema.items() if name != "description" or not isinstance(value, str)}
+    return {name: value if name in ("enum", "const") else without_descriptions(value) for name, value in kept.items()}
+
+
 def _parsed(schema: Any, name: str) -> Any:
     """Return a JSON schema, which some clients send as a text."""
     if not isinstance(schema, str):
@@ -161,31 +171,43 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 MEDIA = (
     "image", "image_url", "input_image", "audio", "input_audio", "video", "video_url", "file", "input_file", "document",
 )  # fmt: skip
-"""Types of parts that are no text: they are refused, as a reply without them would be wrong."""
+"""Types of parts that are no text. A picture in the last question is refused, and left out of the history: a reply that
+does not know what is asked would be wrong, but a conversation need not end for one."""
 
 
 class ContentPart(RequestModel):
     """A part of a message's content."""
 
-    type: str = Field(max_length=100, description="A type of text: media are refused, others left out.")
+    type: str = Field(max_length=100, description="A type of text; media in the last question are refused.")
     text: Text = ""
     refusal: Text = Field("", description="The text of a refusal.")
-
-    _param: ClassVar[str] = "messages"
+    source: JsonValue = Field(None, description="The source of a document, which is read if it is a plain text.")
 
     @model_validator(mode="after")
-    def _is_text(self) -> Self:
-        if self.type in MEDIA:
-            raise invalid_request(
-                f"A message has a part of type {self.type!r}, and the models here read only text. Leave that part out.",
-                self._param,
-            )
+    def _read_document(self) -> Self:
+        if self.type == "document" and isinstance(self.source, dict) and self.source.get("type") == "text":
+            self.type, self.text = "text", str(self.source.get("data", ""))
         return self
+
+    def unknown(self, path: str = "") -> Iterator[str]:
+        yield from (path + self.type,) if self.type in MEDIA else super().unknown(path)
+
+    def shown(self) -> str:
+        """Return the part as a text."""
+        what = self.type.removeprefix("input_").removesuffix("_url")
+        return f"[{what} left out]" if self.type in MEDIA else self.text or self.refusal
 
     @staticmethod
     def plain(parts: str | Sequence[ContentPart]) -> str:
         """Return the text of a content, which is whole or in parts."""
-        return parts if isinstance(parts, str) else "".join(part.text or part.refusal for part in parts)
+        return parts if isinstance(parts, str) else "".join(part.shown() for part in parts)
+
+    @staticmethod
+    def sent_on(parts: str | Sequence[ContentPart]) -> str | list[dict[str, Any]]:
+        """Return a content as a chat completion has it."""
+        return parts if isinstance(parts, str) else [
+            {"type": part.type if part.type in MEDIA else "text", "text": part.shown()} for part in parts
+        ]  # fmt: skip
 
 
 Parts = Annotated[list[ContentPart], Field(max_length=1000)]
@@ -271,6 +293,7 @@ class ChatRequest(GenerationRequest):
     )
     reasoning_effort: str | None = Field(None, max_length=40, description="Level of thinking; none: no thought.")
     chat_template_kwargs: Schema = Field({}, max_length=100, description="Arguments such as enable_thinking.")
+    enable_thinking: bool | None = Field(None, description="The argument of that name in chat_template_kwargs.")
     tools: list[ToolSchema] = Field([], max_length=MAX_ITEMS, description="Functions that the model may call.")
     tool_choice: Literal["none", "auto", "required"] | ToolChoice = Field(
         "auto", description="Whether functions are called: none; auto, if the model likes; required; or one by name."
@@ -280,8 +303,31 @@ class ChatRequest(GenerationRequest):
         None, description="Our extension: switches thoughts on or off, or limits their tokens."
     )
     truncation: Literal["auto", "disabled"] = Field("disabled", description="auto: leave out the oldest turns.")
+    continue_final_message: bool = Field(False, description="Continue the last turn, the assistant's, as vLLM does.")
+    add_generation_prompt: fields.Unused = None
 
     _types: ClassVar[Types] = {"tools": ("function",), "tool_choice": ("function",)}
+
+    @model_validator(mode="after")
+    def _can_be_continued(self) -> Self:
+        last = self.messages[-1]
+        if self.continue_final_message and (last.role != "assistant" or last.tool_calls):
+            raise invalid_request(
+                "continue_final_message is true, but the last message is no text of the assistant. Let it be one, or"
+                " leave continue_final_message out.", "continue_final_message",
+            )  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
+    def _last_question_is_text(self) -> Self:
+        asked = next((one.content for one in reversed(self.messages) if one.role == "user"), "")
+        for part in () if isinstance(asked, str) else asked:
+            if part.type in MEDIA:
+                raise invalid_request(
+                    f"The question has a part of type {part.type!r}, and the models here read only text. Leave that"
+                    " part out.", "messages",
+                )  # fmt: skip
+        return self
 
     def parameter(self, name: str) -> str:
         """Return the request's parameter for `name`, a parameter of the model's template or `think`."""
@@ -298,6 +344,8 @@ class ChatRequest(GenerationRequest):
         arguments: dict[str, object] = {**defaults.template_args}
         if self.reasoning_effort is not None:
             arguments["reasoning_effort"] = self.reasoning_effort
+        if self.enable_thinking is not None:
+            arguments["enable_thinking"] = self.enable_thinking
         chosen = super().options(defaults, context_length)
         return replace(
             chosen, think=think, template_args=arguments | self.chat_template_kwargs,
@@ -332,7 +380,8 @@ class ChatRequest(GenerationRequest):
 
     def turns(self) -> list[Message]:
         """Return the conversation."""
-        return [message.message() for message in self.messages]
+        *turns, last = (message.message() for message in self.messages)
+        return [*turns, replace(last, continued=self.continue_final_message)]
 
     def _max_tokens(self) -> int | None:
         given = {number for number in (self.max_tokens, self.max_completion_tokens) if number is not None}
@@ -355,7 +404,10 @@ class ChatRequest(GenerationRequest):
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1, max_length=MAX_TOKENS)]
 
 
-def as_list(given: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+Texts: TypeAlias = str | list[int] | list[str] | list[list[int]]
+
+
+def as_list(given: Texts) -> list[str | list[int]]:
     """Return a text, or the ids of one text, as a list of one; return a list of several as it is."""
     if isinstance(given, str):
         return [given]

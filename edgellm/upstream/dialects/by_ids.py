@@ -105,11 +105,8 @@ def named(found: Any) -> int:
 
 
 async def takes_ids(server: UnknownServer, top: int = 0) -> str:
-    """Ask for a token behind two prompts of ids; return why the server cannot verify by them, else "".
-
-    Raises:
-        VerifierLost, VerifierBusy: as `HttpClient.post`, for other reasons than that.
-    """
+    """Ask for a token behind two prompts of ids; return why the server cannot verify by them, else "". Raises
+    VerifierLost, VerifierBusy: as `HttpClient.post`, for other reasons than that."""
     token = server.token
     body: dict[str, Any] = {
         "model": server.model, "prompt": [[token], [token, token]], "max_tokens": 1, "temperature": 0.0,

@@ -88,11 +88,8 @@ class TextCompletionsUpstream(TextUpstream):
 
 
 async def connect(server: UnknownServer) -> TextCompletionsUpstream | None:
-    """Return the server if it is of a known kind, or takes no token ids.
-
-    Raises:
-        VerifierLost, VerifierBusy: it is gone, or completes no texts.
-    """
+    """Return the server if it is of a known kind, or takes no token ids. Raises VerifierLost, VerifierBusy: it is gone,
+    or completes no texts."""
     kind = KINDS.get(server.owner)
     if kind is None and not await takes_ids(server):
         return None

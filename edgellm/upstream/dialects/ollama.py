@@ -53,12 +53,8 @@ def _seconds(nanoseconds: Any) -> float:
 
 
 async def connect(server: UnknownServer) -> OllamaUpstream | None:
-    """Return the server if it is an Ollama.
-
-    Raises:
-        VerifierLost, VerifierBusy: it is gone, or completes no texts.
-        TimeoutError: it does not answer in time.
-    """
+    """Return the server if it is an Ollama. Raises VerifierLost, VerifierBusy: it is gone, or completes no texts;
+    TimeoutError: it does not answer in time."""
     if "version" not in await server.facts("/api/version"):
         return None
     try:

@@ -84,12 +84,8 @@ async def models_of(client: HttpClient) -> dict[str, Mapping[str, Any]]:
 
 
 async def served_model(client: HttpClient, wanted: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the name of the model `wanted` of a server, or of its first one, and what the server tells of it.
-
-    Raises:
-        InvalidOption: the server has no such model; names its models.
-        VerifierLost, VerifierBusy: as `HttpClient.get`.
-    """
+    """Return the name of the model `wanted` of a server, or of its first one, and what the server tells of it. Raises
+    InvalidOption: the server has no such model; names its models; VerifierLost, VerifierBusy: as `HttpClient.get`."""
     models = await models_of(client)
     names = list(models)
     if not names or (wanted and wanted not in names):
@@ -181,12 +177,8 @@ class Upstream(ABC):
         return max(wanted, 0 if logprobs is None else min(max(1, logprobs), self.most_top))
 
     async def rows(self, request: RowRequest) -> RowReply:
-        """Return the rows for `request`.
-
-        Raises:
-            VerifierLost: the server is gone, refuses, or answers with something else.
-            VerifierBusy: it takes no request now.
-        """
+        """Return the rows for `request`. Raises VerifierLost: the server is gone, refuses, or answers with something
+        else; VerifierBusy: it takes no request now."""
         with self.client.reading():
             return await self._rows(request)
 

@@ -110,12 +110,8 @@ def _top(row: Any) -> Top:
 
 
 async def connect(server: UnknownServer) -> SglangUpstream | None:
-    """Return the server if it is an SGLang, by the requested tier or the best.
-
-    Raises:
-        VerifierLost, VerifierBusy: it is gone, or does not score drafts.
-        TimeoutError: it does not answer in time.
-    """
+    """Return the server if it is an SGLang, by the requested tier or the best. Raises VerifierLost, VerifierBusy: it is
+    gone, or does not score drafts; TimeoutError: it does not answer in time."""
     if server.owner != "sglang":
         return None
     body = _body([server.token] * 3, 1, Sampling(), 0.0, 1) | {"logprob_start_len": 1}

@@ -74,23 +74,16 @@ class TextBorders:
         return text is not None and self._encode(text).tolist() == ids.tolist()
 
     def last(self, ids: Ids) -> tuple[int, str]:
-        """Return the last border in `ids` (n,) that survives, and the text before it.
-
-        Raises:
-            RowsUnusable: no border near the end survives.
-        """
+        """Return the last border in `ids` (n,) that survives, and the text before it. Raises RowsUnusable: no border
+        near the end survives."""
         for border in range(len(ids), max(len(ids) - _FARTHEST, 0), -1):
             if self.survives(ids[:border]):
                 return border, self.text(ids[:border]) or ""
         raise RowsUnusable("a text whose tokens are others when it is tokenised again")
 
     def behind(self, prefix: Ids, border: int, written: Written) -> list[int]:
-        """Return the ids that a server wrote behind `prefix` (n,) when asked to continue from `border`, without the
-        end of the turn.
-
-        Raises:
-            RowsUnusable: it did not repeat the end of `prefix`, or wrote no text of the vocabulary.
-        """
+        """Return the ids that a server wrote behind `prefix` (n,) when asked to continue from `border`, without the end
+        of the turn. Raises RowsUnusable: it did not repeat the end of `prefix`, or wrote no text of the vocabulary."""
         again = prefix[border:].tolist()
         found = self._named(written)
         if found is not None:
@@ -152,21 +145,12 @@ class TextUpstream(Upstream):
 
     @abstractmethod
     async def write(self, prompt: str, tokens: int, request: RowRequest, seed: int) -> tuple[Written, RowReply]:
-        """Return the server's continuation of `prompt`, up to `tokens` tokens, and a reply without rows for the
-        costs.
-
-        Raises:
-            RowsUnusable: the answer is something else.
-            VerifierLost, VerifierBusy: as `Upstream.rows`.
-        """
+        """Return the server's continuation of `prompt`, up to `tokens` tokens, and a reply without rows for the costs.
+        Raises RowsUnusable: the answer is something else; VerifierLost, VerifierBusy: as `Upstream.rows`."""
 
     async def probe(self, token: int) -> None:
-        """Continue a text of `token`, so that the server loads its model now.
-
-        Raises:
-            RowsUnusable, VerifierLost, VerifierBusy: as `write`.
-            TimeoutError: it takes too long.
-        """
+        """Continue a text of `token`, so that the server loads its model now. Raises RowsUnusable, VerifierLost,
+        VerifierBusy: as `write`; TimeoutError: it takes too long."""
         ids = np.array([token], dtype=np.int32)
         async with asyncio.timeout(PROBE_SECONDS):
             await self.write(self._borders.text(ids) or "", 1, RowRequest(ids, NO_IDS, GREEDY), 0)

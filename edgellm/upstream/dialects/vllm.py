@@ -145,11 +145,8 @@ def _prompt_top(row: Any) -> tuple[Top, set[int]]:
 
 
 async def connect(server: UnknownServer) -> VllmUpstream | None:
-    """Return the server if it is a vLLM, by the requested tier or the best.
-
-    Raises:
-        VerifierLost, VerifierBusy: the server is gone, or takes no prompts of token ids.
-    """
+    """Return the server if it is a vLLM, by the requested tier or the best. Raises VerifierLost, VerifierBusy: the
+    server is gone, or takes no prompts of token ids."""
     if server.owner != "vllm":
         return None
     if server.tier in (None, Tier.SCORE):

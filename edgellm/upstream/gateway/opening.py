@@ -44,13 +44,9 @@ class PoolOpening:
     def open(self, addresses: Sequence[str]) -> tuple[ServerPool, ...]:
         """Return the models of the servers at `addresses` that answer, each with its servers; `look` finds the others.
         An address without a model means a model of an earlier address, if the server has it, else the server's first.
-
-        Raises:
-            InvalidOption: an address is invalid, or comes twice; or it cannot be told which of several tokenizers a
-                server has.
-            VocabularyMismatch: no tokenizer is a server's own.
-            ModelNotFound, ModelCorrupt, ModelUnsupported: a file has no tokenizer.
-        """
+        Raises InvalidOption: an address is invalid, or comes twice; or it cannot be told which of several tokenizers a
+        server has; VocabularyMismatch: no tokenizer is a server's own; ModelNotFound, ModelCorrupt, ModelUnsupported: a
+        file has no tokenizer."""
         found: dict[str, tuple[Model, list[PooledServer]]] = {}
         with ExitStack() as closing:
             for url in _urls(addresses):

@@ -5,26 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
-from testkit.thinking_templates import with_template
-from tests.http.conftest import QUESTION, Ask, asker, serving
-from tests.http.test_tools import CALLS, TEMPLATE, Writer, writing_over
+from tests.http.conftest import QUESTION, Ask, serving
 
 if TYPE_CHECKING:
     import anthropic
 
-USER: Any = {"role": "user", "content": "How is the weather in Zürich, and how late is it?"}
-TOOLS: Any = [
-    {"name": "get_weather", "description": "The weather", "input_schema": {
-        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}},
-    {"name": "clock", "description": "The time", "input_schema": {"type": "object"}},
-]  # fmt: skip
 KEY = "k" * 43
 ASKED: Any = {"model": "edgellm-verifier", "messages": [{"role": "user", "content": QUESTION}]}
 
@@ -85,36 +76,7 @@ def test_errors_are_the_clients_own_exceptions(connect: Connect, server: HttpSer
     image: Any = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
     with pytest.raises(anthropic.BadRequestError, match="read only text"):
         client.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": [image]}])
-    with pytest.raises(anthropic.BadRequestError, match="The last message is the assistant's"):
-        client.messages.create(model="m", max_tokens=1, messages=[{"role": "assistant", "content": "It"}])
     with serving(own, "edgellm-verifier", key=KEY) as locked:
         with pytest.raises(anthropic.AuthenticationError, match="The API key is missing or wrong"):
             connect(locked, "wrong").messages.create(**ASKED, max_tokens=1)
         assert connect(locked, KEY).messages.create(**ASKED, max_tokens=1).usage.output_tokens == 1
-
-
-@pytest.fixture(scope="module")
-def writing(
-    connect: Connect, f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Writer, Ask, Any]]:
-    """A server over a model whose template knows tools, and which writes what it is told."""
-    path = with_template(f32_pair[1], tmp_path_factory.mktemp("tools") / "tools.gguf", TEMPLATE)
-    with writing_over(path) as (writer, server):
-        yield writer, asker(server), connect(server)
-
-
-def test_calls_are_forced_limited_and_switched_off(writing: tuple[Writer, Ask, Any]) -> None:
-    import anthropic
-
-    writer, _, client = writing
-    asked = {"model": "writer", "max_tokens": 200, "tools": TOOLS, "messages": [USER]}
-    writer.says(CALLS)
-    one = client.messages.create(**asked, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
-    assert [block.type for block in one.content] == ["text", "tool_use"]
-    none = client.messages.create(**asked, tool_choice={"type": "none"})
-    assert [block.type for block in none.content] == ["text"]
-    writer.says('{"city": "Bern"}}</tool_call>')
-    forced = client.messages.create(**asked, tool_choice={"type": "tool", "name": "get_weather"})
-    assert [(block.name, block.input) for block in forced.content] == [("get_weather", {"city": "Bern"})]
-    with pytest.raises(anthropic.BadRequestError, match="any of 2 tools, and no grammar"):
-        client.messages.create(**asked, tool_choice={"type": "any"})

@@ -100,13 +100,6 @@ def test_a_request_without_a_temperature_is_sampled_as_the_model_wants(path: str
         assert written_by(ask(temperature=0.0), path) == greedy
 
 
-def test_the_status_says_what_the_model_wants(sampled: LLM) -> None:
-    with serving(sampled, "sampled") as server:
-        status = asker(server)("GET", "/status").json
-        assert status["sampling"] == sampled.sampling.figures() | {"origin": "the model's file and its card"}
-        assert status["models"][0]["sampling"] == status["sampling"]
-
-
 def refusal(ask: Ask, path: str, headers: dict[str, str]) -> tuple[int, str]:
     answer = ask("POST", path, REQUESTS[path], headers)
     return answer.status, said(answer)

@@ -14,7 +14,6 @@ from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from testkit.thinking_templates import ALWAYS, with_template
 from tests.http.conftest import QUESTION, Ask, asker, conversation, serving
-from tests.http.test_tools import TOOLS
 
 ASKED: Any = {"model": "edgellm-verifier", "messages": [{"role": "user", "content": QUESTION}]}
 
@@ -97,7 +96,6 @@ def test_errors_are_the_clients_own(client: ollama.Client) -> None:
     for asked, status, said in (
         ({"model": "llama3.2", "messages": ASKED["messages"]}, 404, "is not served here"),
         ({**ASKED, "options": {"temperature": 900}}, 400, "options.temperature is 900. Give a number of at most 100"),
-        ({**ASKED, "format": "json", "tools": TOOLS}, 400, "Leave one of them out"),
     ):
         with pytest.raises(ollama.ResponseError, match=said) as raised:
             client.chat(**asked)

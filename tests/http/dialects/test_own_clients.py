@@ -207,6 +207,43 @@ def test_tools_are_called_and_their_results_returned(by: By, stream: bool, writi
     assert order == sorted(order)
 
 
+OPENAIS = [{"type": "function", "function": one} for one in FUNCTIONS]
+ANTHROPICS = [{"name": one["name"], "input_schema": one["parameters"]} for one in FUNCTIONS]
+CHOICES: dict[str, tuple[Any, list[Any], Callable[[Any], list[str]]]] = {
+    "/v1/chat/completions": (
+        {"messages": [user("?")], "tools": OPENAIS},
+        [{"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, {"parallel_tool_calls": False},
+         {"tool_choice": "none"}],
+        lambda found: [one["function"]["name"] for one in found["choices"][0]["message"].get("tool_calls", ())],
+    ),
+    "/v1/messages": (
+        {"messages": [user("?")], "tools": ANTHROPICS, "max_tokens": 200},
+        [{"tool_choice": {"type": "tool", "name": "get_weather"}},
+         {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, {"tool_choice": {"type": "none"}}],
+        lambda found: [one["name"] for one in found["content"] if one["type"] == "tool_use"],
+    ),
+    "/v1/responses": (
+        {"input": "?", "tools": [{"type": "function", **one} for one in FUNCTIONS]},
+        [{"tool_choice": {"type": "function", "name": "get_weather"}}, {"parallel_tool_calls": False},
+         {"tool_choice": "none"}],
+        lambda found: [one["name"] for one in found["output"] if one["type"] == "function_call"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", CHOICES)
+def test_calls_are_forced_limited_and_switched_off(path: str, writing: tuple[Writer, HttpServer]) -> None:
+    writer, server = writing
+    body, (forced, limited, off), called = CHOICES[path]
+    for more, text, names in (
+        (forced, '{"city": "Bern"}}</tool_call>', ["get_weather"]), (limited, CALLS, ["get_weather"]), (off, CALLS, []),
+    ):  # fmt: skip
+        writer.says(text)
+        answer = asker(server)("POST", path, {**body, **more})
+        assert (answer.status, called(answer.json)) == (200, names)
+        assert ("Bern" in answer.body.decode()) == (more is forced)
+
+
 @pytest.fixture(scope="module")
 def thinker(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     path = with_template(f32_pair[1], tmp_path_factory.mktemp("always") / "always.gguf", ALWAYS)

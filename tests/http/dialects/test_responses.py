@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import openai
-import pydantic
 import pytest
 
 from edgellm.http.dialects.responses import ConversationStore
@@ -16,15 +14,11 @@ from edgellm.http.schemas.errors import ApiError
 from edgellm.http.server import HttpServer
 from testkit.thinking_templates import with_template
 from tests.http.conftest import QUESTION, Ask
+from tests.http.dialects.test_own_clients import FUNCTIONS
 from tests.http.test_tools import CALLS, TEMPLATE, Writer, writing_over
 
 ASKED: Any = {"model": "edgellm-verifier", "input": QUESTION}
-TOOLS: Any = [
-    {"type": "function", "name": "get_weather", "description": "The weather", "strict": True, "parameters": {
-        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
-        "additionalProperties": False}},
-    {"type": "function", "name": "clock", "description": "The time", "parameters": {"type": "object"}},
-]  # fmt: skip
+TOOLS: Any = [{"type": "function", **one} for one in FUNCTIONS]
 WEATHER: Any = [{"role": "user", "content": "How is the weather in Zürich?"}]
 
 
@@ -96,16 +90,6 @@ def test_few_conversations_are_kept() -> None:
             store.turns(name)
 
 
-class Plan(pydantic.BaseModel):
-    day: Literal["Monday", "Friday"]
-    hours: list[int] = pydantic.Field(min_length=1, max_length=3)
-
-
-def test_the_client_parses_a_reply_by_its_model(client: openai.OpenAI) -> None:
-    done = client.responses.parse(**ASKED, text_format=Plan, max_output_tokens=400)
-    assert isinstance(done.output_parsed, Plan)
-
-
 def test_what_is_refused(client: openai.OpenAI, ask: Ask) -> None:
     image: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]
     for more, said in (
@@ -113,7 +97,7 @@ def test_what_is_refused(client: openai.OpenAI, ask: Ask) -> None:
         ({"background": True}, "background is True"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "there are no tools"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format has no schema"),
-        ({"model": "gpt-5"}, "is not served here"),
+        ({"model": "other"}, "is not served here"),
     ):
         with pytest.raises(openai.APIStatusError, match=said):
             client.responses.create(**{**ASKED, **more})
@@ -145,12 +129,3 @@ def test_calls_are_kept_for_their_results(writing: tuple[Writer, openai.OpenAI])
     assert again.output_text == "It rains."
     order = [writer.prompt.index(part) for part in ("Zürich?", "Wait.", "<tool_call>get_weather", "rain<|end|>")]
     assert order == sorted(order)
-
-
-def test_a_tool_is_forced(writing: tuple[Writer, openai.OpenAI]) -> None:
-    writer, client = writing
-    writer.says('{"city": "Bern"}}</tool_call>')
-    choice: Any = {"type": "function", "name": "get_weather"}
-    forced = client.responses.create(model="writer", input=WEATHER, tools=TOOLS, tool_choice=choice)
-    call: Any = forced.output[0]
-    assert (len(forced.output), json.loads(call.arguments)) == (1, {"city": "Bern"})

@@ -1,0 +1,147 @@
+"""Requests as agents send them: answered, with what a text model cannot do left out and named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from edgellm.http.server import HttpServer
+from tests.http.conftest import QUESTION, Ask, asker
+from tests.http.dialects.test_own_clients import writing
+from tests.http.test_tools import Writer
+
+__all__ = ["writing"]
+
+CHAT, RESPONSES, MESSAGES, OLLAMA = "/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"
+U, A = {"role": "user", "content": QUESTION}, {"role": "assistant", "content": "On Friday."}
+OBJECT = {"type": "object", "properties": {}}
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": OBJECT}}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": None, "function": {"name": "f"}}]}
+IMAGE, PICTURE = {"type": "image", "source": {"type": "base64", "data": "aGk="}}, "[image left out]"
+SHOT = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "shot", "input": {}}]}
+SEEN = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}]}
+DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "The bus leaves at 8."}}
+LATER = {"role": "system", "content": "LATER"}
+CODEX: Any = [
+    {"type": "custom", "name": "exec", "description": "Run"}, {"type": "function", "name": "wait", "parameters": {}},
+]  # fmt: skip
+LONG = {"type": "object", "properties": {"city": {"type": "string", "description": "x" * 40_000}}}
+HISTORY: Any = [
+    {"type": "custom_tool_call", "call_id": "c", "name": "exec", "input": "LIST", "namespace": "functions"},
+    {"type": "custom_tool_call_output", "call_id": "c", "output": {"a": "FOUND"}},
+    {"type": "local_shell_call", "id": "x", "call_id": "d", "action": {"command": ["SHELL"]}, "status": "completed"},
+    {"type": "local_shell_call_output", "id": "d", "output": "SHOWN"},
+    {"type": "reasoning", "summary": [], "encrypted_content": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ignored", "texts"),
+    [
+        (RESPONSES, {"input": [{"type": "additional_tools", "role": "developer", "tools": [
+            {"type": "namespace", "name": "functions", "tools": CODEX}, {"type": "web_search"}]}, U]},
+         "input.0.tools.1.web_search", ["functions__exec", "functions__wait"]),
+        (RESPONSES, {"input": [U, *HISTORY, U]}, None, ["functions__exec", "LIST", "FOUND", "SHELL", "SHOWN"]),
+        (RESPONSES, {"input": "Hi", "tools": [{"type": "web_search"}, {"type": "custom", "name": "apply_patch",
+            "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}}, {"type": "function",
+            "name": "shell", "parameters": OBJECT}]}, "tools.0.format, tools.0.web_search", ["apply_patch", "shell"]),
+        (MESSAGES, {"messages": [U, A, LATER, U]}, None, ["LATER"]),
+        (MESSAGES, {"messages": [LATER, U]}, None, ["LATER"]),
+        (MESSAGES, {"messages": [U, {**LATER, "content": []}], "output_config": {"effort": "high"}},
+         "output_config.effort", []),
+        (MESSAGES, {"messages": [U, SHOT, SEEN]}, "messages.2.content.0.content.0.image", [PICTURE]),
+        (MESSAGES, {"messages": [U, SHOT, SEEN, A, U]}, "messages.2.content.0.content.0.image", [PICTURE]),
+        (MESSAGES, {"messages": [{**U, "content": [IMAGE]}, A, U]}, "messages.0.content.0.image", [PICTURE]),
+        (MESSAGES, {"messages": [U, {**A, "content": [{"type": "text", "text": "X", "citations": None}]}, U]}, None,
+         ["X"]),
+        (MESSAGES, {"messages": [{**U, "content": [DOCUMENT]}]}, None, ["The bus leaves at 8."]),
+        (MESSAGES, {"messages": [U], "tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+         "tools.0.web_search_20250305", []),
+        (RESPONSES, {"input": [U, {"type": "function_call", "name": "f", "call_id": "e", "arguments": "{}"}, {"type":
+            "function_call_output", "call_id": "e", "output": [{"type": "input_image", "image_url": "data:"}]}]},
+         "input.2.output.0.input_image", [PICTURE]),
+        (CHAT, {"messages": [U, CALL, {"role": "tool", "tool_call_id": None, "content": [{"type": "image_url",
+            "image_url": {"url": "data:"}}]}, U]}, "messages.2.content.0.image_url", [PICTURE]),
+        (CHAT, {"messages": [U], "max_tokens": -1, "enable_thinking": False}, None, []),
+        (CHAT, {"messages": [U], "think": False, "tools": [FUNCTION]}, None, []),
+        (OLLAMA, {"messages": [U], "think": "high"}, "think", []),
+        (OLLAMA, {"messages": [{**U, "images": ["aGk="]}, A, U]}, None, [PICTURE]),
+    ],
+    ids=lambda value: str(value)[:80],
+)  # fmt: skip
+def test_what_agents_send_is_answered(
+    writing: tuple[Writer, HttpServer], path: str, body: Any, ignored: str | None, texts: list[str]
+) -> None:
+    writer, server = writing
+    writer.says("Done.")
+    more: Any = {MESSAGES: {"max_tokens": 4}, OLLAMA: {"model": "writer", "stream": False}}.get(path, {})
+    answer = asker(server)("POST", path, {**more, **body})
+    assert answer.status == 200, answer.body
+    assert answer.headers.get("x-edgellm-ignored") == ignored
+    assert not [text for text in texts if text not in writer.prompt]
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_a_picture_in_the_last_question_is_refused(ask: Ask, path: str) -> None:
+    answer = ask("POST", path, {"messages": [A, {**U, "content": [IMAGE]}], "max_tokens": 4})
+    assert (answer.status, "The question has a part of type 'image'" in answer.error["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(("path", "model"), [(CHAT, "gpt-4o-mini"), (MESSAGES, "claude-haiku-4-5-20251001"),
+                                             (RESPONSES, "gpt-5-codex"), (OLLAMA, "gpt-oss")])  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_services_model_is_the_opened_one(ask: Ask, path: str, model: str, stream: bool) -> None:
+    body = {"input": "Hi"} if path == RESPONSES else {"messages": [U], "max_tokens": 4}
+    answer = ask("POST", path, {**body, "model": model, "stream": stream})
+    assert (answer.status, answer.headers["x-edgellm-model"]) == (200, "edgellm-verifier")
+    own = ask("POST", path, {**body, "model": "edgellm-verifier", "stream": stream})
+    assert "x-edgellm-model" not in own.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_go_back_to_the_tool_and_its_namespace(writing: tuple[Writer, HttpServer], stream: bool) -> None:
+    writer, server = writing
+    tools = [{"type": "namespace", "name": "mcp__x", "tools": CODEX}]
+    writer.says(
+        '<tool_call>{"name": "mcp__x__wait", "arguments": {"s": 1}}</tool_call>'
+        '<tool_call>{"name": "mcp__x__exec", "arguments": {"input": "ls -l"}}</tool_call>'
+    )
+    answer = asker(server)("POST", RESPONSES, {"input": "Hi", "tools": tools, "stream": stream})
+    done = answer.events_named[-1]["response"] if stream else answer.json
+    wait, execute = done["output"]
+    assert (wait["type"], wait["namespace"], wait["name"], json.loads(wait["arguments"])) == (
+        "function_call", "mcp__x", "wait", {"s": 1},
+    )  # fmt: skip
+    assert (execute["type"], execute["namespace"], execute["name"], execute["input"]) == (
+        "custom_tool_call", "mcp__x", "exec", "ls -l",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "more"), [(CHAT, {"continue_final_message": True, "add_generation_prompt": False}),
+                                            (MESSAGES, {})])  # fmt: skip
+def test_the_assistants_last_turn_is_continued(ask: Ask, path: str, more: dict[str, object]) -> None:
+    def text(messages: list[Any], **more: object) -> str:
+        found = ask("POST", path, {"messages": messages, "max_tokens": 40, **more}).json
+        return str(found["choices"][0]["message"]["content"] if path == CHAT else found["content"][0]["text"])
+
+    whole = text([U])
+    words = whole.split(" ")
+    begun = " ".join(words[:2])
+    assert begun + text([U, {"role": "assistant", "content": begun}], **more) == whole
+    refused = ask("POST", CHAT, {"messages": [U], "continue_final_message": True})
+    assert (refused.status, refused.error["param"]) == (400, "continue_final_message")
+
+
+def test_a_format_beside_tools_is_kept(ask: Ask) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    body = {"model": "edgellm-verifier", "messages": [U], "format": schema, "tools": [FUNCTION], "stream": False}
+    answer = ask("POST", OLLAMA, body)
+    assert (answer.status, answer.headers["x-edgellm-ignored"]) == (200, "tools")
+    assert isinstance(json.loads(answer.json["message"]["content"])["a"], bool)
+
+
+def test_descriptions_do_not_count_to_a_schema(ask: Ask) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": LONG}}
+    assert ask("POST", CHAT, {"messages": [U], "response_format": form, "max_tokens": 4}).status == 200
