@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NoReturn
 
 import numpy as np
 
 from edgellm.engine import Floats, Ids
 from edgellm.engine.native import VERSION
-from edgellm.errors import SAME_VERSION, InvalidOption, ProtocolError
+from edgellm.errors import InvalidOption, ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import (
     MAX_ROWS,
@@ -30,12 +29,14 @@ from edgellm.rpc.layers.codec import read_pieces, write_pieces
 from edgellm.rpc.protos import edgellm_pb2 as words
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.versions import check_version
-from edgellm.services import verification_codec
 from edgellm.services.verification_codec import (
     RequestLimits,
+    read_ids,
     read_sampling,
     read_verdict,
     read_verify,
+    refuse,
+    write_sampling,
     write_verdict,
     write_verify,
 )
@@ -82,13 +83,13 @@ def read_work(message: pb.Prepare) -> StageSpec:
     check_version(message.protocol, MESH, "the coordinator")
     check_engine(message.version, "The coordinator")
     if len(message.model) != 32 or len(message.stage) != 16:
-        _refuse("The request for a stage has no model, or no name.")
+        refuse("The request for a stage has no model, or no name.")
     if not (message.first <= message.last < message.layers <= _MAX_LAYERS):
-        _refuse(f"The requested layers {message.first} to {message.last} of {message.layers} are invalid.")
+        refuse(f"The requested layers {message.first} to {message.last} of {message.layers} are invalid.")
     if not (0 < message.n_embd <= 2**16 and 0 < message.n_vocab <= 2**22 and 0 < message.context <= 2**22):
-        _refuse("The model's dimensions are invalid.")
+        refuse("The model's dimensions are invalid.")
     if not (0 < message.sessions <= 64 and message.sessions * message.context <= _MAX_POSITIONS):
-        _refuse(f"The request for {message.sessions} sessions of {message.context} positions is invalid.")
+        refuse(f"The request for {message.sessions} sessions of {message.context} positions is invalid.")
     return StageSpec(
         message.model.hex(), message.name[:_MAX_TEXT], LayerRange(message.first, message.last + 1), message.layers,
         message.n_embd, message.n_vocab, message.context, message.sessions, message.half, max(1, message.stages),
@@ -108,7 +109,7 @@ def write_micro_batch(batch: MicroBatch, half: bool) -> pb.MeshParcel:
         message.rows = data.astype("<f4" if message.wide else "<f2").tobytes()
     if (request := batch.request) is not None:
         message.ask.CopyFrom(write_verify(replace(request, round=batch.number)).verify)
-        message.sampling.CopyFrom(verification_codec.write_sampling(request.sampling))
+        message.sampling.CopyFrom(write_sampling(request.sampling))
         message.logits = request.logits
     return message
 
@@ -119,16 +120,16 @@ def read_micro_batch(message: pb.MeshParcel, work: StageSpec) -> MicroBatch:
     if message.rows:
         kind = np.dtype("<f4" if message.wide else "<f2")
         if message.ids or len(message.rows) % (kind.itemsize * work.n_embd):
-            _refuse(f"A micro-batch has {len(message.ids)} ids and {len(message.rows)} bytes of rows.")
+            refuse(f"A micro-batch has {len(message.ids)} ids and {len(message.rows)} bytes of rows.")
         data: Ids | Floats = np.frombuffer(message.rows, kind).reshape(-1, work.n_embd).astype(np.float32)
     else:
-        data = verification_codec.read_ids(message.ids, work.n_vocab)
+        data = read_ids(message.ids, work.n_vocab)
     request = None
     if message.HasField("ask"):
         bounds, sampling = RequestLimits(work.n_vocab, work.context), read_sampling(message.sampling)
         request = read_verify(message.ask, bounds, message.session, sampling)
         if len(request.prefix) or request.extra or request.position + len(request.draft) != message.start + len(data):
-            _refuse("The requested outputs do not match the micro-batch.")
+            refuse("The requested outputs do not match the micro-batch.")
         request.logits = message.logits
     return MicroBatch(message.session, message.number, message.start, data, request)
 
@@ -175,7 +176,7 @@ def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyReque
     match message.WhichOneof("report"):
         case "loaded":
             if message.loaded.layers > len(work.layers):
-                _refuse(f"A stage of {len(work.layers)} layers reports that {message.loaded.layers} are loaded.")
+                refuse(f"A stage of {len(work.layers)} layers reports that {message.loaded.layers} are loaded.")
             return Loaded(message.loaded.layers, _seconds(message.loaded.at))
         case "onward":
             return read_micro_batch(message.onward, work)
@@ -192,7 +193,7 @@ def read_event(message: pb.Report, work: StageSpec, asked: dict[int, VerifyReque
             )
             return StageTrace(spans, _seconds(message.times.at))
         case None:
-            _refuse("A report is empty.")
+            refuse("A report is empty.")
     return None
 
 
@@ -200,29 +201,25 @@ def _answer(message: pb.StageAnswer, work: StageSpec, asked: dict[int, VerifyReq
     number = message.verdict.round
     request = asked.get(number)
     if request is None:
-        _refuse(f"Micro-batch {number} was answered, but not requested.")
+        refuse(f"Micro-batch {number} was answered, but not requested.")
     verdict = read_verdict(message.verdict, request, work.n_vocab)
     if not request.logits:
         return StageAnswer(number, verdict)
     rows = len(request.draft) + 1
     if len(message.logits) != 4 * rows * work.n_vocab:
-        _refuse(f"{len(message.logits)} bytes of logits are not {rows} rows of {work.n_vocab}.")
+        refuse(f"{len(message.logits)} bytes of logits are not {rows} rows of {work.n_vocab}.")
     logits = np.frombuffer(message.logits, "<f4").reshape(rows, work.n_vocab).astype(np.float32)
     if not np.isfinite(logits).all():
-        _refuse("Logits contain NaN or infinity.")
+        refuse("Logits contain NaN or infinity.")
     return StageAnswer(number, verdict, logits)
 
 
 def _seconds(at: float) -> float:
     if not math.isfinite(at):
-        _refuse(f"A stage's clock shows {at} seconds, which is invalid.")
+        refuse(f"A stage's clock shows {at} seconds, which is invalid.")
     return at
 
 
 def write_working(progress: tuple[float, int, int]) -> pb.Report:
     loaded, step, waiting = progress
     return pb.Report(working=words.Working(round=waiting, step=step), progress=loaded)
-
-
-def _refuse(what: str) -> NoReturn:
-    raise ProtocolError(what, SAME_VERSION)

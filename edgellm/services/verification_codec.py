@@ -53,11 +53,11 @@ def write_sampling(sampling: Sampling) -> pb.Sampling:
 def read_sampling(message: pb.Sampling) -> Sampling:
     """Return the sampling parameters of an Open, checked. Raises ProtocolError: a number that cannot be meant."""
     if not (math.isfinite(message.temperature) and message.temperature >= 0.0):
-        _refuse(f"The temperature {message.temperature} is invalid.")
+        refuse(f"The temperature {message.temperature} is invalid.")
     if not 0.0 < message.top_p <= 1.0:
-        _refuse(f"The top_p {message.top_p} is invalid.")
+        refuse(f"The top_p {message.top_p} is invalid.")
     if not 0.0 <= message.min_p <= 1.0:
-        _refuse(f"The min_p {message.min_p} is invalid.")
+        refuse(f"The min_p {message.min_p} is invalid.")
     penalties = _read_penalties(message.penalties) if message.HasField("penalties") else None
     constraint = _read_constraint(message.constraint) if message.HasField("constraint") else None
     return Sampling(
@@ -79,9 +79,9 @@ def read_wanted(message: pb.Sampling, origin: str) -> ModelSampling:
 
 def _read_constraint(message: pb.Constraint) -> Constraint:
     if len(message.schema) > MAX_SCHEMA or len(message.after) > _MAX_AFTER:
-        _refuse(f"A schema has {len(message.schema)} characters, and {len(message.after)} tokens before it.")
+        refuse(f"A schema has {len(message.schema)} characters, and {len(message.after)} tokens before it.")
     if any(token >= 2**31 for token in message.after):
-        _refuse("A token before a schema is outside every vocabulary.")
+        refuse("A token before a schema is outside every vocabulary.")
     return Constraint(message.schema, message.start, tuple(message.after))
 
 
@@ -96,12 +96,12 @@ def _read_penalties(message: pb.Penalties) -> Penalties:
     amounts = {"repeat": message.repeat, "frequency": message.frequency, "presence": message.presence}
     for name, amount in amounts.items():
         if not -MAX_PENALTY <= amount <= MAX_PENALTY or (name == "repeat" and amount < MIN_REPEAT):  # NaN fails, too
-            _refuse(f"The {name} penalty {amount} is invalid.")
+            refuse(f"The {name} penalty {amount} is invalid.")
     ids, bias = list(message.ids), list(message.bias)
     if len(ids) != len(bias) or len(ids) > MAX_BIASES or any(one >= other for one, other in pairwise(ids)):
-        _refuse(f"{len(ids)} ids come with {len(bias)} biases, or are not ascending.")
+        refuse(f"{len(ids)} ids come with {len(bias)} biases, or are not ascending.")
     if not all(-MAX_BIAS <= amount <= MAX_BIAS for amount in bias):
-        _refuse("A bias is invalid.")
+        refuse("A bias is invalid.")
     return Penalties(
         message.repeat, message.frequency, message.presence, tuple(zip(ids, bias, strict=True)), message.start
     )
@@ -123,12 +123,12 @@ def read_verify(
     """Return a request of a session, checked as far as possible without the session's tokens. Raises ProtocolError: it
     violates the protocol; ContextFull: it asks for more tokens than a session holds."""
     if len(message.chunk) > MAX_CHUNK or message.extra > MAX_EXTRA:
-        _refuse(f"A round has {len(message.chunk)} drafted and {message.extra} extra tokens.")
+        refuse(f"A round has {len(message.chunk)} drafted and {message.extra} extra tokens.")
     if message.logprobs > MAX_LOGPROBS:
-        _refuse(f"A round asks for the log-probabilities of {message.logprobs} tokens in each place.")
+        refuse(f"A round asks for the log-probabilities of {message.logprobs} tokens in each place.")
     before = message.position + len(message.prefix)
     if before == 0:
-        _refuse("A round has no token before the chunk.")
+        refuse("A round has no token before the chunk.")
     # the verifier's last token is never decoded, so it needs no room
     if before + len(message.chunk) + message.extra > bounds.context:
         raise ContextFull(
@@ -160,13 +160,13 @@ def read_verdict(message: pb.Verdict, request: VerifyRequest, vocabulary: int) -
     `request`."""
     drafted = len(request.draft)
     if message.accepted > drafted or not 1 <= len(message.tokens) <= drafted - message.accepted + request.extra + 1:
-        _refuse(
+        refuse(
             f"A verdict accepts {message.accepted} of {drafted} drafted tokens and has {len(message.tokens)} tokens."
         )
     if not (math.isfinite(message.seconds) and message.seconds >= 0.0):
-        _refuse(f"A verdict reports an invalid time of {message.seconds} seconds.")
+        refuse(f"A verdict reports an invalid time of {message.seconds} seconds.")
     if message.passes > drafted + request.extra + 1:  # each judges a token at least
-        _refuse(f"A verdict reports {message.passes} passes for {drafted} drafted tokens and {request.extra} more.")
+        refuse(f"A verdict reports {message.passes} passes for {drafted} drafted tokens and {request.extra} more.")
     tokens = read_ids(message.tokens, vocabulary)
     likely = _plausible(message.plausible, drafted) if request.draft.retrieved and message.plausible else None
     told: tuple[Logprobs, ...] = ()
@@ -188,20 +188,20 @@ def _write_logprobs(told: Sequence[Logprobs]) -> pb.Logprobs:
 def _logprobs(message: pb.Logprobs, places: int, most: int, vocabulary: int) -> tuple[Logprobs, ...]:
     most = min(most, vocabulary)
     if len(message.own) != places or not len(message.ids) == len(message.likeliest) == places * most:
-        _refuse(
+        refuse(
             f"A verdict of {places} tokens has {len(message.own)} log-probabilities, and {len(message.ids)} of the"
             " likeliest tokens."
         )
     own, values = np.fromiter(message.own, np.float64), np.fromiter(message.likeliest, np.float64)
     if not all(((-np.inf < some) & (some < _ROUNDED)).all() for some in (own, values)):  # NaN fails, too
-        _refuse("A verdict has an invalid log-probability.")
+        refuse("A verdict has an invalid log-probability.")
     ids = read_ids(message.ids, vocabulary).reshape(places, most)
     return tuple(map(Logprobs, own.tolist(), ids, values.reshape(places, most)))
 
 
 def _plausible(bits: bytes, drafted: int) -> tuple[bool, ...]:
     if len(bits) != (drafted + 7) // 8:
-        _refuse(f"A verdict on {drafted} copied tokens has plausibility bits for {8 * len(bits)}.")
+        refuse(f"A verdict on {drafted} copied tokens has plausibility bits for {8 * len(bits)}.")
     flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=drafted, bitorder="little")
     return tuple(flags.astype(bool).tolist())
 
@@ -212,9 +212,10 @@ def read_ids(tokens: Iterable[int], vocabulary: int) -> Ids:
     if not len(wide):
         return NO_IDS
     if int(wide.max()) >= vocabulary:
-        _refuse(f"Token {int(wide.max())} is outside the vocabulary of {vocabulary} tokens.")
+        refuse(f"Token {int(wide.max())} is outside the vocabulary of {vocabulary} tokens.")
     return wide.astype(np.int32)
 
 
-def _refuse(what: str) -> NoReturn:
+def refuse(what: str) -> NoReturn:
+    """Raise ProtocolError."""
     raise ProtocolError(what, SAME_VERSION)

@@ -9,18 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from edgellm.errors import DeviceLost, LayersCorrupt, LayersMissing, NotPermitted, ProtocolError, StoreBusy, StoreFull
-from edgellm.rpc.address import Address
-from edgellm.rpc.channel import bind, new_server, open_channel
-from edgellm.rpc.layers import codec
+from edgellm.rpc.channel import open_channel
 from edgellm.rpc.layers.codec import WINDOW, method, write_manifest
 from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, list_layers
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server import layer_service, listener
+from edgellm.services.server.layer_service import LayerService
+from edgellm.services.server.listener import Stream, next_message
 from edgellm.storage.layers.incoming_piece import IncomingPiece
 from edgellm.storage.layers.manifest import LayerPiece, Manifest
 from edgellm.storage.layers.store import CleanResult, LayerStore
@@ -189,7 +188,8 @@ async def test_a_sender_that_falls_silent_does_not_block_the_store(
 @in_loop
 async def test_no_more_is_on_the_way_than_agreed(store: LayerStore, manifest: Manifest, cut: Cut) -> None:
     """The sender stops where nothing is acknowledged, and what is not acknowledged is sent again at most once."""
-    async with silent(arrived=0) as (address, frames):
+    frames = list[pb.PutFrame]()
+    async with serving(None, make=lambda *_: Silent(store, frames)) as address:
         task = asyncio.create_task(bring(address, manifest, [0], cut))
         async with asyncio.timeout(60):
             while sum(len(frame.portion.data) for frame in frames) < WINDOW:
@@ -200,40 +200,28 @@ async def test_no_more_is_on_the_way_than_agreed(store: LayerStore, manifest: Ma
     assert sum(len(frame.portion.data) for frame in frames) == WINDOW <= manifest.pieces[0].size
 
 
-class silent:  # noqa: N801  # used as a function
-    """A device that hears and acknowledges nothing more."""
+class Silent(LayerService):
+    """A device that hears, and acknowledges nothing more."""
 
-    def __init__(self, arrived: int) -> None:
-        self._arrived, self._frames = arrived, list[pb.PutFrame]()
+    def __init__(self, store: LayerStore, frames: list[pb.PutFrame]) -> None:
+        super().__init__(store, lambda _kind, _what: None)
+        self._frames = frames
 
-    async def __aenter__(self) -> tuple[Address, list[pb.PutFrame]]:
-        self._server = new_server()
-        handler = grpc.stream_stream_rpc_method_handler(
-            self._put, pb.PutFrame.FromString, pb.PutReply.SerializeToString
-        )
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(codec.CONTRACT.full_name, {"Put": handler}),)
-        )
-        address = bind(self._server, Address("127.0.0.1", 0))
-        await self._server.start()
-        return address, self._frames
-
-    async def _put(self, _frames: Any, stream: Any) -> None:
+    async def put(self, _frames: Any, stream: Stream) -> None:
         await stream.read()
-        first = pb.Arrived(piece=0, size=self._arrived)
-        await stream.write(pb.PutReply(there=pb.There(pieces=[first])))
-        await stream.write(pb.PutReply(arrived=first))
-        while isinstance(frame := await stream.read(), pb.PutFrame):
+        first = pb.Arrived(piece=0, size=0)
+        for reply in (pb.PutReply(there=pb.There(pieces=[first])), pb.PutReply(arrived=first)):
+            await stream.write(reply.SerializeToString())
+        while (frame := await next_message(stream, pb.PutFrame)) is not None:
             self._frames.append(frame)
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._server.stop(None)
 
 
 @in_loop
-async def test_who_gives_no_sign_of_life_is_lost(manifest: Manifest, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_gives_no_sign_of_life_is_lost(
+    store: LayerStore, manifest: Manifest, cut: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("edgellm.rpc.layers.upload.REPLY_SECONDS", 0.2)
-    async with silent(arrived=0) as (address, _frames):
+    async with serving(None, make=lambda *_: Silent(store, [])) as address:
         with pytest.raises(DeviceLost, match="stopped responding"):
             await bring(address, manifest, [0], cut)
     with pytest.raises(DeviceLost, match="was lost"):

@@ -122,7 +122,7 @@ def _wait(trust: Trust, about: Introduction, hosts: Sequence[str], port: int, as
 
 def _find(code: Code, hosts: Sequence[str]) -> Address:
     from edgellm.rpc.channel import run_in_network_loop
-    from edgellm.rpc.discovery.interfaces import first_listening
+    from edgellm.rpc.discovery.interfaces import listening
     from edgellm.rpc.discovery.mdns import ServiceKind, browse
 
     def matching(found: Sequence[Hint]) -> list[Hint]:
@@ -148,7 +148,8 @@ def _find(code: Code, hosts: Sequence[str]) -> Address:
             f"No device with the code {code} was found{others}.",
             f"Add the address that it shows: edgellm pair HOST:PORT {code}",
         )
-    return run_in_network_loop(first_listening(matches[0].addresses)).result()
+    known = matches[0].addresses
+    return (run_in_network_loop(listening(known)).result() or known)[0]
 
 
 def _print_rights(title: str, rights: Iterable[str], host: str, guest: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
@@ -120,11 +120,8 @@ async def call_with_retry(ask: Callable[[float], Awaitable[T]], address: Address
     return await ask(RETRY_FACTOR * seconds)
 
 
-async def first_listening(addresses: Sequence[Address]) -> Address:
-    """Return the first of a device's addresses at which something listens, as not all of its networks may be reachable
-    from here; return the first address if nothing listens at any.
-    """
-    states = await asyncio.gather(*(probe_port(address) for address in addresses))
-    return next(
-        (address for address, state in zip(addresses, states, strict=True) if state is PortState.OPEN), addresses[0]
-    )
+async def listening(addresses: Iterable[Address]) -> list[Address]:
+    """Return those of a device's addresses at which something listens: not all of its networks may be reachable."""
+    places = list(addresses)
+    states = await asyncio.gather(*map(probe_port, places))
+    return [address for address, state in zip(places, states, strict=True) if state is PortState.OPEN]

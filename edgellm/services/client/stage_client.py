@@ -198,10 +198,8 @@ def remote_devices(
     but `HERE`, which are addresses or names of paired devices. `known` are measured devices; `own` is as for
     `RemoteDevice`. Raises InvalidOption, NotPermitted, NotPaired, EdgeError: a device does not answer, has granted this
     one no right to compute there, or cannot be used."""
-    if discovered:
-        endpoints = {worker.name: endpoint_of(worker) for worker in discovered}
-    else:
-        endpoints = {endpoint.name: endpoint for endpoint in map(_endpoint_at, peers)}
+    given = map(endpoint_of, discovered) if discovered else map(_endpoint_at, peers)
+    endpoints = {endpoint.name: endpoint for endpoint in given}
     endpoints |= _resolved([name for name in dict.fromkeys(names) if name not in (HERE, *endpoints)])
     return {name: RemoteDevice(where, known=known.get(name), own=own) for name, where in endpoints.items()}
 

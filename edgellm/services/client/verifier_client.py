@@ -31,7 +31,7 @@ from edgellm.errors import (
 )
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, SESSION, network_loop, open_channel, run_in_network_loop
-from edgellm.rpc.discovery.interfaces import PortState, call_with_retry, probe_port
+from edgellm.rpc.discovery.interfaces import call_with_retry, listening
 from edgellm.rpc.discovery.peer_probe import announced_addresses
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import RECHECK_SECONDS
@@ -235,10 +235,7 @@ class RemoteVerifier(Verifier):
         if (peer := self._peer()) is None:
             return []
         announced = await asyncio.to_thread(announced_addresses, peer, _RECONNECT_SECONDS)
-        places = dict.fromkeys([*announced, *peer.addresses])
-        states = await asyncio.gather(*map(probe_port, places))
-        listening = zip(places, states, strict=True)
-        return [address for address, state in listening if state is PortState.OPEN and address != self._address]
+        return await listening(one for one in dict.fromkeys([*announced, *peer.addresses]) if one != self._address)
 
     def _peer(self) -> Peer | None:
         """Return the verifier as a paired device. Without a readable list there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import inf
 
@@ -36,7 +36,19 @@ class _Candidate:
     @property
     def order(self) -> tuple[int, float, float]:
         """Return a key that sorts the best candidate first."""
-        return -self.fit, -_size(self.offer), self.info.seconds
+        return -self.fit, -inf if self.offer.behind else -self.offer.size, self.info.seconds
+
+    @property
+    def address(self) -> ModelAddress:
+        """Return the address of the model, with its name only if the device has several."""
+        several = sum(one.role == "verifier" for one in self.info.offers) > 1
+        return ModelAddress(self.info.address, self.offer.model if several else "")
+
+    def __str__(self) -> str:
+        offer = self.offer
+        what = f"by {offer.behind}" if offer.behind else f"{offer.size / 1e6:,.1f} MB"
+        tokenizer = ", with another tokenizer" if self.fit is TokenizerFit.TRANSLATED else ""
+        return f"{offer.model}, {what}{tokenizer}, {self.info.seconds * 1e3:.1f} ms round trip"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +108,11 @@ def choose_verifier(
             f"No paired device can verify: {'; '.join(unsuitable)}.",
             "Start one there with `edgellm serve --role verifier --host ITS-ADDRESS`, or run `edgellm doctor`.",
         )
-    suitable.sort(key=lambda one: one.order)
-    best = suitable[0].info
-    others = [f"{other.info.peer.name}: {_facts(other)}" for other in suitable[1:]]
-    rest = "; ".join([*others, *unsuitable])
-    reason = f"{best.peer.name} ({best.peer.id.short}) at {best.address} verifies: {_facts(suitable[0])}."
-    chosen = _at(best, suitable[0].offer)
-    return Chosen(chosen, best.peer.id, f"{reason} Not taken: {rest}." if rest else reason)
+    chosen, *others = sorted(suitable, key=lambda one: one.order)
+    best = chosen.info
+    rest = "; ".join([*(f"{other.info.peer.name}: {other}" for other in others), *unsuitable])
+    reason = f"{best.peer.name} ({best.peer.id.short}) at {best.address} verifies: {chosen}."
+    return Chosen(chosen.address, best.peer.id, f"{reason} Not taken: {rest}." if rest else reason)
 
 
 def _classify(
@@ -121,34 +131,19 @@ def _classify(
         return (), "serves no verifier"
     if not offers:
         return (), f"serves {_names(served)}, but not {wanted}"
-    same = [offer for offer in offers if offer.vocabulary == vocabulary]
-    if same:
-        return [_Candidate(info, offer, TokenizerFit.SAME) for offer in same], ""
-    others = [_Candidate(info, offer, fits(_at(info, offer), info.peer.id)) for offer in offers]
-    if found := [one for one in others if one.fit is not TokenizerFit.NONE]:
+    found = [
+        _Candidate(info, offer, TokenizerFit.SAME if offer.vocabulary == vocabulary else TokenizerFit.NONE)
+        for offer in offers
+    ]
+    if all(one.fit is TokenizerFit.NONE for one in found):
+        found = [replace(one, fit=fits(one.address, info.peer.id)) for one in found]
+    if found := [one for one in found if one.fit is not TokenizerFit.NONE]:
         return found, ""
     return (), f"serves {_names(offers)}, which has a different tokenizer, and does not send it"
 
 
 def _names(offers: Sequence[OfferedModel]) -> str:
     return ", ".join(offer.model for offer in offers)
-
-
-def _at(info: PeerInfo, offer: OfferedModel) -> ModelAddress:
-    """Return the address of a model, with its name only if the device has several."""
-    several = sum(one.role == "verifier" for one in info.offers) > 1
-    return ModelAddress(info.address, offer.model if several else "")
-
-
-def _size(offer: OfferedModel) -> float:
-    return inf if offer.behind else offer.size
-
-
-def _facts(one: _Candidate) -> str:
-    offer = one.offer
-    what = f"by {offer.behind}" if offer.behind else f"{offer.size / 1e6:,.1f} MB"
-    tokenizer = ", with another tokenizer" if one.fit is TokenizerFit.TRANSLATED else ""
-    return f"{offer.model}, {what}{tokenizer}, {one.info.seconds * 1e3:.1f} ms round trip"
 
 
 def _address(name: str) -> Address | None:
