@@ -297,7 +297,7 @@ def write(
         if stats.finish_reason == "stop":
             retrieval.add(prompt, stats.ids)
         if plan.copies is not None and (slow := retrieval.said_once(retrieval.index.policy.slow_model(DRAFT_MODEL))):
-            yield Notice(f"{slow}: it is left out while that is so, and tried now and then.")
+            yield Notice(f"{slow}, so drafts are left out, and tried again now and then.")
 
 
 def _limits(engine: PairEngine, options: ReplyOptions, plan: ReplyPlan) -> GenerationLimits:
