@@ -209,12 +209,9 @@ def _row(peer: Peer) -> dict[str, Any]:
         "name": peer.name,
         "id": str(peer.id),  # shown to people; the certificate counts
         "certificate": peer.certificate.pem.decode(),
-        "rights": sorted(peer.rights),
-        "granted": sorted(peer.granted),
-        "addresses": [str(address) for address in peer.addresses],
-        "paired": peer.paired.isoformat(),
-        "seen": peer.seen.isoformat(),
-    }
+        "rights": sorted(peer.rights), "granted": sorted(peer.granted), "addresses": list(map(str, peer.addresses)),
+        "paired": peer.paired.isoformat(), "seen": peer.seen.isoformat(),
+    }  # fmt: skip
 
 
 def _peers(data: bytes, path: Path) -> dict[DeviceID, Peer]:

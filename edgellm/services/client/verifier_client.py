@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -21,6 +22,7 @@ from edgellm.engine import Vocabulary, common_prefix
 from edgellm.errors import (
     SAME_VERSION,
     EdgeError,
+    InvalidOption,
     NotPermitted,
     ProtocolError,
     TrustUnusable,
@@ -197,9 +199,8 @@ class RemoteVerifier(Verifier):
         where = self._address
         match error.code():
             case grpc.StatusCode.PERMISSION_DENIED:
-                return NotPermitted(
-                    f"The verifier at {where} refuses.", error.details() or "Ask the device's owner for the right."
-                )
+                why = error.details() or "Ask the device's owner for the right."
+                return NotPermitted(f"The verifier at {where} refuses.", why)
             case grpc.StatusCode.NOT_FOUND:
                 return model_missing(str(where), error.details() or "It has no such model.")
             case grpc.StatusCode.UNIMPLEMENTED:
@@ -211,10 +212,14 @@ class RemoteVerifier(Verifier):
         return VerifierUnreachable(what, f"Start one there with `edgellm serve --role verifier --port {where.port}`.")
 
     async def _reconnect(self) -> None:
-        """Connect again as soon as the verifier answers, also at another address: it may have slept, or moved."""
+        """Connect again as soon as the verifier answers, also at another address: it may have slept, or moved. While it
+        is away, its address is tried every second, and others are looked for less and less often."""
+        looked = -inf
         while self._channel is None:
-            await asyncio.sleep(min(self.retry.next(), _RECONNECT_SECONDS))
-            if not await self._is_at(self._address):
+            delay = self.retry.next()
+            await asyncio.sleep(min(delay, _RECONNECT_SECONDS))
+            if not await self._is_at(self._address) and monotonic() - looked >= delay:
+                looked = monotonic()
                 for address in await self._elsewhere():
                     if await self._is_at(address):
                         break
@@ -234,7 +239,9 @@ class RemoteVerifier(Verifier):
         TLS then finds out what it is."""
         if (peer := self._peer()) is None:
             return []
-        announced = await asyncio.to_thread(announced_addresses, peer, _RECONNECT_SECONDS)
+        announced: list[Address] = []
+        with suppress(InvalidOption):  # the interface to listen on is gone
+            announced += await asyncio.to_thread(announced_addresses, peer, _RECONNECT_SECONDS)
         return await listening(one for one in dict.fromkeys([*announced, *peer.addresses]) if one != self._address)
 
     def _peer(self) -> Peer | None:

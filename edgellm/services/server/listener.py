@@ -122,10 +122,8 @@ class Listener:
         return self.address
 
     def request_stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Begin to stop, and return at once; may be called in a signal handler, and again with less grace.
-
-        New calls are refused. Calls in flight may finish within `grace` seconds; 0 cuts them off.
-        """
+        """Begin to stop, and return at once; may be called in a signal handler, and again with less grace. New calls
+        are refused; calls in flight may finish within `grace` seconds."""
         if self._task is not None and not self._task.done():
             network_loop().call_soon_threadsafe(self._stop_requests.put_nowait, grace)
 

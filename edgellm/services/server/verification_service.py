@@ -49,13 +49,11 @@ _MAX_TEMPLATE = MAX_GREETING - 4096  # bytes, so that devices can read the greet
 
 @dataclass(slots=True, eq=False)
 class VerifyingModel:
-    """A model that a server verifies with: its description for devices, and its backend.
-
-    Beyond `max_waiting` requests at once, further ones are answered *busy*, first those of the devices with the most
-    requests. `grammar` returns the grammar of a JSON schema; without it, replies cannot follow one. `size_bytes` is the
-    size of the model's file, 0 if it is unknown: devices choose the largest one. `tokenizer` is the result of
-    `tokenizer_file`, for devices with another tokenizer; b"" if there is none to send.
-    """
+    """A model that a server verifies with: its description, and its backend. Beyond `max_waiting` requests at
+    once, further ones are answered *busy*, first those of the devices with the most requests. `grammar` returns the
+    grammar of a JSON schema; without it, replies cannot follow one. `size_bytes` is the size of the model's file, 0 if
+    it is unknown: devices choose the largest one. `tokenizer` is the result of `tokenizer_file`, for devices with
+    another tokenizer; b"" if there is none to send."""
 
     info: VerifierInfo
     vocabulary: Vocabulary
