@@ -18,7 +18,7 @@ from edgellm.coldstart.home import Home
 from edgellm.coldstart.plan import Plan, PlanOption, plan
 from edgellm.engine import ModelFile
 from edgellm.mesh.fleet_profiler import discover_workers, survey, timed_model
-from edgellm.mesh.model_costs import model_costs
+from edgellm.mesh.placement import model_costs
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.trust.trust import Trust
 

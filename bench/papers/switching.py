@@ -48,7 +48,7 @@ from edgellm.llm import LLM
 from edgellm.llm.mesh_llm import MeshOptions, open_mesh
 from edgellm.llm.model_loading import EngineConfig
 from edgellm.mesh.coordinator import Mesh
-from edgellm.mesh.model_costs import model_costs
+from edgellm.mesh.placement import model_costs
 from edgellm.storage import resolve
 from models.pairs import PAIRS
 from testkit.network.relay import Network

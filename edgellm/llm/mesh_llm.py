@@ -35,9 +35,8 @@ from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
-from edgellm.mesh.model_costs import model_costs
 from edgellm.mesh.pipeline import LocalStageHost, StageHost
-from edgellm.mesh.placement import Placement, missing, place, with_phases
+from edgellm.mesh.placement import Placement, missing, model_costs, place, with_phases
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.storage.layers.manifest import check_stages, layers_per_piece

@@ -22,7 +22,7 @@ from edgellm.errors import EdgeError, InvalidOption, NotPermitted
 from edgellm.layer_range import HERE
 from edgellm.mesh.device_profiler import MAX_AGE, MAX_DOUBTFUL_AGE, measure_device
 from edgellm.mesh.fleet_file import Fleet
-from edgellm.mesh.model_costs import model_costs, shape_of
+from edgellm.mesh.placement import model_costs, shape_of
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop

@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgellm.coldstart.cost_model import ModelCosts
+from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import ANY_LAYERS, Device, LayersOnDevice, Links
 from edgellm.coldstart.home import Home, MemoryOverhead, restrict_to_stored
 from edgellm.coldstart.plan import MIN_SAVING, Plan, PlanOption, format_seconds, plan, solve
 from edgellm.coldstart.problem import Stop, never
-from edgellm.errors import PlanImpossible
+from edgellm.engine import Dimensions, ModelFile, dimensions
+from edgellm.engine.gguf.cuttable import cut_points
+from edgellm.errors import ModelUnsupported, PlanImpossible
 from edgellm.layer_range import StageShare
+from edgellm.storage.layers.manifest import grid_lines
 
 if TYPE_CHECKING:
     from edgellm.coldstart.phases import Phases
@@ -162,3 +165,41 @@ def _whole(shares: Sequence[StageShare], devices: Sequence[Device]) -> bool:
 
 def _named(shares: Sequence[StageShare]) -> str:
     return ", ".join(f"{share.layers} on {share.name}" for share in shares)
+
+
+def model_costs(file: ModelFile) -> ModelCosts:
+    """Return the costs of a model file for the planner: the real bytes of its layers, as quantised in the file. Raises
+    ModelUnsupported: it is not a transformer with layers, or they cannot be cut apart."""
+    shape = shape_of(dimensions(file.header))
+    weights, embedding, head = [0.0] * shape.layers, 0.0, 0.0
+    tied = True
+    vocabulary = 0
+    for tensor in file.header.tensors:
+        if (at := tensor.layer) is not None:
+            if at < shape.layers:
+                weights[at] += tensor.nbytes
+        elif tensor.name.startswith("output"):
+            head += tensor.nbytes
+            tied &= tensor.name != "output.weight"
+        else:
+            embedding += tensor.nbytes
+            if tensor.name == "token_embd.weight":
+                vocabulary = tensor.shape[-1]
+    if not all(weights):
+        missing = weights.index(0.0)
+        raise ModelUnsupported(f"{file.path} has no weights for its layer {missing}.", "Use a complete language model.")
+    if tied:
+        head += embedding
+    cache = (shape.cache,) * shape.layers
+    return ModelCosts(
+        file.name, shape, tuple(weights), cache, embedding, head, tied, 2.0 * shape.d_model * vocabulary,
+        frozenset(cut_points(file.header)), frozenset(grid_lines(file.header)),
+    )  # fmt: skip
+
+
+def shape_of(known: Dimensions) -> TransformerShape:
+    """Return the shape for the cost model of layers with these dimensions."""
+    return TransformerShape(
+        layers=known.layers, d_model=known.d_model, heads=known.heads, kv_heads=known.kv_heads, d_head=known.keys,
+        d_ff=known.d_ff, bytes_per_activation=4.0,
+    )  # fmt: skip

@@ -29,7 +29,7 @@ from edgellm.llm.mesh_timeline import disproved_figures
 from edgellm.mesh import device_profiler, weight_cache
 from edgellm.mesh.device_profiler import MAX_DOUBTFUL_AGE, cold_read, measure_device
 from edgellm.mesh.fleet_profiler import Survey, TimedModel, stored_link, stored_speed, survey
-from edgellm.mesh.model_costs import model_costs
+from edgellm.mesh.placement import model_costs
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.discovery.workers import Worker, find_workers
 from edgellm.rpc.layers import measuring

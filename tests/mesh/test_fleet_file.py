@@ -9,7 +9,7 @@ import pytest
 from edgellm.engine import ModelFile
 from edgellm.errors import InvalidOption
 from edgellm.mesh.fleet_file import MAX_BYTES, preset, read_fleet
-from edgellm.mesh.model_costs import model_costs
+from edgellm.mesh.placement import model_costs
 
 DESKTOP = """\
 [[device]]

@@ -20,8 +20,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server import layer_service, listener
 from edgellm.services.server.layer_service import LayerService
 from edgellm.services.server.listener import Stream, next_message
-from edgellm.storage.layers.incoming_piece import IncomingPiece
-from edgellm.storage.layers.manifest import LayerPiece, Manifest
+from edgellm.storage.layers.manifest import IncomingPiece, LayerPiece, Manifest
 from edgellm.storage.layers.store import CleanResult, LayerStore
 from tests.rpc.doors import ended, in_loop, serving
 from tests.rpc.layering import bring, taking

@@ -150,13 +150,8 @@ def cut(store: LayerStore, model: Path, layer: int) -> LayerPiece:
 
 def bring(store: LayerStore, model: Path, layer: int, owner: str) -> LayerPiece:
     manifest = layerwise(model)
-    piece = manifest.pieces[layer]
-    with store.receiving(manifest, [piece], owner) as receiving:
-        if store.find(piece) is None:
-            with receiving(piece) as partial:
-                partial.append(bytes_of(model, manifest, piece))
-                partial.finish()
-    return piece
+    put(store, model, manifest, manifest.pieces[layer], owner)
+    return manifest.pieces[layer]
 
 
 def test_what_is_cut_is_the_piece_that_others_are_sent(

@@ -320,7 +320,7 @@ class Spread:
         nothing is measured, and the split is this device."""
         from edgellm.engine.gguf.memory import text_layers
         from edgellm.mesh import part_of
-        from edgellm.mesh.model_costs import model_costs
+        from edgellm.mesh.placement import model_costs
 
         workers, over_rpc = find_home_workers(self.home.interface, self.home.peer), self.choice.over_rpc
         unusable = [(worker.name, worker.error) for worker in workers if worker.error is not None]

@@ -31,7 +31,7 @@ from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.services.server.listener import EventKind, Notify, Service, Stream, in_thread
-from edgellm.storage.layers.incoming_piece import IncomingPiece
+from edgellm.storage.layers.manifest import IncomingPiece
 from edgellm.storage.layers.store import OWN, LayerStore
 
 MAX_PORTION = 2**20

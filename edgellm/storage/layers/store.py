@@ -30,21 +30,19 @@ from edgellm.engine import ModelFile
 from edgellm.errors import SAME_VERSION, DiskFull, InvalidOption, LayersMissing, LayersRefused, StoreFull
 from edgellm.layer_range import LayerRange
 from edgellm.storage.fingerprint import fingerprint
-from edgellm.storage.layers.incoming_piece import (
-    IncomingPiece,
-    hold_in_use,
-    mark_used,
-    remove_unused,
-    storage_errors,
-    try_early,
-)
 from edgellm.storage.layers.manifest import (
+    IncomingPiece,
     LayerPiece,
     Manifest,
     cut_piece,
     describe_pieces,
+    hold_in_use,
     known_pieces,
+    mark_used,
     remember_hashes,
+    remove_unused,
+    storage_errors,
+    try_early,
 )
 from edgellm.storage.state import from_json, hold_lock, private_folder, read_cached, write_state
 from edgellm.system import cache_dir
