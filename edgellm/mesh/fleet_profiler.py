@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import combinations
@@ -264,11 +263,11 @@ class _Surveyor:
         speeds = {HERE if one is None else one.name: speed for one, speed in zip(devices, found, strict=True) if speed}
         links: dict[tuple[str, str], MeasuredLink] = {}
         for worker in workers:
-            if worker.name in speeds and (link := await self._link_from_here(worker)):
+            if worker.name in speeds and (link := await self._link(None, worker)):
                 links[HERE, worker.name] = link
         reached = [worker for worker in workers if (HERE, worker.name) in links]
         for one, other in combinations(reached, 2):
-            if link := await self._link_between(one, other):
+            if link := await self._link(one, other):
                 links[one.name, other.name] = link
         self._kept.save()
         names = {HERE, *(worker.name for worker in reached)}
@@ -296,34 +295,32 @@ class _Surveyor:
         self._kept.speeds[key] = MeasuredSpeed(figures, self._model.name, self._model.shape)
         return self._kept.speeds[key]
 
-    async def _link_from_here(self, worker: Worker) -> MeasuredLink | None:
-        key = _line_key(None, worker)
+    async def _link(self, one: Worker | None, other: Worker) -> MeasuredLink | None:
+        """Return the line from here, or from another worker; None if it cannot be measured: two workers are often not
+        paired."""
+        key, name, peer = _line_key(one, other), other.name if one is None else one.name, other.peer
         if (why := self._why(key)) is None:
             return self._kept.lines[key]
-        self._notify(worker.name, "measuring the connection from here")
+        if one is not None and (one.peer is None or peer is None):
+            return None
+        self._notify(name, f"measuring the connection {'from here' if one is None else f'to {other.name}'}")
         began = time.perf_counter()
         try:
-            async with await reach_worker(self._trust, worker) as channel:
+            async with await reach_worker(self._trust, one or other) as channel:
                 opening, waiting = time.perf_counter() - began, CpuWait()
-                line = await measure_link(channel, worker.name)
-                return self._keep(key, MeasuredLink(line, int(time.time()), why, waiting.share(), opening))
+                if one is None or peer is None:
+                    line = await measure_link(channel, name)
+                    link = MeasuredLink(line, int(time.time()), why, waiting.share(), opening)
+                else:
+                    line = await request_link_measurement(channel, name, peer.id, other.address)
+                    link = MeasuredLink(line, int(time.time()), why)
         except EdgeError as error:
-            self._left_out.append((worker.name, error))
+            if one is None:
+                self._left_out.append((name, error))
             return None
-
-    async def _link_between(self, one: Worker, other: Worker) -> MeasuredLink | None:
-        """Return the line between two workers; None if they cannot reach each other, usually for not being paired."""
-        key = _line_key(one, other)
-        if (why := self._why(key)) is None:
-            return self._kept.lines[key]
-        if one.peer is None or other.peer is None:
-            return None
-        self._notify(one.name, f"measuring the connection to {other.name}")
-        with suppress(EdgeError):
-            async with await reach_worker(self._trust, one) as channel:
-                line = await request_link_measurement(channel, one.name, other.peer.id, other.address)
-                return self._keep(key, MeasuredLink(line, int(time.time()), why))
-        return None
+        self._kept.lines[key] = link
+        self._kept.settle(key, link.taken)
+        return link
 
     def _why(self, key: str) -> str | None:
         """Return why a line is to be measured; None if its figures are good."""
@@ -338,11 +335,6 @@ class _Surveyor:
         if not -_CLOCK_SECONDS <= age <= MAX_LINK_AGE:
             return "too old"
         return "this machine was busy" if known.doubtful and age > MAX_DOUBTFUL_AGE else None
-
-    def _keep(self, key: str, line: MeasuredLink) -> MeasuredLink:
-        self._kept.lines[key] = line
-        self._kept.settle(key, line.taken)
-        return line
 
 
 def _check_usable(worker: Worker) -> None:
