@@ -1,4 +1,4 @@
-"""Random fleets of nine families, easy and hard, for the planner, and the best of all plans for small ones."""
+"""Random fleets of nine families, easy and hard, for the planner, and all plans of small ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import combinations, permutations
 
 import numpy as np
 
-from edgellm.coldstart.problem import Cut, Overlap, Task, fits, makespan
+from edgellm.coldstart.problem import Cut, Overlap, Task, fits
 
 SAME = 3e-8  # share of T: the planner's margin, and rounding
 
@@ -86,16 +86,10 @@ def random_comm(rng: Rng, k: int, layers: int) -> Parts:
 
 
 FAMILIES: dict[str, Callable[[Rng, int, int], Parts]] = {
-    "similar": similar,
-    "wide": wide,
-    "memory-tight": tight,
-    "comm-heavy": comm_heavy,
-    "four types": four_types,
-    "no communication": no_comm,
-    "anti-correlated": anti_correlated,
-    "similar and tight": similar_tight,
+    "similar": similar, "wide": wide, "memory-tight": tight, "comm-heavy": comm_heavy, "four types": four_types,
+    "no communication": no_comm, "anti-correlated": anti_correlated, "similar and tight": similar_tight,
     "random communication": random_comm,
-}
+}  # fmt: skip
 
 
 def drawn(family: str, rng: Rng, k: int, layers: int, overlap: Overlap = "paper") -> Task:
@@ -119,11 +113,6 @@ def uniform(
         np.zeros((k, layers)), np.zeros((k, k)), loads.sum(1), float(layers), anywhere, anywhere, anywhere[0],
         np.zeros(k),
     )  # fmt: skip
-
-
-def brute_force(task: Task) -> tuple[float, Cut] | None:
-    """Return the best of all plans. For three or four devices and some ten layers."""
-    return min(((makespan(task, cut), cut) for cut in every_plan(task)), default=None)
 
 
 def every_plan(task: Task) -> Iterator[Cut]:

@@ -27,26 +27,16 @@ def late_greedy(instance: Instance) -> Plan:
 
 
 POLICIES: dict[str, Policy] = {
-    "synchronous": synchronous,
-    "naive": naive,
-    "progressive": progressive,
-    "unhurried": late_greedy,
-    "beam": beam,
-}
+    "synchronous": synchronous, "naive": naive, "progressive": progressive, "unhurried": late_greedy, "beam": beam,
+}  # fmt: skip
 
 
 EXAMPLES = (
-    (
-        "Four blocks, two chunks, decode graphs 25 % slower (Fig. 8)",
-        Instance((2.0,) * 4, (2.5,) * 4, (4.0,) * 4, chunks=2),
-        ("synchronous", "naive", "progressive"),
-    ),
-    (
-        "Four blocks, three chunks, decode graphs half as fast",
-        Instance((2.0,) * 4, (4.0,) * 4, (4.0,) * 4, chunks=3),
-        ("naive", "progressive", "beam"),
-    ),
-)
+    ("Four blocks, two chunks, decode graphs 25 % slower (Fig. 8)",
+     Instance((2.0,) * 4, (2.5,) * 4, (4.0,) * 4, chunks=2), ("synchronous", "naive", "progressive")),
+    ("Four blocks, three chunks, decode graphs half as fast",
+     Instance((2.0,) * 4, (4.0,) * 4, (4.0,) * 4, chunks=3), ("naive", "progressive", "beam")),
+)  # fmt: skip
 
 
 def drawn(rng: random.Random, blocks: int, chunks: int, slowdown: float) -> Instance:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
-from edgellm.engine import LMHead, Model, to_f32
+from edgellm.engine import LMHead, Model
 from edgellm.engine.hardware import ALL_LAYERS
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.native import LIBRARY
@@ -23,6 +23,7 @@ from edgellm.llm import LLM
 from edgellm.rpc_engine.backend import is_compiled_in
 from edgellm.spec.drafting.cost_curve import CostCurve
 from testkit.gguf.architectures import Mtp, write
+from testkit.gguf.changed import to_f32
 from testkit.processes.rpc_device import DEVICES, require_device
 from testkit.speculators import eagle3
 from tests.decodes import Watched, watch_decodes

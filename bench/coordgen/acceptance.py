@@ -21,12 +21,13 @@ import numpy as np
 from bench.coordgen.methods import MOST, Everything, Method, PromptLookup, SuffixLookup
 from bench.coordgen.tasks import TASKS, Reply, files_of, recorded
 from bench.harness.results import Figures
-from edgellm.engine import ContextSpec, Model, to_f32
+from edgellm.engine import ContextSpec, Model
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import DraftSource
 from edgellm.spec.state import GenerationState, VerdictTerms
 from edgellm.spec.types import Chunk, Decision, Round
 from edgellm.verifier.in_process import LocalVerifier
+from testkit.gguf.changed import to_f32
 from testkit.questions import PairName
 
 _EMPTY = Chunk()

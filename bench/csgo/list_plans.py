@@ -56,12 +56,8 @@ def main() -> None:
         for name, speed in measured.speeds.items()
     }
     lines = [{"from": a, "to": b, **asdict(kept.line)} for (a, b), kept in measured.lines.items()]
-    print(
-        json.dumps(
-            {"advice": found.advice, "devices": devices, "lines": lines}
-            | {"ways": {name: to_json(option) for name, option in options(found).items()}}
-        )
-    )
+    ways = {name: to_json(option) for name, option in options(found).items()}
+    print(json.dumps({"advice": found.advice, "devices": devices, "lines": lines, "ways": ways}))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import numpy as np
 from bench.harness.progress import track
 from bench.harness.results import Figures
 from bench.harness.statistics import spread
-from edgellm.engine import Context, ContextSpec, Ids, Message, Model, to_f32
+from edgellm.engine import Context, ContextSpec, Ids, Message, Model
 from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
@@ -45,6 +45,7 @@ from edgellm.spec.types import GREEDY, Token
 from edgellm.storage import fingerprint, resolve
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
+from testkit.gguf.changed import to_f32
 from testkit.processes.worker import WorkerProcess
 
 TOKENS = 48

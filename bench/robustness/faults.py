@@ -32,7 +32,7 @@ from pathlib import Path
 from bench.harness.progress import track
 from bench.harness.results import Figures
 from bench.harness.statistics import spread
-from edgellm.engine import Message, Model, to_f32
+from edgellm.engine import Message, Model
 from edgellm.llm import LLM
 from edgellm.llm.elsewhere import OpenedVerifier
 from edgellm.services.client.verifier_client import RemoteVerifier
@@ -43,6 +43,7 @@ from edgellm.storage import resolve
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
 from testkit import ROOT
+from testkit.gguf.changed import to_f32
 from testkit.network.faulty_relay import FaultyRelay
 from testkit.processes.verifier import PairedVerifierProcess, acquaint
 

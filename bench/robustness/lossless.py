@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.harness.progress import track
 from bench.harness.results import Figures
-from edgellm.engine import Context, ContextSpec, Message, Model, to_f32
+from edgellm.engine import Context, ContextSpec, Message, Model
 from edgellm.engine.hardware import Hardware, offload_devices
 from edgellm.llm import LLM
 from edgellm.spec.types import Ids
@@ -27,6 +27,7 @@ from edgellm.storage import resolve
 from models.case import Case
 from models.home.corpus import held_out
 from models.home.families import FAMILIES
+from testkit.gguf.changed import to_f32
 from testkit.processes.rpc_device import require_device
 
 ON_HOST = Hardware(gpu_layers=0)

@@ -26,13 +26,14 @@ from bench.harness.results import Figures
 from bench.harness.settings import Earlier
 from bench.robustness.lossless import TIE, difference, prompts
 from bench.upstream.alone import asked_prompts, reused, steps, writes_alone
-from edgellm.engine import Message, Model, to_f32
+from edgellm.engine import Message, Model
 from edgellm.llm import LLM
 from edgellm.storage import resolve
 from edgellm.upstream.dialects.served import Upstream
 from edgellm.upstream.opening import UpstreamOptions, open_upstream
 from edgellm.upstream.rows import Tier
 from edgellm.upstream.verifier import UpstreamTiming
+from testkit.gguf.changed import to_f32
 from testkit.upstream.engine import Engine
 from testkit.upstream.kinds import KINDS, POSITIONS
 from testkit.upstream.relay import Exchange, Relay

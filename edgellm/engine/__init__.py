@@ -10,7 +10,6 @@ from edgellm.engine.gguf.cuttable import check_cuttable, cut, cut_bytes
 from edgellm.engine.gguf.memory import Dimensions, MemoryEstimate, costs_of, dimensions
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile, check_gguf
 from edgellm.engine.gguf.speculation import mtp_obstacle
-from edgellm.engine.gguf.writer import to_f32
 from edgellm.engine.graph_hooks import Capture, Recorder
 from edgellm.engine.kv.layer_rows import LayerRows
 from edgellm.engine.kv.sequences import SeqRows

@@ -28,7 +28,7 @@ from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece, for
 from edgellm.storage.layers.store import CleanResult, LayerStore, cut_layers
 
 ATTEMPTS = 6  # attempts in a row without a new byte
-FIRST_PAUSE, MAX_PAUSE = 0.2, 8.0  # seconds between two attempts
+PAUSE_SECONDS = 1.0  # between two attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class _Deployment:
                         "Deploy again when it is back: what has arrived is kept.",
                     ) from None
                 state.change(activity="waiting")
-                await asyncio.sleep(min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** max(0, failures - 1)))
+                await asyncio.sleep(PAUSE_SECONDS)
 
     def _cut(self, piece: LayerPiece) -> Iterator[bytes | memoryview]:
         return cut_piece(self.model, piece.layers)

@@ -33,7 +33,6 @@ from edgellm.storage.state import from_json, read_cached, write_cached
 from edgellm.system import cache_dir
 
 MAX_AGE = 30 * 86_400.0  # seconds; older figures are not used unasked
-_AHEAD = 60.0  # seconds by which a clock may have been set back
 MAX_DOUBTFUL_AGE = 600.0
 """Seconds for which measurements on a busy machine are used."""
 MAX_BYTES = 512 * 2**20
@@ -157,7 +156,7 @@ def _stored_figures(blocks: Blocks, max_age: float, unit: ComputeUnit) -> tuple[
         return None, f"the processor was {figures.processor}"
     if figures.version != program_version():
         return None, f"measured by edgellm {figures.version}"
-    if age > max_age or age < -_AHEAD:
+    if not 0 <= age <= max_age:
         return None, "asked for" if max_age <= 0 else f"{age / 86_400:.0f} days old"
     if figures.doubt and (age > MAX_DOUBTFUL_AGE or not is_plausible(figures.rows, figures.seconds)):
         return None, figures.doubt

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import combinations
+from math import inf
 from pathlib import Path
 from typing import Self
 
@@ -32,8 +33,6 @@ from edgellm.storage.state import from_json, read_cached, write_cached
 from edgellm.system import cache_dir
 
 MAX_LINK_AGE = 86_400.0  # seconds; a device moved to another room has another line
-_CLOCK_SECONDS = 60.0  # limit of setting a clock back
-_NO_LIMIT = 1e12  # bits/s of this device's own side: the limits are in the lines
 
 Notify = Callable[[str, str], None]
 """A function that is called with a device and the figure being measured."""
@@ -192,7 +191,7 @@ class Survey:
         the home's network as it does between each of them and this one."""
         figures, curve = speed.figures, speed.utilisation
         stored = self.lines.get((HERE, name))
-        up, down, latency, opening = _NO_LIMIT, _NO_LIMIT, 0.0, 0.0
+        up, down, latency, opening = inf, inf, 0.0, 0.0  # this device's own limits are in the lines
         if stored is not None:
             up, down, latency = stored.line.down, stored.line.up, stored.line.round_trip / 2.0
             opening = stored.opening
@@ -332,7 +331,7 @@ class _Surveyor:
         if self._kept.doubted(key):
             return "a reply took a different time"
         age = time.time() - known.taken
-        if not -_CLOCK_SECONDS <= age <= MAX_LINK_AGE:
+        if not 0 <= age <= MAX_LINK_AGE:
             return "too old"
         return "this machine was busy" if known.doubtful and age > MAX_DOUBTFUL_AGE else None
 

@@ -22,13 +22,12 @@ from edgellm.mesh.messages import MAX_ROWS, StageSpec
 
 KEEP_SECONDS = 300.0
 _WAIT_SECONDS = 2.0  # wait for memory: a replaced stage may be about to release it
-_SPARE = 0.1  # share of the free memory left to other programs
 
 
 def free_memory() -> tuple[int, str]:
-    """Return the bytes that are free for layers on the processor, and what bounds them."""
+    """Return the bytes that are free for layers on the processor, less a tenth for other programs, and the bound."""
     free, reason = system.available_memory()
-    return int(free * (1.0 - _SPARE)), f"{reason}, less a tenth"
+    return free * 9 // 10, f"{reason}, less a tenth"
 
 
 @dataclass(frozen=True, slots=True)

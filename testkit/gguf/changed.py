@@ -1,13 +1,18 @@
-"""Write copies of models with other metadata, their tensors byte for byte."""
+"""Write copies of models with other metadata, or with their tensors in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-from edgellm.engine import check_gguf
+import gguf
+import numpy as np
+
+from edgellm.engine import ModelFile, check_gguf
 from edgellm.engine.gguf import writer
-from edgellm.engine.gguf.reader import raw_entries
+from edgellm.engine.gguf.reader import F32, TensorInfo, raw_entries
 
 
 def with_entries(source: Path, target: Path, entries: Mapping[str, bytes]) -> Path:
@@ -25,3 +30,22 @@ def with_sampling(source: Path, target: Path, **wanted: float) -> Path:
     `target`."""
     keys = {f"general.sampling.{name}": value for name, value in wanted.items()}
     return with_entries(source, target, {key: writer.entry(key, value) for key, value in keys.items()})
+
+
+def to_f32(source: Path, target: Path) -> None:
+    """Write a model, which may be split, as one file with all tensors dequantised to float32, and that file type."""
+    file = ModelFile.open(source)
+    with ExitStack() as opened:
+        sources = [opened.enter_context(path.open("rb")) for path in file.paths]
+
+        def floats(t: TensorInfo) -> Iterator[bytes]:
+            data = np.frombuffer(b"".join(map(bytes, writer.copied(sources[t.part], t))), np.uint8)
+            rows = data.reshape(t.n_elements // t.shape[0], -1)
+            yield gguf.dequantize(rows, gguf.GGMLQuantizationType(t.kind)).astype(np.float32, copy=False).tobytes()
+
+        entries = raw_entries(sources, file.header)
+        if "general.file_type" in entries:
+            entries["general.file_type"] = writer.entry("general.file_type", F32)
+        all_ = file.header.tensors
+        tensors = [writer.NewTensor(t.name, t.shape, F32, 4 * t.n_elements, partial(floats, t)) for t in all_]
+        writer.write(target, writer.portions(file.header, entries.values(), tensors))

@@ -13,9 +13,9 @@ from urllib.request import urlopen
 
 import psutil
 
-from edgellm.engine import to_f32
 from edgellm.storage import resolve
 from testkit import ROOT, free_port
+from testkit.gguf.changed import to_f32
 
 PATIENCE = 120.0  # seconds until it answers
 

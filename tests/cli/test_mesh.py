@@ -135,7 +135,7 @@ def test_a_plan_that_ran_out_of_time_says_so(edge: Edge, home: Path) -> None:
 @pytest.fixture
 def stores(tmp_path: Path, quick_figures: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, LayerStore]]:
     """Of two workers that this user is paired with."""
-    monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(deploying, "PAUSE_SECONDS", 0.01)
     owner, stores = Trust.load(), {}
     with ExitStack() as running:
         for name in ("desk", "phone"):

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import Capture, Context, ContextSpec, Model, ModelFile, check_gguf, cut, cut_bytes, to_f32
+from edgellm.engine import Capture, Context, ContextSpec, Model, ModelFile, check_gguf, cut, cut_bytes
 from edgellm.engine.gguf import writer
 from edgellm.engine.gguf.cuttable import check_cuttable
 from edgellm.engine.gguf.reader import raw_entries
 from edgellm.engine.gguf.tokenizer import token_count, tokenizer_hash
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
+from testkit.gguf.changed import to_f32
 from testkit.gguf.random_model import Shape, write
 from testkit.gguf.reader import read_gguf
 from tests.engine import headers

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm.engine import Context, ContextSpec, LazyLogits, Model, ModelFile, check_gguf, costs_of, cut, to_f32
+from edgellm.engine import Context, ContextSpec, LazyLogits, Model, ModelFile, check_gguf, costs_of, cut
 from edgellm.engine.gguf.reader import TensorInfo
 from edgellm.engine.gguf.synthetic_layers import blocks_of
 from edgellm.engine.trial.probe import Probe
 from edgellm.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
+from testkit.gguf.changed import to_f32
 from testkit.gguf.split_file import entry, split
 from tests.engine.headers import LLAMA, file
 from tests.engine.logits import some_ids

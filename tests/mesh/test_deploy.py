@@ -128,7 +128,7 @@ def cutting(relay: Relay, places: list[int]) -> threading.Thread:
 def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_window(
     home: Home, send: Send, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(deploying, "PAUSE_SECONDS", 0.01)
     total, rng = sum(piece.size for piece in manifest.pieces), random.Random(5)
     places = sorted(rng.randrange(total) for _ in range(6))
     with Relay(home.addresses["desk"].port, Network(80.0, 0.002)) as relay:
@@ -147,7 +147,7 @@ def test_lines_that_are_cut_again_and_again_lose_no_more_than_a_window(
 def test_a_device_that_is_gone_is_given_time_and_then_said_to_be_so(
     home: Home, send: Send, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deploying, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(deploying, "PAUSE_SECONDS", 0.01)
     nowhere = Worker("desk", home.workers()["desk"].peer, Address("127.0.0.1", 1))
     gone, done = send((nowhere, 0, 5), ("phone", 6, 11))
     assert isinstance(gone.error, DeviceLost)

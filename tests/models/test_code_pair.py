@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from edgellm.engine import Model
-from edgellm.engine.gguf.writer import to_f32
 from edgellm.llm import LLM
 from edgellm.llm.pair_stats import read_profile
 from edgellm.storage import fingerprint
 from models.code.corpus import SIZE
 from models.pairs import PAIRS
 from models.profile import prompts
+from testkit.gguf.changed import to_f32
 from testkit.questions import MOST, Question, answered, questions, reply_with
 
 pytestmark = pytest.mark.usefixtures("short_files_alone")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
@@ -16,14 +15,10 @@ import numpy as np
 
 from edgellm.engine import native
 from edgellm.engine.gguf.reader import (
-    F32,
     SCALARS,
-    TENSOR_TYPES,
     GgufHeader,
-    ModelFile,
     TensorInfo,
     ValueType,
-    raw_entries,
 )
 from edgellm.engine.native import lib
 from edgellm.errors import ModelCorrupt, ModelUnsupported
@@ -127,43 +122,6 @@ def _text(value: str) -> bytes:
 
 def _key(key: str, kind: int) -> bytes:
     return _text(key) + struct.pack("<I", kind)
-
-
-def to_f32(src: Path, dst: Path) -> None:
-    """Write `src` with every tensor dequantised to float32; the metadata stay byte for byte, except the file type.
-
-    Memory holds one tensor at a time. `dst` appears whole or not at all, and as one file if `src` is split.
-
-    Raises:
-        ModelNotFound, ModelCorrupt: as for `ModelFile.open`.
-        ModelUnsupported: a tensor has a type that the gguf package does not dequantise.
-    """
-    file = ModelFile.open(src)
-    with ExitStack() as opened:
-        sources = [opened.enter_context(path.open("rb")) for path in file.paths]
-        entries = raw_entries(sources, file.header)
-        if "general.file_type" in entries:
-            entries["general.file_type"] = entry("general.file_type", F32)
-        tensors = [
-            NewTensor(t.name, t.shape, F32, 4 * t.n_elements, partial(_dequantised, sources[t.part], t))
-            for t in file.header.tensors
-        ]
-        write(dst, portions(file.header, entries.values(), tensors))
-
-
-def _dequantised(source: BufferedReader, tensor: TensorInfo) -> Iterator[bytes]:
-    if tensor.kind == F32:
-        yield from map(bytes, copied(source, tensor))
-        return
-    import gguf  # takes a while to import, and only this needs it
-
-    source.seek(tensor.offset)
-    rows = np.frombuffer(source.read(tensor.nbytes), dtype=np.uint8).reshape(tensor.n_elements // tensor.shape[0], -1)
-    try:
-        yield gguf.dequantize(rows, gguf.GGMLQuantizationType(tensor.kind)).astype(np.float32, copy=False).tobytes()
-    except (NotImplementedError, ValueError) as error:
-        what = f"Tensor {tensor.name} of type {TENSOR_TYPES[tensor.kind][0]} cannot be dequantised: {error}."
-        raise ModelUnsupported(what, "Use Q8_0.") from None
 
 
 FILE_TYPES = MappingProxyType({"Q4_0": 2, "Q5_0": 8, "Q8_0": 7, "IQ4_NL": 25})
