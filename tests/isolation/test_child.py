@@ -138,7 +138,7 @@ def test_a_child_that_has_nothing_more_to_do_is_no_crash(child: Child, what: str
 
 
 def test_an_idle_child_ends_and_is_started_again() -> None:
-    idle = Child(replace(KIND, idle=0.01))
+    idle = Child(replace(KIND, idle=0.2))
     assert told(idle, "abc") == b"cba"
     psutil.wait_procs([psutil.Process(idle.pid)] if idle.alive else [], GONE)
     before = idle.pid

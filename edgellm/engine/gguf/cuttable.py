@@ -24,7 +24,7 @@ from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
 
-from edgellm.engine.gguf.memory import mtp_layers
+from edgellm.engine.gguf.memory import mtp_layers, text_layers
 from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufArray, GgufHeader, ModelFile, TensorInfo, raw_entries
 from edgellm.engine.gguf.writer import NewTensor, copied, entry, multiplied, picked, portions, write, zeros
 from edgellm.errors import InvalidOption, ModelCorrupt, ModelUnsupported
@@ -129,7 +129,7 @@ def check_cuttable(header: GgufHeader) -> int:
         ModelCorrupt: the number of layers is missing.
     """
     arch = header.architecture
-    count, layers = header.number("block_count"), header.number("block_count") - mtp_layers(header)
+    count, layers = header.number("block_count"), text_layers(header)
     if arch in RULES and layers < 1:
         raise ModelCorrupt("The file does not say how many layers it has.", _AGAIN)
     for key in (f"{arch}.{name}" for name in PER_LAYER if arch in RULES):
@@ -277,7 +277,7 @@ def window_pattern(header: GgufHeader) -> tuple[bool, ...] | None:
     rule = RULES.get(arch, _PLAIN)
     if not rule.window or (rule.optional and not header.number("attention.sliding_window")):
         return None
-    layers = header.number("block_count") - mtp_layers(header)
+    layers = text_layers(header)
     found = header.metadata.get(f"{arch}.{PATTERN}", rule.window)
     if isinstance(found, tuple):
         return (*map(bool, found[:layers]), *[False] * (layers - len(found)))
