@@ -8,18 +8,7 @@ from typing import Any
 
 from edgellm.coldstart.exact_search import fastest_first_token
 from edgellm.coldstart.home import Home, best_single, even, heuristic, ideal_single, restrict_to_stored
-from edgellm.coldstart.problem import (
-    Cut,
-    Solution,
-    StageTimes,
-    Stop,
-    Task,
-    makespan,
-    never,
-    per_token,
-    timeline,
-    warm,
-)
+from edgellm.coldstart.problem import Cut, Solution, StageTimes, Stop, Task, makespan, never, per_token, timeline, warm
 from edgellm.coldstart.reply_search import fastest_reply
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare

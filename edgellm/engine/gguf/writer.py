@@ -14,12 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from edgellm.engine import native
-from edgellm.engine.gguf.reader import (
-    SCALARS,
-    GgufHeader,
-    TensorInfo,
-    ValueType,
-)
+from edgellm.engine.gguf.reader import SCALARS, GgufHeader, TensorInfo, ValueType
 from edgellm.engine.native import lib
 from edgellm.errors import ModelCorrupt, ModelUnsupported
 
