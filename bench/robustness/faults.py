@@ -34,7 +34,7 @@ from bench.harness.results import Figures
 from bench.harness.statistics import spread
 from edgellm.engine import Message, Model
 from edgellm.llm import LLM
-from edgellm.llm.elsewhere import OpenedVerifier
+from edgellm.llm.model_loading import OpenedVerifier
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.stream import Reply

@@ -267,7 +267,7 @@ def _check_gateway(ctx: typer.Context, asked: Asked) -> None:
 
 def _pair_over(model: ServerPool, verifier: ColocatedVerifier) -> LLM:
     """Return a pair without a draft model, whose replies the servers behind a gateway's `model` write."""
-    from edgellm.llm.elsewhere import EXTRA_TOKENS, OpenedVerifier, sampling_behind
+    from edgellm.llm.model_loading import EXTRA_TOKENS, OpenedVerifier, sampling_behind
 
     where = ", ".join(str(one.url) for one in model.servers)
     finding = "; ".join(one.opened.finding for one in model.servers)

@@ -135,7 +135,7 @@ class Placed:
     @property
     def reason(self) -> str:
         """Return where the model goes, and why."""
-        return f"{self.file.path.name}: {'; '.join(self.reasons)}"
+        return f"{self.file.name}: {'; '.join(self.reasons)}"
 
 
 def place_model(

@@ -17,7 +17,7 @@ from edgellm.engine.hardware import ON_PROCESSOR, Hardware, offload_devices, pla
 from edgellm.engine.native import lib
 from edgellm.engine.text_model import TextModel, template_of
 from edgellm.engine.trial.probe import Probe, TrialChild, require_loadable
-from edgellm.errors import InvalidOption, ModelUnsupported
+from edgellm.errors import SAME_VERSION, InvalidOption, ModelUnsupported
 
 if TYPE_CHECKING:
     from edgellm.engine.speculators.speculator import SpeculatorModel
@@ -203,3 +203,17 @@ def probe_of(file: ModelFile, spec: LoadSpec) -> Probe:
 
 def _half(progress: Callable[[float], None] | None, start: float) -> Callable[[float], None] | None:
     return None if progress is None else lambda share: progress(start + share / 2)
+
+
+def load_tokenizer(path: Path) -> Model:
+    """Return a tokenizer that somebody has sent, as a model without weights. Raises ModelCorrupt, ModelUnsupported: the
+    file is something else."""
+    if (file := ModelFile.open(path)).header.tensors:
+        raise ModelUnsupported("It holds more than a tokenizer.", SAME_VERSION)
+    model = Model.load(file, LoadSpec(text_only=True, chat=True))
+    try:
+        _ = model.vocabulary  # Raises without a vocabulary.
+    except BaseException:
+        model.close()
+        raise
+    return model

@@ -101,7 +101,7 @@ class MeshRecorder:
 def _with_spans(found: Measured, plan: PlanOption | None) -> dict[str, Any]:
     """Return `comparison`'s data, and when each device loaded and computed up to the first token."""
     until = found.option.ttft_s
-    reply = comparison(found.option, plan, found.disproved, found.moves)
+    reply = comparison(found, plan)
     for stage, timeline in zip(reply["stages"], found.timelines, strict=True):
         for name, spans in (("loading", timeline.loading), ("computing", timeline.computing)):
             cut = [(begin, min(end, until)) for begin, end in spans if begin < until]

@@ -80,11 +80,13 @@ def abilities(file: ModelFile, others: Mapping[str, ModelFile] = MappingProxyTyp
     header = file.header
     if is_eagle3(header):
         return [_chat(header), _head(file, others)]
+    why = mtp_obstacle(header)
+    how = "its last layer predicts further tokens (MTP): it drafts where that is faster"
     return [
         _chat(header),
         _pair(file, others),
         _copies(header),
-        _mtp(header),
+        Ability("MTP drafts", not why, why or how),
         _importance(header),
         *_layers(header),
         _context(header),
@@ -105,12 +107,9 @@ def _chat(header: GgufHeader) -> Ability:
 def draft_for(file: ModelFile, others: Mapping[str, ModelFile]) -> str | None:
     """Return the name of the smallest of `others` that can draft for a model, with the same tokenizer and at most half
     of its bytes; None without any."""
-    drafts = {
-        name: other
-        for name, other in others.items()
-        if other.header.file_size <= MOST_OF_VERIFIER * file.header.file_size and _chat(other.header).able
-    }
-    return min(_partners(file, drafts), key=lambda name: drafts[name].header.file_size, default=None)
+    sizes = {name: other.header.file_size for name, other in others.items() if _chat(other.header).able}
+    small = {name: others[name] for name, size in sizes.items() if size <= MOST_OF_VERIFIER * file.header.file_size}
+    return min(_partners(file, small), key=sizes.__getitem__, default=None)
 
 
 def heads_for(file: ModelFile, others: Mapping[str, ModelFile]) -> list[str]:
@@ -131,28 +130,27 @@ def same_tokenizer(file: ModelFile, other: ModelFile) -> bool:
     return _same(token_texts(file), token_texts(other))
 
 
-def _partners(file: ModelFile, others: Mapping[str, ModelFile]) -> dict[str, ModelFile]:
-    """Return the models of `others` with the same tokenizer as a model."""
+def _same(tokens: Sequence[bytes], others: Sequence[bytes]) -> bool:
+    shorter = min(len(tokens), len(others))
+    return shorter > 0 and abs(len(tokens) - len(others)) <= PADDING and tokens[:shorter] == others[:shorter]
+
+
+def _partners(file: ModelFile, others: Mapping[str, ModelFile]) -> list[str]:
+    """Return the names of the whole models in `others` with the same tokenizer as a model."""
     own = token_texts(file)
-    whole = {
-        name: other for name, other in others.items() if other.path != file.path and not drafter_file(other.header)
-    }
-    return {name: other for name, other in whole.items() if _same(own, token_texts(other))}
+    whole = {name: one for name, one in others.items() if one.path != file.path and not drafter_file(one.header)}
+    return [name for name, one in whole.items() if _same(own, token_texts(one))]
 
 
 def _pair(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
-    partners, size = _partners(file, others), file.header.file_size
-    heads = heads_for(file, others)
-    if not partners and not heads:
-        return _translated(file, others)
-    drafts = sorted(name for name, other in partners.items() if other.header.file_size < size)
-    verifiers = sorted(name for name, other in partners.items() if other.header.file_size >= size)
-    roles = (("the EAGLE-3 head", heads), ("the draft model", drafts), ("the verifier", verifiers))
-    return Ability("pair", True, "; ".join(f"with {role} {', '.join(names)}" for role, names in roles if names))
-
-
-def _translated(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
-    """Return whether there are models of other tokenizers to pair a model with."""
+    """Return whether there are models to pair a model with: of its tokenizer, else of others."""
+    drafts, verifiers = list[str](), list[str]()
+    for name in sorted(_partners(file, others)):
+        (drafts if others[name].header.file_size < file.header.file_size else verifiers).append(name)
+    roles = {"the EAGLE-3 head": heads_for(file, others), "the draft model": drafts, "the verifier": verifiers}
+    if any(roles.values()):
+        found = (f"with {role} {', '.join(names)}" for role, names in roles.items() if names)
+        return Ability("pair", True, "; ".join(found))
     names = [name for name, other in others.items() if other.path != file.path and _chat(other.header).able]
     if not names or not _chat(file.header).able:
         return Ability("pair", False, "there is no other model here that writes replies")
@@ -162,19 +160,12 @@ def _translated(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
 
 
 def _copies(header: GgufHeader) -> Ability:
+    how = "its cache can be rolled back"
     if recurrent_state_bytes(header):
-        return Ability("copies", True, "rejected copies are rolled back by snapshots or checkpoints of its state")
-    if sliding_window(header):
-        return Ability(
-            "copies", True, "its cache can be rolled back within its sliding window, and is read again beyond"
-        )
-    return Ability("copies", True, "its cache can be rolled back")
-
-
-def _mtp(header: GgufHeader) -> Ability:
-    why = mtp_obstacle(header)
-    how = "its last layer predicts further tokens (MTP): it drafts where that is faster"
-    return Ability("MTP drafts", not why, why or how)
+        how = "rejected copies are rolled back by snapshots or checkpoints of its state"
+    elif sliding_window(header):
+        how += " within its sliding window, and is read again beyond"
+    return Ability("copies", True, how)
 
 
 def _head(file: ModelFile, others: Mapping[str, ModelFile]) -> Ability:
@@ -246,9 +237,3 @@ def longer_context(models: Mapping[str, tuple[GgufHeader, int]], tokens: int) ->
             " are free."
         )
     return f"Give --ctx-size {n_ctx}: its keys and values take up to {size / 1e6:.0f} MB of {free / 1e9:.1f} GB free."
-
-
-def _same(tokens: Sequence[bytes], others: Sequence[bytes]) -> bool:
-    """Return whether two vocabularies are equal up to padding at the end of one."""
-    shorter = min(len(tokens), len(others))
-    return shorter > 0 and abs(len(tokens) - len(others)) <= PADDING and tokens[:shorter] == others[:shorter]

@@ -246,11 +246,8 @@ class CurveMeasurement:
     """The measurement of a cost curve, which may be stopped and continued."""
 
     def __init__(self) -> None:
-        self._samples: dict[int, list[float]] = {}
-        self._head_samples: dict[int, list[float]] = {}
-        self._changes: list[float] = []
-        self._singles: list[float] = []
-        self._deep_samples: dict[int, list[float]] = {}
+        self._samples, self._head_samples, self._deep_samples = (dict[int, list[float]]() for _ in range(3))
+        self._changes, self._singles = list[float](), list[float]()
 
     def run(
         self, context: Context, should_stop: ShouldStop = never, progress: Callable[[float], None] | None = None,

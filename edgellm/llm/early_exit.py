@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -20,6 +20,7 @@ from edgellm.spec.drafters.early_exit import THRESHOLD, EarlyExitDrafter
 from edgellm.spec.gates.profile import ExitPoint
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
+from edgellm.storage.saved_prompts import removed
 from edgellm.storage.state import private_folder
 from edgellm.system import cache_dir
 
@@ -70,13 +71,11 @@ class EarlyExits:
         """Return a drafter that leaves the model after `layer`; the others as for `EarlyExitDrafter`. Raises
         ModelUnsupported: a model that cannot be cut; InvalidOption: there is no room for the parts."""
         if layer not in self._parts:
-            lower, upper = self._cut(layer)
-            first = Model.load(lower, LoadSpec(self._model.hardware))
-            try:
-                self._parts[layer] = first, Model.load(upper, LoadSpec(self._model.hardware))
-            except BaseException:
-                first.close()
-                raise
+            hardware = LoadSpec(self._model.hardware)
+            with ExitStack() as opened:
+                lower, upper = (opened.enter_context(Model.load(part, hardware)) for part in self._cut(layer))
+                opened.pop_all()
+            self._parts[layer] = lower, upper
         lower_part, upper_part = self._parts[layer]
         return EarlyExitDrafter(
             lower_part, upper_part, n_ctx=spec.n_ctx, threads=spec.threads, threshold=threshold,
@@ -89,8 +88,7 @@ class EarlyExits:
         kept = () if layer is None else self._files(layer)
         for path in _folder().glob(f"{self._fingerprint}-*.gguf"):
             if path not in kept:
-                with suppress(OSError):
-                    path.unlink()
+                removed(path)
 
     def close(self, but: int | None = None) -> None:
         """Close all parts, except those for an exit after layer `but`."""
@@ -98,20 +96,21 @@ class EarlyExits:
             for part in self._parts.pop(layer):
                 part.close()
 
-    def _files(self, layer: int) -> tuple[Path, Path]:
-        """Return the files of the part up to `layer`, and of the rest; they need not exist."""
-        last = check_cuttable(self._model.header) - 1
-        names = (f"{self._fingerprint}-{first}-{end}.gguf" for first, end in ((0, layer), (layer + 1, last)))
-        lower, upper = (_folder() / name for name in names)
-        return lower, upper
+    def _ranges(self, layer: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        return (0, layer), (layer + 1, check_cuttable(self._model.header) - 1)
 
-    def _cut(self, layer: int) -> tuple[Path, Path]:
-        files, last = self._files(layer), check_cuttable(self._model.header) - 1
+    def _files(self, layer: int) -> tuple[Path, ...]:
+        """Return the files of the part up to `layer`, and of the rest; they need not exist."""
+        ranges = self._ranges(layer)
+        return tuple(_folder() / f"{self._fingerprint}-{first}-{last}.gguf" for first, last in ranges)
+
+    def _cut(self, layer: int) -> tuple[Path, ...]:
+        files = self._files(layer)
         try:
             private_folder(_folder())
-            for file, (first, end) in zip(files, ((0, layer), (layer + 1, last)), strict=True):
+            for file, (first, last) in zip(files, self._ranges(layer), strict=True):
                 if not file.is_file():
-                    cut(self._model.path, file, first, end, head=True)
+                    cut(self._model.path, file, first, last, head=True)
         except OSError as error:
             raise InvalidOption(
                 f"{self._model.path} cannot be cut for an early exit: {error}.",
@@ -125,14 +124,12 @@ def _folder() -> Path:
     return cache_dir() / "shards"
 
 
-def pays(point: ExitPoint) -> bool:
-    """Return whether an exit saves enough time, and costs few tokens."""
-    return point.seconds < _MAX_SECONDS * point.full_seconds and point.agreement >= _MIN_AGREEMENT
-
-
 def best_exit(points: Sequence[ExitPoint]) -> tuple[int | None, str]:
     """Return the layer after which one of the measured exits pays most, None if all are too slow, and why."""
-    paying = [point for point in points if pays(point)]
+    paying = [
+        point for point in points
+        if point.seconds < _MAX_SECONDS * point.full_seconds and point.agreement >= _MIN_AGREEMENT
+    ]  # fmt: skip
     best = min(paying or points, key=lambda point: point.seconds / point.full_seconds)
     found = (
         f"an exit after layer {best.layer} takes {best.seconds / best.full_seconds:.0%} of the time a token;"

@@ -18,19 +18,21 @@ from edgellm.engine.model import LoadSpec
 from edgellm.engine.trial.probe import TrialChild
 from edgellm.errors import InvalidOption
 from edgellm.llm.cost_curves import ModelCurve
-from edgellm.llm.elsewhere import OpenedVerifier, fit_remote, remote_verifier
 from edgellm.llm.idle_work import IdleWork
 from edgellm.llm.model_loading import (
     EngineConfig,
+    OpenedVerifier,
     PairFit,
     PairMemory,
     PairPlacement,
     Progress,
     fit,
+    fit_remote,
     model_file,
     named,
     place_pair,
     positions,
+    remote_verifier,
     try_ahead,
     verifier_of,
 )
@@ -169,14 +171,10 @@ class PairEngine:
         share.
 
         Raises:
-            InvalidOption: `n_ctx` is more than a model was trained for, or there is no such device.
-            ModelNotFound, ModelCorrupt, ModelUnsupported: from loading.
-            ModelUnsupported: an EAGLE-3 head does not fit the verifier, which must be in this process.
+            InvalidOption, ModelNotFound, ModelCorrupt, ModelUnsupported: from placing and loading.
             MemoryShort: the models and their contexts do not fit; raised before anything is loaded.
-            VocabularyMismatch: a stock server has another tokenizer, or a verifier that does not send it; names the
-                first token that differs.
-            ProtocolError: a verifier sends a tokenizer that is not its own.
-            VerifierUnreachable: nothing answers at the address.
+            VocabularyMismatch: a server has another tokenizer, or does not tell which; names the first other token.
+            ProtocolError, VerifierUnreachable: nothing answers, or a verifier sends a tokenizer that is not its own.
             PairingRequired, NotPaired, NotPermitted, IdentityClash: the devices do not trust each other.
             ProfileUnusable: the profile is of other models or of another version.
         """
@@ -234,7 +232,7 @@ class PairEngine:
     ) -> Model:
         """Load a model, owned by this engine; `purpose` as for `LoadSpec`. Meanwhile, its file is hashed."""
         self.idle.file_hash(placed.file.path)
-        on_progress = partial(progress, placed.file.path.name) if progress else None
+        on_progress = partial(progress, placed.file.name) if progress else None
         spec = LoadSpec(placed.hardware, eagle3=placed.eagle3, **purpose)
         return self.own(Model.load(placed.file, spec, progress=on_progress, trial=trial))
 

@@ -52,13 +52,11 @@ class IdleWork:
     def file_hash(self, path: Path) -> FileHash:
         """Return the hash of a file, which is computed in the background from the first call on."""
         with self._changed:
-            known = self._hashes.get(path)
-            if known is not None:
-                return known
-            found = self._hashes[path] = FileHash(path)
-        if found.known is None:
-            self.add(found.compute)
-        return found
+            if path not in self._hashes:
+                found = self._hashes[path] = FileHash(path)
+                if found.known is None:
+                    self.add(found.compute)
+            return self._hashes[path]
 
     @contextmanager
     def suspended(self) -> Iterator[None]:

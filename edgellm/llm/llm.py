@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from edgellm.engine import Message, Model
 from edgellm.engine.native import ShouldStop, never
-from edgellm.errors import InvalidOption
-from edgellm.llm.elsewhere import OpenedVerifier
+from edgellm.errors import InvalidOption, ProfileUnusable
 from edgellm.llm.engine import PairEngine
 from edgellm.llm.messages import PromptWriter, channels_of, compose, draft_ids, plain_ids, turn_heads
-from edgellm.llm.model_loading import EngineConfig, PairMemory, Progress
+from edgellm.llm.model_loading import EngineConfig, OpenedVerifier, PairMemory, Progress
+from edgellm.llm.pair_stats import find_profile
 from edgellm.llm.reply import WantedReply, check_reply, write
 from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.drafting.cost_curve import CostCurve
@@ -50,12 +51,9 @@ class LLM:
     """
 
     def __init__(
-        self,
-        engine: PairEngine | Model,
-        draft: Model | None = None,
-        verifier: Verifier | OpenedVerifier | None = None,
-        **settings: Any,
-    ) -> None:
+        self, engine: PairEngine | Model, draft: Model | None = None,
+        verifier: Verifier | OpenedVerifier | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
         """Take over an engine, which is closed with the pair; `open` is the usual way. Loaded models and a verifier of
         your own stay open: the tokenizer and chat template of the first model are used, and `settings` are as for
         `open`."""
@@ -79,13 +77,9 @@ class LLM:
 
     @classmethod
     def open(
-        cls,
-        draft: Named | None = DEFAULT,
-        verifier: Named | None = DEFAULT,
-        *,
-        progress: Progress | None = None,
+        cls, draft: Named | None = DEFAULT, verifier: Named | None = DEFAULT, *, progress: Progress | None = None,
         **settings: Any,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Load the models and compare their vocabularies.
 
         `settings` are further fields of `EngineConfig`; `notices` tells where a default was left out or replaced.
@@ -94,13 +88,9 @@ class LLM:
         return cls(PairEngine.open(EngineConfig(draft, verifier, **settings), progress))
 
     def reply(
-        self,
-        prompt: str | Sequence[Message],
-        options: ReplyOptions | None = None,
-        *,
-        should_stop: ShouldStop = never,
-        **changes: Any,
-    ) -> Reply:
+        self, prompt: str | Sequence[Message], options: ReplyOptions | None = None, *,
+        should_stop: ShouldStop = never, **changes: Any,
+    ) -> Reply:  # fmt: skip
         """Return a reply to a question, or to a conversation from `compose`. The prompt is tokenised at once, unless
         `should_stop` returns True; everything else is computed when the reply is iterated.
 
@@ -132,13 +122,9 @@ class LLM:
         return self._reply(replace(wanted, heads=heads), began, first)
 
     def complete(
-        self,
-        prompt: str | Sequence[int],
-        options: ReplyOptions | None = None,
-        *,
-        should_stop: ShouldStop = never,
-        **changes: Any,
-    ) -> Reply:
+        self, prompt: str | Sequence[int], options: ReplyOptions | None = None, *,
+        should_stop: ShouldStop = never, **changes: Any,
+    ) -> Reply:  # fmt: skip
         """Return a continuation of `prompt` without the chat template; otherwise like `reply`, including its errors.
 
         In a text, names of control tokens such as <|im_start|> are parsed as those tokens.
@@ -230,18 +216,22 @@ class LLM:
         `progress` is called with a file's name and its read share. Raise OSError if a file cannot be read."""
         for model in (self.engine.draft, None if self.engine.linked else self._text):
             if model is not None:
-                on_progress = partial(progress, model.path.name) if progress else None
+                on_progress = partial(progress, model.name) if progress else None
                 self.engine.idle.file_hash(model.path).compute(progress=on_progress)
 
     def keep_profile(self, profile: Profile) -> Path:
-        """Save `profile` as this pair's, where later processes find it, and return the file.
-
-        Raises:
-            InvalidOption: one of the two models is missing.
-            OSError: it cannot be written.
-        """
+        """Save `profile` as this pair's, where later processes find it, and return the file. Raises InvalidOption: one
+        of the two models is missing, or the pair has a profile of more chunks; OSError: it cannot be written."""
         if self.engine.knowledge is None:
             raise InvalidOption("A profile needs both a draft model and a verifier, and one is missing.", "Open both.")
+        with suppress(ProfileUnusable):
+            known = find_profile(*self.engine.knowledge.hashes())
+            if known is not None and known.terms.chunks > profile.terms.chunks:
+                raise InvalidOption(
+                    f"The pair has a profile of {known.terms.chunks} chunks, which is not replaced by this one of"
+                    f" {profile.terms.chunks}.",
+                    "Give more prompts, or keep it apart in a file: --output FILE (Profile.save).",
+                )
         return self.engine.knowledge.use(profile)
 
     def prompt_ids(self, prompt: str | Sequence[Message], options: ReplyOptions | None = None) -> Ids:
@@ -313,16 +303,9 @@ class LLM:
 
 
 def generate(
-    prompt: str,
-    *,
-    context: Sequence[str] = (),
-    history: Sequence[Message] = (),
-    system: str | None = None,
-    draft: Named | None = DEFAULT,
-    verifier: Named | None = DEFAULT,
-    threads: int | None = None,
-    **options: Any,
-) -> Reply:
+    prompt: str, *, context: Sequence[str] = (), history: Sequence[Message] = (), system: str | None = None,
+    draft: Named | None = DEFAULT, verifier: Named | None = DEFAULT, threads: int | None = None, **options: Any,
+) -> Reply:  # fmt: skip
     """Return one reply, by default from the pair that `LLM.open` opens:
     `for token in generate("What is photosynthesis?")`.
 

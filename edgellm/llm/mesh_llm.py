@@ -25,11 +25,10 @@ from edgellm.engine.memory_fit import check_context, trained_positions
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ModelUnsupported
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
-from edgellm.llm.elsewhere import OpenedVerifier
 from edgellm.llm.engine import PairEngine
 from edgellm.llm.llm import LLM
 from edgellm.llm.messages import chat_ids
-from edgellm.llm.model_loading import EngineConfig
+from edgellm.llm.model_loading import EngineConfig, OpenedVerifier
 from edgellm.mesh import EngineName, part_of
 from edgellm.mesh.coordinator import Mesh, MeshDevice
 from edgellm.mesh.fleet_file import Fleet
@@ -110,15 +109,11 @@ class Workload:
     cold: bool = True
     half: bool = False
 
-    @property
-    def positions(self) -> int | None:
-        """Return the requested tokens of a context, if any."""
-        return self.context or self.hardware.n_ctx
-
     def home(self, file: ModelFile, fleet: Fleet) -> Home:
         """Return the home of a fleet with the model in `file` and this reply. Raises ModelUnsupported, ModelCorrupt:
         the model cannot be split."""
-        overhead = overhead_of(file.header, positions_of(file, self.positions), self.sessions, self.hardware.cache_type)
+        positions = positions_of(file, self.context or self.hardware.n_ctx)
+        overhead = overhead_of(file.header, positions, self.sessions, self.hardware.cache_type)
         model = model_costs(file)
         if self.half:
             model = replace(model, shape=replace(model.shape, bytes_per_activation=2.0))
@@ -193,25 +188,16 @@ def place_stages(file: ModelFile, survey: Survey, workload: Workload) -> Placeme
     """Return the best stages of the model in `file` on the surveyed devices, with the layers that these have. After
     `PLAN_SECONDS` the best plan so far is taken. Raises ModelUnsupported, ModelCorrupt: the model cannot be split;
     PlanImpossible: the devices cannot hold it; says which layers to send where, if that helps."""
-    devices: list[Device] = []
+    known = survey.fleet()
+    asked: Asked = [(device, device) for device in known.devices]  # If everything is loaded, each has all layers.
+    if workload.cold:
+        asked = _asked(known.devices, WholeModel(file), survey.workers, ComputeUnit.choose(workload.hardware))
+    devices = [found for _, found in asked if isinstance(found, Device)]
     left_out = [(name, error.what) for name, error in survey.left_out]
-    for device, found in ask_devices(file, survey, workload):
-        if isinstance(found, Device):
-            devices.append(found)
-        else:
-            left_out.append((device.name, found.what))
-    home = workload.home(file, Fleet(tuple(devices), survey.fleet().links))
+    left_out += [(device.name, found.what) for device, found in asked if not isinstance(found, Device)]
+    home = workload.home(file, Fleet(tuple(devices), known.links))
     placed = place(home, survey.workers, left_out, within(PLAN_SECONDS))
     return with_phases(placed, within(PHASE_SECONDS))
-
-
-def ask_devices(file: ModelFile, survey: Survey, workload: Workload) -> Asked:
-    """Ask all surveyed devices at once for the layers that they have. If everything is loaded (`Workload.cold`), no
-    device is asked: each has all layers."""
-    devices = survey.fleet().devices
-    if not workload.cold:
-        return [(device, device) for device in devices]
-    return _asked(devices, WholeModel(file), survey.workers, ComputeUnit.choose(workload.hardware))
 
 
 def missing_layers(file: ModelFile, shares: Sequence[StageShare], survey: Survey) -> list[tuple[str, int]]:
@@ -304,13 +290,9 @@ def open_mesh(
     notify: Callable[[str], None] | None = None,
 ) -> OpenedMesh:
     """Load each device's layers of the model in `file`, and open the pair meanwhile. This device's own layers and the
-    draft model, by default none, are loaded and computed as `config` says.
-
-    Raises:
-        ModelUnsupported, ModelCorrupt: the model cannot be split.
-        InvalidOption, PlanImpossible: an invalid split, or devices that cannot hold the model.
-        NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a named device cannot be used.
-    """
+    draft model, by default none, are loaded and computed as `config` says. Raises ModelUnsupported, ModelCorrupt: the
+    model cannot be split; InvalidOption, PlanImpossible: an invalid split, or devices that cannot hold the model;
+    NotPaired, NotPermitted, DeviceLost, VerifierUnreachable: a named device cannot be used."""
     began = perf_counter()
     config = config or EngineConfig(draft=None)
     hardware = config.hardware

@@ -71,40 +71,14 @@ class Measured:
     moves: tuple[MeasuredMove, ...] = ()
 
 
-def measured(opened: OpenedMesh, since: float, ttft: float, tokens: int, seconds: float) -> Measured:
-    """Return the stages' timelines of the reply that has just ended; call it once per reply.
-
-    `since` is the reply's `perf_counter` start; the first token came after `ttft` seconds, and the last of `tokens`
-    after `seconds`.
-    """
-    timelines = [_device_timelines(record, since) for record in opened.verifier.measured()]
-    stages: list[PlannedStage] = []
-    before = 0.0
-    for one in timelines:
-        load = max((end for begin, end in one.loading if begin < ttft), default=0.0)
-        computing = [(begin, min(end, ttft)) for begin, end in one.computing if begin < ttft]
-        finish = max((end for _, end in computing), default=load)
-        got = max((moment for moment in one.got if moment < ttft), default=before)
-        network = max(0.0, got - before) if stages else 0.0
-        compute = sum(end - begin for begin, end in computing)
-        wait = max(0.0, got - max(load, 0.0))
-        size = sum(opened.model.layer_bytes[one.layers.start : one.layers.stop])
-        stages.append(PlannedStage(one.device, one.layers, load, wait, network, got, compute, finish, size, "measured"))
-        before = finish
-    token = (seconds - ttft) / (tokens - 1) if tokens > 1 else 0.0
-    return Measured(PlanOption(tuple(stages), ttft, token, seconds), tuple(timelines))
-
-
 def _device_timelines(record: StageRecord, began: float) -> DeviceTimeline:
-    shift = record.began - began
-
     def of(kind: str) -> tuple[tuple[float, float], ...]:
+        shift = record.began - began
         spans = ((span.begin + shift, span.end + shift) for span in record.spans if span.kind == kind)
         return tuple((max(0.0, begin), end) for begin, end in spans if end >= 0.0)  # Earlier work may be reported late.
 
-    work = record.work
     got = tuple(begin for begin, _ in of("got"))
-    return DeviceTimeline(record.host.name, work.layers, of("cut"), of("load"), of("compute"), got)
+    return DeviceTimeline(record.host.name, record.work.layers, of("cut"), of("load"), of("compute"), got)
 
 
 def planned_for(stage: PlannedStage, plan: PlanOption | None) -> PlannedStage | None:
@@ -148,26 +122,25 @@ def disproved_figures(
     return tuple(sentences)
 
 
-def comparison(
-    found: PlanOption | None, plan: PlanOption | None, disproved: Sequence[str] = (), moves: Sequence[MeasuredMove] = ()
-) -> dict[str, Any]:
+def comparison(found: Measured | None, plan: PlanOption | None) -> dict[str, Any]:
     """Return measured and planned times as JSON, None for missing times, layers counted from 1. At least one of both is
-    given. `disproved` and `moves`: as in `Measured`; a reply in phases also has its moves and its end."""
-    shown = found or plan
-    in_phases = {} if not moves or found is None else {
-        "reply_s": found.reply_s, "planned_reply_s": None if plan is None else plan.reply_s,
-        "moves": [_move_numbers(one) for one in moves],
-    }  # fmt: skip
-    return in_phases | {
-        "ttft_s": None if found is None else found.ttft_s, "token_s": None if found is None else found.token_s,
-        "planned_ttft_s": None if plan is None else plan.ttft_s,
-        "planned_token_s": None if plan is None else plan.token_s,
+    given. A reply in phases also has its moves and its end."""
+    did = None if found is None else found.option
+    shown, moves = did or plan, () if found is None else found.moves
+
+    def times(*keys: str) -> dict[str, float | None]:
+        both = (("", did), ("planned_", plan))
+        return {f"{kind}{key}": None if way is None else getattr(way, key) for kind, way in both for key in keys}
+
+    return {
+        **(times("reply_s") | {"moves": [_move_numbers(one) for one in moves]} if moves else {}),
+        **times("ttft_s", "token_s"),
         "stages": [
-            {"device": one.device, "first_layer": one.layers.start + 1, "last_layer": one.layers.stop,
-             "measured": None if found is None else _numbers(one), "planned": _numbers(planned_for(one, plan))}
+            {**_layers(one.device, one.layers), "measured": None if did is None else _numbers(one),
+             "planned": _numbers(planned_for(one, plan))}
             for one in (() if shown is None else shown.stages)
         ],
-        "disproved": list(disproved),
+        "disproved": [] if found is None else list(found.disproved),
     }  # fmt: skip
 
 
@@ -175,11 +148,14 @@ def _move_numbers(move: MeasuredMove) -> dict[str, Any]:
     planned = move.planned
     return {
         "after_token": move.token, "at_s": move.at, "loaded_s": move.loaded, "ready_s": move.ready,
-        "stages": [{"device": share.name, "first_layer": share.layers.start + 1, "last_layer": share.layers.stop}
-                   for share in move.shares],
+        "stages": [_layers(share.name, share.layers) for share in move.shares],
         "planned": None if planned is None else
         {"after_token": planned.token, "at_s": planned.seconds, "loaded_s": planned.loaded, "ready_s": planned.ready},
     }  # fmt: skip
+
+
+def _layers(device: str, layers: LayerRange) -> dict[str, Any]:
+    return {"device": device, "first_layer": layers.start + 1, "last_layer": layers.stop}
 
 
 def _numbers(stage: PlannedStage | None) -> dict[str, float] | None:
@@ -222,12 +198,33 @@ class Replies:
         taken = [one for one in self._opened.verifier.mesh.take_overs if one.at > summary.first_at]
         if taken:
             return self._in_phases(taken, since, ttft, ttft + rest, summary, cold=cold)
-        found = measured(self._opened, since, ttft, summary.tokens, ttft + rest)
+        found = self._in_stages(since, ttft, summary.tokens, ttft + rest)
         plan = self._opened.predict(summary.prompt_tokens, summary.tokens, cold=cold)
         if (placed := self._opened.placed) is not None and placed.workers is not None:
             cut = {one.device: one.cut_s for one in found.timelines}
             found = replace(found, disproved=disproved_figures(found.option, plan, placed.workers, cut))
         return found, plan
+
+    def _in_stages(self, since: float, ttft: float, tokens: int, seconds: float) -> Measured:
+        """Return the stages' work in a reply whose first token came after `ttft` seconds, and the last of `tokens`
+        after `seconds`."""
+        timelines = [_device_timelines(record, since) for record in self._opened.verifier.measured()]
+        stages: list[PlannedStage] = []
+        before = 0.0
+        for one in timelines:
+            load = max((end for begin, end in one.loading if begin < ttft), default=0.0)
+            computing = [(begin, min(end, ttft)) for begin, end in one.computing if begin < ttft]
+            finish = max((end for _, end in computing), default=load)
+            got = max((moment for moment in one.got if moment < ttft), default=before)
+            network = max(0.0, got - before) if stages else 0.0
+            compute = sum(end - begin for begin, end in computing)
+            size = sum(self._opened.model.layer_bytes[one.layers.start : one.layers.stop])
+            stages.append(PlannedStage(
+                one.device, one.layers, load, max(0.0, got - load), network, got, compute, finish, size, "measured"
+            ))  # fmt: skip
+            before = finish
+        token = (seconds - ttft) / (tokens - 1) if tokens > 1 else 0.0
+        return Measured(PlanOption(tuple(stages), ttft, token, seconds), tuple(timelines))
 
     def _in_phases(
         self, taken: Sequence[TakeOver], since: float, ttft: float, seconds: float, summary: Summary, *, cold: bool
@@ -236,20 +233,18 @@ class Replies:
         self._opened.verifier.measured()  # The next reply starts without records.
         phases, tokens = self._opened.phases, summary.tokens
         plan = None if phases is None or not cold else phases.predict(summary.prompt_tokens, tokens)
-        moves = []
-        for at, one in enumerate(taken):
-            planned = plan.move if plan is not None and at == 0 else None
-            moves.append(
-                MeasuredMove(
-                    one.shares, one.tokens - summary.prompt_tokens, one.loaded - since, one.ready - since,
-                    one.at - since, planned,
-                )
-            )  # fmt: skip
+        moves = tuple(
+            MeasuredMove(
+                one.shares, one.tokens - summary.prompt_tokens, one.loaded - since, one.ready - since, one.at - since,
+                plan.move if plan is not None and at == 0 else None,
+            )
+            for at, one in enumerate(taken)
+        )  # fmt: skip
         found = PlanOption((), ttft, (seconds - ttft) / max(1, tokens - 1), seconds)
         option = None
         if plan is not None:
             option = PlanOption((), plan.ttft, (plan.seconds - plan.ttft) / max(1, tokens - 1), plan.seconds)
-        return Measured(found, (), moves=tuple(moves)), option
+        return Measured(found, (), moves=moves), option
 
 
 COLOURS = {"load": "#e8b04a", "wait": "#d9d9d9", "network": "#a45a92", "compute": "#479a63"}

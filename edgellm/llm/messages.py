@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from edgellm.engine import Message, Model, ToolCall
 from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InputNotText, InvalidOption, ModelUnsupported, PromptTooLong, TextRefused
-from edgellm.llm.tools import Toolbox, split_calls
 from edgellm.spec.channels import ChannelSplitter, split_text
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.types import Channel, Constraint, Explanation, Ids, Notice, Token
+
+if TYPE_CHECKING:
+    from edgellm.llm.tools.toolbox import Toolbox
 
 Written = TypeVar("Written")
 
@@ -93,13 +95,9 @@ def chat_ids(
     `should_stop` is polled; `arguments` are given to the template, and `tell` is called with changes that it wants.
 
     An assistant's turn that still has the model's markup around its thought is separated into thought and answer.
-
-    Raises:
-        Stopped: `should_stop` returned True.
-        TextRefused: the model's tokenizer fails on the prompt, or takes too long.
-        InvalidOption: the prompt is empty.
-        InputNotText: it is not valid Unicode.
-        PromptTooLong: it does not fit the context; states both lengths.
+    Raises Stopped: `should_stop` returned True; TextRefused: the model's tokenizer fails on the prompt, or takes too
+    long; InvalidOption: the prompt is empty; InputNotText: it is not valid Unicode; PromptTooLong: it does not fit the
+    context; states both lengths.
     """
     messages = compose(prompt) if isinstance(prompt, str) else [message.whole() for message in prompt]
     turns = [message for message in messages if message.role != "system"] or messages
@@ -267,14 +265,13 @@ class PromptWriter:
         if schema is None:
             return None
         self.model.grammar(schema)
-        after: list[int] = []
-        opened = called is not None and toolbox is not None and toolbox.opening()
-        if not opened and channels.thinks and (markup := self.model.thinking) is not None:
+        after, markup = "", self.model.thinking
+        if channels.thinks and markup is not None and not (called and toolbox and toolbox.opening()):
             if markup.channels:
-                after = self.model.tokenize("<|channel|>final<|message|>", special=True).tolist()
+                after = "<|channel|>final<|message|>"
             elif channels.channel is Channel.THINKING or options.think:
-                after = self.model.tokenize(markup.closing, special=True).tolist()
-        return Constraint(schema, len(ids), tuple(after))
+                after = markup.closing
+        return Constraint(schema, len(ids), tuple(self.model.tokenize(after, special=True).tolist()) if after else ())
 
     def check(self, options: ReplyOptions) -> None:
         """Raise InvalidOption where the model cannot think as `options` say, or its chat template does not read one of
@@ -300,8 +297,12 @@ class PromptWriter:
     ) -> Iterator[Token | ToolCall]:
         """Yield the tokens of a `reply` with `options`, and its tool calls, whose tokens have no text. `cut` returns,
         after the last token, whether the reply broke off."""
+        from edgellm.llm.tools.toolbox import split_calls
+
         return split_calls(reply, self.toolbox(options), self.model.control_text, cut)
 
     def toolbox(self, options: ReplyOptions) -> Toolbox:
         """Return the tools of a reply with `options`, in the form of the model."""
+        from edgellm.llm.tools.toolbox import Toolbox
+
         return Toolbox.of(self.model, options, grammars=self.grammars)

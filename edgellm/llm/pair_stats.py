@@ -95,6 +95,13 @@ def expire() -> None:
         _forget(path)
 
 
+def kept_bytes() -> int:
+    """Return the bytes that all kept data take on the disk."""
+    chats = History().path
+    found = [*chats.parent.glob(f"{chats.name}*"), *(path for paths in _derived().values() for path in paths)]
+    return sum(path.lstat().st_size for path in found)
+
+
 def _chats() -> tuple[int, int, int]:
     """Return the numbers of replies, conversations and typed lines."""
     return History().facts().conversations, len(Conversations().all()), typed_lines().facts().conversations

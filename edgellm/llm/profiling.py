@@ -70,12 +70,10 @@ def profile_pair(
             below = lookup_threshold([each for run in done.runs for each in run.disagreements])
             recorded = zip(prompts, done.runs, strict=True)
             runs = [profiler.with_lookup(prompt, run, below) for prompt, run in recorded]
-        points = ()
+        points, batch = (), ()
         if options.early_exit:
-            points = mechanism("early exit").exit_points(
-                draft, drafters, prompts, gamma=gamma, most=most, threads=threads
-            )
-        batch = ()
+            exits, asked = mechanism("early exit"), {"gamma": gamma, "most": most, "threads": threads}
+            points = exits.exit_points(draft, drafters, prompts, **asked)
         if has("parallel drafting"):
             batch = mechanism("parallel drafting").batch_seconds(draft, prompts[0], threads)
     except BaseException as error:

@@ -281,10 +281,10 @@ def write(
             if explain:
                 told = (*plan.reasons, wanted.channels.reason, *engine.reasons)
                 yield from (Explanation(None, reason) for reason in told if reason)
+            rules, terms = _rules(engine, wanted, plan)
             state = GenerationState(
-                prompt, wanted.sampling, _limits(engine, wanted.options, plan), rules=_rules(engine, wanted, plan),
-                terms=_terms(engine, wanted, plan), should_stop=should_stop, explain=explain,
-                channel=wanted.channels.channel, on_progress=on_progress,
+                prompt, wanted.sampling, _limits(engine, wanted.options, plan), rules=rules, terms=terms,
+                should_stop=should_stop, explain=explain, channel=wanted.channels.channel, on_progress=on_progress,
             )  # fmt: skip
             events, stops = _written(engine, wanted, plan, state, stats), wanted.options.stop
             yield from cut_at_stops(stops, events, stats, wanted.heads) if stops or wanted.heads else events
@@ -309,24 +309,20 @@ def _limits(engine: PairEngine, options: ReplyOptions, plan: ReplyPlan) -> Gener
     )  # fmt: skip
 
 
-def _rules(engine: PairEngine, wanted: WantedReply, plan: ReplyPlan) -> DraftRules:
-    choice, verifier = plan.choice, plan.verifier
+def _rules(engine: PairEngine, wanted: WantedReply, plan: ReplyPlan) -> tuple[DraftRules, VerdictTerms]:
+    """Return the rules of drafts, and the terms of verdicts."""
+    choice, verifier, prompt = plan.choice, plan.verifier, wanted.prompt
     alike = verifier is None or verifier.capabilities.choice.draws_alike(wanted.sampling)
     rules = DraftRules(
         choice.stop_below, choice.lookup_below, greedy=not alike and plan.checked,
-        context=ContextLookup(wanted.prompt) if choice.lookup_below else None, prompt=wanted.draft_prompt,
+        context=ContextLookup(prompt) if choice.lookup_below else None, prompt=wanted.draft_prompt,
         grammar=ReplyGrammar.of(wanted.sampling.constraint, engine.text.grammar),
     )  # fmt: skip
-    if plan.copies is None or engine.linked:
-        return rules
-    return replace(rules, floors=engine.retrieval.index.policy.floors)
-
-
-def _terms(engine: PairEngine, wanted: WantedReply, plan: ReplyPlan) -> VerdictTerms:
     if plan.copies is None:
-        return VerdictTerms(wanted.options.logprobs)
-    curve = engine.retrieval.index.policy.cost.given
-    return VerdictTerms(wanted.options.logprobs, plan.copies.expect, curve.behind(len(wanted.prompt)).filling())
+        return rules, VerdictTerms(wanted.options.logprobs)
+    policy = engine.retrieval.index.policy
+    terms = VerdictTerms(wanted.options.logprobs, plan.copies.expect, policy.cost.given.behind(len(prompt)).filling())
+    return rules if engine.linked else replace(rules, floors=policy.floors), terms
 
 
 def _written(

@@ -16,11 +16,10 @@ from edgellm.engine.memory_fit import free_memory
 from edgellm.engine.model import LoadSpec
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import EXAMPLE, HERE, StageShare, read_split
-from edgellm.llm.elsewhere import OpenedVerifier
 from edgellm.llm.engine import PairEngine
 from edgellm.llm.llm import LLM
 from edgellm.llm.mesh_llm import MeshOptions, Workload, positions_of
-from edgellm.llm.model_loading import EngineConfig, Progress
+from edgellm.llm.model_loading import EngineConfig, OpenedVerifier, Progress
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc_engine.backend import require
 from edgellm.rpc_engine.model import RpcModel, RpcVerifier, RpcWork

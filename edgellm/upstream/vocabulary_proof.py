@@ -23,12 +23,16 @@ _TOKENS = 32  # tokens of a probe
 
 @dataclass(frozen=True, slots=True)
 class VocabularyProof:
-    """A proof of a server's vocabulary: `probes` texts of `tokens` tokens were equal; 0 if the server decodes none."""
+    """A proof of a server's vocabulary: `probes` texts of `tokens` tokens were equal; 0 if the server decodes none.
+    `sent`: it is the server's own tokenizer."""
 
     probes: int = 0
     tokens: int = 0
+    sent: bool = False
 
     def __str__(self) -> str:
+        if self.sent:
+            return f"it sends its tokenizer of {self.tokens:,} tokens"
         if not self.probes:
             return "the server decodes no token ids, so its vocabulary is not proved to be the draft model's"
         return f"{self.tokens:,} tokens in {self.probes} texts mean the same there as here"

@@ -161,7 +161,7 @@ def test_verified_shares_of_thought_and_answer_are_told_where_they_may_differ(
     capsys: Capture, sources: tuple[Source, ...], shown: str
 ) -> None:
     def write(stats: Summary, *_: object) -> Written:
-        stats.passes = 2
+        stats.passes, stats.verdicts_on_drafts = 2, sources.count(Source.ACCEPTED)
         for number, source in enumerate(sources):
             token = Token(number, b"a", source, channel=Channel.THINKING if number < 2 else Channel.ANSWER)
             stats.token(token)
@@ -356,3 +356,15 @@ def test_each_slow_model_is_told_once_where_nobody_watches(capsys: pytest.Captur
     shown = capsys.readouterr().err.splitlines()
     assert [line[:-len(", about 8 s left")] for line in shown] == [f"loading {name}: 20%" for name in
                                                                    ("draft.gguf", "verifier.gguf")]  # fmt: skip
+
+
+def test_a_model_alone_is_not_called_verified(capsys: Capture) -> None:
+    def write(stats: Summary, *_: object) -> Written:
+        stats.passes = 1
+        token = Token(0, b"a", Source.VERIFIER)
+        stats.token(token)
+        yield token
+        stats.finish("stop")
+
+    print_reply(Reply(write, prompt_tokens=3, seed=0), Display())
+    assert "verified" not in capsys.readouterr().err

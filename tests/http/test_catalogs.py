@@ -112,7 +112,7 @@ def test_a_verifier_gets_the_draft_model_that_fits_it(cache: Path) -> None:
     opened: list[str] = []
     served = opened_as("edgellm-verifier", opened)
     with served.pair as pair:
-        assert pair.draft_name == "edgellm draft"
+        assert pair.draft_name == "edgellm-draft"
         list(reply := pair.reply("Where is my mug?", max_tokens=8))
         assert reply.summary.drafted > 0
     reason = "it has the same tokenizer and 21% of the size"

@@ -52,8 +52,6 @@ def test_a_curve_that_no_device_can_have_or_that_is_too_old_is_none(tmp_path: Pa
     "text",
     [
         "",
-        "no JSON",
-        "[]",
         '{"rows": [1, 2], "seconds": [1.0], "change": 0, "heads": []}',
         '{"rows": [], "seconds": [], "change": 0, "heads": []}',
         '{"rows": [2, 4], "seconds": [1.0, 2.0], "change": 0, "heads": []}',
@@ -67,11 +65,6 @@ def test_a_damaged_curve_is_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "curve.json"
     path.write_text(f'{{"curve": {text}, "taken": {time.time()}, "device": "a chip"}}')
     assert read_curve(path, "a chip") is None
-
-
-def test_where_it_cannot_be_kept_nothing_fails(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    write_curve(tmp_path / "file" / "curve.json", KEPT, "a chip")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -148,17 +147,3 @@ def test_a_reply_that_never_lets_it_be_measured_leaves_what_it_learned(
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         assert pair.engine.retrieval.curve().seconds == kept.seconds
         assert pair.curve().filled
-
-
-def test_it_can_be_waited_for() -> None:
-    idle, done = IdleWork(), list[int]()
-    idle.wait()
-    for number in range(3):
-        idle.add(partial(_note, done, number))
-    idle.wait()
-    assert done == [0, 1, 2]
-    idle.close()
-
-
-def _note(done: list[int], number: int, _stop: object) -> None:
-    done.append(number)

@@ -81,7 +81,7 @@ def test_what_cannot_be_removed_is_told_and_the_rest_goes() -> None:
     path = History().path
     path.unlink()
     path.mkdir()
-    with pytest.raises(HistoryUnusable, match="is not a plain file"):
+    with pytest.raises(HistoryUnusable, match="cannot be removed"):
         forget()
     assert found(SECRET) == []
 

@@ -32,6 +32,7 @@ from edgellm.spec.stats import Summary
 from edgellm.spec.types import Constraint, Penalties, Sampling, Source, Token
 from testkit.processes.verifier import VerifierProcess
 from testkit.retokenized import ONE_TOKENIZER, PAIRS
+from tests.http.conftest import serving
 from tests.llm.conftest import Retokenized
 from tests.rpc.strangers import befriend, device
 from tests.services.scripted import scripted
@@ -212,6 +213,27 @@ def test_while_the_verifier_is_away_the_draft_model_goes_on(
     assert [text for text in heard if "The draft model continues alone" in text]
     assert [text for text in heard if "is back" in text]
     b"".join(token.piece for token in tokens).decode()
+
+
+def test_edgellms_own_http_server_sends_its_tokenizer_and_writes_alone_without_a_draft_model(
+    retokenized: Retokenized, home: Path
+) -> None:
+    draft, verifier = retokenized("few common tokens")
+    with (
+        LLM.open("none", verifier, threads=1, history=False) as alone,
+        serving(alone, "served") as server,
+        LLM.open(verifier=server.url, threads=1) as writer,
+        LLM.open(draft, server.url, threads=1) as pair,
+    ):
+        assert (writer.draft_name, writer.verifier_name) == (None, "served")
+        assert any("has another tokenizer than served, which writes alone" in notice for notice in writer.notices)
+        assert any("drafts are translated" in notice for notice in pair.notices)
+        for one in (writer, pair):
+            assert not [notice for notice in one.notices if "Ollama" in notice or "chat template" in notice]
+            assert any(reason.startswith(f"edgellm at {server.url} verifies") for reason in one.engine.reasons)
+            replies = [each.reply(case(2), max_tokens=12, temperature=0.0) for each in (one, alone)]
+            assert [len(ids(reply)) for reply in replies] == [12, 12]
+            assert replies[0].summary.text == replies[1].summary.text
 
 
 class Translated:

@@ -373,7 +373,7 @@ def test_what_is_a_model(name: str) -> None:
 def test_progress_is_told(f32_pair: tuple[Path, Path]) -> None:
     heard: list[tuple[str, float]] = []
     LLM.open(*f32_pair, progress=lambda name, share: heard.append((name, share))).close()
-    assert {name for name, _ in heard} == {path.name for path in f32_pair}
+    assert {name for name, _ in heard} == {path.stem for path in f32_pair}
     assert heard[-1][1] == pytest.approx(1.0)
 
 

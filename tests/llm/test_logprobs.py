@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,57 +31,46 @@ def read_anew(path: Path, prompt: Any, tokens: list[Token]) -> np.ndarray[Any, A
     return rows - top - np.log(np.exp(rows - top).sum(axis=1, keepdims=True))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
-@pytest.mark.parametrize("who", ["pair", "verifier", "draft"])
-def test_they_are_the_writers_own(f32_pair: tuple[Path, Path], who: str, temperature: float) -> None:
+@pytest.fixture(params=["pair", "verifier", "draft", "across a link", "in the server"])
+def writer(
+    request: pytest.FixtureRequest, f32_pair: tuple[Path, Path], server: VerifierServer
+) -> Iterator[tuple[LLM, Path]]:
+    """A pair, and the model whose text it writes."""
     draft, verifier = f32_pair
-    opened = {"pair": (draft, verifier), "verifier": (None, verifier), "draft": (draft, None)}[who]
-    with LLM.open(*opened, threads=1) as pair:
-        tokens = list(pair.reply(case(2), max_tokens=20, logprobs=4, temperature=temperature, top_k=0, seed=3))
-        truth = read_anew(draft if who == "draft" else verifier, pair.prompt_ids(case(2)), tokens)
-        if temperature == 0.0:
-            assert [token.id for token in tokens] == [token.id for token in pair.reply(case(2), max_tokens=20)]
-    for token, row in zip(tokens, truth, strict=True):
-        assert token.logprobs is not None
-        assert token.logprobs.own == pytest.approx(row[token.id], abs=2e-3)
-        assert len(token.logprobs.ids) == 4
-        assert token.logprobs.logprobs == pytest.approx(row[token.logprobs.ids], abs=2e-3)
-        assert token.logprobs.logprobs == pytest.approx(np.sort(row)[::-1][:4], abs=2e-3)
-    assert all(token.logprobs is None for token in pair_tokens(f32_pair[0]))
-
-
-def pair_tokens(path: Path) -> list[Token]:
-    with LLM.open(path, None, threads=1) as pair:
-        return list(pair.reply(case(2), max_tokens=3))
-
-
-@pytest.mark.parametrize("options", [{"budget": 0.3}, {"gate": "never"}, {"gate": "confidence"}], ids=str)
-def test_where_not_everything_is_verified_they_are_refused(pair: LLM, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOption, match="logprobs are not available"):
-        pair.reply(case(2), logprobs=1, **options)
+    names: dict[str, tuple[Path | None, Path | str | None]] = {
+        "pair": (draft, verifier), "verifier": (None, verifier), "draft": (draft, None),
+        "across a link": (draft, str(server.address)),
+    }  # fmt: skip
+    inside = request.param not in names
+    opened = (
+        LLM(server.model, verifier=server.inside(), threads=1) if inside else LLM.open(*names[request.param], threads=1)
+    )
+    with opened as pair:
+        yield pair, draft if request.param == "draft" else verifier
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-@pytest.mark.parametrize("where", ["across a link", "in the server"])
-def test_a_served_verifier_tells_them_too(
-    f32_pair: tuple[Path, Path], server: VerifierServer, where: str, temperature: float
-) -> None:
+def test_they_are_the_writers_own(writer: tuple[LLM, Path], temperature: float) -> None:
+    pair, path = writer
     options: dict[str, Any] = {"max_tokens": 20, "temperature": temperature, "top_k": 0, "seed": 3}
-    with (
-        LLM.open(f32_pair[0], str(server.address), threads=1)
-        if where == "across a link"
-        else LLM(server.model, verifier=server.inside(), threads=1) as pair
-    ):
-        tokens = list(pair.reply(case(2), logprobs=4, **options))
-        truth = read_anew(f32_pair[1], pair.prompt_ids(case(2)), tokens)
-        plain = list(pair.reply(case(2), retrieval="off", **options))
+    tokens = list(pair.reply(case(2), logprobs=4, **options))
+    truth = read_anew(path, pair.prompt_ids(case(2)), tokens)
+    plain = list(pair.reply(case(2), retrieval="off", **options))
     if temperature == 0.0:
         assert [token.id for token in tokens] == [token.id for token in plain]
     assert all(token.logprobs is None for token in plain)
     for token, row in zip(tokens, truth, strict=True):
         assert token.logprobs is not None
         assert token.logprobs.own == pytest.approx(row[token.id], abs=2e-3)
+        assert len(token.logprobs.ids) == 4
+        assert token.logprobs.logprobs == pytest.approx(row[token.logprobs.ids], abs=2e-3)
         assert token.logprobs.logprobs == pytest.approx(np.sort(row)[::-1][:4], abs=2e-3)
+
+
+@pytest.mark.parametrize("options", [{"budget": 0.3}, {"gate": "never"}, {"gate": "confidence"}], ids=str)
+def test_where_not_everything_is_verified_they_are_refused(pair: LLM, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match="logprobs are not available"):
+        pair.reply(case(2), logprobs=1, **options)
 
 
 def test_a_verdict_on_a_chunk_brings_those_of_what_stands(server: VerifierServer, pair: LLM) -> None:

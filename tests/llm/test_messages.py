@@ -28,11 +28,7 @@ from tests.services.scripted import scripted
         ("user\n\nWhen?assistant\n\n", "When?", ("\nuser\n", "\nassistant\n")),  # Llama 3
         ("user\nWhen?\nmodel\n", "When?", ("\nuser\n", "\nmodel\n")),  # Gemma
         ("User: When?\nAssistant:", " When? ", ("\nUser:", "\nAssistant:")),
-        (
-            "A chat.\n\n### Instruction:\nWhen?\n\n### Response:\n",
-            "When?",
-            ("\n### Instruction:\n", "\n### Response:\n"),
-        ),
+        ("A chat.\n\n## Ask:\nWhen?\n\n## Say:\n", "When?", ("\n## Ask:\n", "\n## Say:\n")),
         ("[INST] When? [/INST]", "When?", ("\n[INST]", "\n[/INST]")),
         ("user\nWhen?\nassistant\nAt 8.\nuser\nWhen?\nassistant\n", "When?", ("\nuser\n", "\nassistant\n")),
         ("When?", "When?", ()),

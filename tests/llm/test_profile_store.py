@@ -23,7 +23,6 @@ from edgellm.spec.drafters.parallel import MAX_BRANCHES
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.profiler import PairProfiler
 from edgellm.spec.types import Explanation, Notice
-from edgellm.spec.verifier import Session
 from edgellm.storage import fingerprint
 from edgellm.storage.fingerprint import FileHash
 from testkit.gguf.split_file import split
@@ -105,14 +104,10 @@ def test_profile_as_json(shell: Shell, f32_pair: tuple[Path, Path], prompt_file:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "has no prompts"),
-        ('Hello\n{"messages": 3}', "Line 2"),
-        ('{"role": "user"}', "Line 1"),
-        ("[1]", "Line 1"),
-        ("{", "Line 1"),
-        ("Hello?", "more prompts"),
+        ("", "has no prompts"), ('Hello\n{"messages": 3}', "Line 2"), ('{"role": "user"}', "Line 1"), ("[1]", "Line 1"),
+        ("{", "Line 1"), ("Hello?", "more prompts"),
     ],
-)
+)  # fmt: skip
 def test_prompts_that_cannot_be_used(shell: Shell, tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "p.txt"
     path.write_text(text)
@@ -386,22 +381,6 @@ def test_a_profile_of_long_prompts_has_few_positions_besides_those_of_a_chat(
     assert most[0] <= 1.2 * chat
 
 
-def test_a_prompt_is_verified_as_often_as_its_own_reply_and_the_drafted_one(
-    pair: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each verification is one of a chunk that the profile has, except for replies that context lookup changes."""
-    asked: list[int] = []
-    submit = Session.submit
-
-    def noted(self: Session, *arguments: Any, **options: Any) -> Any:
-        asked.append(1)
-        return submit(self, *arguments, **options)
-
-    monkeypatch.setattr(Session, "submit", noted)
-    found = pair.profile(FEW, max_tokens=MOST, context_lookup=False)
-    assert len(asked) <= 2 * found.terms.chunks
-
-
 @pytest.mark.usefixtures("home")
 def test_replies_make_a_profile_and_improve_it_where_the_user_allows_it(
     f32_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
@@ -428,3 +407,12 @@ def test_replies_leave_a_profile_alone_by_default(pair: LLM, home: Path) -> None
     for prompt in FEW[:3]:
         list(pair.reply(prompt, max_tokens=40))
     assert not (home / "data" / "profiles").exists()
+
+
+def test_a_profile_of_fewer_chunks_does_not_replace_the_pairs(pair: LLM) -> None:
+    small = pair.profile(FEW, max_tokens=MOST)
+    path = pair.keep_profile(replace(small, terms=replace(small.terms, chunks=small.terms.chunks + 1)))
+    before = path.read_bytes()
+    with pytest.raises(InvalidOption, match=f"is not replaced by this one of {small.terms.chunks}"):
+        pair.keep_profile(small)
+    assert path.read_bytes() == before

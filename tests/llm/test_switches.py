@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.llm import LLM
-from edgellm.llm.elsewhere import EXTRA_TOKENS
+from edgellm.llm.model_loading import EXTRA_TOKENS
 from edgellm.spec.params import GATES
 from edgellm.spec.types import Chunk, Explanation, Notice, Source
 from tests.llm.conftest import ASKED, prompts

@@ -75,6 +75,6 @@ def test_the_laptop_takes_over_behind_the_reply(verifier_path: Path, tmp_path: P
     assert move.shares == following
     assert 2 < move.token <= 6
     assert 0.0 < move.loaded <= move.ready <= move.at
-    numbers = comparison(report[0].option, report[1], moves=report[0].moves)
+    numbers = comparison(*report)
     assert numbers["moves"][0]["after_token"] == move.token
     assert numbers["planned_reply_s"] > numbers["planned_ttft_s"]

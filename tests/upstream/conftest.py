@@ -13,7 +13,7 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.llm import LLM
-from edgellm.llm.elsewhere import OpenedVerifier
+from edgellm.llm.model_loading import OpenedVerifier
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier

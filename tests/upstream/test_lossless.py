@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.errors import InvalidOption
-from edgellm.llm import LLM
+from edgellm.errors import InvalidOption, VocabularyMismatch
+from edgellm.llm import DEFAULT, LLM
 from edgellm.spec.types import Explanation, Source, Token
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.rows import Tier
@@ -169,3 +169,14 @@ def test_a_profile_is_that_of_the_pair_here_and_its_budget_is_kept(
     reply = pair.reply(case(2), max_tokens=48, budget=0.3, gate="auto", retrieval="off")
     assert Source.DRAFT in {token.source for token in reply}
     assert 0.0 < (reply.summary.share_verified or 0.0) < 1.0
+
+
+def test_no_default_model_is_taken_for_one_of_a_server_that_does_not_tell_its_tokens(
+    engine: Engine, closing: ExitStack, f32_pair: tuple[Path, Path]
+) -> None:
+    server = closing.enter_context(UpstreamServer(WAYS["ollama"][0](engine)))
+    for draft in (DEFAULT, "none"):
+        with pytest.raises(VocabularyMismatch, match="does not tell its tokens") as refused:
+            LLM.open(draft, server.url, threads=1)
+        assert "-m" in refused.value.next_step
+    LLM.open("none", server.url, tokenizer=f32_pair[0], threads=1).close()

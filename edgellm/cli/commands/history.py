@@ -76,17 +76,17 @@ def _turn(store: History, action: Action, as_json: bool) -> None:
 
 
 def _show(store: History, as_json: bool) -> None:
-    from edgellm.llm.pair_stats import kept
+    from edgellm.llm.pair_stats import kept, kept_bytes
 
-    found, there, age = store.facts(), kept(), describe_age(max_age())
+    found, there, taken, age = store.facts(), kept(), kept_bytes(), describe_age(max_age())
     if as_json:
-        ui.emit_json({"path": str(found.path), "on": found.on, "conversations": found.conversations, "size": found.size,
+        ui.emit_json({"path": str(found.path), "on": found.on, "conversations": found.conversations, "size": taken,
                    "first": found.first and found.first.isoformat(), "last": found.last and found.last.isoformat(),
                    "keep": age, "all": asdict(there)})  # fmt: skip
         return
     state = "on" if found.on else "off: nothing is kept or read"
     begin, end = (f"{when:%Y-%m-%d %H:%M} UTC" if when else "-" for when in (found.first, found.last))
-    rows = [("history", state), ("holds", str(there)), ("kept for", age), ("size", ui.size(found.size))]
+    rows = [("history", state), ("holds", str(there)), ("kept for", age), ("size", ui.size(taken))]
     ui.out().print(ui.facts([*rows, ("from", begin), ("to", end), ("path", ui.one_line(str(found.path)))]))
 
 

@@ -96,7 +96,7 @@ def plan(
         return
     placed = part_of("rpc", "opening").place_over_rpc(file, survey, workload)
     if as_json:
-        emit_json(row | {"reason": choice.reason, **rpc_figures(placed), "context_length": workload.positions})
+        emit_json(row | {"reason": choice.reason, **rpc_figures(placed), "context_length": own.n_ctx})
         return
     print_rpc_plan(placed, model)
     say_context(own.n_ctx)

@@ -81,6 +81,10 @@ def profile(
         except OSError as error:
             what = f"The profile cannot be written: {error}."
             raise InvalidOption(what, "Choose another file with --output.") from error
+        except InvalidOption:
+            if not measure.as_json:
+                _print_profile(found)
+            raise
     if measure.as_json:
         emit_json({"path": str(path), **figures(found)})
         return

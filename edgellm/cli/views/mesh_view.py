@@ -247,7 +247,7 @@ class Reports(Replies):
             return
         did, plan = found
         if self._as_json:
-            emit_json({"mesh": comparison(did.option, plan, did.disproved, did.moves)}, indent=None)
+            emit_json({"mesh": comparison(did, plan)}, indent=None)
             return
         print_timeline(err(), did, plan)
         for sentence in did.disproved:

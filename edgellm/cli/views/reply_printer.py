@@ -211,7 +211,8 @@ def _headline(summary: Summary) -> Iterator[str]:
         yield f"{speed:.{0 if speed >= 100 else 1}f} tokens/s"
     share, thought, answer = summary.share_verified, summary.share_verified_thinking, summary.share_verified_answer
     if share == 1.0:
-        yield "all verified"
+        if summary.verdicts_on_drafts:  # A model alone verifies nobody's drafts.
+            yield "all verified"
     elif share is not None:
         apart = "" if None in (thought, answer) else f" ({thought:.0%} of the thought, {answer:.0%} of the answer)"
         yield f"{share:.0%} verified{apart}"

@@ -154,6 +154,8 @@ class ModelFile:
     paths: tuple[Path, ...]
     parts: tuple[GgufHeader, ...]
     header: GgufHeader
+    known_as: str = ""
+    """The name by which the user knows the model, if any."""
 
     @classmethod
     def open(cls, path: Path) -> ModelFile:
@@ -203,8 +205,8 @@ class ModelFile:
 
     @property
     def name(self) -> str:
-        """The model's name, or else the file's."""
-        return str(self.header.metadata.get("general.name") or _PART_NAME.sub("", self.path.stem))
+        """The model's name: the user's, its own, or else the file's."""
+        return self.known_as or str(self.header.metadata.get("general.name") or _PART_NAME.sub("", self.path.stem))
 
 
 def _split_count(header: GgufHeader) -> int:

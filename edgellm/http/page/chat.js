@@ -158,7 +158,8 @@ function finish(view, timings, summary, share) {
   const line = [`${timings.predicted_n} tokens`];
   if (timings.predicted_per_second) line.push(`${timings.predicted_per_second.toFixed(1)} tokens/s`);
   if (timings.prompt_ms) line.push(`first after ${Math.round(timings.prompt_ms)} ms`);
-  if (summary.share_verified !== null) line.push(`${percent(summary.share_verified)} verified`);
+  const drafted = counts.accepted || counts.draft || counts.parallel;  // A model alone verifies nobody's drafts.
+  if (summary.share_verified !== null && drafted) line.push(`${percent(summary.share_verified)} verified`);
   if (summary.finish_reason === "length") line.push("stopped at the length limit");
   node.said = line.join(" · ");
   const rows = [];

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from edgellm.engine import ToolCall
-from edgellm.llm.tools.loose import CALL_END, LooseReader, read_loose
-from edgellm.llm.tools.schema import Schema, Tool
+from edgellm.llm.tools.values import CALL_END, LooseReader, Schema, Tool, read_loose
 from edgellm.valid_json import read_json, valid_text, write_json
 
 Parsed: TypeAlias = tuple[list[ToolCall], str]
@@ -30,45 +29,50 @@ def made(name: str, arguments: Mapping[str, Any]) -> ToolCall | None:
         return None
 
 
+def _repeated(text: str, read: Callable[[str], tuple[ToolCall | None, str] | None]) -> Parsed:
+    """Return the calls that `read` finds one after the other: it returns the first one and the rest of the text."""
+    calls: list[ToolCall] = []
+    while (found := read(text)) is not None and found[0] is not None:
+        calls.append(found[0])
+        text = found[1]
+    return calls, text
+
+
 def headed(head: str) -> Parse:
     """Return the reader of calls whose arguments follow `head`, a pattern with the name in its first group."""
     pattern = re.compile(head + r"(?=\s*\{)", re.DOTALL)
 
     def parse(text: str, _tools: Mapping[str, Tool], ended: bool) -> Parsed:
-        calls: list[ToolCall] = []
-        while (
-            (found := pattern.match(text))
-            and (read := _object(text[found.end() :], ended)) is not None
-            and (call := made(found[1].strip(), read[0])) is not None
-        ):
-            calls.append(call)
-            text = read[1]
-        return calls, text
+        def read(text: str) -> tuple[ToolCall | None, str] | None:
+            if (found := pattern.match(text)) is None or (given := _object(text[found.end() :], ended)) is None:
+                return None
+            return made(found[1].strip(), given[0]), given[1]
+
+        return _repeated(text, read)
 
     return parse
 
 
 def tagged(text: str, _tools: Mapping[str, Tool], ended: bool) -> Parsed:
     """Read calls of Hermes and Qwen: `<tool_call>` around a JSON object."""
-    calls: list[ToolCall] = []
-    while (at := text.find("<tool_call>")) >= 0 and (found := _object(text[at + 11 :], ended)) is not None:
-        if (call := _call(found[0])) is None:
-            break
-        calls.append(call)
-        text = found[1]
-    return calls, text
+
+    def read(text: str) -> tuple[ToolCall | None, str] | None:
+        _, tag, behind = text.partition("<tool_call>")
+        found = _object(behind, ended) if tag else None
+        return None if found is None else (_call(found[0]), found[1])
+
+    return _repeated(text, read)
 
 
 def bare(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
     """Read calls of Llama 3: JSON objects alone, separated by semicolons, perhaps after `<|python_tag|>`."""
-    calls: list[ToolCall] = []
-    while (found := _object(text.lstrip("; \n").removeprefix("<|python_tag|>"), ended)) is not None:
-        call = _call(found[0])
-        if call is None or call.name not in tools:
-            break
-        calls.append(call)
-        text = found[1]
-    return calls, text
+
+    def read(text: str) -> tuple[ToolCall | None, str] | None:
+        found = _object(text.lstrip("; \n").removeprefix("<|python_tag|>"), ended)
+        call = None if found is None else _call(found[0])
+        return None if found is None or call is None or call.name not in tools else (call, found[1])
+
+    return _repeated(text, read)
 
 
 _MISTRAL = headed(r"\s*\[TOOL_CALLS\]\s*([^\[\]{]+?)(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?")
@@ -144,15 +148,14 @@ _END = re.compile(rf"\s*(?:{CALL_END})?")
 
 def gemma(text: str, tools: Mapping[str, Tool], ended: bool) -> Parsed:
     """Read calls of Gemma 4, whose keys, and at times whose texts, have no quotation marks."""
-    calls: list[ToolCall] = []
-    while head := _HEAD.match(text):
-        reader = LooseReader(text, bare=True, ended=ended)
+
+    def read(text: str) -> tuple[ToolCall | None, str] | None:
+        if (head := _HEAD.match(text)) is None:
+            return None
         try:
-            values, end = reader.value(head.end(), Schema.of(tools.get(head[1])))
+            values, end = LooseReader(text, bare=True, ended=ended).value(head.end(), Schema.of(tools.get(head[1])))
         except (ValueError, RecursionError):
-            break
-        if (call := made(head[1], values)) is None:
-            break
-        calls.append(call)
-        text = _END.sub("", text[end:], count=1)
-    return calls, text
+            return None
+        return made(head[1], values), _END.sub("", text[end:], count=1)
+
+    return _repeated(text, read)

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from edgellm.llm.tools.json_calls import Parsed, made
-from edgellm.llm.tools.loose import typed
-from edgellm.llm.tools.schema import ANYTHING, Schema, Tool
+from edgellm.llm.tools.values import ANYTHING, Schema, Tool, typed
 
 
 @dataclass(frozen=True, slots=True)

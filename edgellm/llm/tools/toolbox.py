@@ -1,18 +1,97 @@
-"""The tools of a request, in the form of the model."""
+"""The tools of a request in the form of the model, and the calls of a reply told apart from its text.
+
+The family is known by its chat template, which also describes the tools to the model. A model whose template has no
+tools gets a system message instead, with the format of most families; that works with any model that follows
+instructions, and clients need not know the difference.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgellm.engine import Message, Model
+from edgellm.engine import Message, Model, ToolCall
 from edgellm.engine.chat.messages import plain_turns
 from edgellm.errors import InvalidOption
-from edgellm.llm.tools.formats import TAGGED, ToolFormat, find_format
-from edgellm.llm.tools.schema import Tool
+from edgellm.llm.tools.json_calls import Parse, bare, deepseek, gemma, harmony, mistral, tagged
+from edgellm.llm.tools.tag_calls import pairs, xml
+from edgellm.llm.tools.values import Tool
 from edgellm.spec.params import ANY_TOOL, ReplyOptions
+from edgellm.spec.stream import Utf8
+from edgellm.spec.types import Channel, Token
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """The format of calls by a family of models.
+
+    The first of `openings` begins calls. `parse` is given the text from there on, and the tools by name. With
+    `leading`, an opening counts only at the beginning of the answer. `everywhere`: calls have a channel of their own,
+    so the whole reply is searched. `forced` opens a call of a given function. `closing` matches the markup after a
+    call. `objects` precedes a call that is one JSON object, with its arguments under the name `arguments`; None in
+    other formats. `json_arguments`: only the arguments, as JSON, follow `forced`. `whole`: only the end of the reply
+    tells where values end, so that no call is read before.
+    """
+
+    openings: tuple[str, ...]
+    parse: Parse
+    forced: str
+    closing: re.Pattern[str]
+    objects: str | None = None
+    arguments: str = "arguments"
+    json_arguments: bool = False
+    leading: bool = False
+    everywhere: bool = False
+    whole: bool = False
+
+
+_TAG_END = re.compile(r"\s*(?:</tool_call>)?\s*")
+TAGGED = ToolFormat(
+    ("<tool_call>",), tagged, '<tool_call>\n{{"name": "{name}", "arguments": ', _TAG_END, objects="<tool_call>\n"
+)
+_LIST_END = re.compile(r"\s*\]?\s*")
+_DEEPSEEK_BEGIN = "<｜tool▁calls▁begin｜>"
+_DEEPSEEK_END = re.compile(r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*(?:<｜tool▁calls▁end｜>)?\s*")
+_FORMATS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
+    (("<|channel|>", "commentary"),
+     ToolFormat(("to=functions.",), harmony, "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
+                re.compile(r"\s*(?:<\|call\|>|<\|end\|>)?\s*"), everywhere=True, json_arguments=True)),
+    (("<|tool_call>",),
+     ToolFormat(("<|tool_call>",), gemma, "<|tool_call>call:{name}{{", re.compile(r"\s*(?:<tool_call\|>)?\s*"),
+                whole=True)),
+    (("[TOOL_CALLS]", "[ARGS]"), ToolFormat(("[TOOL_CALLS]",), mistral, "[TOOL_CALLS]{name}[ARGS]", _LIST_END,
+                json_arguments=True)),
+    (("[TOOL_CALLS]",),
+     ToolFormat(("[TOOL_CALLS]",), mistral, '[TOOL_CALLS][{{"name": "{name}", "arguments": ', _LIST_END,
+                objects="[TOOL_CALLS]")),
+    ((_DEEPSEEK_BEGIN, "```json"),
+     ToolFormat((_DEEPSEEK_BEGIN,), deepseek,
+                _DEEPSEEK_BEGIN + "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n", _DEEPSEEK_END,
+                json_arguments=True)),
+    ((_DEEPSEEK_BEGIN,),
+     ToolFormat((_DEEPSEEK_BEGIN,), deepseek, _DEEPSEEK_BEGIN + "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
+                _DEEPSEEK_END, json_arguments=True)),
+    (("<function=", "<parameter="),
+     ToolFormat(("<tool_call>", "<function="), xml, "<tool_call>\n<function={name}>\n", _TAG_END,
+                whole=True)),
+    (("<tool_call>", "<arg_key>"), ToolFormat(("<tool_call>",), pairs, "<tool_call>{name}\n", _TAG_END, whole=True)),
+    (("<tool_call>",), TAGGED),
+    (('"parameters"', "ipython"),
+     ToolFormat(("<|python_tag|>", "{"), bare, '{{"name": "{name}", "parameters": ', re.compile(r"\s*;?\s*"),
+                leading=True, objects="", arguments="parameters")),
+)  # fmt: skip
+"""Signs in a chat template, and their format. The first match counts."""
+
+
+def find_format(template: str, describes_tools: bool) -> ToolFormat | None:
+    """Return the format of a chat `template`; None without tools, or without a known sign."""
+    if not describes_tools:
+        return None
+    return next((known for signs, known in _FORMATS if all(sign in template for sign in signs)), None)
+
 
 _GENERIC = """You can call functions. They are described here, one JSON object per line:
 {tools}
@@ -123,3 +202,83 @@ def _moved(schema: Any, to: str) -> Any:
         reference = schema.get("$ref")
         return moved | {"$ref": to + reference[1:]} if isinstance(reference, str) and reference[:1] == "#" else moved
     return [_moved(one, to) for one in schema] if isinstance(schema, list) else schema
+
+
+def split_calls(
+    tokens: Iterable[Token], toolbox: Toolbox, text_of: Callable[[int], bytes], cut: Callable[[], bool] = lambda: False
+) -> Iterator[Token | ToolCall]:
+    """Yield the tokens of a reply and its calls, each as soon as it is certain. The calls' tokens have no text.
+
+    `text_of` returns the bytes of a token, of control tokens too. `cut` returns, after the last token, whether the
+    reply broke off: an open call is no call then. Tokens whose text may begin a call are held back. An unreadable call
+    is yielded as text at the end.
+    """
+    style, tools = toolbox.format, {str(tool["function"]["name"]): tool for tool in toolbox.tools}
+    openings = [opening.encode() for opening in style.openings]
+    held: list[tuple[Token, bytes]] = []
+    calling, started = bool(toolbox.opening()), False
+    buffer, decoder, called = toolbox.opening(), Utf8(), False
+    last: Token | None = None
+    for token in tokens:
+        raw = text_of(token.id) if style.everywhere else token.piece or text_of(token.id)
+        if not style.everywhere and token.channel is not Channel.ANSWER:
+            yield token
+            continue
+        last = token
+        if calling:
+            buffer += decoder.feed(raw)
+            yield replace(token, piece=b"")
+            if not style.whole and (b"}" in raw or b"]" in raw):  # Calls in JSON end with a bracket.
+                calls, rest = style.parse(buffer, tools, False)
+                yield from calls
+                called = called or bool(calls)
+                buffer = rest if calls else buffer
+            continue
+        held.append((token, raw))
+        text = b"".join(part for _, part in held)
+        at = _opening(text, openings, leading=style.leading and started)
+        if at is not None:
+            calling, buffer = True, decoder.feed(text if style.everywhere else text[at:])
+            for one, part in held:
+                yield replace(one, piece=b"" if style.everywhere else one.piece[: max(0, at)])
+                at -= len(part)
+            held = []
+            continue
+        keep = 0 if style.leading and started else _pending(text, openings, style)
+        while held and len(text) - len(held[0][1]) >= keep:
+            text = text[len(held[0][1]) :]
+            one, part = held.pop(0)
+            started = started or bool(part.strip())
+            yield one
+    for one, _ in held:
+        yield one
+    if calling and last is not None:
+        calls, rest = style.parse(buffer + decoder.end(), tools, not cut())
+        yield from calls
+        called = called or bool(calls)
+        rest = style.closing.sub("", rest, count=1) if called else rest
+        if rest.strip() not in ("", toolbox.opening().strip()) and not (style.everywhere and called):
+            yield replace(last, piece=rest.encode())
+
+
+def _opening(text: bytes, openings: Sequence[bytes], *, leading: bool) -> int | None:
+    """Return the beginning of calls in `text`, if any; with `leading` it is too late for calls."""
+    if leading:
+        return None
+    if b"{" in openings:  # A bracket counts only at the beginning of the answer.
+        blanks = len(text) - len(text.lstrip())
+        return blanks if any(map(text.lstrip().startswith, openings)) else None
+    found = [at for opening in openings if (at := text.find(opening)) >= 0]
+    return min(found, default=None)
+
+
+def _pending(text: bytes, openings: Sequence[bytes], style: ToolFormat) -> int:
+    """Return how many bytes at the end of `text` may belong to the beginning of a call."""
+    if style.everywhere:  # The header before the opening belongs to the call.
+        after = text.rfind(b"<|message|>")
+        starts = [at for name in (b"<|start|>", b"<|channel|>") if (at := text.find(name, max(after, 0))) >= 0]
+        return len(text) - min(starts, default=len(text))
+    if style.leading and not text.strip():
+        return len(text)
+    most = min(len(text), max(map(len, openings)) - 1)
+    return next((n for n in range(most, 0, -1) if any(one.startswith(text[-n:]) for one in openings)), 0)

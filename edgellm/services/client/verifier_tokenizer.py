@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from edgellm.engine import Model, ModelFile
+from edgellm.engine import Model
 from edgellm.engine.gguf.tokenizer import MAX_TOKENIZER
-from edgellm.engine.model import LoadSpec
+from edgellm.engine.model import load_tokenizer
 from edgellm.errors import (
     SAME_VERSION,
     EdgeError,
@@ -57,7 +57,7 @@ def open_tokenizer(
     path = _folder() / f"{sha256}.gguf"
     if path.exists():
         with suppress(ModelCorrupt, ModelUnsupported):  # it is damaged, and fetched again
-            model = _opened(path)
+            model = load_tokenizer(path)
             os.utime(path)
             return model
     data = run_in_network_loop(_fetch(where, trust, device, progress)).result()
@@ -71,7 +71,7 @@ def open_tokenizer(
         ) from error
     _make_room(path)
     try:
-        return _opened(path)
+        return load_tokenizer(path)
     except (ModelCorrupt, ModelUnsupported) as error:
         forget_tokenizer(sha256)
         raise unusable(where, error.what.replace(str(path), "it")) from None
@@ -81,19 +81,6 @@ def forget_tokenizer(sha256: str) -> None:
     """Remove a tokenizer that turned out not to be its verifier's."""
     with suppress(OSError):
         (_folder() / f"{sha256}.gguf").unlink()
-
-
-def _opened(path: Path) -> Model:
-    file = ModelFile.open(path)
-    if file.header.tensors:
-        raise ModelUnsupported("It holds more than a tokenizer.", SAME_VERSION)
-    model = Model.load(file, LoadSpec(text_only=True, chat=True))
-    try:
-        _ = model.vocabulary  # raises without a vocabulary
-    except BaseException:
-        model.close()
-        raise
-    return model
 
 
 def unusable(where: ModelAddress, why: str) -> ProtocolError:

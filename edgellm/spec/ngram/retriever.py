@@ -77,7 +77,6 @@ class Retriever:
         ids, self._known = prompt.tolist(), len(prompt)
         for _, source in self._sources:
             source.begin(ids)
-        self.copied = dict.fromkeys(self.copied, 0)
         self._candidates = []
 
     def follow(self, text: Ids) -> int:

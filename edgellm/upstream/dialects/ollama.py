@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from dataclasses import replace
 from typing import Any
 
-from edgellm.upstream.dialects.served import UnknownServer, entries, fields, maybe_count, number, reply, text, whole
+from edgellm.engine.gguf.tokenizer import MAX_TOKENIZER
+from edgellm.upstream.dialects.served import (
+    PROBE_SECONDS,
+    UnknownServer,
+    entries,
+    fields,
+    maybe_count,
+    number,
+    reply,
+    text,
+    whole,
+)
 from edgellm.upstream.dialects.texts import TextUpstream, Written
 from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
@@ -34,6 +46,21 @@ class OllamaUpstream(TextUpstream):
         return written, reply(Tier.CONTINUE, (), answer, seconds=seconds or None)
 
 
+class EdgellmUpstream(OllamaUpstream):
+    """A server of edgellm, which also sends its tokenizer."""
+
+    dialect, log_switch = "edgellm", ""
+
+    async def tokenizer(self) -> bytes | None:
+        answer = await self.client.post(
+            "/api/show", {"model": self.name, "verbose": True}, PROBE_SECONDS, 2 * MAX_TOKENIZER
+        )
+        try:
+            return b64decode(text(fields(answer.json).get("edgellm_tokenizer") or ""), validate=True) or None
+        except ValueError:
+            raise RowsUnusable("a tokenizer that is no base64") from None
+
+
 def _pieces(found: Any) -> tuple[bytes, ...] | None:
     """Return the bytes of each token; None in versions without them."""
     if not (said := found.get("logprobs")):
@@ -53,17 +80,18 @@ def _seconds(nanoseconds: Any) -> float:
 
 
 async def connect(server: UnknownServer) -> OllamaUpstream | None:
-    """Return the server if it is an Ollama. Raises VerifierLost, VerifierBusy: it is gone, or completes no texts;
-    TimeoutError: it does not answer in time."""
-    if "version" not in await server.facts("/api/version"):
+    """Return the server if it is an Ollama, or edgellm itself. Raises VerifierLost, VerifierBusy: it is gone, or
+    completes no texts; TimeoutError: it does not answer in time."""
+    if "version" not in (facts := await server.facts("/api/version")):
         return None
+    kind = EdgellmUpstream if "edgellm" in facts else OllamaUpstream
     try:
-        await OllamaUpstream(server).probe(server.token)
+        await kind(server).probe(server.token)
         running = await server.client.get("/api/ps")
     except ServerRefused as error:
         why = f"it refuses to complete a text (status {error.status})"
-        raise server.unusable(why, "Use a newer version of Ollama, and a model that it can run.") from None
+        raise server.unusable(why, f"Use a newer version of {kind.dialect}, and a model that it can run.") from None
     models = map(fields, entries(fields(running.json).get("models")))
     mine = [one for one in models if server.model in (one.get("name"), one.get("model"))]
     length = maybe_count(mine[0].get("context_length")) if mine else None
-    return OllamaUpstream(replace(server, positions=length))
+    return kind(replace(server, positions=length or server.positions))

@@ -115,7 +115,8 @@ class UnknownServer:
         """Return the server of `client`, asked for its model. Raises as `served_model`."""
         name, told = await served_model(client, client.url.model)
         meta = fields(told.get("meta") or {})
-        positions = maybe_count(told.get("max_model_len")) or maybe_count(meta.get("n_ctx"))
+        lengths = told.get("max_model_len"), meta.get("n_ctx"), told.get("context_length")
+        positions = next(filter(None, map(maybe_count, lengths)), None)
         return cls(client, text, tier, name, str(told.get("owned_by") or "")[:40], positions)
 
     @property
@@ -195,6 +196,10 @@ class Upstream(ABC):
 
     async def tokenize(self, text: str) -> Sequence[int] | None:  # noqa: ARG002
         """Return the ids of `text` by the server's tokenizer, if it takes texts and tells."""
+        return None
+
+    async def tokenizer(self) -> bytes | None:
+        """Return the file of the server's tokenizer and chat template, a GGUF, if it sends one."""
         return None
 
     async def detokenize(self, ids: Sequence[int]) -> str | None:  # noqa: ARG002

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.llm.tools import find_format
-from edgellm.llm.tools.schema import Tool
+from edgellm.llm.tools.toolbox import find_format
+from edgellm.llm.tools.values import Tool
 
 Arguments: TypeAlias = Mapping[str, Any]
 NAMES = ("path", "max-results", "a.b", "$select", "Basic LLM Chain", "größe")

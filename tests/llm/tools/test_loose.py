@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgellm.llm.tools.loose import read_loose, typed
-from edgellm.llm.tools.schema import Schema
+from edgellm.llm.tools.values import Schema, read_loose, typed
 
 STRING, INTEGER, NUMBER, BOOLEAN, ARRAY, OBJECT, NULL = (
     {"type": kind} for kind in ("string", "integer", "number", "boolean", "array", "object", "null")

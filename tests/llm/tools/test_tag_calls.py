@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from edgellm.llm.tools.schema import Tool
 from edgellm.llm.tools.tag_calls import pairs, xml
+from edgellm.llm.tools.values import Tool
 
 TEXT = {"type": "string"}
 TOOLS: dict[str, Tool] = {
