@@ -23,8 +23,8 @@ from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError, error_responses, invalid_request
-from edgellm.http.schemas.fields import MAX_ITEMS, MAX_TOKENS, ReplyRequest, RequestModel, Schema, Text, Types
-from edgellm.http.schemas.requests import ChatRequest, CompletionRequest, ToolSchema
+from edgellm.http.schemas.fields import MAX_ITEMS, ReplyRequest, RequestModel, Schema, Text, Types
+from edgellm.http.schemas.requests import CallOfMessage, ChatRequest, CompletionRequest, ToolSchema
 from edgellm.http.schemas.responses import (
     Json,
     ModelInfo,
@@ -66,35 +66,21 @@ class OllamaOptions(fields.SamplingFields):
         return {name: value for name, value in named.items() if value is not None}
 
 
-class OllamaFunction(RequestModel):
-    name: Text = ""
-    arguments: JsonValue = Field({}, description="An object; a text or other data is taken as well.")
-    index: int = Field(0, ge=0, le=MAX_TOKENS)
-
-
-class OllamaCall(RequestModel):
-    id: Text = ""
-    function: OllamaFunction
-
-
 class OllamaMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text = ""
     thinking: Text = Field("", description="The thought before an assistant's content.")
     images: Images = Field([])
-    tool_calls: list[OllamaCall] = Field([], max_length=MAX_ITEMS)
+    tool_calls: list[CallOfMessage] = Field([], max_length=MAX_ITEMS)
     tool_call_id: Text = ""
     tool_name: Text = Field("", description="The function whose result is the content.")
 
     def message(self) -> dict[str, Any]:
         """Return the turn as a message of a chat completion."""
-        calls = [
-            {"id": call.id, "function": call.function.model_dump(include={"name", "arguments"})}
-            for call in self.tool_calls
-        ]
         return {
             "role": self.role, "content": _content(self.content, self.images), "reasoning_content": self.thinking,
-            "tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.tool_name,
+            "tool_calls": [call.model_dump() for call in self.tool_calls], "tool_call_id": self.tool_call_id,
+            "name": self.tool_name,
         }  # fmt: skip
 
 

@@ -15,15 +15,7 @@ from edgellm.http.dialects import Dialect, replies
 from edgellm.http.replies import RequestHandler
 from edgellm.http.schemas.errors import ApiError, error_responses, openai_error
 from edgellm.http.schemas.requests import ChatRequest, CompletionRequest
-from edgellm.http.schemas.responses import (
-    Json,
-    Pieces,
-    TextDelta,
-    Writer,
-    WrittenReply,
-    rounded,
-    summary_of,
-)
+from edgellm.http.schemas.responses import Json, Pieces, TextDelta, Writer, WrittenReply, rounded, summary_of
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel, Notice, PromptProgress
 

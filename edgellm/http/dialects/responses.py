@@ -22,14 +22,7 @@ from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError, error_responses, invalid_request
 from edgellm.http.schemas.fields import MAX_ITEMS, ReplyRequest, RequestModel, Text, Types
-from edgellm.http.schemas.requests import (
-    MEDIA,
-    TEXT_PARTS,
-    ChatRequest,
-    ContentPart,
-    FunctionSchema,
-    NamedSchema,
-)
+from edgellm.http.schemas.requests import MEDIA, TEXT_PARTS, ChatRequest, ContentPart, FunctionSchema, NamedSchema
 from edgellm.http.schemas.responses import BlockWriter, Json, Pieces, WrittenReply, summary_of
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel
@@ -40,6 +33,7 @@ _PARTS = (*TEXT_PARTS, "reasoning_text", "summary_text", *MEDIA)
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _ITEMS = ("message", "reasoning", "additional_tools", *_CALLS, *(f"{name}_output" for name in _CALLS))
 _TOOLS = ("function", "custom", "namespace")
+_TEXT_ARGUMENT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _NAMES = {"reasoning_effort": "reasoning.effort"}
 _MOST_KEPT = 256  # responses that can be continued
 _MOST_CHARACTERS = 2**24  # characters of all kept conversations
@@ -72,11 +66,7 @@ class ResponsesTool(FunctionSchema):
             return
         function = self.model_dump(include={"description", "parameters", "strict"}, exclude_unset=True)
         if custom := self.type == "custom":
-            function["parameters"] = {
-                "type": "object",
-                "properties": {"input": {"type": "string"}},
-                "required": ["input"],
-            }
+            function["parameters"] = _TEXT_ARGUMENT
         yield CallableTool(namespace, self.name, custom, {"name": _flat(namespace, self.name), **function})
 
 
@@ -131,9 +121,8 @@ class ResponsesItem(RequestModel):
         if self.type == "additional_tools":
             return
         if self.type.endswith("_output"):
-            turns.append(
-                {"role": "tool", "tool_call_id": self.call_id or self.id, "content": ContentPart.sent_on(self.output)}
-            )
+            content = ContentPart.sent_on(self.output)
+            turns.append({"role": "tool", "tool_call_id": self.call_id or self.id, "content": content})
             return
         if self.type == "message" and self.role != "assistant":
             turns.append({"role": self.role, "content": ContentPart.sent_on(self.content)})

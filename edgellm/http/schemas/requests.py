@@ -221,6 +221,7 @@ class CalledFunction(RequestModel):
     arguments: Annotated[JsonValue, AfterValidator(json_text)] = Field(
         "{}", description="A JSON object, as text; any other text or data is taken as well."
     )
+    index: int = Field(0, description="The place of the call, in Ollama's API.")
 
 
 class CallOfMessage(RequestModel):
