@@ -104,8 +104,8 @@ def test_whole_replies(ask: Ask) -> None:
 
 
 def chunks(answer: Answer) -> list[Shape]:
-    """Return the shapes of a stream's events, each once where several in a row are alike."""
-    shapes = [shape(event) for event in answer.events]
+    """Return the shapes of a stream's events but a busy machine's notices, several alike in a row once."""
+    shapes = [shape(event) for event in answer.events if "notice" not in event.get("edgellm", {})]
     return [one for number, one in enumerate(shapes) if number == 0 or one != shapes[number - 1]]
 
 
