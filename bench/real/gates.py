@@ -28,7 +28,7 @@ from edgellm.storage import resolve
 from testkit.questions import rouge
 
 N_CTX = 2_560
-GATES = ("auto", "synera", "confidence", "random")
+GATES = ("auto", "synera", "random")
 ENDS = ("never", "always")
 COLUMNS = ("share", "agrees", "same", "loss")
 
@@ -69,11 +69,11 @@ def measure(
     asked: Annotated[Path, "Spec-Bench's questions, or a part of them"],
     verifier: str = "smollm2:135m",
     draft: str = "smollm2:draft",
-    per: Annotated[int, "questions of each category that are asked, at most"] = 4,
+    per: Annotated[int, "questions of each category that are asked, at most"] = 2,
     profiled: Annotated[int, "questions of each category that are profiled, at most"] = 8,
     budgets: Sequence[float] = (0.05, 0.1, 0.2),
     tokens: Annotated[int, "of a reply, at most"] = 96,
-    threads: int = 2,
+    threads: int = 1,
 ) -> Iterator[Figures]:
     """Yield the figures after each question."""
     found = questions(asked)
