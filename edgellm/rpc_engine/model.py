@@ -23,7 +23,7 @@ from edgellm.layer_range import HERE, StageShare
 from edgellm.mesh.coordinator import check_shares
 from edgellm.rpc_engine.plan import MARGIN, rpc_costs
 from edgellm.rpc_engine.process import ContextSizes, ModelProcess, ProcessSilent
-from edgellm.rpc_engine.session import RpcSession
+from edgellm.rpc_engine.session import RpcPort
 from edgellm.services.client.link import Endpoint
 from edgellm.spec.constraint import GrammarState
 from edgellm.spec.lost_verifier import VerdictDeadline, VerdictWork
@@ -64,7 +64,7 @@ class _Opened:
 
     shares: tuple[StageShare, ...]
     process: ModelProcess
-    hosts: tuple[RpcSession, ...] = ()
+    hosts: tuple[RpcPort, ...] = ()
     deadline: VerdictDeadline = field(default_factory=lambda: VerdictDeadline(LEAST_SILENCE))
 
     @contextmanager
@@ -119,7 +119,7 @@ class RpcModel:
     def open(self, progress: Callable[[float], None] | None = None) -> None:
         """Load the model. `progress` is called with the share that is loaded, in 0..1. Raises PlanImpossible: the
         devices cannot hold it; InvalidOption: this device's layers are not the first ones; ModelUnsupported,
-        EngineFailed: llama.cpp cannot use it; DeviceLost: a device cannot be used; as for `RpcSession.open`."""
+        EngineFailed: llama.cpp cannot use it; DeviceLost: a device cannot be used; as for `RpcPort.open`."""
         self._install(self._load(tuple(self._devices), progress))
 
     @property
@@ -291,7 +291,7 @@ class RpcModel:
         began = time.monotonic()
         work, faults = self.work, known_faults(self._probe)
         process = self._loading = ModelProcess(work.file.path, work.n_vocab, work.sizes, work.hardware)
-        hosts: list[RpcSession] = []
+        hosts: list[RpcPort] = []
         try:
             shares = self._checked(self._plan(names))
             remote = [share for share in shares if share.name != HERE]
@@ -328,18 +328,18 @@ class RpcModel:
             )
         return tuple(shares)
 
-    def _sessions(self, shares: Sequence[StageShare], caches: int, compute: int) -> list[RpcSession]:
+    def _sessions(self, shares: Sequence[StageShare], caches: int, compute: int) -> list[RpcPort]:
         costs, hosts = self._costs, []
         for share in shares:
             weights = costs.weights(share.layers)
             memory = weights + caches * len(share.layers) // costs.layers + compute + MARGIN
-            hosts.append(RpcSession(self._devices[share.name], memory=memory, weights=weights, model=costs.name))
+            hosts.append(RpcPort(self._devices[share.name], memory=memory, weights=weights, model=costs.name))
         return hosts
 
-    def _ports(self, hosts: Sequence[RpcSession], process: int) -> list[int]:
+    def _ports(self, hosts: Sequence[RpcPort], process: int) -> list[int]:
         """Open all sessions at once; return their ports, which lead only the process there."""
 
-        def open_one(host: RpcSession) -> int:
+        def open_one(host: RpcPort) -> int:
             try:
                 port = host.open()
             except EdgeError as error:
@@ -354,7 +354,7 @@ class RpcModel:
             return list(pool.map(open_one, hosts))
 
 
-def _blame_silent(hosts: Sequence[RpcSession], seconds: float) -> None:
+def _blame_silent(hosts: Sequence[RpcPort], seconds: float) -> None:
     """Blame the server that was asked last and has not answered, as llama.cpp waits for one server at a time; blame no
     server if none owes an answer."""
     asked = [(at, number) for number, host in enumerate(hosts) if (at := host.traffic.asked_at) is not None]

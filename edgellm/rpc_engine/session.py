@@ -121,7 +121,7 @@ def ask_offer(endpoint: Endpoint) -> RpcOffer:
     return RpcOffer(reply.server[:200], reply.memory, reply.unit[:100], reply.cached)
 
 
-class RpcSession:
+class RpcPort:
     """An RPC server at a worker, and the port of this machine through which one process reaches it by mutual TLS.
 
     Any thread may use it. When the worker or its server is lost, all connections are closed at once; `lost` has the

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgellm.spec.sampling import WHOLE_ROWS, Choice
 from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Decision, Round, Sampling
-from edgellm.spec.verifier import Session
+from edgellm.spec.types import Chunk, Decision, Ids, Round, Sampling, Verdict
+from edgellm.spec.verifier import Session, settled
 
 if TYPE_CHECKING:
     from edgellm.engine.speculators.speculator import Speculator
@@ -124,4 +125,28 @@ class Verifier(ABC):
 
     def close(self) -> None:
         """Free memory."""
+        return
+
+
+class BlockingSession(Session, ABC):
+    """The session of a verifier of your own, which computes a verdict in the thread that asks for it."""
+
+    @abstractmethod
+    def verify(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Verdict:
+        """Return the verdict that `Session.submit` asks for."""
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Future[Verdict]:
+        """Return the verdict, which is there already."""
+        return settled(self.verify(prefix, chunk, extra))
+
+    def wait(self, pending: Future[Verdict]) -> Verdict:
+        """Return the verdict."""
+        return pending.result()
+
+    def ready(self) -> bool:
+        """Return True: there is nothing to wait for."""
+        return True
+
+    def close(self) -> None:
+        """End the reply."""
         return

@@ -221,7 +221,6 @@ def test_a_server_that_cannot_be_started(tmp_path: Path) -> None:
         (checked_origin, "http://localhost:3000", "http://localhost:3000"),
         (checked_origin, "chrome-extension://abcdef", "chrome-extension://abcdef"),
     ],
-    ids=str,
 )  # fmt: skip
 def test_hosts_and_origins(check: Callable[[str], str], given: str, expected: str) -> None:
     assert check(given) == expected

@@ -23,7 +23,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc_engine.model import Planner, RpcModel, RpcVerifier, RpcWork
 from edgellm.rpc_engine.process import ContextSizes
 from edgellm.rpc_engine.service import RpcEngineService
-from edgellm.rpc_engine.session import RpcSession
+from edgellm.rpc_engine.session import RpcPort
 from edgellm.services.client.link import Endpoint
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.state import GenerationState
@@ -224,9 +224,9 @@ def test_a_server_that_hangs_while_the_model_is_loaded_ends_that(
     hybrid: ModelFile, workers: list[Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgellm.rpc_engine.model.LOAD_SILENCE", 3.0)
-    opening = RpcSession.open
+    opening = RpcPort.open
 
-    def open_and_stop(session: RpcSession) -> int:
+    def open_and_stop(session: RpcPort) -> int:
         port = opening(session)
         rpc_servers()[0].suspend()
         return port
@@ -236,7 +236,7 @@ def test_a_server_that_hangs_while_the_model_is_loaded_ends_that(
             Opened(hybrid, workers, lambda _names: read_split("here:1,a:2-4"))
         return []
 
-    monkeypatch.setattr(RpcSession, "open", open_and_stop)
+    monkeypatch.setattr(RpcPort, "open", open_and_stop)
     assert within(load) == []
     wait_until(lambda: not rpc_servers())
 

@@ -20,7 +20,7 @@ from edgellm.rpc.protos import rpc_engine_pb2 as pb
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc_engine.service import RpcEngineService
-from edgellm.rpc_engine.session import TUNNEL, RpcSession, ask_offer
+from edgellm.rpc_engine.session import TUNNEL, RpcPort, ask_offer
 from edgellm.services.client.link import Endpoint
 from edgellm.services.server.servers import WorkerServer
 from tests.rpc.doors import impostor
@@ -54,8 +54,8 @@ def endpoint(worker: WorkerServer, guest: Trust, host: Trust) -> Endpoint:
 
 
 @pytest.fixture
-def session(endpoint: Endpoint) -> Iterator[RpcSession]:
-    made = RpcSession(endpoint, memory=MEMORY, weights=MEMORY, model="it")
+def session(endpoint: Endpoint) -> Iterator[RpcPort]:
+    made = RpcPort(endpoint, memory=MEMORY, weights=MEMORY, model="it")
     yield made
     made.close()
 
@@ -66,7 +66,7 @@ def test_a_worker_serves_no_rpc_unless_it_is_told_to(host: Trust, guest: Trust) 
         ask_offer(Endpoint("worker", running.address, guest, host.identity.id))
 
 
-def test_another_process_of_this_machine_gets_no_byte_through(session: RpcSession) -> None:
+def test_another_process_of_this_machine_gets_no_byte_through(session: RpcPort) -> None:
     port = session.open()
     session.admit(os.getppid())
     with socket.create_connection(("127.0.0.1", port)) as stranger:
@@ -81,7 +81,7 @@ def test_without_the_right_to_compute_nobody_is_served(endpoint: Endpoint, host:
     host.peers.grant(guest.identity.id, [Right.VERIFY, Right.FILES])
     with pytest.raises(DeviceLost, match="no right to compute"):
         ask_offer(endpoint)
-    refused = RpcSession(endpoint, memory=MEMORY, weights=0, model="it")
+    refused = RpcPort(endpoint, memory=MEMORY, weights=0, model="it")
     with pytest.raises(DeviceLost, match="no right to compute"):
         refused.open()
     assert not rpc_servers()
@@ -89,16 +89,16 @@ def test_without_the_right_to_compute_nobody_is_served(endpoint: Endpoint, host:
 
 def test_a_stranger_is_refused(worker: WorkerServer, guest: Trust, tmp_path: Path) -> None:
     stranger = impostor(guest, tmp_path / "stranger", Identity.new())
-    refused = RpcSession(Endpoint("worker", worker.address, stranger), memory=MEMORY, weights=0, model="it")
+    refused = RpcPort(Endpoint("worker", worker.address, stranger), memory=MEMORY, weights=0, model="it")
     with pytest.raises(NotPaired):
         refused.open()
     with pytest.raises(EdgeError):  # without TLS
-        RpcSession(Endpoint("worker", worker.address), memory=MEMORY, weights=0, model="it").open()
+        RpcPort(Endpoint("worker", worker.address), memory=MEMORY, weights=0, model="it").open()
     assert not rpc_servers()
 
 
 def test_another_paired_device_does_not_reach_the_server_of_a_session(
-    worker: WorkerServer, session: RpcSession, host: Trust, tmp_path: Path
+    worker: WorkerServer, session: RpcPort, host: Trust, tmp_path: Path
 ) -> None:
     other = device(tmp_path / "other")
     befriend(host, other, "compute")
@@ -115,7 +115,7 @@ def test_another_paired_device_does_not_reach_the_server_of_a_session(
     assert run_in_network_loop(knock()).result() is grpc.StatusCode.NOT_FOUND
 
 
-def test_the_server_ends_with_the_session(session: RpcSession) -> None:
+def test_the_server_ends_with_the_session(session: RpcPort) -> None:
     session.open()
     assert len(rpc_servers()) == 1
     session.close()
@@ -123,7 +123,7 @@ def test_the_server_ends_with_the_session(session: RpcSession) -> None:
     assert not session.lost.done()
 
 
-def test_a_server_that_dies_ends_the_session_but_not_the_worker(session: RpcSession, endpoint: Endpoint) -> None:
+def test_a_server_that_dies_ends_the_session_but_not_the_worker(session: RpcPort, endpoint: Endpoint) -> None:
     session.open()
     rpc_servers()[0].kill()
     assert "has ended" in session.lost.result(60).what
@@ -131,23 +131,23 @@ def test_a_server_that_dies_ends_the_session_but_not_the_worker(session: RpcSess
 
 
 def test_more_memory_than_a_device_has_is_refused(endpoint: Endpoint) -> None:
-    greedy = RpcSession(endpoint, memory=4 * MEMORY, weights=0, model="it")
+    greedy = RpcPort(endpoint, memory=4 * MEMORY, weights=0, model="it")
     with pytest.raises(DeviceLost, match="it takes 1074 MB here"):
         greedy.open()
-    sessions = [RpcSession(endpoint, memory=3 * MEMORY // 2, weights=0, model="it") for _ in range(2)]
+    sessions = [RpcPort(endpoint, memory=3 * MEMORY // 2, weights=0, model="it") for _ in range(2)]
     sessions[0].open()
     with pytest.raises(DeviceLost, match="are left"):
         sessions[1].open()
     sessions[0].close()
     wait_until(lambda: not rpc_servers())
-    sessions[1] = RpcSession(endpoint, memory=3 * MEMORY // 2, weights=0, model="it")
+    sessions[1] = RpcPort(endpoint, memory=3 * MEMORY // 2, weights=0, model="it")
     sessions[1].open()
     sessions[1].close()
 
 
 @pytest.mark.parametrize("hang", [False, True])
 def test_a_device_that_is_gone_or_hangs_is_lost(
-    worker: WorkerServer, session: RpcSession, monkeypatch: pytest.MonkeyPatch, hang: bool
+    worker: WorkerServer, session: RpcPort, monkeypatch: pytest.MonkeyPatch, hang: bool
 ) -> None:
     session.open()
     if hang:
