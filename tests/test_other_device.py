@@ -35,10 +35,7 @@ class Group:
     @property
     def chosen(self) -> str:
         """Return the expression for pytest's -k."""
-        left_out = [
-            *self.without,
-            *(f"({test} and not ({' or '.join(ids)}))" for test, ids in self.cases.items()),
-        ]
+        left_out = [*self.without, *(f"({test} and not ({' or '.join(ids)}))" for test, ids in self.cases.items())]
         return " and ".join(f"not {one}" for one in left_out)
 
 

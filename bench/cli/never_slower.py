@@ -63,11 +63,7 @@ WINDOW = 256
 WORDS = 40
 SHAPES = {
     "tiny": (random_model.SHAPES["tiny-verifier"], random_model.SHAPES["tiny-draft"], "Q8_0"),
-    "0.5b": (
-        random_model.SHAPES["qwen2.5-0.5b"],
-        replace(random_model.SHAPES["qwen2.5-0.5b"], n_layer=4),
-        "Q4_0",
-    ),
+    "0.5b": (random_model.SHAPES["qwen2.5-0.5b"], replace(random_model.SHAPES["qwen2.5-0.5b"], n_layer=4), "Q4_0"),
     "1.5b": (random_model.SHAPES["qwen2.5-1.5b"], random_model.SHAPES["qwen2.5-0.5b"], "Q4_0"),
 }
 """The verifier's shape, the draft model's, and the type of the weights."""

@@ -90,10 +90,7 @@ def measured(
 @contextmanager
 def draft_model(file: Path, threads: int | None, own: Hardware) -> Iterator[ModelDrafter]:
     """Yield a draft model, ready to draft for any target."""
-    with (
-        Model.load(file, LoadSpec(own)) as model,
-        Context(model, ContextSpec(n_ctx=N_CTX, threads=threads)) as context,
-    ):
+    with Model.load(file, LoadSpec(own)) as model, Context(model, ContextSpec(n_ctx=N_CTX, threads=threads)) as context:
         yield ModelDrafter(model, context)
 
 

@@ -81,9 +81,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def measure(
-    shapes: Sequence[str] = ("qwen2.5-0.5b", "qwen2.5-1.5b"),
-    repeats: int = 15,
-    threads: int | None = None,
+    shapes: Sequence[str] = ("qwen2.5-0.5b", "qwen2.5-1.5b"), repeats: int = 15, threads: int | None = None
 ) -> Figures:
     """Return the times of models of these shapes."""
     found = {}

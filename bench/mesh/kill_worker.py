@@ -85,14 +85,7 @@ class Coordinator:
         with Model.load(verifier) as model:
             n = model.n_layer
             self._work = StageSpec(
-                fingerprint(verifier),
-                model.name,
-                LayerRange(0, n),
-                n,
-                model.n_embd,
-                model.n_vocab,
-                POSITIONS,
-                2,
+                fingerprint(verifier), model.name, LayerRange(0, n), n, model.n_embd, model.n_vocab, POSITIONS, 2
             )
         ends = [round(n * at / STAGES) for at in range(STAGES + 1)]
         names = list(self.workers)

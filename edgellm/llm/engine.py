@@ -35,7 +35,7 @@ from edgellm.llm.model_loading import (
     remote_verifier,
     try_ahead,
     verifier_of,
-)
+)  # fmt: skip
 from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.llm.pair_stats import PairStats
 from edgellm.spec.drafters.model import ModelDrafter

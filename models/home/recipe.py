@@ -56,11 +56,7 @@ def long_share(progress: float) -> float:
 
 def mixture(progress: float, recipe: Recipe) -> dict[str, float]:
     """Return the weights of the families: plain copying first, and some to the end, with sums and single words."""
-    practice = {
-        "copying": max(2.5 if progress < 0.5 else 1.0, 8.0 * (1 - progress / 0.12)),
-        "sums": 1.0,
-        "alone": 1.0,
-    }
+    practice = {"copying": max(2.5 if progress < 0.5 else 1.0, 8.0 * (1 - progress / 0.12)), "sums": 1.0, "alone": 1.0}
     return practice | WEIGHTS | (AGAIN_WEIGHTS if recipe.begins else {})
 
 

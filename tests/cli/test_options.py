@@ -190,8 +190,7 @@ def test_what_the_user_wrote_stays(text: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ['chat = { verifier = "old" }\n', 'chat.verifier = "old"\n', '[chat]\nsystem = """\ndraft = me\n"""\n'],
+    "text", ['chat = { verifier = "old" }\n', 'chat.verifier = "old"\n', '[chat]\nsystem = """\ndraft = me\n"""\n']
 )
 def test_a_form_that_only_its_user_can_change_is_left_as_it_is(text: str) -> None:
     with pytest.raises(InvalidOption, match="cannot change") as raised:

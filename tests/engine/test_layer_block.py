@@ -8,16 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.engine import (
-    Block,
-    BlockRows,
-    Floats,
-    Ids,
-    Model,
-    check_cuttable,
-    check_gguf,
-    cut,
-)
+from edgellm.engine import Block, BlockRows, Floats, Ids, Model, check_cuttable, check_gguf, cut
 from edgellm.errors import EngineFailed, InvalidOption
 from tests.conftest import Architectures
 from tests.engine.logits import difference, some_ids

@@ -238,8 +238,7 @@ def test_it_pays_where_the_vocabulary_is_large(make_model: MakeModel, monkeypatc
 
 
 @given(
-    st.lists(st.floats(0.0, 1.0), max_size=9),
-    st.lists(st.floats(0.0, 3.0), min_size=len(HEADS), max_size=len(HEADS)),
+    st.lists(st.floats(0.0, 1.0), max_size=9), st.lists(st.floats(0.0, 3.0), min_size=len(HEADS), max_size=len(HEADS))
 )
 def test_blocks_take_the_least_time_that_can_be_expected(chances: list[float], more: list[float]) -> None:
     reached = list(itertools.accumulate([1.0, *chances], lambda one, other: one * other))

@@ -125,10 +125,7 @@ def test_a_second_connection_fetches_nothing(
 
 def test_the_tokenizer_of_another_model_is_refused_and_not_kept(retokenized: Retokenized, tokenizers: Path) -> None:
     draft, verifier = retokenized("other ids")
-    with (
-        Model.load(verifier, TEXT_ONLY) as text,
-        Model.load(retokenized("other merges")[0], TEXT_ONLY) as other,
-    ):
+    with Model.load(verifier, TEXT_ONLY) as text, Model.load(retokenized("other merges")[0], TEXT_ONLY) as other:
         data = tokenizer_file(other.file)
         told = {"tokenizer": hashlib.sha256(data).digest()}
         part = pb.TokenizerPart(data=data, size=len(data))
@@ -174,10 +171,7 @@ def test_auto_takes_the_same_tokenizer_before_another_one(
             assert "Not taken: desk" in pair.verifier_reason
             assert "with another tokenizer" in pair.verifier_reason
             assert pair.notices == ()
-        with (
-            LLM.open(draft, AUTO, peers=["desk"], threads=1) as pair,
-            LLM.open("none", verifier, threads=1) as alone,
-        ):
+        with LLM.open(draft, AUTO, peers=["desk"], threads=1) as pair, LLM.open("none", verifier, threads=1) as alone:
             assert "with another tokenizer" in pair.verifier_reason
             assert "translated" in pair.notices[0]
             assert ids(pair.reply(case(2), max_tokens=12)) == ids(alone.reply(case(2), max_tokens=12))

@@ -13,14 +13,7 @@ import pytest
 import edgellm
 from edgellm.engine import Context, Message, Model, memory_fit
 from edgellm.engine.hardware import Hardware
-from edgellm.errors import (
-    InputNotText,
-    InvalidOption,
-    MemoryShort,
-    ModelNotFound,
-    PromptTooLong,
-    VerifierUnreachable,
-)
+from edgellm.errors import InputNotText, InvalidOption, MemoryShort, ModelNotFound, PromptTooLong, VerifierUnreachable
 from edgellm.llm import DEFAULT, LLM, compose, generate, is_address
 from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.rpc.address import Address
@@ -300,10 +293,7 @@ def address(f32_pair: tuple[Path, Path]) -> Iterator[str]:
 
 
 def test_a_verifier_across_a_link_writes_the_same(alone: LLM, address: str, f32_pair: tuple[Path, Path]) -> None:
-    with (
-        LLM.open(f32_pair[0], address, threads=1) as linked,
-        LLM.open(None, address, tokenizer=f32_pair[0]) as remote,
-    ):
+    with LLM.open(f32_pair[0], address, threads=1) as linked, LLM.open(None, address, tokenizer=f32_pair[0]) as remote:
         for number in range(4):
             reference = ids(alone.reply(case(number), max_tokens=24))
             reply = linked.reply(case(number), max_tokens=24)

@@ -69,9 +69,7 @@ def test_a_model_that_cannot_help_is_no_error(tmp_path: Path, retokenized: Retok
             assert reply.summary.acceptance_rate is None or reply.summary.acceptance_rate < 0.5
 
 
-def test_what_does_not_work_between_tokenizers_is_off_with_its_reason(
-    retokenized: Retokenized,
-) -> None:
+def test_what_does_not_work_between_tokenizers_is_off_with_its_reason(retokenized: Retokenized) -> None:
     with LLM.open(*retokenized("other ids"), threads=1) as pair:
         assert "100% of the draft model's tokens" in pair.notices[0]
         wanted = ids(pair.reply(case(2), max_tokens=16))

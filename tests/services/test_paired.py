@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine import Model
-from edgellm.errors import (
-    NotPaired,
-    NotPermitted,
-    PairingRequired,
-    VerifierLost,
-    VerifierUnreachable,
-)
+from edgellm.errors import NotPaired, NotPermitted, PairingRequired, VerifierLost, VerifierUnreachable
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.discovery.mdns import ServiceKind, announce
 from edgellm.rpc.trust.trust import Right, Trust

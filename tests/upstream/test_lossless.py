@@ -63,11 +63,7 @@ def test_the_server_alone(
 
 
 def test_what_a_server_logs_is_said_once(
-    engine: Engine,
-    f32_pair: tuple[Path, Path],
-    closing: ExitStack,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    engine: Engine, f32_pair: tuple[Path, Path], closing: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))  # an earlier server may have had the same port
     server = closing.enter_context(UpstreamServer(Vllm(engine)))

@@ -27,9 +27,7 @@ _FILE, _DEFAULT = "file", "default"
 _MAX_BYTES = 2**20
 
 
-def path(
-    place: Literal["config", "data", "cache", "state"] = typer.Argument("config", metavar="PLACE"),
-) -> None:
+def path(place: Literal["config", "data", "cache", "state"] = typer.Argument("config", metavar="PLACE")) -> None:
     places = {"config": config_file, "data": data_dir, "cache": cache_dir, "state": state_dir}
     emit(str(places[place]()))
 

@@ -29,10 +29,7 @@ Name = Annotated[str, typer.Argument(metavar="MODEL", help=_NAME, autocompletion
 _LEFT_TO_US = ("draft", "verifier", "peer", "mesh", "profile")  # settings of `chat` that belong to another pair
 
 
-def catalog(
-    family: str | None = typer.Argument(None, metavar="[FAMILY]"),
-    as_json: AsJson = False,
-) -> None:
+def catalog(family: str | None = typer.Argument(None, metavar="[FAMILY]"), as_json: AsJson = False) -> None:
     from edgellm.storage.pair_choice import ModelRoom
 
     known, here, room = storage.catalog(), {model.name for model in storage.list_models()}, ModelRoom.look()

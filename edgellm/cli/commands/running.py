@@ -45,9 +45,7 @@ _COLUMNS: Columns = {
 }  # fmt: skip
 
 
-def stop(
-    what: str | None = typer.Argument(None, metavar="[MODEL|PORT]", show_default=False),
-) -> None:
+def stop(what: str | None = typer.Argument(None, metavar="[MODEL|PORT]", show_default=False)) -> None:
     from edgellm.http.running_servers import running_servers
 
     servers = running_servers()

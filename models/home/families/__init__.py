@@ -25,10 +25,7 @@ FAMILIES: dict[str, Callable[[World, float], Case]] = {
 """The families like the papers' kinds of data. Both stages of the training show them, and the measurements of the
 papers' methods use their held-out cases."""
 
-PLAIN: dict[str, Callable[[World, float], Case]] = {
-    "told": told.make,
-    "inline": inline.make,
-}
+PLAIN: dict[str, Callable[[World, float], Case]] = {"told": told.make, "inline": inline.make}
 """The families of people who simply type. Only the second stage of the training shows them."""
 
 JUDGED = FAMILIES | PLAIN
