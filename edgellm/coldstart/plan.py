@@ -178,11 +178,8 @@ class Plan:
 
 def plan(home: Home, stop: Stop = never) -> Plan:
     """Return the best plan, or once `stop`, which is polled, returns True, the best plan so far. A device takes only
-    layers that it has stored, if it says which (`Device.layers`).
-
-    Raises:
-        PlanImpossible: the devices together cannot hold the model, or do not have its layers where they fit.
-    """
+    layers that it has stored, if it says which (`Device.layers`). Raises PlanImpossible: the devices together cannot
+    hold the model, or do not have its layers where they fit."""
     free = home.task()
     task, penalty = restrict_to_stored(free, home.devices, home.further)
     solution = solve(task, home.further if home.objective == "reply" else 0, stop)

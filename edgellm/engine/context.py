@@ -48,12 +48,8 @@ class Context:
         prompt_cache: PromptCache | None = None,
     ) -> None:  # fmt: skip
         """Reserve the cache. The first sequence is restored from a `prompt_cache` as far as possible when it is synced,
-        and kept there when the context is closed.
-
-        Raises:
-            InvalidOption: as for `ContextSpec.resolved`, or a layer to capture that does not exist.
-            EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
-        """
+        and kept there when the context is closed. Raises InvalidOption: as for `ContextSpec.resolved`, or a layer to
+        capture that does not exist; EngineFailed: llama.cpp cannot reserve it, for want of memory above all."""
         self.spec = open_spec = spec.resolved(model, capture)
         if capture is not None:
             capture.check(model.n_layer)
@@ -94,11 +90,8 @@ class Context:
         return f"{native.commit()} {asked.cache_type} {asked.flash} {self.spec.n_ctx if by_length else ''}"
 
     def _found_padding(self, spec: ContextSpec) -> Padding:
-        """Return the padding by which logits do not depend on batches.
-
-        Raises:
-            ModelUnsupported: there is none, or the model's state cannot drop padding.
-        """
+        """Return the padding by which logits do not depend on batches. Raises ModelUnsupported: there is none, or the
+        model's state cannot drop padding."""
         model, threads = self.model, self.spec.native.threads
         if spec.padding is not None:
             return spec.padding
@@ -218,11 +211,7 @@ class Context:
 
     def rollback(self, length: int, seq: int = 0) -> None:
         """Drop all but the first `length` positions of a sequence. Positions that a recurrent state or a sliding window
-        has lost are read again before the next decode.
-
-        Raises:
-            InvalidOption: the sequence is shorter than that.
-        """
+        has lost are read again before the next decode. Raises InvalidOption: the sequence is shorter than that."""
         _ = self.native.owned
         now = self.length(seq)
         if not 0 <= length <= now:
@@ -269,11 +258,8 @@ class Context:
             raise
 
     def branch(self, src: int, dst: int) -> None:
-        """Make sequence `dst` a copy of `src`; no keys or values are copied, unless `src` has to be read again.
-
-        Raises:
-            InvalidOption: the context is not unified, or a sequence does not exist.
-        """
+        """Make sequence `dst` a copy of `src`; no keys or values are copied, unless `src` has to be read again. Raises
+        InvalidOption: the context is not unified, or a sequence does not exist."""
         if not self.spec.native.unified:
             raise InvalidOption(
                 "Sequences of a context with separate buffers cannot branch.", "Open the context with unified=True."

@@ -218,11 +218,8 @@ class Recorder:
         return self._visible
 
     def output(self, layer: int) -> Floats:
-        """Return the output rows of a layer in the last decode, shape (tokens, n_embd).
-
-        Raises:
-            EngineFailed: the layer was not captured, or the graph did not show it.
-        """
+        """Return the output rows of a layer in the last decode, shape (tokens, n_embd). Raises EngineFailed: the layer
+        was not captured, or the graph did not show it."""
         parts = self._kept(b"l_out-%d" % layer)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

@@ -114,11 +114,8 @@ def compute_devices() -> list[ComputeDevice]:
 
 
 def offload_devices(names: Sequence[str] = ()) -> list[ComputeDevice]:
-    """Return the devices that layers can be put on, if `names` are given only these.
-
-    Raises:
-        InvalidOption: there is no such device.
-    """
+    """Return the devices that layers can be put on, if `names` are given only these. Raises InvalidOption: there is no
+    such device."""
     known = [device for device in compute_devices() if device.offloads]
     if not names:
         return known
@@ -148,10 +145,7 @@ def placement(hardware: Hardware) -> str:
 
 def apply(hardware: Hardware, params: Any) -> list[Any]:
     """Write the settings for loading into llama.cpp's parameters; return the objects that must outlive their use.
-
-    Raises:
-        InvalidOption: a device that does not exist.
-    """
+    Raises InvalidOption: a device that does not exist."""
     params.n_gpu_layers = hardware.gpu_layers or 0
     if hardware.mlock:
         params.load_mode = _MMAP_MLOCK

@@ -44,11 +44,8 @@ class Block:
     ) -> None:  # fmt: skip
         """Reserve the cache. At most `rows` are computed at once; more are computed one batch after the other.
         `n_params`: the parameters of the whole model, 0 if unknown. A shard is computed as the whole would be, with
-        flash attention and as many threads, since these round differently.
-
-        Raises:
-            InvalidOption, EngineFailed: as for `Context`.
-        """
+        flash attention and as many threads, since these round differently. Raises InvalidOption, EngineFailed: as for
+        `Context`."""
         self.head = head
         self._last = model.n_layer - 1
         capture = None if head else Capture(outputs=(self._last,), stop_after=self._last)

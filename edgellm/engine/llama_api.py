@@ -110,11 +110,7 @@ def load_model(
     dry: bool = False, mtp: bool = False,
 ) -> native.Owned:  # fmt: skip
     """Have llama.cpp load a file. `progress`, `text_only` and `dry` as for `Model.load` and `LoadSpec`; with `mtp`,
-    also its MTP layer.
-
-    Raises:
-        ModelUnsupported: llama.cpp cannot load it.
-    """
+    also its MTP layer. Raises ModelUnsupported: llama.cpp cannot load it."""
     params = lib.llama_model_default_params()
     _kept = apply(hardware, params)  # arrays that llama.cpp reads
     params.vocab_only, params.load_mtp = text_only, mtp
@@ -177,11 +173,8 @@ def open_context(
     model: native.Owned, spec: NativeSpec, *, callback: Any = None, beside: native.Owned | None = None
 ) -> native.Owned:
     """Return a native context, whose graphs' nodes are shown to `callback`. It uses weights of the model of the context
-    `beside`, which must outlive its last computation.
-
-    Raises:
-        EngineFailed: llama.cpp cannot reserve it, for want of memory above all.
-    """
+    `beside`, which must outlive its last computation. Raises EngineFailed: llama.cpp cannot reserve it, for want of
+    memory above all."""
     params = lib.llama_context_default_params()
     params.n_ctx, params.n_seq_max = spec.positions, spec.sequences
     params.n_batch = params.n_ubatch = spec.rows

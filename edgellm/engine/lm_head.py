@@ -63,11 +63,8 @@ def top2(logits: Floats) -> Top2:
 
 
 def top_k(logits: Floats, k: int) -> Ids:
-    """Return the `k` most probable ids (min(k, n_vocab),), most probable first; on a tie the lowest id.
-
-    Raises:
-        EngineFailed: the largest logit is not a number or not finite.
-    """
+    """Return the `k` most probable ids (min(k, n_vocab),), most probable first; on a tie the lowest id. Raises
+    EngineFailed: the largest logit is not a number or not finite."""
     row = logits.reshape(-1)
     n = len(row)
     k = max(0, min(k, n))
@@ -166,11 +163,8 @@ class LMHead:
             return None
 
     def compute(self, first: int, end: int) -> None:
-        """Compute the logits of the states from row `first` up to before `end`.
-
-        Raises:
-            EngineFailed: llama.cpp could not, for want of memory above all.
-        """
+        """Compute the logits of the states from row `first` up to before `end`. Raises EngineFailed: llama.cpp could
+        not, for want of memory above all."""
         if (first, end) not in self._graphs:
             self._graphs[first, end] = self._build(first, end)
         with self._guard, cores.computation(self._threads) as share:

@@ -88,11 +88,8 @@ class TextModel:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Bytes and kind of every token (computed once, in some tenths of a second for 150,000 tokens).
-
-        Raises:
-            ModelUnsupported: the file carries no tokenizer.
-        """
+        """Bytes and kind of every token (computed once, in some tenths of a second for 150,000 tokens). Raises
+        ModelUnsupported: the file carries no tokenizer."""
         self._check_vocabulary()
         vocab = self._vocab
         buffer = np.empty(_LONGEST_PIECE, dtype=np.uint8)
@@ -149,11 +146,8 @@ class TextModel:
         return self._tokenizer.encode(text, special=special, most=most, should_stop=should_stop)
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes that a token adds to a text; control tokens add none. They need not be whole UTF-8.
-
-        Raises:
-            InvalidOption: no token has this id.
-        """
+        """Return the bytes that a token adds to a text; control tokens add none. They need not be whole UTF-8. Raises
+        InvalidOption: no token has this id."""
         if not 0 <= token < self.n_vocab:
             raise InvalidOption(f"{token} is not a token of {self.name}.", f"Ids are 0 to {self.n_vocab - 1}.")
         piece = self._pieces[token]

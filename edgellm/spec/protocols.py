@@ -136,17 +136,13 @@ class BlockingSession(Session, ABC):
         """Return the verdict that `Session.submit` asks for."""
 
     def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Future[Verdict]:
-        """Return the verdict, which is there already."""
         return settled(self.verify(prefix, chunk, extra))
 
     def wait(self, pending: Future[Verdict]) -> Verdict:
-        """Return the verdict."""
         return pending.result()
 
     def ready(self) -> bool:
-        """Return True: there is nothing to wait for."""
         return True
 
     def close(self) -> None:
-        """End the reply."""
         return

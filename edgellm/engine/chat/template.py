@@ -70,13 +70,9 @@ class Template:
         arguments: Mapping[str, object] = MappingProxyType({}),
     ) -> str:
         """Return the conversation as text, followed by the opening of the assistant's turn. `arguments` are further
-        variables of the template.
-
-        Raises:
-            ModelUnsupported: the template is not valid Jinja, or too long, or it fails, or takes more than its limits.
-            InvalidOption: an argument cannot be written as JSON.
-            EngineFailed: the child process could not be started, or was ended from outside.
-        """
+        variables of the template. Raises ModelUnsupported: the template is not valid Jinja, or too long, or it fails,
+        or takes more than its limits; InvalidOption: an argument cannot be written as JSON; EngineFailed: the child
+        process could not be started, or was ended from outside."""
         conversation = {**arguments, "messages": messages, "bos_token": bos, "eos_token": eos}
         return self._do(lambda: self._renderer(conversation), lambda: self._rendered(conversation))
 

@@ -30,12 +30,9 @@ class Embedder:
     """
 
     def __init__(self, model: Model, *, positions: int = POSITIONS) -> None:
-        """Reserve the memory for texts of `positions` tokens, at most those that the model was trained for.
-
-        Raises:
-            ModelUnsupported: the model does not say how its states are pooled, or ranks texts instead.
-            EngineFailed: llama.cpp cannot reserve it.
-        """
+        """Reserve the memory for texts of `positions` tokens, at most those that the model was trained for. Raises
+        ModelUnsupported: the model does not say how its states are pooled, or ranks texts instead; EngineFailed:
+        llama.cpp cannot reserve it."""
         self.model, self.positions = model, min(positions, model.n_ctx_train or positions)
         self.width = int(lib.llama_model_n_embd_out(model.owned.pointer))
         threads = model.hardware.threads or native.default_threads(model.n_params)
@@ -56,12 +53,8 @@ class Embedder:
 
     def ids(self, text: str, *, cut: bool = False, should_stop: ShouldStop = never) -> Ids:
         """Return the ids of a text, with the tokens that the model wants around it, shape (n,). With `cut` a text that
-        is too long loses its end.
-
-        Raises:
-            PromptTooLong: the text does not fit.
-            TextRefused, Stopped: as for `Model.tokenize`.
-        """
+        is too long loses its end. Raises PromptTooLong: the text does not fit; TextRefused, Stopped: as for
+        `Model.tokenize`."""
         before, after = self._around
         room = self.positions - len(before) - len(after)
         ids = self.model.tokenize(text, should_stop=should_stop)
@@ -72,12 +65,8 @@ class Embedder:
         return np.concatenate((before, ids[:room], after))
 
     def embed(self, ids: Ids) -> Floats:
-        """Return the vector of a text's `ids` (n,), shape (width,), of length 1.
-
-        Raises:
-            PromptTooLong: there are none, or too many.
-            EngineFailed: llama.cpp cannot compute it.
-        """
+        """Return the vector of a text's `ids` (n,), shape (width,), of length 1. Raises PromptTooLong: there are none,
+        or too many; EngineFailed: llama.cpp cannot compute it."""
         if not 1 <= len(ids) <= self.positions:
             raise PromptTooLong(f"The text has {len(ids)} tokens.", f"Give a text of 1 to {self.positions} tokens.")
         context = self._context.owned

@@ -123,11 +123,8 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
 
 def check_cuttable(header: GgufHeader) -> int:
     """Check that `cut` can cut a model, and return its number of layers, without those that predict further tokens.
-
-    Raises:
-        ModelUnsupported: the architecture is not known to be safe to cut, or this model of it is not.
-        ModelCorrupt: the number of layers is missing.
-    """
+    Raises ModelUnsupported: the architecture is not known to be safe to cut, or this model of it is not; ModelCorrupt:
+    the number of layers is missing."""
     arch = header.architecture
     count, layers = header.number("block_count"), text_layers(header)
     if arch in RULES and layers < 1:

@@ -160,13 +160,9 @@ class ModelFile:
     @classmethod
     def open(cls, path: Path) -> ModelFile:
         """Return the model at `path`; for a split model, `path` is its first part, and the other parts lie beside it,
-        under the names by which llama.cpp looks for them.
-
-        Raises:
-            ModelNotFound, ModelCorrupt, ModelUnsupported: as for `check_gguf`, for each file.
-            ModelUnsupported: it is a later part of a split model.
-            ModelCorrupt: the parts do not belong together.
-        """
+        under the names by which llama.cpp looks for them. Raises ModelNotFound, ModelCorrupt, ModelUnsupported: as for
+        `check_gguf`, for each file; ModelUnsupported: it is a later part of a split model; ModelCorrupt: the parts do
+        not belong together."""
         if (count := _split_count(check_gguf(path))) == 1:
             return cls.of((path,))
         if count > _MAX_ENTRIES:
@@ -215,13 +211,9 @@ def _split_count(header: GgufHeader) -> int:
 
 
 def check_gguf(path: Path) -> GgufHeader:
-    """Read and check the header of one GGUF file; an unchanged file is read only once per process.
-
-    Raises:
-        ModelNotFound: there is no such file, or it may not be read.
-        ModelCorrupt: it is no GGUF, or its header and its length disagree.
-        ModelUnsupported: it has a version or tensor type that this llama.cpp does not read.
-    """
+    """Read and check the header of one GGUF file; an unchanged file is read only once per process. Raises
+    ModelNotFound: there is no such file, or it may not be read; ModelCorrupt: it is no GGUF, or its header and its
+    length disagree; ModelUnsupported: it has a version or tensor type that this llama.cpp does not read."""
     try:
         found = path.stat()
         settled = time.time() - max(found.st_mtime, found.st_ctime) >= _SETTLED

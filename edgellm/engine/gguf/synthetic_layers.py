@@ -85,13 +85,9 @@ def blocks_of(model: ModelFile) -> Blocks:
 
 
 def write_random(blocks: Blocks, dst: Path) -> None:
-    """Write the layers with random weights.
-
-    Raises:
-        InvalidOption: the header or the weights are too large, or the number of layers is wrong.
-        ModelCorrupt, ModelUnsupported: the header is not the header of a GGUF of this size.
-        OSError: the disk is full, or cannot be written.
-    """
+    """Write the layers with random weights. Raises InvalidOption: the header or the weights are too large, or the
+    number of layers is wrong; ModelCorrupt, ModelUnsupported: the header is not the header of a GGUF of this size;
+    OSError: the disk is full, or cannot be written."""
     if not (0 < len(blocks.header) <= HEADER_MOST and 0 < blocks.data <= 16 * ENOUGH):
         raise InvalidOption(f"Layers of {blocks.data} bytes are too much to measure.", "Ask for fewer.")
     rng = np.random.default_rng(0)

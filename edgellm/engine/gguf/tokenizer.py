@@ -56,11 +56,8 @@ def token_texts(file: ModelFile) -> Sequence[bytes]:
 
 def tokenizer_file(file: ModelFile, name: str = "") -> bytes:
     """Return the bytes of a GGUF file with the tokenizer and the chat template of `file`, under its name or another.
-
-    Raises:
-        ModelUnsupported: it has no tokenizer, or one of more than `MAX_TOKENIZER` bytes.
-        OSError: it cannot be read.
-    """
+    Raises ModelUnsupported: it has no tokenizer, or one of more than `MAX_TOKENIZER` bytes; OSError: it cannot be
+    read."""
     header, entries = file.parts[0], _entries(file)
     if not token_count(header):
         raise ModelUnsupported(f"{file.path} contains no tokenizer.", "Use a whole model file.")

@@ -43,11 +43,8 @@ class Grammar:
     """The grammar of one reply, with its state behind the text that was asked about last. For one thread at a time."""
 
     def __init__(self, vocabulary: Vocabulary, ends: tuple[int, ...], schema: str) -> None:
-        """Compile a JSON `schema` for the tokens of `vocabulary`, of which `ends` end a reply.
-
-        Raises:
-            InvalidOption: it is no JSON schema, too large or ambiguous, or has a keyword that is not kept.
-        """
+        """Compile a JSON `schema` for the tokens of `vocabulary`, of which `ends` end a reply. Raises InvalidOption: it
+        is no JSON schema, too large or ambiguous, or has a keyword that is not kept."""
         self._end = np.zeros(vocabulary.size, dtype=np.bool_)
         self._end[list(ends)] = True
         grammar = _GRAMMAR.format(json.dumps(prepared(schema) | _COMPACT))
@@ -63,12 +60,8 @@ class Grammar:
             raise refused(f"no value is valid by it, or it is too ambiguous ({error.what})", "Simplify it.") from None
 
     def mask(self, text: Ids) -> Mask:
-        """Return which tokens may follow the reply's `text` (n,), which follows the grammar itself.
-
-        Raises:
-            EngineFailed: the text breaks the grammar.
-            InvalidOption: the grammar is too ambiguous there.
-        """
+        """Return which tokens may follow the reply's `text` (n,), which follows the grammar itself. Raises
+        EngineFailed: the text breaks the grammar; InvalidOption: the grammar is too ambiguous there."""
         if len(text) and self._end[text[-1]]:  # the matcher is not told of these
             if not self.mask(text[:-1])[text[-1]]:
                 raise _broken(int(text[-1]))

@@ -88,11 +88,7 @@ class Eagle3Head(Speculator):
         self, model: native.Owned, trunk: Trunk, layers: tuple[int, ...], *, n_layer: int, width: int, states: int
     ) -> None:
         """Open a head with rows of `width` numbers that reads the inputs of `layers`, rows of `states` numbers. Layer
-        `n_layer` stands for the last layer's output.
-
-        Raises:
-            EngineFailed: llama.cpp cannot reserve the memory.
-        """
+        `n_layer` stands for the last layer's output. Raises EngineFailed: llama.cpp cannot reserve the memory."""
         self._layers, self._n_layer = layers, n_layer
         spec = trunk.beside()
         owned = llama_api.open_context(model, spec, beside=trunk.context.owned)
@@ -138,11 +134,8 @@ class Eagle3Model(SpeculatorModel):
 
     @classmethod
     def load(cls, file: ModelFile, verifier: ModelFile, hardware: Hardware, *, dry: bool = False) -> Eagle3Model:
-        """Load a head that drafts for `verifier`; `dry` as for `Model.load`.
-
-        Raises:
-            ModelUnsupported: it does not fit the verifier, or llama.cpp cannot use it.
-        """
+        """Load a head that drafts for `verifier`; `dry` as for `Model.load`. Raises ModelUnsupported: it does not fit
+        the verifier, or llama.cpp cannot use it."""
         check_eagle3(file, verifier)
         return cls(llama_api.load_model(file.path, hardware, dry=dry), file, text_layers(verifier.header))
 

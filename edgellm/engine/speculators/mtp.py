@@ -40,11 +40,8 @@ class MtpLayer(Speculator):
     """The MTP layer beside one context."""
 
     def __init__(self, model: native.Owned, trunk: Trunk, *, every: bool) -> None:
-        """Open the layer of `model`. `every` as for `Speculator`: see `STATES_OF_LAST_ROWS`.
-
-        Raises:
-            EngineFailed: llama.cpp cannot reserve the memory.
-        """
+        """Open the layer of `model`. `every` as for `Speculator`: see `STATES_OF_LAST_ROWS`. Raises EngineFailed:
+        llama.cpp cannot reserve the memory."""
         width = int(lib.llama_model_n_embd_out(model.pointer))
         spec = trunk.beside(mtp=True)
         owned = llama_api.open_context(model, spec)

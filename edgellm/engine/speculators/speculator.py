@@ -263,12 +263,8 @@ class Speculator(ABC):
 
     def predict(self, ids: Ids, seq: int = 0) -> Floats | None:
         """Return the logits (n_vocab,) of the token after `ids`, all of whose tokens but the last are in the context's
-        cache; None where their states are not known. The view is valid until the next call.
-
-        Raises:
-            Stopped: `set_cancel`'s flag was set meanwhile.
-            EngineFailed: llama.cpp refuses the rows.
-        """
+        cache; None where their states are not known. The view is valid until the next call. Raises Stopped:
+        `set_cancel`'s flag was set meanwhile; EngineFailed: llama.cpp refuses the rows."""
         window, last = self._windows[seq], len(ids) - 1
         if last < 1 or window.end < last or window.first >= last or last >= self._ids.shape[1]:
             return None
@@ -325,11 +321,8 @@ class SpeculatorModel(ABC):
 
     @abstractmethod
     def open(self, trunk: Trunk) -> Speculator:
-        """Return a speculator beside `trunk`, whose rows' states are kept from now on.
-
-        Raises:
-            EngineFailed: llama.cpp cannot reserve the memory.
-        """
+        """Return a speculator beside `trunk`, whose rows' states are kept from now on. Raises EngineFailed: llama.cpp
+        cannot reserve the memory."""
 
     def beside(self, context: NativeContext, n_ctx: int, spec: NativeSpec, n_vocab: int) -> Speculator:
         """Return a speculator beside a context, as `open`."""

@@ -112,12 +112,8 @@ class Probe:
 
     def key(self) -> str:
         """Return the SHA-256 of everything that decides whether the loading ends the process and what the self-test
-        finds, in hex: of the files, of llama.cpp and its backends, of the devices, and of the cache.
-
-        Raises:
-            OSError, ModelCorrupt: a file cannot be read.
-            InvalidOption: there is no such device.
-        """
+        finds, in hex: of the files, of llama.cpp and its backends, of the devices, and of the cache. Raises OSError,
+        ModelCorrupt: a file cannot be read; InvalidOption: there is no such device."""
         hardware = self.hardware
         # Which card of equal ones does not count: the number of layers that fit differs from day to day.
         cards = offload_devices(hardware.devices) if hardware.gpu_layers else []

@@ -45,11 +45,8 @@ Flags = npt.NDArray[np.bool_]
 def build(runs: Sequence[Run], terms: ProfileTerms, *, prompts: Sequence[Ids] = (), hesitates: float = 0.0) -> Profile:
     """Build the profile of `terms` from `runs`. With their `prompts`, in the same order, the gate judges a chunk by the
     words of its prompt, too. `hesitates`: the confidence below which `runs` have looked tokens up in the context. Of
-    several layers whose importance was measured, the one is chosen that separates rejected chunks best.
-
-    Raises:
-        InvalidOption: the runs have too few chunks.
-    """
+    several layers whose importance was measured, the one is chosen that separates rejected chunks best. Raises
+    InvalidOption: the runs have too few chunks."""
     alone = np.array([chunk for run in runs for chunk in run.alone])
     if len(alone) < _LEAST:
         raise InvalidOption(

@@ -192,11 +192,8 @@ class Profile:
 
     @classmethod
     def load(cls, path: Path, *, own: bool = False) -> Profile:
-        """Load a saved profile. `own`: the file belongs to edgellm, so it must not be a link.
-
-        Raises:
-            ProfileUnusable: there is no such file, or it is not a profile of this version.
-        """
+        """Load a saved profile. `own`: the file belongs to edgellm, so it must not be a link. Raises ProfileUnusable:
+        there is no such file, or it is not a profile of this version."""
         try:
             found = read_json(path, _parse, links=not own)
         except StateDamaged as error:
