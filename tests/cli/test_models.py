@@ -152,7 +152,7 @@ def test_a_model_is_named_in_one_way_everywhere(edge: Edge, draft_path: Path) ->
 
 def test_a_draft_model_that_is_bigger_and_a_temperature_that_is_high_are_told(edge: Edge) -> None:
     swapped = ("--draft", "edgellm-verifier", "--verifier", "edgellm-draft")
-    said = edge("chat", "Hello", *swapped, *SHORT).told("The draft model edgellm verifier is bigger than edgellm draft")
+    said = edge("chat", "Hello", *swapped, *SHORT).told("The draft model edgellm-verifier is bigger than edgellm-draft")
     assert ids(said) == ids(edge("chat", "Hello", "--verifier", "edgellm-draft", "--draft", "none", *SHORT))
     hot = ("chat", "Hello", "--max-tokens", "2", "--temperature")
     edge(*hot, "5").told("A temperature of 5 makes unlikely words nearly as likely as others")

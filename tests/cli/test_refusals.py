@@ -68,7 +68,7 @@ REFUSED = {
     # a home of devices
     "mesh plan": (2, "There are no devices to plan for. Give a MODEL"),
     "mesh plan --preset csgo --devices x.toml": (2, "--devices and --preset exclude"),
-    "mesh plan --devices none.toml": (2, "none.toml cannot be read"),
+    "mesh plan --devices none.toml": (2, "There is no file none.toml"),
     "mesh plan nobody/nothing --preset csgo": (1, "edgellm pull nobody/nothing"),
     "mesh plan --preset csgo --plot plan.pdf": (2, "ends in .png or .svg"),
     "mesh plan --preset csgo --tokens-in 0": (2, "--tokens-in"),

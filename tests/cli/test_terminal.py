@@ -141,11 +141,11 @@ def test_the_bundled_pair_says_what_it_is_and_knows_what_it_is_told(screens: lis
     screen.wait_for("This toy pair")
     screen.wait_for(">")
     screen.type(f"{told}\r")
-    screen.wait_for("all verified")
+    screen.wait_for("tokens/s")
     screen.wait_for(">")
     screen.type(f"{asked}\r")
     screen.wait_for("The film night is Friday at 20:00.")
-    screen.wait_for("all verified")
+    screen.wait_for("tokens/s")
     screen.wait_for(">")
     screen.type("\x04")
     assert screen.end() == 0
