@@ -68,8 +68,8 @@ MECHANISMS = {
     "phases": Mechanism("coldstart/phases.py", "mesh/placement.py", 'coldstart.phases",'),
     "gateway": Mechanism("upstream/gateway services/server/gateway_server.py"),
     **{
-        f"dialect {name}": Mechanism(f"upstream/dialects/{name}.py", "upstream/dialects/__init__.py", f'"{name}"')
-        for name in ("vllm", "sglang", "llama_server", "ollama", "by_text", "completions")
+        f"dialect {name}": Mechanism(f"upstream/dialects/{name}.py", "upstream/opening.py", f'    "{name}",')
+        for name in ("vllm", "sglang", "llama_server", "ollama", "by_text")
     },
 }
 

@@ -134,14 +134,9 @@ class TextModel:
         self, text: str, *, special: bool = False, most: int | None = None, should_stop: ShouldStop = never
     ) -> Ids:
         """Return the ids of `text`, shape (n,), without BOS or EOS. `special` parses control tokens such as
-        `<|im_end|>` in it; `should_stop` tells whether the caller has given up.
-
-        Raises:
-            ModelUnsupported: the file carries no tokenizer.
-            PromptTooLong: the text has more than `most` tokens.
-            TextRefused: llama.cpp fails on the text, or takes too long over it.
-            Stopped: `should_stop` said so.
-        """
+        `<|im_end|>` in it; `should_stop` tells whether the caller has given up. Raises ModelUnsupported: the file
+        carries no tokenizer; PromptTooLong: the text has more than `most` tokens; TextRefused: llama.cpp fails on the
+        text, or takes too long over it; Stopped: `should_stop` said so."""
         self._check_vocabulary()
         return self._tokenizer.encode(text, special=special, most=most, should_stop=should_stop)
 
@@ -186,14 +181,10 @@ class TextModel:
     ) -> Ids:
         """Return the ids of the conversation in the model's chat template, shape (n,), ready for the assistant's turn.
         `arguments` are given to the template; those that it does not read have no effect. `tell` is called with what
-        was changed in a conversation that the template does not want as it is.
-
-        Raises:
-            InvalidOption: an unknown role, no message, or an argument that cannot be written as JSON.
-            ModelUnsupported: the model has no chat template, or the template refuses the conversation.
-            EngineFailed: the process that renders the template could not be started, or was ended from outside.
-            PromptTooLong, TextRefused, Stopped: as `tokenize` does.
-        """
+        was changed in a conversation that the template does not want as it is. Raises InvalidOption: an unknown role,
+        no message, or an argument that cannot be written as JSON; ModelUnsupported: the model has no chat template, or
+        the template refuses the conversation; EngineFailed: the process that renders the template could not be started,
+        or was ended from outside; PromptTooLong, TextRefused, Stopped: as `tokenize` does."""
         self._check_vocabulary()
         return self._begun(self._chat_template.prompt(messages, arguments, most, should_stop, tell))
 

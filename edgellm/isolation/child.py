@@ -223,16 +223,10 @@ class Call:
     ) -> Answer:  # fmt: skip
         """Wait for the answer. `progress` is called with the shares, in 0..1, that the child reports; what `signs`
         returns changes while there is life elsewhere. Where anything but the child's own error is raised, the process
-        has ended.
-
-        Raises:
-            EdgeError: the function raised this error.
-            Stopped: `stopped` returned True.
-            LimitExceeded: the answer takes more than its limits.
-            ChildFailed: the call ended the child.
-            ChildKilled: a user or the system ended the child.
-            BrokenPipeError: the child had gone before it was asked, or ended as if it had nothing more to do.
-        """
+        has ended. Raises EdgeError: the function raised this error; Stopped: `stopped` returned True; LimitExceeded:
+        the answer takes more than its limits; ChildFailed: the call ended the child; ChildKilled: a user or the system
+        ended the child; BrokenPipeError: the child had gone before it was asked, or ended as if it had nothing more to
+        do."""
         try:
             while True:
                 try:

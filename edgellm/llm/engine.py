@@ -170,13 +170,11 @@ class PairEngine:
         """Load the models, and compare their vocabularies. `progress` is called with a model's name and its loaded
         share.
 
-        Raises:
-            InvalidOption, ModelNotFound, ModelCorrupt, ModelUnsupported: from placing and loading.
-            MemoryShort: the models and their contexts do not fit; raised before anything is loaded.
-            VocabularyMismatch: a server has another tokenizer, or does not tell which; names the first other token.
-            ProtocolError, VerifierUnreachable: nothing answers, or a verifier sends a tokenizer that is not its own.
-            PairingRequired, NotPaired, NotPermitted, IdentityClash: the devices do not trust each other.
-            ProfileUnusable: the profile is of other models or of another version.
+        Raises InvalidOption, ModelNotFound, ModelCorrupt, ModelUnsupported: from placing and loading; MemoryShort: the
+        models and their contexts do not fit, raised before anything is loaded; VocabularyMismatch: a server has another
+        tokenizer, or does not tell which; ProtocolError, VerifierUnreachable: nothing answers, or a verifier sends a
+        tokenizer that is not its own; PairingRequired, NotPaired, NotPermitted, IdentityClash: the devices do not trust
+        each other; ProfileUnusable: the profile is of other models or of another version.
         """
         engine = cls(config)
         with engine.closed_on_error():

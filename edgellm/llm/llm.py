@@ -188,14 +188,9 @@ class LLM:
         `options` are fields of `profiling.ProfileOptions`. `progress` is called with the number of finished prompts and
         of all. After an interruption, a later call with the same prompts and options continues. `Profile.save` saves a
         profile; `keep_profile` saves it where later processes find it.
-
-        Raises:
-            InvalidOption: one of the two models is missing, they have different tokenizers, or there are too few
-                prompts.
-            PromptTooLong, InputNotText: from one of the prompts.
-            ProfileUnusable: the verifier does not report its model's hash.
-            VerifierLost: the verifier was lost meanwhile.
-            ProfileStopped: it was interrupted from the keyboard.
+        Raises InvalidOption: a model is missing, they have different tokenizers, or there are too few prompts;
+        PromptTooLong, InputNotText: from a prompt; ProfileUnusable: the verifier does not report its model's hash;
+        VerifierLost: the verifier was lost; ProfileStopped: it was interrupted from the keyboard.
         """
         self._check_open()
         if self.engine.fit.translation is not None:

@@ -9,7 +9,10 @@ from typing import Any, Literal
 from edgellm.errors import EngineFailed
 
 EngineName = Literal["stages", "rpc"]
-ENGINES: dict[EngineName, str] = {"stages": "edgellm.mesh", "rpc": "edgellm.rpc_engine"}
+ENGINES: dict[EngineName, str] = {
+    "stages": "edgellm.mesh",
+    "rpc": "edgellm.rpc_engine",
+}  # fmt: skip
 """The package of each engine."""
 
 

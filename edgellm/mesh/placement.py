@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from edgellm.coldstart.phases import Phases
     from edgellm.rpc.discovery.workers import Worker
 
+COURSES = (
+    "edgellm.coldstart.phases",
+)  # fmt: skip
+"""The modules that plan a reply which begins with other shares than it ends with."""
 _MOST_DEVICES = 10  # devices planned with after a loss: the number of their sets doubles with each
 
 
@@ -130,10 +135,10 @@ def place(
 
 def with_phases(placed: Placement, stop: Stop = never) -> Placement:
     """Return the placement with the course of a reply, which may begin with other shares."""
-    from edgellm.coldstart.phases import plan_phases  # a question to one device needs no phases
-
-    phases = plan_phases(placed.home, placed.shares, stop)
-    return placed if phases is None else replace(placed, shares=phases.first, phases=phases)
+    for course in COURSES:
+        if (phases := import_module(course).plan_phases(placed.home, placed.shares, stop)) is not None:
+            return replace(placed, shares=phases.first, phases=phases)
+    return placed
 
 
 def deploy_command(model: str, lacking: Iterable[MissingLayers], workers: Mapping[str, Worker]) -> str:

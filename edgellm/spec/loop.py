@@ -52,10 +52,8 @@ def generate(
     the answer, and removes the markup. The iterator may be closed at any point; `state.should_stop` is polled between
     tokens and during long computations. Without a draft model, a busy verifier is waited for.
 
-    Raises:
-        VerifierUnreachable, VocabularyMismatch: from opening the session, before the first token.
-        VerifierLost: the verifier is gone, and there is no draft model to continue with.
-        Stopped: `state.should_stop` returned True during a computation.
+    Raises VerifierUnreachable, VocabularyMismatch: from opening the session, before the first token; VerifierLost: the
+    verifier is gone, and there is no draft model to continue with; Stopped: `state.should_stop` returned True.
     """
     channels = channels or ChannelSplitter()
     events = _rounds(state, vocabulary, drafter or NoDrafter(), gate, verifier, stats, announce=announce)

@@ -30,7 +30,14 @@ from edgellm.upstream.verifier import UpstreamTiming, UpstreamVerifier
 from edgellm.upstream.vocabulary_proof import PROBES, RECHECKS, VocabularyProof, prove
 
 _MAX_PROVED = 256  # servers
-DIALECTS = ("vllm", "sglang", "llama_server", "ollama", "by_text", "by_ids")
+DIALECTS = (
+    "vllm",
+    "sglang",
+    "llama_server",
+    "ollama",
+    "by_text",
+    "by_ids",
+)  # fmt: skip
 """The modules of the kinds of servers in the order in which they are asked; the last one takes any other server."""
 
 

@@ -12,7 +12,10 @@ from edgellm.errors import ModelUnsupported
 MTP, EAGLE3 = "mtp", "eagle3"
 """The kinds of speculators: a model's layer that predicts further tokens, and a head in a file of its own. They are
 also names of faults (`engine.trial.probe`) of a model from whose states such a speculator must not draft."""
-SPECULATORS = {MTP: "edgellm.engine.speculators.mtp", EAGLE3: "edgellm.engine.speculators.eagle3"}
+SPECULATORS = {
+    MTP: "edgellm.engine.speculators.mtp",
+    EAGLE3: "edgellm.engine.speculators.eagle3",
+}  # fmt: skip
 """The module of each kind of speculator. Without a kind's line, its files are refused."""
 
 _DRAFTERS = {

@@ -16,7 +16,13 @@ from edgellm.http.schemas.errors import ApiError, invalid_request, openai_error
 from edgellm.http.schemas.requests import ChatRequest
 from edgellm.http.schemas.responses import Json, json_bytes
 
-NAMES = ("anthropic", "ollama", "responses", "embeddings", "openai")
+NAMES = (
+    "anthropic",
+    "ollama",
+    "responses",
+    "embeddings",
+    "openai",
+)  # fmt: skip
 """The modules that are served: without its line here, one is not imported."""
 
 
