@@ -174,7 +174,7 @@ def measure(
     asked: Annotated[Path, "Spec-Bench's questions, or a part of them"],
     verifier: str = "smollm2:135m",
     draft: str = "smollm2:draft",
-    per: Annotated[int, "questions of each category, at most"] = 10,
+    per: Annotated[int, "questions of each category, at most"] = 3,
     category: Annotated[str, "only this one"] = "",
     tokens: Annotated[int, "of a reply, at most"] = 96,
     threads: int = 2,
