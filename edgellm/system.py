@@ -166,8 +166,9 @@ def _pages(column: int) -> int | None:
 
 
 def release_mapped(path: Path) -> None:
-    """Release this process's memory of a file that is mapped read-only; pages are read again when needed. Systems other
-    than Linux do so when memory is short."""
+    """Release this process's memory of a read-only mapped file, which is read again when needed; on Linux only."""
+    if sys.platform != "linux":
+        return
     with suppress(OSError, ValueError, AttributeError):
         real, advise = str(path.resolve()), ctypes.CDLL(None).madvise
         for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():

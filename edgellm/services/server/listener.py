@@ -249,10 +249,10 @@ async def next_message(stream: Stream, kind: type[M]) -> M | None:
 
 
 async def write_in_time(stream: Stream, message: Message) -> None:
-    """Send a message, and wait until the device takes it, so that messages never queue up. Raises DeviceStuck: the
-    device does not read. A write that is cancelled may go on for a while: gRPC does not end a stream while it writes
-    its first message."""
+    """Send a message, and wait until the device takes it, so that messages never queue up. Raises DeviceStuck: it does
+    not. A cancelled write may go on for a while: gRPC ends no stream during its first message."""
     writing = asyncio.ensure_future(stream.write(message.SerializeToString()))
+    writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # It may fail after this call.
     try:
         for _ in range(ceil(READ_TIMEOUT_SECONDS / HEARTBEAT_SECONDS)):  # a suspended process blames no other
             if (await asyncio.wait({writing}, timeout=HEARTBEAT_SECONDS))[0]:
@@ -261,9 +261,8 @@ async def write_in_time(stream: Stream, message: Message) -> None:
             f"The device has not read its stream for {READ_TIMEOUT_SECONDS:g} seconds.", "Begin another session."
         )
     finally:
-        if not writing.done():
-            await asyncio.wait({writing}, timeout=BEAT_SECONDS)
-            writing.cancel()
+        await asyncio.wait({writing}, timeout=BEAT_SECONDS)
+        writing.cancel()
 
 
 async def in_thread(work: Callable[[], T], beat: Callable[[], Awaitable[Any]] | None = None) -> T:
