@@ -2,6 +2,8 @@
 
 A block between `<!-- $ command -->` and `<!-- end -->` holds the command's real output. `./start docs` renews them all;
 a test compares them. Figures that differ from run to run (times, speeds, probabilities) are left out of the comparison.
+A figure in a sentence stands between `<!-- figure BENCHMARK, ROWS, ROW -->` and `<!-- end -->`: of the benchmark's
+table, in the rows below a heading, the row's number before its range.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*/*.md")), *sorted((ROOT / "models").rglob("README.md")))
 
 _BLOCK = re.compile(r"(<!-- \$ (?P<command>.+?) -->\n```\w*\n)(?:.*?\n)??(```\n<!-- end -->)", re.DOTALL)
+_FIGURE = re.compile(r"(<!-- figure (?P<name>\S+), (?P<rows>[^,]+), (?P<row>[^,]+) -->)[\d.]+(?=<!-- end -->)")
 _RESULTS = re.compile(r"python -m bench (show .+)")
 _STALE = re.compile(r"^stale: .*\n", re.MULTILINE)  # which depends on commits, and on how many of them are here
 _SLOW = re.compile(r"^loading \S+: .*\n", re.MULTILINE)  # printed only if a model takes long
@@ -69,7 +72,7 @@ def stale() -> list[str]:
 
 def renewed(text: str, environment: dict[str, str]) -> str:
     """Return `text` with the current output of every command in it."""
-    return _BLOCK.sub(partial(_block, environment=environment), text)
+    return _FIGURE.sub(_figure, _BLOCK.sub(partial(_block, environment=environment), text))
 
 
 @contextmanager
@@ -86,6 +89,16 @@ def _home() -> Iterator[dict[str, str]]:
 def _block(found: re.Match[str], environment: dict[str, str]) -> str:
     command = found["command"]
     return f"{found[1]}$ {command}\n{output(command, environment)}\n{found[3]}"
+
+
+def _figure(found: re.Match[str]) -> str:
+    rows = re.search(
+        rf"^{re.escape(found['rows'])}, .*\n((?:  .*\n?)+)", _results(f"show {found['name']}"), re.MULTILINE
+    )
+    value = rows and re.search(rf"^  {re.escape(found['row'])} .*? ([\d.]+) \(", rows[1], re.MULTILINE)
+    if not value:
+        raise SystemExit(f"There is no such figure: {found[1]}")
+    return f"{found[1]}{value[1]}"
 
 
 def output(command: str, environment: dict[str, str]) -> str:

@@ -16,8 +16,6 @@ from edgellm.cli.app import pages
 from tests.cli.conftest import Edge, commands
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = (ROOT / "docs" / "guide" / "commands.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_every_block_is_fresh() -> None:
@@ -93,14 +91,16 @@ def test_links_and_files_that_are_named_are_there(page: Path) -> None:
 
 def test_the_index_names_every_page() -> None:
     docs = ROOT / "docs"
-    index = docs / "README.md"
-    linked = {(docs / target.partition("#")[0]).resolve() for target in re.findall(r"\]\(([^)\s]+)\)", prose(index))}
-    assert {page for page in docs.glob("*/*.md") if page.parent.name != "decisions"} <= linked
-    assert {page for page in docs.glob("*.md") if page != index} <= linked
+    linked = {
+        (index.parent / target.partition("#")[0]).resolve()
+        for index in docs.rglob("README.md")
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose(index))
+    }
+    assert {page for page in docs.rglob("*.md") if page.parent.name != "decisions"} - {docs / "README.md"} <= linked
 
 
 def test_the_tree_in_the_readme_is_the_tree() -> None:
-    tree = re.search(r"```\nedgellm/\n(.*?)```", README, re.DOTALL)
+    tree = re.search(r"```\nedgellm/\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert tree is not None
     for line in tree[1].splitlines():
         name = line.split()[0]
