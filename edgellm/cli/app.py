@@ -365,7 +365,7 @@ def _wrong_usage(error: typer.TyperException) -> int:
 
 
 def _unexpected(error: Exception) -> int:
-    from edgellm.storage.state import write_state
+    from edgellm.state import write_state
 
     what = f"Something unexpected happened: {type(error).__name__}: {error}."
     try:

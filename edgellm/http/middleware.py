@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgellm.errors import InvalidOption, TrustUnusable
 from edgellm.http.schemas.errors import ApiError
 from edgellm.rpc.trust.trust import Peer, Peers
-from edgellm.storage.state import lock_folder, read_private, write_private
+from edgellm.state import lock_folder, read_private, write_private
 from edgellm.system import data_dir
 
 _log = logging.getLogger(__name__)

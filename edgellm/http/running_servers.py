@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter
 
 from edgellm.errors import ServerUnreachable, StateDamaged
 from edgellm.http.middleware import page_key
-from edgellm.storage.state import read_json, write_state
+from edgellm.state import read_json, write_state
 from edgellm.system import end_process, started_at, state_dir
 
 _ANSWER_SECONDS = 10.0

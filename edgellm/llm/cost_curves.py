@@ -31,9 +31,9 @@ from edgellm.engine.timing import BUSY, CpuWait, is_plausible, minimum_times, pl
 from edgellm.errors import StateDamaged, Stopped
 from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafting.cost_curve import DEPTH_STEP, DRIFT, KNOTS, CostCurve, DecodeCost
+from edgellm.state import from_json, read_json, write_state
 from edgellm.storage import History
 from edgellm.storage.fingerprint import FileHash
-from edgellm.storage.state import from_json, read_json, write_state
 from edgellm.system import cache_dir, processor
 
 MAX_AGE = 30 * 86_400.0  # seconds

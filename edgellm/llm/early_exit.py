@@ -20,8 +20,8 @@ from edgellm.spec.drafters.early_exit import THRESHOLD, EarlyExitDrafter
 from edgellm.spec.gates.profile import ExitPoint
 from edgellm.spec.protocols import Drafter
 from edgellm.spec.state import GenerationState
+from edgellm.state import private_folder
 from edgellm.storage.saved_prompts import removed
-from edgellm.storage.state import private_folder
 from edgellm.system import cache_dir
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.gates.rules import BudgetController
 from edgellm.spec.mechanisms import mechanism
 from edgellm.spec.params import ReplyOptions
+from edgellm.state import close_to_others, set_aside
 from edgellm.storage import ALIASES, History
 from edgellm.storage.chat_log import Conversations, expired, oldest, typed_lines
 from edgellm.storage.fingerprint import FileHash
 from edgellm.storage.model_files import bundled
 from edgellm.storage.saved_prompts import prompt_files, removed
-from edgellm.storage.state import close_to_others, set_aside
 from edgellm.system import cache_dir, data_dir, state_dir
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from edgellm.coldstart import hardware
 from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
 from edgellm.coldstart.hardware import Device, Link
 from edgellm.errors import InvalidOption, StateDamaged
-from edgellm.storage.state import read_toml
+from edgellm.state import read_toml
 
 PRESETS = ("csgo",)
 MAX_BYTES = 2**20

@@ -29,7 +29,7 @@ from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.workers import Worker, find_workers, reach_worker, worker_at_address
 from edgellm.rpc.layers.measuring import DeviceFigures, LinkSpeed, measure, measure_link, request_link_measurement
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.storage.state import from_json, read_cached, write_cached
+from edgellm.state import from_json, read_cached, write_cached
 from edgellm.system import cache_dir
 
 MAX_LINK_AGE = 86_400.0  # seconds; a device moved to another room has another line

@@ -36,7 +36,7 @@ from edgellm.services.server.listener import (
     next_message,
     write_in_time,
 )
-from edgellm.storage.state import private_folder, read_cached, write_cached
+from edgellm.state import private_folder, read_cached, write_cached
 
 MAX_SESSIONS = 4  # a process each
 _THIS_MACHINE = "own"

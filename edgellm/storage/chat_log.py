@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgellm.errors import ConversationChanged, ConversationTooLong, InvalidOption, StateDamaged
+from edgellm.state import private_folder, read_state, write_state
 from edgellm.storage.database import DatabaseConnection, PrivateDatabase
-from edgellm.storage.state import private_folder, read_state, write_state
 from edgellm.system import data_dir
 
 VARIABLE = "EDGELLM_HISTORY_KEEP"

@@ -14,9 +14,9 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgellm import state
 from edgellm.errors import HistoryUnusable
-from edgellm.storage import state
-from edgellm.storage.state import private_folder, set_aside, system_errors
+from edgellm.state import private_folder, set_aside, system_errors
 from edgellm.system import HAS_MODES, NO_LINKS
 
 _MAX_ROW = 4 * 2**20  # bytes

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgellm.errors import EdgeError, Stopped
-from edgellm.storage.state import read_cached, write_cached
+from edgellm.state import read_cached, write_cached
 from edgellm.system import cache_dir
 
 SHA256 = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by its SHA-256

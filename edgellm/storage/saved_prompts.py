@@ -25,8 +25,8 @@ from edgellm import system
 from edgellm.engine import Ids, common_prefix
 from edgellm.engine.kv.sequences import LEAST
 from edgellm.errors import EdgeError
+from edgellm.state import private_folder
 from edgellm.storage.fingerprint import stamp
-from edgellm.storage.state import private_folder
 from edgellm.system import NO_LINKS
 
 SAVED, UNFINISHED = ".kv", ".new"

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from edgellm.errors import EdgeError, InvalidOption, StateDamaged, VerifierBusy, VerifierLost
-from edgellm.storage.state import read_state
+from edgellm.state import read_state
 from edgellm.upstream.rows import RowsUnusable
 
 KEY_VARIABLE = "EDGELLM_VERIFIER_KEY"

@@ -20,7 +20,7 @@ from edgellm.errors import (
     VerifierLost,
     VerifierUnreachable,
 )
-from edgellm.storage.state import read_cached, write_cached, write_state
+from edgellm.state import read_cached, write_cached, write_state
 from edgellm.system import cache_dir
 from edgellm.upstream import dialects
 from edgellm.upstream.dialects.served import UnknownServer, Upstream, models_of

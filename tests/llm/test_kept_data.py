@@ -18,10 +18,10 @@ from edgellm.errors import HistoryUnusable
 from edgellm.llm import LLM, profile_path
 from edgellm.llm.pair_stats import LOGS_MOST, KeptData, expire, forget, keep_profile, kept, tidy
 from edgellm.spec.gates.profile import Profile
+from edgellm.state import write_state
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chat_log import Conversation, Conversations, set_max_age, typed_lines
 from edgellm.storage.saved_prompts import prompts_folder
-from edgellm.storage.state import write_state
 from edgellm.system import cache_dir, data_dir, state_dir
 from tests.storage.chats import change
 

@@ -19,8 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgellm import state
 from edgellm.errors import HistoryUnusable
-from edgellm.storage import History, chat_log, database, state
+from edgellm.storage import History, chat_log, database
 from edgellm.storage.database import PrivateDatabase
 from tests.storage.chats import change, raw, said
 

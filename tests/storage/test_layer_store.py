@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from edgellm.engine import ModelFile, check_gguf, cut
 from edgellm.errors import DiskFull, InvalidOption, LayersMissing, LayersRefused
 from edgellm.layer_range import LayerRange
+from edgellm.state import from_json
 from edgellm.storage.layers import store as layers
 from edgellm.storage.layers.manifest import (
     MAX_PIECES,
@@ -33,7 +34,6 @@ from edgellm.storage.layers.manifest import (
     pieces_of,
 )
 from edgellm.storage.layers.store import LayerStore
-from edgellm.storage.state import from_json
 from testkit.gguf.split_file import split
 from tests.conftest import Architectures
 from tests.storage.pieces import bytes_of, cut_singly, layerwise

@@ -20,7 +20,7 @@ import typer
 from edgellm.cli.options import AsJson, options_of
 from edgellm.cli.views.console import emit, emit_json, say
 from edgellm.errors import InvalidOption, StateDamaged
-from edgellm.storage.state import read_state, read_toml, write_state
+from edgellm.state import read_state, read_toml, write_state
 from edgellm.system import cache_dir, config_file, data_dir, state_dir
 
 _FILE, _DEFAULT = "file", "default"

@@ -22,7 +22,7 @@ import typer
 from edgellm.cli.options import AsJson
 from edgellm.cli.views.console import emit, emit_json, say, tell
 from edgellm.errors import InvalidOption, ServiceFailed
-from edgellm.storage.state import write_state
+from edgellm.state import write_state
 from edgellm.system import state_dir, user
 
 UNIT, LABEL = "edgellm.service", "local.edgellm.serve"

@@ -13,17 +13,15 @@ then loaded as the file lays them out, for the other instructions. `EDGELLM_AMX=
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import json
 import os
 import platform
 import string
 import sys
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 from edgellm import system
@@ -34,6 +32,7 @@ from edgellm.engine.hardware import DEFAULT_CACHE, ON_PROCESSOR, Hardware, offlo
 from edgellm.engine.native import LIBRARY, backends, commit, features
 from edgellm.errors import EdgeError, EngineFailed, ModelUnsupported
 from edgellm.isolation.child import Child, ChildFailed, ChildKind, Limits
+from edgellm.state import from_json, read_cached, write_cached
 
 INSTRUCTION = "AMX_INT8"
 WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
@@ -47,7 +46,7 @@ _KIND = ChildKind("edgellm.engine.trial.self_test", "tries a model", keeps_words
 _BUNDLED = ("draft.gguf", "verifier.gguf", "smollm2/draft.gguf")
 
 
-@functools.cache
+@cache
 def amx_failure() -> str:
     """Return why AMX must not be used, such as "it ends the process with SIGSEGV"; "" where it works or is not there.
 
@@ -58,7 +57,7 @@ def amx_failure() -> str:
     if (chosen := os.environ.get("EDGELLM_AMX")) in ("on", "off"):
         return "" if chosen == "on" else "EDGELLM_AMX is off"
     kept = system.cache_dir() / "probed" / f"amx-{_build()}.json"
-    verdict = read_verdict(kept)
+    verdict = _read_verdict(kept)
     if verdict is None:
         model = next((path for folder in system.bundled_dirs() if (path := folder / "draft.gguf").is_file()), None)
         if model is None or not sys.executable:
@@ -67,7 +66,7 @@ def amx_failure() -> str:
             verdict = try_in_child(Probe((model,), (check_gguf(model),)), EDGELLM_AMX="on")
         except EdgeError:  # the child was ended from outside, or memory is short
             return "it could not be tested"
-        write_verdict(kept, verdict)
+        _write_verdict(kept, verdict)
     return f"it ends the process with {verdict.fatal}" if verdict.fatal else ""
 
 
@@ -161,18 +160,18 @@ def require_loadable(
     """
     if not _is_tried(probe):
         return LoadTrial()
-    if (verdict := read_verdict(kept := _kept(probe))) is None:
+    if (verdict := _read_verdict(kept := _kept(probe))) is None:
         verdict = try_in_child(probe, progress) if child is None else child.outcome(progress)
         if verdict.fatal and (speculator := probe.speculator):
             without = try_in_child(replace(probe, mtp=False, eagle3=None), progress)
             verdict = replace(without, faults=(*without.faults, speculator))
-        write_verdict(kept, verdict)
+        _write_verdict(kept, verdict)
     return _survived(probe, verdict)
 
 
 def start_trial(probe: Probe) -> TrialChild | None:
     """Start a child that tries the model, for `require_loadable`, and return it; None where the verdict is known."""
-    if not _is_tried(probe) or read_verdict(_kept(probe)) is not None:
+    if not _is_tried(probe) or _read_verdict(_kept(probe)) is not None:
         return None
     return TrialChild(probe)
 
@@ -182,13 +181,13 @@ def known_faults(probe: Probe) -> tuple[str, ...] | None:
     ModelUnsupported where the file cannot be read, or ended the process of an earlier trial."""
     if not _is_tried(probe):
         return ()
-    verdict = read_verdict(_kept(probe))
+    verdict = _read_verdict(_kept(probe))
     return None if verdict is None else _survived(probe, verdict).faults
 
 
 def keep_faults(probe: Probe, faults: Sequence[str]) -> None:
     """Save the outcome of a trial that was made elsewhere."""
-    write_verdict(_kept(probe), LoadTrial("", tuple(faults)))
+    _write_verdict(_kept(probe), LoadTrial("", tuple(faults)))
 
 
 def _is_tried(probe: Probe) -> bool:
@@ -254,25 +253,12 @@ def _texts(found: object) -> tuple[str, ...]:
     return tuple(text for text in found if isinstance(text, str)) if isinstance(found, list) else ()
 
 
-def read_verdict(kept: Path) -> LoadTrial | None:
-    """Return the verdict of an earlier trial, None without one."""
-    with suppress(OSError, ValueError, RecursionError):
-        if not kept.is_symlink() and kept.is_file():  # a pipe would be waited for
-            found = json.loads(kept.read_text(encoding="utf-8"))
-            if isinstance(found, dict) and isinstance(fatal := found.get("fatal"), str):
-                return LoadTrial(fatal, _texts(found.get("faults")))
-    return None
+def _read_verdict(kept: Path) -> LoadTrial | None:
+    return read_cached(kept, partial(from_json, LoadTrial))
 
 
-def write_verdict(kept: Path, verdict: LoadTrial) -> None:
-    """Save a verdict. If it cannot be written, the next load tries again."""
-    found = {"fatal": verdict.fatal, "faults": verdict.faults}
-    partial = kept.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-    with suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial.touch(mode=0o600)
-        partial.write_text(json.dumps(found), encoding="utf-8")
-        partial.replace(kept)
+def _write_verdict(kept: Path, verdict: LoadTrial) -> None:
+    write_cached(kept, {"fatal": verdict.fatal, "faults": verdict.faults})
 
 
 PROVEN_COMMITS = ("0c1e570", "86a2835")

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgellm.errors import InvalidOption, NotPaired, TrustUnusable
-from edgellm.storage.state import lock_folder, read_private, write_private
+from edgellm.state import lock_folder, read_private, write_private
 from edgellm.system import data_dir
 
 # 32 characters without look-alikes: I and L are read as 1, O as 0, B as 8.

@@ -23,7 +23,7 @@ import grpc
 from edgellm.errors import EdgeError, InvalidOption, NotPaired, PairingRequired, TrustUnusable
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.identity import Certificate, DeviceID, Identity, parse_short, trust_folder
-from edgellm.storage.state import MALFORMED, lock_folder, read_private, write_private
+from edgellm.state import MALFORMED, lock_folder, read_private, write_private
 
 
 class Right(StrEnum):

@@ -33,7 +33,7 @@ from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc.versions import MAX_TOKENIZER_PART, parse_message
 from edgellm.services.client.link import dial
 from edgellm.services.handshake import printable
-from edgellm.storage.state import write_state
+from edgellm.state import write_state
 from edgellm.system import cache_dir
 
 MOST_KEPT = 256 * 2**20

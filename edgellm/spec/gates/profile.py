@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgellm.errors import ProfileUnusable, StateDamaged
 from edgellm.spec.mechanisms import has, mechanism
 from edgellm.spec.types import Ids
-from edgellm.storage.state import from_json, read_json, write_state
+from edgellm.state import from_json, read_json, write_state
 
 Vector = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float64]

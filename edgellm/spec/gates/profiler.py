@@ -23,7 +23,7 @@ from edgellm.spec.protocols import Drafter, Gate, Verifier
 from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Chunk, Decision, Ids, Round
-from edgellm.storage.state import from_json, read_json_lines, write_state
+from edgellm.state import from_json, read_json_lines, write_state
 
 _EVERY = 20.0  # seconds between two writes of the observations
 _MAX_BYTES = 2**30

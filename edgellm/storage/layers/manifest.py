@@ -28,8 +28,8 @@ from edgellm.engine.gguf.reader import MAX_LAYERS
 from edgellm.engine.trial.probe import Probe, require_loadable
 from edgellm.errors import SAME_VERSION, DiskFull, EdgeError, InvalidOption, LayersCorrupt, LayersRefused, StoreBusy
 from edgellm.layer_range import LayerRange, chain, ranges
+from edgellm.state import from_json, read_cached, write_cached
 from edgellm.storage.fingerprint import SHA256, fingerprint
-from edgellm.storage.state import from_json, read_cached, write_cached
 from edgellm.system import cache_dir
 
 MAX_NAME = 200  # characters

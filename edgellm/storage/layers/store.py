@@ -29,6 +29,7 @@ from edgellm import system
 from edgellm.engine import ModelFile
 from edgellm.errors import SAME_VERSION, DiskFull, InvalidOption, LayersMissing, LayersRefused, StoreFull
 from edgellm.layer_range import LayerRange
+from edgellm.state import from_json, hold_lock, private_folder, read_cached, write_state
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.storage.layers.manifest import (
     IncomingPiece,
@@ -44,7 +45,6 @@ from edgellm.storage.layers.manifest import (
     storage_errors,
     try_early,
 )
-from edgellm.storage.state import from_json, hold_lock, private_folder, read_cached, write_state
 from edgellm.system import cache_dir
 
 OWN, CUT = "here", "cut"

@@ -37,11 +37,11 @@ from edgellm.rpc.layers.measuring import DeviceFigures, LinkSpeed
 from edgellm.rpc.trust.identity import trust_folder, web_certificate
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.spec.gates.profiler import RunRecorder
+from edgellm.state import write_state
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chat_log import Conversation, Conversations, set_max_age, typed_lines
 from edgellm.storage.layers.manifest import manifest_of
 from edgellm.storage.layers.store import LayerStore, cut_layers
-from edgellm.storage.state import write_state
 from testkit import ROOT
 
 MODELS = ROOT / "models"

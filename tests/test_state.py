@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from edgellm.errors import StateDamaged
-from edgellm.storage.state import (
+from edgellm.state import (
     close_to_others,
     from_json,
     private_folder,
