@@ -13,7 +13,7 @@ import statistics
 from typing import Any
 
 from bench.harness.results import Figures
-from edgellm.coldstart import hardware
+from edgellm.coldstart import costs
 from edgellm.coldstart.home import Home
 from edgellm.coldstart.plan import Plan, plan
 from edgellm.coldstart.problem import OVERLAPS
@@ -26,7 +26,7 @@ LENGTHS = (256, 512, 1024, 2048, 4096, 8192)  # tokens of the paper's prompts
 
 def row(tokens: int) -> dict[str, Any]:
     """Return the results for one prompt length."""
-    devices, model = hardware.devices(), hardware.model()
+    devices, model = costs.devices(), costs.model()
     plans = {overlap: plan(Home(devices, model, tokens, overlap=overlap)) for overlap in OVERLAPS}
     ours = plans["paper"]
     reference = algorithm1(Home(devices, model, tokens, overlap="paper").task())

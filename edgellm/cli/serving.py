@@ -97,12 +97,12 @@ def serve_pair(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> Non
 def _over_devices(asked: Asked, draft: str, verifier: str) -> ServedModel:
     from edgellm.cli.commands.mesh import over_devices
     from edgellm.http.status import MeshRecorder
-    from edgellm.llm.mesh_llm import OpenedMesh
 
     pair = resolve_pair(draft, verifier)
-    opened = over_devices(asked.models, pair, _PLANNED, asked.hardware, sessions=asked.at_once)
-    recorder = MeshRecorder(opened) if isinstance(opened, OpenedMesh) else None
-    return ServedModel(opened.pair, opened.pair.name, in_turns=False, options=asked.replies, recorder=recorder)
+    models = replace(asked.models, draft=str(pair.draft), verifier=str(pair.verifier))
+    llm, opened = over_devices(models, _PLANNED, asked.hardware, sessions=asked.at_once)
+    recorder = None if opened is None else MeshRecorder(opened)
+    return ServedModel(llm, llm.name, in_turns=False, options=asked.replies, recorder=recorder)
 
 
 def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> None:
@@ -178,7 +178,7 @@ def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardwar
     from edgellm.rpc.address import Address
     from edgellm.rpc.trust.trust import Trust
     from edgellm.services.server.servers import WorkerServer
-    from edgellm.storage.layers.store import LayerStore
+    from edgellm.storage.layer_store import LayerStore
 
     address, unit = Address.of(link.host, link.port), ComputeUnit.choose(hardware)
     served_by = part_of("rpc", "backend").require_server()[0] if link.rpc else ""

@@ -11,8 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.coldstart.cost_model import ModelCosts
-from edgellm.coldstart.hardware import ANY_LAYERS, Device, Links, sending
+from edgellm.coldstart.costs import ANY_LAYERS, Device, Links, ModelCosts, sending
 from edgellm.coldstart.problem import Bools, Cut, Overlap, Task, fits, warm
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import LayerRange, StageShare
@@ -34,6 +33,8 @@ class Home:
 
     The reply to `tokens_in` prompt tokens has `tokens_out`, the first of which ends the prefill. The `objective` is the
     time to minimise: to the first token (`ttft`, the paper's), or to the last. `cold`: devices load their layers first.
+    `waited`: the share of the time for which a device waited for a processor when it was measured; 0: no figure is
+    doubtful.
 
     Raises `InvalidOption` if there is no device.
     """
@@ -47,6 +48,7 @@ class Home:
     overhead: MemoryOverhead = MemoryOverhead()
     overlap: Overlap = "streamed"
     cold: bool = True
+    waited: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.devices:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from edgellm.coldstart.exact_search import fastest_first_token
-from edgellm.coldstart.home import Home, best_single, even, heuristic, ideal_single, restrict_to_stored
+from edgellm.coldstart.home import Home, Objective, best_single, even, heuristic, ideal_single, restrict_to_stored
 from edgellm.coldstart.problem import Cut, Solution, StageTimes, Stop, Task, makespan, never, per_token, timeline, warm
 from edgellm.coldstart.reply_search import fastest_reply
 from edgellm.errors import PlanImpossible
@@ -38,9 +37,8 @@ class PlannedStage:
 
     def to_json(self) -> dict[str, Any]:
         """Return the stage as JSON: layers as `first_layer` and `last_layer`, counted from 1, both included."""
-        fields = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-        del fields["layers"]
-        return {"first_layer": self.layers.start + 1, "last_layer": self.layers.stop, **fields}
+        layers = {"first_layer": self.layers.start + 1, "last_layer": self.layers.stop, "bytes": int(self.size)}
+        return layers | {name: value for name, value in asdict(self).items() if name not in ("layers", "size")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +58,10 @@ class PlanOption:
     def shares(self) -> tuple[StageShare, ...]:
         """The layers of each device."""
         return tuple(StageShare(stage.device, stage.layers) for stage in self.stages)
+
+    def seconds(self, objective: Objective) -> float:
+        """Return the time that an objective minimises."""
+        return self.reply_s if objective == "reply" else self.ttft_s
 
     @property
     def names(self) -> str:
@@ -107,7 +109,7 @@ class Plan:
 
     def seconds(self, option: PlanOption) -> float:
         """Return the time of an option that the plan's objective minimises."""
-        return option.reply_s if self.home.objective == "reply" else option.ttft_s
+        return option.seconds(self.home.objective)
 
     @property
     def advised(self) -> PlanOption:
@@ -116,6 +118,13 @@ class Plan:
         if self.option.alone or alone is None or self.seconds(self.option) < (1.0 - MIN_SAVING) * self.seconds(alone):
             return self.option
         return alone
+
+    @property
+    def idle(self) -> tuple[tuple[str, str], ...]:
+        """The devices without a part in the recommended option, each with the reason."""
+        part = {share.name for share in self.advised.shares}
+        split = [(share.name, "a split would hardly be faster") for share in self.option.shares]
+        return tuple((name, why) for name, why in (*split, *self.unused) if name not in part)
 
     @property
     def advice(self) -> str:
@@ -229,12 +238,11 @@ def _option(home: Home, task: Task, cut: Cut) -> PlanOption:
     ttft, token = makespan(task, cut), per_token(task, cut)
     stages = []
     for place, span in enumerate(timeline(task, cut)):
-        size = sum(model.layer_bytes[span.layers.start : span.layers.stop])
-        size += model.embedding * (span.layers.start == 0) + model.head * (span.layers.stop == task.layers)
         stages.append(
             PlannedStage(
                 home.devices[span.device].name, span.layers, span.load, span.wait, span.network, span.received,
-                span.compute, span.finish, model.bytes if len(cut) == 1 else size, _why(task, span, place, len(cut)),
+                span.compute, span.finish, model.bytes if len(cut) == 1 else model.size(span.layers),
+                _why(task, span, place, len(cut)),
             )
         )  # fmt: skip
     return PlanOption(tuple(stages), ttft, token, ttft + home.further * token)
@@ -293,6 +301,24 @@ def _does_not_fit(home: Home, task: Task) -> PlanImpossible:
     return PlanImpossible(
         f"The model needs {need / 1e9:.1f} GB with its cache, and the devices have {have / 1e9:.1f} GB ({listed}).",
         "Choose a smaller model or quantisation, a shorter context, prompt or reply, or add a device.",
+    )
+
+
+def likely(waited: float, seconds: float) -> tuple[float, float]:
+    """Return the range in which a planned time is likely to lie, which is wide where the figures are doubtful: a device
+    that `waited` for a processor when it was measured may be done in the rest of the time, or wait as much longer."""
+    factor = 1.0 / max(0.1, 1.0 - waited)
+    return seconds / factor, seconds * factor
+
+
+def doubt(waited: float, seconds: float) -> str:
+    """Return the range of a planned time as a sentence; empty where the devices' figures are not doubtful."""
+    if not waited:
+        return ""
+    least, most = map(format_seconds, likely(waited, seconds))
+    return (
+        f"Doubtful, as the devices were busy when they were measured: instead of {format_seconds(seconds)} it may be"
+        f" {least} to {most}, and all other times as much shorter or longer."
     )
 
 

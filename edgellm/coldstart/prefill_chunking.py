@@ -8,36 +8,25 @@ computed once it is loaded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 
-from edgellm.coldstart.cost_model import ModelCosts
-from edgellm.coldstart.hardware import Device, sending
+from edgellm.coldstart.costs import Device, ModelCosts, sending
 from edgellm.coldstart.home import Home
 from edgellm.coldstart.problem import Cut
+from edgellm.layer_range import LayerRange
 
 SIZES = (256, 128, 64, 32)
 """Tokens per part that are tried. A layer would not compute longer parts any faster."""
-_EQUAL = 1.01  # factor of the least seconds within which sizes are equally good
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillChunks:
-    """Tokens of each part, seconds to the first token with it, and why it was chosen."""
-
-    tokens: int
-    seconds: float
-    reason: str
-
-
-def choose(home: Home, cut: Cut) -> PrefillChunks:
-    """Return the size of parts with the least time to the first token; of sizes about equal, the longest."""
+def choose(home: Home, cut: Cut) -> tuple[int, str]:
+    """Return the tokens of a part with the least time to the first token, and why; the longest of about equal ones."""
     found = {size: first_token(home, cut, size) for size in SIZES}
-    least = min(found.values())
-    best, longest = next(size for size in SIZES if found[size] <= _EQUAL * least), found[SIZES[0]]
+    best = min(SIZES, key=lambda size: round(found[size] / found[SIZES[0]], 2))
     if best >= home.tokens_in or best == SIZES[0]:
-        return PrefillChunks(best, found[best], f"parts of {best} tokens: smaller parts would not be faster")
-    saved = 1.0 - found[best] / longest
-    return PrefillChunks(best, found[best], f"parts of {best} tokens: {saved:.0%} sooner than with {SIZES[0]}")
+        return best, f"parts of {best} tokens: smaller parts would not be faster"
+    saved = 1.0 - found[best] / found[SIZES[0]]
+    return best, f"parts of {best} tokens: {saved:.0%} sooner than with {SIZES[0]}"
 
 
 def first_token(home: Home, cut: Cut, size: int) -> float:
@@ -53,7 +42,8 @@ def first_token(home: Home, cut: Cut, size: int) -> float:
             hops = {n: sending(devices, model.shape.activation(n), home.links)[sender, device] for n in set(parts)}
             for at, tokens in enumerate(parts):
                 arrive[at] = free = max(free, arrive[at]) + float(hops[tokens])
-        loaded = _loads(devices[device], model, first, count, home.cold)
+        loads = (model.size(LayerRange(at, at + 1)) / devices[device].disk for at in range(first, first + count))
+        loaded = list(accumulate(loads)) if home.cold else [0.0] * count  # eq. 19
         work = [_layer(devices[device], model, tokens, sum(parts[: at + 1])) for at, tokens in enumerate(parts)]
         head = model.head_flops / devices[device].speed(1) if last and model.head_flops else 0.0
         arrive = _stage(arrive, loaded, work)
@@ -80,17 +70,6 @@ def _stage(arrive: Sequence[float], loaded: Sequence[float], work: Sequence[floa
 def _free(part: int, at: Sequence[int]) -> bool:
     """Return whether the part before has left the layer that this part needs next."""
     return part == 0 or at[part - 1] > at[part]
-
-
-def _loads(device: Device, model: ModelCosts, first: int, count: int, cold: bool) -> list[float]:
-    """Return when each layer of a stage is loaded (equation 19)."""
-    found, total = [], 0.0
-    for layer in range(first, first + count):
-        weights = model.layer_bytes[layer] + model.embedding * (layer == 0)
-        weights += model.head * (layer == model.shape.layers - 1)
-        total += weights / device.disk if cold else 0.0
-        found.append(total)
-    return found
 
 
 def _layer(device: Device, model: ModelCosts, tokens: int, context: int) -> float:

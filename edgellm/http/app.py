@@ -17,7 +17,7 @@ from edgellm.errors import EdgeError
 from edgellm.http.conversations import add_conversations
 from edgellm.http.dialects import dialects, error_body
 from edgellm.http.metrics import CONTENT_TYPE
-from edgellm.http.middleware import HIDDEN, known_peers, redact_all, shows_key
+from edgellm.http.middleware import HIDDEN, known_peers, redact_all
 from edgellm.http.replies import IGNORED, RequestHandler
 from edgellm.http.schemas.body import BodyRoute
 from edgellm.http.schemas.errors import ApiError, error_responses, validation_error
@@ -83,9 +83,8 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
 
     @app.get("/status", tags=["server"], summary="The page's data: models, devices, links",
              responses=error_responses(503))  # fmt: skip
-    def status(request: Request) -> dict[str, Any]:
-        found = _status(handler, anonymous := is_anonymous(request))
-        return redact_all(found) if anonymous else found
+    def status() -> dict[str, Any]:
+        return _status(handler)
 
     @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
@@ -101,20 +100,16 @@ def make_app(handler: RequestHandler, version: str, page_key: str | None = None)
     def metrics() -> Response:
         return Response(handler.metrics.text(), media_type=CONTENT_TYPE)
 
-    def is_anonymous(request: Request) -> bool:
-        """Return whether a request shows no key, and so learns nothing about other devices; the page's key will do."""
-        return handler.anonymous and not shows_key(request.headers, page_key)
-
-    def shown(info: ModelInfo, request: Request) -> ModelInfo:
-        return info.model_copy(update={"device": None}) if is_anonymous(request) else info
+    def shown(info: ModelInfo) -> ModelInfo:
+        return info.model_copy(update={"device": None}) if handler.anonymous else info
 
     @app.get("/v1/models", tags=["OpenAI"], summary="The models that requests can name", responses=error_responses(503))
-    async def models(request: Request) -> ModelList:
-        return ModelList(data=[shown(info, request) for info in await handler.models.infos()])
+    async def models() -> ModelList:
+        return ModelList(data=[shown(info) for info in await handler.models.infos()])
 
     @app.get("/v1/models/{model:path}", tags=["OpenAI"], summary="One model", responses=error_responses(404, 503))
-    async def model(model: str, request: Request) -> ModelInfo:
-        return shown(await handler.models.info(model), request)
+    async def model(model: str) -> ModelInfo:
+        return shown(await handler.models.info(model))
 
     @app.post("/models/unload", tags=["server"], summary="Remove a model from memory once no request uses it",
               responses=error_responses())  # fmt: skip
@@ -145,39 +140,41 @@ def _add_error_handlers(app: FastAPI, handler: RequestHandler) -> None:
         app.add_exception_handler(kind, respond)
 
 
-def _status(handler: RequestHandler, anonymous: bool) -> dict[str, Any]:
-    """Return the server's state, for anonymous clients without devices; fields about the pair are null where it serves
-    none, or it is not in memory. Raises ApiError while the first model loads."""
+def _status(handler: RequestHandler) -> dict[str, Any]:
+    """Return the server's state; fields about the pair are null where it serves none, or it is not in memory.
+
+    Without an API key other devices are not named. Raises ApiError while the first model loads.
+    """
     models, admission = handler.models, handler.admission
     served = models.default
     places = min(admission.max_running, (served and served.replies) or admission.max_running)
-    return {
+    status = {
         "model": models.default_name,
-        **_of_pair(handler, anonymous, None if served is None else served.pair),
+        **_of_pair(handler, None if served is None else served.pair),
         "requests": {"running": admission.running, "waiting": admission.waiting, "places": places},
-        "devices": [] if anonymous else [
+        "devices": [] if handler.anonymous else [
             {"name": peer.name, "short": peer.id.short, "addresses": [*map(str, peer.addresses)],
              "may_here": sorted(peer.rights), "may_there": sorted(peer.granted)} for peer in known_peers()
         ],
-        "anonymous": anonymous,
+        "anonymous": handler.anonymous,
         "models": [
-            {"name": one.name, **_of_pair(handler, anonymous, one.served.pair), "users": one.users,
-             "memory": dict(one.served.pair.memory.by_device), "idle_s": one.idle_s, "expires_s": one.expires_s}
-            for one in models.by_use()
+            {"name": one.name, **_of_pair(handler, one.served.pair), "memory": dict(one.served.pair.memory.by_device),
+             "users": one.users, "idle_s": one.idle_s, "expires_s": one.expires_s} for one in models.by_use()
         ],
         "loading": [*models.loading],
         "mesh": None if served is None or served.recorder is None else served.recorder.status(),
         "plan": None if handler.plan is None else handler.plan.model_dump(),
     }  # fmt: skip
+    return redact_all(status) if handler.anonymous else status
 
 
-def _of_pair(handler: RequestHandler, anonymous: bool, pair: LLM | None) -> dict[str, Any]:
+def _of_pair(handler: RequestHandler, pair: LLM | None) -> dict[str, Any]:
     """Return the fields about a pair. `link` is null where it verifies here; anonymous clients get no address."""
     if pair is None:
         return dict.fromkeys(("draft", "verifier", "context_length", "sampling", "link"))
     link = None
     if pair.verifier_up is not None:
-        address, reason = (HIDDEN, "") if anonymous else (pair.verifier_at, pair.verifier_reason)
+        address, reason = (HIDDEN, "") if handler.anonymous else (pair.verifier_at, pair.verifier_reason)
         link = {"address": address, "up": pair.verifier_up(), "reason": reason, "rtt_ms": handler.rtt_ms}
     return {
         "draft": pair.draft_name, "verifier": pair.verifier_name, "context_length": pair.context_length,

@@ -13,7 +13,7 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -54,12 +54,10 @@ def page_key() -> str:
     return api_key(http_folder() / "page-key")[1]
 
 
-def shows_key(headers: Headers, *keys: str | None) -> bool:
-    """Return whether the one header Authorization or X-Api-Key of a request has one of `keys`."""
-    tokens = [*headers.getlist("authorization"), *(f"Bearer {value}" for value in headers.getlist("x-api-key"))]
-    scheme, _, token = tokens[0].partition(" ") if len(tokens) == 1 else ("", "", "")
-    given = token.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
-    return any(hmac.compare_digest(given, key.encode("latin-1")) for key in keys if key)
+def bearer_token(values: Sequence[str]) -> str:
+    """Return the token of the one Authorization header in `values`, empty where there is none."""
+    scheme, _, token = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def _read_or_make_key(path: Path) -> str:
@@ -180,7 +178,7 @@ class SecurityMiddleware:
         self._app, self._body = app, body
         self._origins = [checked_origin(origin) for origin in origins]
         self._names = frozenset(name.lower() for name in names)
-        self._keys = list(keys)
+        self._keys = [key.encode("latin-1") for key in keys]
         self._answer: ASGIApp = self._answer_known
         if self._origins:
             self._answer = CORSMiddleware(
@@ -248,7 +246,9 @@ class SecurityMiddleware:
         """Refuse a request by its key and its size."""
         headers = Headers(scope=scope)
         public = scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PUBLIC_PREFIX)
-        if self._keys and not public and not shows_key(headers, *self._keys):
+        tokens = [*headers.getlist("authorization"), *(f"Bearer {value}" for value in headers.getlist("x-api-key"))]
+        key = bearer_token(tokens).encode("latin-1")
+        if self._keys and not public and not any(hmac.compare_digest(key, known) for known in self._keys):
             message = "The API key is missing or wrong. Send the header Authorization: Bearer KEY, or X-Api-Key: KEY."
             raise ApiError(401, message, code="invalid_api_key")
         length = headers.get("content-length", "0")

@@ -303,18 +303,19 @@ class ModelHost:
         if name in self.loaded or name in self._openers:
             return name
         if self._catalog is None:
+            if is_foreign(name):
+                return default
             others = "".join(f" or {one!r}" for one in self.loaded if one != default)
             message = f"The model {name!r} is not served here. Ask for {default!r}{others}, or leave model out."
-        else:
-            try:
-                opener = await asyncio.to_thread(self._catalog.find, name)
-            except ModelNotFound as error:
-                message = str(error)
-            else:
-                return self._openers.setdefault(opener.name, opener).name
-        if is_foreign(name):
-            return default
-        raise ApiError(404, message, code="model_not_found", param="model")
+            raise ApiError(404, message, code="model_not_found", param="model")
+        try:
+            opener = await asyncio.to_thread(self._catalog.find, name)
+        except ModelNotFound as error:
+            if is_foreign(name):
+                return default
+            raise ApiError(404, str(error), code="model_not_found", param="model") from None
+        self._openers.setdefault(opener.name, opener)
+        return opener.name
 
     def _embeds(self, name: str) -> bool:
         """Return whether `name` is the model that embeds texts, and no other one in memory."""

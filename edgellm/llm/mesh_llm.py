@@ -13,12 +13,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from edgellm.coldstart import prefill_chunking
-from edgellm.coldstart.cost_model import ModelCosts
-from edgellm.coldstart.hardware import Device, LayersOnDevice
+from edgellm.coldstart.costs import Device, LayersOnDevice, ModelCosts
 from edgellm.coldstart.home import Home, MemoryOverhead, Objective
 from edgellm.coldstart.plan import PlanOption, predict
 from edgellm.coldstart.problem import Stop
-from edgellm.engine import GgufHeader, Message, Model, ModelFile, costs_of, dimensions
+from edgellm.engine import GgufHeader, Model, ModelFile, costs_of, dimensions
 from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import check_context, trained_positions
@@ -27,7 +26,6 @@ from edgellm.errors import EdgeError, EngineFailed, InvalidOption, ModelUnsuppor
 from edgellm.layer_range import EXAMPLE, HERE, LayerRange, StageShare, read_split
 from edgellm.llm.engine import PairEngine
 from edgellm.llm.llm import LLM
-from edgellm.llm.messages import chat_ids
 from edgellm.llm.model_loading import EngineConfig, OpenedVerifier
 from edgellm.mesh import EngineName, part_of
 from edgellm.mesh.coordinator import Mesh, MeshDevice
@@ -35,10 +33,10 @@ from edgellm.mesh.fleet_file import Fleet
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.messages import MAX_ROWS, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, StageHost
-from edgellm.mesh.placement import Placement, missing, model_costs, place, with_phases
+from edgellm.mesh.placement import Placement, first_cut, missing, model_costs, place, with_phases
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
-from edgellm.storage.layers.manifest import check_stages, layers_per_piece
+from edgellm.storage.layer_pieces import check_stages, layers_per_piece
 
 if TYPE_CHECKING:
     from edgellm.coldstart.phases import Phases
@@ -119,7 +117,7 @@ class Workload:
             model = replace(model, shape=replace(model.shape, bytes_per_activation=2.0))
         return Home(
             fleet.devices, model, self.tokens_in, self.tokens_out, self.objective, fleet.links, overhead,
-            cold=self.cold,
+            cold=self.cold, waited=fleet.waited,
         )  # fmt: skip
 
 
@@ -130,10 +128,9 @@ def positions_of(file: ModelFile, asked: int | None) -> int:
     return min(asked or POSITIONS, trained_positions(file.header) or POSITIONS)
 
 
-def prompt_tokens(file: ModelFile, messages: Sequence[Message]) -> int:
-    """Return the number of tokens of a conversation for the model in `file`. Raises ContextFull."""
-    with Model.load(file, LoadSpec(text_only=True, chat=True)) as text:
-        return len(chat_ids(text, messages, positions_of(file, None)))
+def open_text(file: ModelFile) -> Model:
+    """Return a model without its weights, which tokenises and writes prompts."""
+    return Model.load(file, LoadSpec(text_only=True, chat=True))
 
 
 def planned_positions(file: ModelFile, asked: int | None, tokens: int) -> int:
@@ -169,7 +166,7 @@ class LocalDevice:
 
     def describe(self, model: str) -> Device:  # noqa: ARG002 - there is only this one
         own = self._whole.layers
-        layers = LayersOnDevice(own.held, self._cache.warm(own))
+        layers = LayersOnDevice(own.held, self._cache.warm(own), cut=frozenset(own.cut() if own.cut else ()))
         if own.pieces is not None:
             begins, ends = (frozenset(one.start for one in own.pieces), frozenset(one.last for one in own.pieces))
             layers = replace(layers, begins=begins, ends=ends)
@@ -195,24 +192,22 @@ def place_stages(file: ModelFile, survey: Survey, workload: Workload) -> Placeme
     devices = [found for _, found in asked if isinstance(found, Device)]
     left_out = [(name, error.what) for name, error in survey.left_out]
     left_out += [(device.name, found.what) for device, found in asked if not isinstance(found, Device)]
-    home = workload.home(file, Fleet(tuple(devices), known.links))
+    home = workload.home(file, replace(known, devices=tuple(devices)))
     placed = place(home, survey.workers, left_out, within(PLAN_SECONDS))
     return with_phases(placed, within(PHASE_SECONDS))
 
 
-def missing_layers(file: ModelFile, shares: Sequence[StageShare], survey: Survey) -> list[tuple[str, int]]:
-    """Return the bytes that each device of a split still lacks of its layers, by name. This device has the model; a
-    device that no longer answers is taken to lack all of its layers."""
-    names = [share.name for share in shares]
-    if names == [HERE]:
-        return [(HERE, 0)]
+def missing_layers(file: ModelFile, shares: Sequence[StageShare], survey: Survey) -> tuple[dict[str, int], str]:
+    """Return the bytes that each device of a split still lacks of its layers, by name, and a sentence on what has to be
+    cut once (`first_cut`). A device that no longer answers is taken to lack all of its layers."""
+    names, costs = [share.name for share in shares], model_costs(file)
     named = [device for device in survey.fleet().devices if device.name in names]
     devices = [
         found if isinstance(found, Device) else replace(device, layers=LayersOnDevice(frozenset()))
         for device, found in _asked(named, WholeModel(file), survey.workers, ComputeUnit())
     ]
-    lacking = {one.share.name: one.size for one in missing(model_costs(file), shares, devices)}
-    return [(name, lacking.get(name, 0)) for name in names]
+    lacking = {share.name: size for share, size in missing(costs, shares, devices)}
+    return {name: lacking.get(name, 0) for name in names}, first_cut(costs, shares, devices)
 
 
 def _asked(devices: Sequence[Device], whole: WholeModel, workers: Mapping[str, Worker], unit: ComputeUnit) -> Asked:
@@ -237,7 +232,7 @@ class MeshOptions:
 
     `peers`: HOST:PORT or NAME=HOST:PORT of workers; those without layers are spares for lost devices. `half`: rows are
     sent as 16-bit floats. With `rests`, the model may move after a reply to where the next reply is fastest.
-    `following`: splits that take over from `split`, one after the other.
+    `following`: splits that take over from `split`, one after the other. `text`: the model's tokeniser, if it is open.
     """
 
     split: str | None = None
@@ -248,6 +243,7 @@ class MeshOptions:
     half: bool = False
     rests: bool = False
     following: tuple[str, ...] = ()
+    text: Model | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +306,9 @@ def open_mesh(
     unit = ComputeUnit.choose(hardware)
     devices = _devices(options, [share.name for placement in placements for share in placement], whole, unit)
     if placed is not None:
-        parts = prefill_chunking.choose(placed.home, placed.home.cut(shares))
+        tokens, reason = prefill_chunking.choose(placed.home, placed.home.cut(shares))
     else:
-        unmeasured = f"parts of {MAX_ROWS} tokens: the devices were not measured"
-        parts = prefill_chunking.PrefillChunks(MAX_ROWS, 0.0, unmeasured)
+        tokens, reason = MAX_ROWS, f"parts of {MAX_ROWS} tokens: the devices were not measured"
     vocabulary = next(t.shape[-1] for t in header.tensors if t.name == "token_embd.weight")
     work = StageSpec(
         whole.model, model.name, LayerRange(0, model.shape.layers), model.shape.layers, int(model.shape.d_model),
@@ -327,22 +322,20 @@ def open_mesh(
         engine.own(mesh)
         mesh.pipeline()
         mesh.move(following, phases.rest if phases is not None and options.rests else ())
-        text = engine.own(Model.load(file, LoadSpec(text_only=True, chat=True)))
+        text = engine.own(options.text or open_text(file))
         own = next((share for share in shares if share.name == HERE), None)
-        rows = min(parts.tokens, hardware.n_batch or MAX_ROWS, _most_rows(devices, work))
+        rows = min(tokens, hardware.n_batch or MAX_ROWS, _most_rows(devices, work))
         verifier = MeshVerifier(mesh, text.is_eog, rows, text.grammar)
         opened = OpenedVerifier(verifier, lambda: whole.model)
         engine.attach_beside(text, _taken(own, model, overhead, unit), opened)
-    return OpenedMesh(LLM(engine), verifier, model, placed, parts.reason, began)
+    return OpenedMesh(LLM(engine), verifier, model, placed, reason, began)
 
 
 def _taken(share: StageShare | None, model: ModelCosts, overhead: MemoryOverhead, unit: ComputeUnit) -> Counter[str]:
     """Return the bytes of this device's own layers in its memory, or in its cards' in equal parts."""
     if share is None:
         return Counter()
-    size = sum(model.layer_bytes[share.layers.start : share.layers.stop])
-    size += model.embedding * (share.layers.start == 0) + model.head * (share.layers.stop == model.shape.layers)
-    size += overhead.layer * len(share.layers) + overhead.stage
+    size = model.size(share.layers) + overhead.layer * len(share.layers) + overhead.stage
     names = unit.hardware.devices if unit.name else ("CPU",)
     return Counter({name: int(size / len(names)) for name in names})
 

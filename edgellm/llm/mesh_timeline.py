@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FAR = 8.0
 """The factor between measured and planned time from which a figure, and not the planner's model, counts as wrong."""
-_LEAST = 1e-4  # seconds: shorter times say nothing of a line
+_LEAST = 0.5  # seconds: shorter times are hardly noticed, and opening a stage takes a part of them
 _KEYS = ("load_s", "wait_s", "network_s", "received_s", "compute_s", "finish_s")
 
 
@@ -94,8 +94,8 @@ def disproved_figures(
     cut: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[str, ...]:  # fmt: skip
     """Mark the figures that a reply has disproved, of this device and the `workers`, to be measured again; return a
-    sentence for each, and for each device that `cut` layers for some seconds before it loaded them: no plan counts
-    that."""
+    sentence for each, and for each device that `cut` layers for some seconds before it loaded them, which a plan tells
+    apart. Without a `plan` nothing is disproved."""
     from edgellm.mesh.fleet_profiler import doubt_figures
 
     sentences = [
@@ -202,7 +202,8 @@ class Replies:
         plan = self._opened.predict(summary.prompt_tokens, summary.tokens, cold=cold)
         if (placed := self._opened.placed) is not None and placed.workers is not None:
             cut = {one.device: one.cut_s for one in found.timelines}
-            found = replace(found, disproved=disproved_figures(found.option, plan, placed.workers, cut))
+            told = None if placed.home.waited else plan  # Doubtful figures are measured again in any case.
+            found = replace(found, disproved=disproved_figures(found.option, told, placed.workers, cut))
         return found, plan
 
     def _in_stages(self, since: float, ttft: float, tokens: int, seconds: float) -> Measured:
@@ -211,14 +212,18 @@ class Replies:
         timelines = [_device_timelines(record, since) for record in self._opened.verifier.measured()]
         stages: list[PlannedStage] = []
         before = 0.0
-        for one in timelines:
+        arrivals = [[moment for moment in one.got if moment < ttft] for one in timelines]
+        parts = min(
+            map(len, arrivals), default=0
+        )  # Clocks differ a little: the next token's part may seem to be early.
+        for one, arrived in zip(timelines, arrivals, strict=True):
             load = max((end for begin, end in one.loading if begin < ttft), default=0.0)
             computing = [(begin, min(end, ttft)) for begin, end in one.computing if begin < ttft]
             finish = max((end for _, end in computing), default=load)
-            got = max((moment for moment in one.got if moment < ttft), default=before)
+            got = arrived[parts - 1] if parts else before
             network = max(0.0, got - before) if stages else 0.0
             compute = sum(end - begin for begin, end in computing)
-            size = sum(self._opened.model.layer_bytes[one.layers.start : one.layers.stop])
+            size = self._opened.model.size(one.layers)
             stages.append(PlannedStage(
                 one.device, one.layers, load, max(0.0, got - load), network, got, compute, finish, size, "measured"
             ))  # fmt: skip

@@ -22,8 +22,7 @@ from functools import partial
 from time import perf_counter
 from typing import Protocol
 
-from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
-from edgellm.coldstart.hardware import Device, Links
+from edgellm.coldstart.costs import Device, Links, ModelCosts, TransformerShape
 from edgellm.coldstart.home import MemoryOverhead
 from edgellm.engine import Ids, common_prefix
 from edgellm.errors import DeviceLost, EdgeError, PlanImpossible

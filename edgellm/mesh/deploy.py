@@ -22,10 +22,10 @@ from edgellm.layer_range import HERE, LayerRange, StageShare
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.workers import Worker, local_worker, reach_worker
-from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, clean, upload
+from edgellm.rpc.layers import RateLimiter, UploadProgress, clean, upload
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece, forget_hashes
-from edgellm.storage.layers.store import CleanResult, LayerStore, cut_layers
+from edgellm.storage.layer_pieces import LayerPiece, Manifest, cut_piece, forget_hashes
+from edgellm.storage.layer_store import CleanResult, LayerStore, cut_layers
 
 ATTEMPTS = 6  # attempts in a row without a new byte
 PAUSE_SECONDS = 1.0  # between two attempts
@@ -213,7 +213,7 @@ def _worker(name: str, workers: Mapping[str, Worker]) -> Worker | None:
 
 def clean_worker(worker: Worker, fingerprint: str) -> CleanResult:
     """Remove pieces that are not in use from a worker, of one model or of all. Raise the errors of
-    `edgellm.rpc.layers.upload.clean`."""
+    `edgellm.rpc.layers.clean`."""
 
     async def work() -> CleanResult:
         async with await reach_worker(Trust.load() if worker.peer else None, worker) as channel:

@@ -26,10 +26,10 @@ from edgellm.engine.timing import CpuWait, is_plausible
 from edgellm.errors import EdgeError, MeasureFailed
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.weight_cache import ComputeUnit
-from edgellm.rpc.layers.measuring import DeviceFigures
+from edgellm.rpc.measuring import DeviceFigures
 from edgellm.rpc.versions import program_version
 from edgellm.state import from_json, read_cached, write_cached
-from edgellm.storage.layers.manifest import grid, grid_lines
+from edgellm.storage.layer_pieces import grid, grid_lines
 from edgellm.system import cache_dir
 
 MAX_AGE = 30 * 86_400.0  # seconds; older figures are not used unasked

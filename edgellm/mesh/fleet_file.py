@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgellm.coldstart import hardware
-from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
-from edgellm.coldstart.hardware import Device, Link
+from edgellm.coldstart import costs
+from edgellm.coldstart.costs import Device, Link, ModelCosts, TransformerShape
 from edgellm.errors import InvalidOption, StateDamaged
 from edgellm.state import read_toml
 
@@ -25,11 +24,12 @@ _MODEL = ("layers", "d_model", "heads", "kv_heads", "d_head", "d_ff")
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Devices, measured links between some of them, and a model if the file describes one."""
+    """Devices, measured links between some of them, and a model if the file describes one. `waited` as for `Home`."""
 
     devices: tuple[Device, ...]
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
     model: ModelCosts | None = None
+    waited: float = 0.0
 
 
 def preset(name: str) -> Fleet:
@@ -39,7 +39,7 @@ def preset(name: str) -> Fleet:
     """
     if name not in PRESETS:
         raise InvalidOption(f"There is no preset named {name!r}.", f"Choose from {', '.join(PRESETS)}.")
-    return Fleet(hardware.devices(), {}, hardware.model())
+    return Fleet(costs.devices(), {}, costs.model())
 
 
 def read_fleet(path: Path) -> Fleet:

@@ -12,9 +12,7 @@ from math import inf
 from pathlib import Path
 from typing import Self
 
-from edgellm.coldstart.cost_model import TransformerShape
-from edgellm.coldstart.hardware import Device, Link, Utilisation, fit_utilisation
-from edgellm.coldstart.plan import PlanOption, format_seconds
+from edgellm.coldstart.costs import Device, Link, TransformerShape, Utilisation, fit_utilisation
 from edgellm.engine import ModelFile
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, stand_in
 from edgellm.engine.timing import BUSY, CpuWait
@@ -27,7 +25,7 @@ from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.workers import Worker, find_workers, reach_worker, worker_at_address
-from edgellm.rpc.layers.measuring import DeviceFigures, LinkSpeed, measure, measure_link, request_link_measurement
+from edgellm.rpc.measuring import DeviceFigures, LinkSpeed, measure, measure_link, request_link_measurement
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.state import from_json, read_cached, write_cached
 from edgellm.system import cache_dir
@@ -165,26 +163,16 @@ class Survey:
             latency = stored.line.round_trip / 2.0
             links[one, other] = Link(stored.line.up, latency)
             links[other, one] = Link(stored.line.down, latency)
-        return Fleet(devices, links)
+        waits = [speed.figures.waited for speed in self.speeds.values()] + [line.waited for line in self.lines.values()]
+        return Fleet(devices, links, waited=max(wait if wait > BUSY else 0.0 for wait in waits))
 
     def doubts(self) -> list[str]:
         """Return a sentence for each figure that is doubtful."""
         found = [f"The figures of {name} are doubtful: {speed.figures.doubt}." for name, speed in self.speeds.items()
                  if speed.figures.doubt]  # fmt: skip
-        for (one, other), stored in self.lines.items():
-            if stored.doubtful:
-                found.append(f"The connection from {one} to {other} was measured while this machine was busy.")
+        found += [f"The connection from {one} to {other} was measured while this machine was busy."
+                  for (one, other), stored in self.lines.items() if stored.doubtful]  # fmt: skip
         return [*found, "Run again with --measure when the devices are idle."] if found else []
-
-    def range_of(self, option: PlanOption) -> str:
-        """Return the range of the first token's time, as a sentence, where the figures of the option's devices are
-        doubtful; else "". A device that waited for a processor when it was measured is as much faster without."""
-        speeds = [self.speeds[one.device] for one in option.stages if one.device in self.speeds]
-        waited = max((speed.figures.waited for speed in speeds), default=0.0)
-        if waited <= BUSY:
-            return ""
-        least, most = format_seconds((1.0 - waited) * option.ttft_s), format_seconds(option.ttft_s)
-        return f"Doubtful: the first token may come after {least} to {most}, the less the devices have to do meanwhile."
 
     def _device(self, name: str, speed: MeasuredSpeed) -> Device:
         """Return a device for the planner. Between two devices without a measured line, data is taken to pass through

@@ -21,8 +21,8 @@ from edgellm.errors import LayersMissing
 from edgellm.layer_range import LayerRange, chain, ranges
 from edgellm.mesh.messages import StageSpec
 from edgellm.storage import fingerprint
-from edgellm.storage.layers.manifest import LayerPiece, grid, grid_lines, known_pieces, pieces_of
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_pieces import LayerPiece, grid, grid_lines, known_pieces, pieces_of
+from edgellm.storage.layer_store import LayerStore
 
 _READ_MOST = 4  # times that another device may have the own file read
 
@@ -48,7 +48,8 @@ class ModelLayers:
 
     Stages begin and end with `pieces`, none of which overlap; None if a stage may hold any layers. `files` returns the
     files that make up some layers, in order; none if they are not here, or not by themselves. `header` returns the
-    header of the whole model, or of a part of it.
+    header of the whole model, or of a part of it. `cut` returns the layers of each piece that was cut from the file of
+    the whole model; None: nothing has to be cut.
     """
 
     held: frozenset[int]
@@ -56,6 +57,7 @@ class ModelLayers:
     keys: frozenset[str]
     files: Callable[[LayerRange], Sequence[LayerFile]]
     header: Callable[[], GgufHeader]
+    cut: Callable[[], Collection[LayerRange]] | None = None
 
 
 class LayerSource(Protocol):
@@ -88,7 +90,7 @@ class WholeModel:
         pieces = tuple(LayerRange(*ends) for ends in pairwise([*cut_points(header), self.n_layers]))
         self.layers = ModelLayers(
             frozenset(range(self.n_layers)), pieces if len(pieces) < self.n_layers else None, frozenset((self.model,)),
-            self._files, lambda: header,
+            self._files, lambda: header, self._cut,
         )  # fmt: skip
         self._lines, self._store, self._hashing = grid_lines(header), store or LayerStore(), threading.Lock()
         self._sizes, self._others = [0] * self.n_layers, 0
@@ -122,6 +124,9 @@ class WholeModel:
                     missing.append(one)
                     left -= len(one)
             return (*known, *pieces_of(self._file, missing).pieces) if missing else known
+
+    def _cut(self) -> Collection[LayerRange]:
+        return [piece.layers for piece in self._store.complete(known_pieces(self.model))]
 
     @contextmanager
     def _using(self, layers: LayerRange) -> Iterator[Path]:

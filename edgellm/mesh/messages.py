@@ -10,7 +10,7 @@ from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
 from edgellm.spec.types import Verdict
 from edgellm.spec.verifier import VerifyRequest
-from edgellm.storage.layers.manifest import LayerPiece
+from edgellm.storage.layer_pieces import LayerPiece
 
 MAX_ROWS = 256
 """The most rows of a micro-batch, which may have one more: longer micro-batches are no faster, and stages wait."""

@@ -8,16 +8,15 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
-from edgellm.coldstart.hardware import ANY_LAYERS, Device, LayersOnDevice, Links
+from edgellm.coldstart.costs import ANY_LAYERS, Device, LayersOnDevice, Links, ModelCosts, TransformerShape
 from edgellm.coldstart.home import Home, MemoryOverhead, restrict_to_stored
-from edgellm.coldstart.plan import MIN_SAVING, Plan, PlanOption, format_seconds, plan, solve
+from edgellm.coldstart.plan import MIN_SAVING, Plan, PlanOption, doubt, format_seconds, plan, solve
 from edgellm.coldstart.problem import Stop, never
 from edgellm.engine import Dimensions, ModelFile, dimensions
 from edgellm.engine.gguf.cuttable import cut_points
 from edgellm.errors import ModelUnsupported, PlanImpossible
-from edgellm.layer_range import StageShare
-from edgellm.storage.layers.manifest import grid_lines
+from edgellm.layer_range import LayerRange, StageShare
+from edgellm.storage.layer_pieces import grid, grid_lines
 
 if TYPE_CHECKING:
     from edgellm.coldstart.phases import Phases
@@ -27,6 +26,7 @@ COURSES = (
     "edgellm.coldstart.phases",
 )  # fmt: skip
 """The modules that plan a reply which begins with other shares than it ends with."""
+TRYING = 1.0  # seconds in which a process of its own tries a new kind of piece
 _MOST_DEVICES = 10  # devices planned with after a loss: the number of their sets doubles with each
 
 
@@ -45,13 +45,8 @@ def fail_over(
     return None if found is None or found.seconds >= penalty else home.shares(found.cut)
 
 
-@dataclass(frozen=True, slots=True)
-class MissingLayers:
-    """The layers of a share of a plan that are not on its device's disk, and their `size` in bytes."""
-
-    share: StageShare
-    layers: tuple[int, ...]
-    size: int
+Lacking = tuple[StageShare, int]
+"""A share of a plan, and the bytes of its layers that are not on its device's disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +66,7 @@ class Placement:
     choice: str
     reason: str
     best: Plan | None
-    lacking: tuple[MissingLayers, ...]
+    lacking: tuple[Lacking, ...]
     unused: tuple[tuple[str, str], ...]
     workers: Mapping[str, Worker] | None = None
     left_out: tuple[tuple[str, str], ...] = ()
@@ -85,13 +80,25 @@ class Placement:
         sooner, now = self.best.seconds(self.best.advised), self.best.seconds(self.option)
         if sooner > (1.0 - MIN_SAVING) * now:
             return ""
-        lacking = ", ".join(f"{one.share.name} {one.size / 1e6:,.0f} MB" for one in self.lacking)
+        lacking = ", ".join(f"{share.name} {size / 1e6:,.0f} MB" for share, size in self.lacking)
         goal = "the whole reply" if self.home.objective == "reply" else "the first token"
         return (
             f"With layers {_named(self.best.advised.shares)}, {goal} would take {format_seconds(sooner)} instead of"
             f" {format_seconds(now)}, but not all of them are stored there ({lacking} missing):"
             f" {deploy_command(model, self.lacking, self.workers or {})}"
         )
+
+    @property
+    def sentences(self) -> list[str]:
+        """The plan in sentences: the choice, what takes over behind the reply, what is done once before that, and the
+        range of the time where the devices' figures are doubtful."""
+        home, phases, seconds = self.home, self.phases, self.option.seconds(self.home.objective)
+        following = () if phases is None else phases.following
+        if phases is not None and following:
+            seconds = phases.reply.seconds if home.objective == "reply" else phases.reply.ttft
+        once = first_cut(home.model, [*self.shares, *following], home.devices)
+        told = [self.choice, phases.sentence] if phases is not None and following else [self.reason]
+        return [one for one in (*told, once, doubt(home.waited, seconds)) if one]
 
     def why(self) -> list[tuple[str, str]]:
         """Return the reason for each device's layers, or for its having none."""
@@ -141,26 +148,47 @@ def with_phases(placed: Placement, stop: Stop = never) -> Placement:
     return placed
 
 
-def deploy_command(model: str, lacking: Iterable[MissingLayers], workers: Mapping[str, Worker]) -> str:
+def deploy_command(model: str, lacking: Iterable[Lacking], workers: Mapping[str, Worker]) -> str:
     """Return the `edgellm mesh deploy` command for the `lacking` layers; it does not send present layers again."""
     parts = []
-    for one in lacking:
-        worker = workers.get(one.share.name)
-        name = str(worker.address) if worker is not None and worker.peer is None else one.share.name
-        parts.append(f"{name}:{one.share.layers}")
+    for share, _ in lacking:
+        worker = workers.get(share.name)
+        name = str(worker.address) if worker is not None and worker.peer is None else share.name
+        parts.append(f"{name}:{share.layers}")
     return f"edgellm mesh deploy {model} --split {','.join(parts)}"
 
 
-def missing(model: ModelCosts, shares: Sequence[StageShare], devices: Sequence[Device]) -> Iterable[MissingLayers]:
+def missing(model: ModelCosts, shares: Sequence[StageShare], devices: Sequence[Device]) -> Iterable[Lacking]:
     """Yield the layers that each device lacks of its share."""
     stored = {one.name: one.layers.stored for one in devices}
     for share in shares:
         there = stored[share.name]
         layers = [] if there is None else sorted(set(share.layers) - there)
         if layers:
-            size = sum(model.layer_bytes[layer] for layer in layers)
-            size += model.embedding * (layers[0] == 0) + model.head * (layers[-1] == model.shape.layers - 1)
-            yield MissingLayers(share, tuple(layers), int(size))
+            size = sum(model.size(LayerRange(layer, layer + 1)) for layer in layers)
+            yield share, int(size)
+
+
+def first_cut(model: ModelCosts, shares: Sequence[StageShare], devices: Sequence[Device]) -> str:
+    """Return a sentence on the pieces that devices cut out of the model's file once, before they load them; empty where
+    nothing has to be cut. Pieces are read and written, and one of each kind (the first, the last, in the middle) is
+    tried in a process of its own."""
+    cut, seconds, named = {device.name: device for device in devices}, 0.0, []
+    for share in shares:
+        there = cut[share.name].layers.cut
+        pieces = (
+            [] if there is None else [one for one in grid(share.layers, sorted(model.files or ())) if one not in there]
+        )
+        if pieces:
+            size = sum(map(model.size, pieces))
+            named.append(f"{share.name} {size / 1e6:,.0f} MB")
+            seconds = max(seconds, 2.0 * size / cut[share.name].disk + TRYING * min(len(pieces), 3))
+    if not named:
+        return ""
+    least, most = format_seconds(seconds / 2.0), format_seconds(2.0 * seconds)
+    return (
+        f"Once before that, layers are cut out of the model's file ({', '.join(named)}), which takes {least} to {most}."
+    )
 
 
 def _whole(shares: Sequence[StageShare], devices: Sequence[Device]) -> bool:

@@ -6,19 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from edgellm.engine import Model, ModelFile
+from edgellm.engine import ModelFile
 from edgellm.engine.hardware import N_BATCH, Hardware
 from edgellm.engine.memory_fit import free_memory
-from edgellm.engine.model import LoadSpec
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import EXAMPLE, HERE, StageShare, read_split
 from edgellm.llm.engine import PairEngine
 from edgellm.llm.llm import LLM
-from edgellm.llm.mesh_llm import MeshOptions, Workload, positions_of
+from edgellm.llm.mesh_llm import MeshOptions, Workload, open_text, positions_of
 from edgellm.llm.model_loading import EngineConfig, OpenedVerifier, Progress
 from edgellm.mesh.weight_cache import ComputeUnit
 from edgellm.rpc_engine.backend import require
@@ -33,19 +32,6 @@ if TYPE_CHECKING:
     from edgellm.rpc.discovery.workers import Worker
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedRpc:
-    """A pair whose verifier is a model over RPC."""
-
-    pair: LLM
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        self.pair.close()
-
-
 def open_over_rpc(
     file: ModelFile,
     options: MeshOptions,
@@ -53,7 +39,7 @@ def open_over_rpc(
     config: EngineConfig | None = None,
     notify: Callable[[str], None] | None = None,
     progress: Progress | None = None,
-) -> OpenedRpc:
+) -> LLM:
     """Return a pair whose verifier is the model in `file`, loaded over the devices: by the split of the `options`, or
     as it is `placed`. This device's own layers and the draft model, by default none, are computed as `config` says.
     `progress` as for `LLM.open`. Raises EngineFailed: this llama.cpp has no RPC backend, or cannot use the model;
@@ -94,13 +80,13 @@ def open_over_rpc(
         model = engine.own(RpcModel(work, devices, plan, notify))
         with ThreadPoolExecutor(1) as pool:
             opening = pool.submit(model.open, partial(progress, file.path.name) if progress else None)
-            text = engine.own(Model.load(file, LoadSpec(text_only=True, chat=True)))
+            text = engine.own(options.text or open_text(file))
             opening.result()
         own = sum(costs.weights(share.layers) for share in model.shares if share.name == HERE) + costs.embedding
         verifier = OpenedVerifier(
             engine.own(RpcVerifier(model, text.is_eog, text.grammar)), engine.idle.file_hash(file.path).compute
         )
-        return OpenedRpc(LLM(engine.attach_beside(text, Counter({"CPU": own}), verifier, progress)))
+        return LLM(engine.attach_beside(text, Counter({"CPU": own}), verifier, progress))
 
 
 def _context_sizes(file: ModelFile, context: int | None, sessions: int, hardware: Hardware) -> ContextSizes:
@@ -128,7 +114,7 @@ def place_over_rpc(file: ModelFile, survey: Survey, workload: Workload) -> RpcPl
         sites.append(RpcSite(device, fleet.links[HERE, name], fleet.links[name, HERE], kept))
     home = RpcHome(
         RpcSite(known[HERE]), tuple(sites), costs, max(1, workload.tokens_in), workload.tokens_out, workload.objective,
-        cards=bool(unit.name), cold=workload.cold,
+        cards=bool(unit.name), cold=workload.cold, waited=fleet.waited,
     )  # fmt: skip
     return replace(plan_rpc(home), workers={name: survey.workers[name] for name in given}, left_out=tuple(left_out))
 

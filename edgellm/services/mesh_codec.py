@@ -25,7 +25,7 @@ from edgellm.mesh.messages import (
     TraceWanted,
 )
 from edgellm.rpc.channel import MAX_MESSAGE
-from edgellm.rpc.layers.codec import read_pieces, write_pieces
+from edgellm.rpc.layers import read_pieces, write_pieces
 from edgellm.rpc.protos import edgellm_pb2 as words
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.versions import check_version

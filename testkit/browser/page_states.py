@@ -200,7 +200,7 @@ def show_away(page: Page) -> None:
     notice = "The verifier is gone: the reply goes on unverified."
     say(page, QUESTION, MadeUp(tokens, notice=notice, summary={"share_verified": 0.6}))
     ended(page)
-    expect(page.locator("#away")).to_contain_text("words are unchecked")
+    expect(page.locator("#away")).to_contain_text("words unchecked")
 
 
 def show_error(page: Page) -> None:
@@ -217,8 +217,11 @@ def show_stopped(page: Page) -> None:
 
 def show_settings(page: Page) -> None:
     show_open_panel(page, "right")
+    for title in ("System prompt", "Sampling"):
+        page.locator("summary", has_text=title).click()
     page.fill("#system", "Answer in one sentence.")
     page.fill("#temperature", "0.7")
+    page.locator("#reset").scroll_into_view_if_needed()
 
 
 def show_conversations(page: Page) -> None:
@@ -244,9 +247,9 @@ def show_versions(page: Page) -> None:
     expect(page.locator(".versions")).to_have_text("2/2")
 
 
-def show_devices(page: Page) -> None:
+def show_mesh(page: Page) -> None:
     show_open_panel(page, "right")
-    page.locator("#panel section:visible").last.scroll_into_view_if_needed()
+    page.locator("#gantt").scroll_into_view_if_needed()
 
 
 def show_open_panel(page: Page, side: str) -> None:
@@ -270,11 +273,8 @@ STATES: dict[str, tuple[Callable[[Page], None], Mapping[str, Any]]] = {
     "stopped": (show_stopped, STATUS),
     "versions": (show_versions, STATUS),
     "settings": (show_settings, STATUS),
-    "settings-alone": (show_settings, {**SMOLLM2, "draft": None}),
-    "settings-pair": (show_settings, SMOLLM2),
-    "settings-away": (show_devices, AWAY),
     "conversations": (show_conversations, STATUS),
-    "mesh": (show_devices, {**STATUS, "plan": PLAN}),
+    "mesh": (show_mesh, {**STATUS, "plan": PLAN}),
 }
 
 

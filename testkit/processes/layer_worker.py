@@ -16,7 +16,7 @@ from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_store import LayerStore
 
 
 def serve(address: Address, store: LayerStore, trust: Trust | None) -> None:

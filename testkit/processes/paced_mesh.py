@@ -22,7 +22,7 @@ from unittest.mock import patch
 from edgellm.engine import Block, BlockRows, Floats, Model
 from edgellm.mesh import stage, weight_cache
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.storage.layers import manifest
+from edgellm.storage import layer_pieces as manifest
 from testkit.network.relay import Network, Relay
 from testkit.processes.worker import WorkerProcess
 

@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from edgellm.cli.app import app, run
 from edgellm.engine.gguf import synthetic_layers as timing
-from edgellm.rpc.layers import measuring
+from edgellm.rpc import measuring
 from edgellm.rpc.trust.trust import Trust
 from tests.rpc.strangers import befriend, device
 from tests.storage.hub import cache, hub

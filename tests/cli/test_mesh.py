@@ -22,7 +22,7 @@ from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.server.servers import WorkerServer
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_store import LayerStore
 from tests.cli.conftest import Edge
 from tests.mesh.test_fleet_file import DESKTOP, LAPTOP
 from tests.mesh.test_fleet_file import MODEL as DESCRIBED
@@ -152,7 +152,7 @@ def stores(tmp_path: Path, quick_figures: None, monkeypatch: pytest.MonkeyPatch)
 def test_layers_are_deployed_listed_and_removed(
     edge: Edge, stores: dict[str, LayerStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.storage.layers.manifest.PIECE_BYTES", 1)  # each layer alone, as those of a large model
+    monkeypatch.setattr("edgellm.storage.layer_pieces.PIECE_BYTES", 1)  # each layer alone, as those of a large model
     done = edge("mesh", "deploy", MODEL, "--split", "here:1-2,desk:3-8,phone:9-12").told()
     lines = done.out.splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [["here", "1-2"], ["desk", "3-8"], ["phone", "9-12"]]

@@ -19,15 +19,13 @@ from edgellm.engine import Context, ModelFile
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import HERE, LayerRange
-from edgellm.llm.mesh_llm import OpenedMesh
 from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.trust.trust import Trust
 from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage import fingerprint, resolve
-from edgellm.storage.layers.store import LayerStore
-from edgellm.storage.model_files import ResolvedPair
+from edgellm.storage.layer_store import LayerStore
 from testkit.gguf.split_file import split
 from tests.cli.conftest import Done, Edge, ids
 from tests.cli.serving import Served
@@ -236,11 +234,12 @@ def test_a_served_mesh_has_memory_for_all_replies_at_once(
 ) -> None:
     """As the devices are given work for, which refuse what does not fit."""
     monkeypatch.setattr("edgellm.mesh.weight_cache.free_memory", lambda: (25_000_000, "a test"))
-    models = PairOptions(peer=(f"desk={measurable.address}",), mesh="auto")
-    opened = partial(over_devices, models, ResolvedPair("none", MODEL), 4, HardwareOptions(ctx_size=("1024",)))
-    with (found := opened(sessions=1)).pair:
-        assert isinstance(found, OpenedMesh)
-        assert {share.name for share in found.verifier.mesh.shares} <= {HERE, "desk"}
+    models = PairOptions(draft="none", verifier=MODEL, peer=(f"desk={measurable.address}",), mesh="auto")
+    opened = partial(over_devices, models, 4, HardwareOptions(ctx_size=("1024",)))
+    pair, mesh = opened(sessions=1)
+    with pair:
+        assert mesh is not None
+        assert {share.name for share in mesh.verifier.mesh.shares} <= {HERE, "desk"}
     with pytest.raises(PlanImpossible):
         opened(sessions=8)
 

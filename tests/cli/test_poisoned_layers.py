@@ -19,11 +19,11 @@ from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.channel import open_channel, run_in_network_loop
-from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, upload
+from edgellm.rpc.layers import Cut, RateLimiter, clean, upload
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import WorkerServer
-from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece, manifest_of
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_pieces import LayerPiece, Manifest, cut_piece, manifest_of
+from edgellm.storage.layer_store import LayerStore
 from tests.cli.conftest import Done, Edge
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE

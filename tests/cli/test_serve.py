@@ -40,7 +40,7 @@ from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.identity import web_certificate
 from edgellm.services.server.servers import WorkerServer
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_store import LayerStore
 from tests.cli.conftest import Edge, ids
 from tests.cli.serving import ROOT, Served, Start, start
 from tests.services.conftest import ANYWHERE

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.coldstart.hardware import Device, LayersOnDevice, devices, fit_utilisation
+from edgellm.coldstart.costs import Device, LayersOnDevice, devices, fit_utilisation
 from edgellm.errors import InvalidOption
 from edgellm.layer_range import LayerRange
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
-from edgellm.coldstart.hardware import Device, LayersOnDevice
+from edgellm.coldstart.costs import Device, LayersOnDevice, ModelCosts, TransformerShape
 from edgellm.coldstart.home import Home, Objective
 from edgellm.coldstart.phases import BETTER, Contention, PhaseProblem, Phases, fit_together, moving, plan_phases
 from edgellm.coldstart.problem import Cut, fits, makespan, never, per_token

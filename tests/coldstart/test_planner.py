@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edgellm.coldstart import exact_search, hardware, reply_search
+from edgellm.coldstart import costs, exact_search, reply_search
+from edgellm.coldstart.costs import LayersOnDevice
 from edgellm.coldstart.exact_search import Bound, Columns, Search, Tables, fastest_first_token
-from edgellm.coldstart.hardware import LayersOnDevice
 from edgellm.coldstart.home import Home, restrict_to_stored
 from edgellm.coldstart.plan import plan, solve
 from edgellm.coldstart.problem import OVERLAPS, Overlap, Task, fits, makespan, warm
@@ -65,7 +65,7 @@ def test_layers_are_planned_exactly_where_they_lie(seed: int, overlap: Overlap) 
     rng = np.random.default_rng(seed)
     free = uneven(drawn("wide", rng, 3, 6, overlap), rng)
     devices = []
-    for device in hardware.devices()[:3]:
+    for device in costs.devices()[:3]:
         stored = frozenset(np.flatnonzero(rng.random(6) < 0.7).tolist())
         loaded = frozenset(layer for layer in stored if rng.random() < 0.3)
         devices.append(replace(device, layers=LayersOnDevice(stored, loaded)))
@@ -139,47 +139,47 @@ def test_a_search_that_outgrows_its_room_does_not_claim_a_proof(monkeypatch: pyt
 
 def test_what_fits_nowhere_is_said_with_what_is_needed() -> None:
     with pytest.raises(PlanImpossible, match=r"needs 26\.4 GB with its cache, and the devices have 16\.0 GB"):
-        plan(Home(hardware.devices()[2:], hardware.model(), 256))
+        plan(Home(costs.devices()[2:], costs.model(), 256))
 
 
 def test_memories_that_would_do_together_and_do_not_apart() -> None:
-    shape = replace(hardware.model().shape, layers=3)
-    roomy = [replace(device, memory=1.9 * shape.weights) for device in hardware.devices()[:2]]
-    one = replace(hardware.model(), shape=shape, layer_bytes=(shape.weights,) * 3, cache_bytes=(0.0,) * 3)
+    shape = replace(costs.model().shape, layers=3)
+    roomy = [replace(device, memory=1.9 * shape.weights) for device in costs.devices()[:2]]
+    one = replace(costs.model(), shape=shape, layer_bytes=(shape.weights,) * 3, cache_bytes=(0.0,) * 3)
     with pytest.raises(PlanImpossible, match="no split of it fits"):
         plan(Home(roomy, one, 1))
 
 
 def test_the_plan_carries_why_and_what_else_there_is() -> None:
-    found = plan(Home(hardware.devices(), hardware.model(), 8192, overlap="paper"))
+    found = plan(Home(costs.devices(), costs.model(), 8192, overlap="paper"))
     assert found.optimal
     assert found.best_single is None
     assert dict(found.unused) == {"Device 4": "no plan with it is faster"}
     assert found.advice.startswith("Split it over Device 3, Device 2 and Device 1: 7.03 s. No single device")
     assert [stage.layers.start for stage in found.option.stages] == [0, 3, 13]
-    assert sum(stage.size for stage in found.option.stages) == pytest.approx(hardware.model().bytes)
+    assert sum(stage.size for stage in found.option.stages) == pytest.approx(costs.model().bytes)
 
 
 def test_a_long_reply_is_split_less_widely() -> None:
-    first = plan(Home(hardware.devices(), hardware.model(), 1024, 256))
-    whole = plan(Home(hardware.devices(), hardware.model(), 1024, 256, "reply"))
+    first = plan(Home(costs.devices(), costs.model(), 1024, 256))
+    whole = plan(Home(costs.devices(), costs.model(), 1024, 256, "reply"))
     assert len(whole.option.stages) < len(first.option.stages)
     assert whole.option.reply_s < first.option.reply_s
     assert whole.option.ttft_s > first.option.ttft_s
 
 
 def test_it_says_not_to_split_where_that_is_as_fast() -> None:
-    strong, *others = hardware.devices()
+    strong, *others = costs.devices()
     roomy = replace(strong, memory=64e9, disk=5e10)
     slow = [replace(device, uplink=1e6, downlink=1e6) for device in others]
-    found = plan(Home([roomy, *slow], hardware.model(), 1024))
+    found = plan(Home([roomy, *slow], costs.model(), 1024))
     assert found.option.alone
     assert found.advice.startswith("Use Device 1 alone: ")
     assert found.option.ttft_s == found.best_single.ttft_s if found.best_single else False
 
 
 def test_a_gain_too_small_to_be_worth_it_is_called_so() -> None:
-    found = plan(Home(hardware.devices(), hardware.model(), 256))
+    found = plan(Home(costs.devices(), costs.model(), 256))
     one = replace(found.option, ttft_s=found.option.ttft_s * 1.02, stages=found.option.stages[:1])
     assert "not worth it" in replace(found, best_single=one).advice
     much = replace(one, ttft_s=found.option.ttft_s * 2.0)

@@ -8,8 +8,8 @@ from edgellm.errors import ProtocolError
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.messages import Event, Failed, Loaded, MicroBatch, StageAnswer, StageSpec, StageTrace, TraceSpan
 from edgellm.mesh.stage import check
-from edgellm.rpc.layers.codec import read_manifest, read_places
-from edgellm.rpc.layers.measuring import LinkSpeed, read_blocks, read_figures
+from edgellm.rpc.layers import read_manifest, read_places
+from edgellm.rpc.measuring import LinkSpeed, read_blocks, read_figures
 from edgellm.rpc.protos import layers_pb2, mesh_pb2
 from edgellm.rpc.versions import parse_message
 from edgellm.services.mesh_codec import (

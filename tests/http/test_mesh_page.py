@@ -23,7 +23,7 @@ from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.stats import Summary
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_store import LayerStore
 from testkit.browser.page_states import SIZES
 from tests.http.conftest import HOME, QUESTION, Answer, asker, conversation, until
 from tests.http.test_page import context, needs_browser, page, say

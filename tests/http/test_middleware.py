@@ -63,8 +63,6 @@ def test_the_own_origin_is_accepted(ask: Ask, server: HttpServer) -> None:
     assert not any(name.startswith("access-control") for name in answer.headers)
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["cache-control"] == "no-store"
-    link_of_another = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
-    assert ask("GET", "/", None, link_of_another).status == 200
 
 
 PAGE = "https://chat.example.org"

@@ -14,7 +14,7 @@ from edgellm.mesh.layer_sources import LayerFile, ModelLayers, require
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.storage import fingerprint
-from edgellm.storage.layers.manifest import LayerPiece
+from edgellm.storage.layer_pieces import LayerPiece
 
 
 class FolderLayers:

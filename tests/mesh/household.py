@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgellm.coldstart import hardware
-from edgellm.coldstart.hardware import LayersOnDevice
+from edgellm.coldstart import costs
+from edgellm.coldstart.costs import LayersOnDevice
 from edgellm.engine import Context, ContextSpec, Floats, Ids, Model
 from edgellm.errors import DeviceLost
 from edgellm.layer_range import LayerRange, StageShare
@@ -54,14 +54,14 @@ class Device:
         self.only, self.lost = only, False
         self.posts: list[Post] = []
 
-    def describe(self, model: str) -> hardware.Device:
+    def describe(self, model: str) -> costs.Device:
         if self.lost:
             raise DeviceLost(f"{self.name} is off.", "Switch it on.")
         found = self.cache.layers.open(model)
         if found is None:
-            return hardware.Device.unmeasured(self.name, LayersOnDevice(frozenset()))
+            return costs.Device.unmeasured(self.name, LayersOnDevice(frozenset()))
         held = found.held if self.only is None else found.held & set(self.only)
-        return hardware.Device.unmeasured(self.name, LayersOnDevice(held, self.cache.warm(found)))
+        return costs.Device.unmeasured(self.name, LayersOnDevice(held, self.cache.warm(found)))
 
     def stage_host(self) -> StageHost:
         return DeviceStageHost(self)

@@ -10,9 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgellm.coldstart import hardware
-from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
-from edgellm.coldstart.hardware import LayersOnDevice
+from edgellm.coldstart import costs
+from edgellm.coldstart.costs import LayersOnDevice, ModelCosts, TransformerShape
 from edgellm.engine import Block, BlockRows, ContextSpec, Floats, Ids
 from edgellm.errors import ContextFull, DeviceLost, MeshBroken, PlanImpossible, Stopped, VerifierBusy
 from edgellm.layer_range import LayerRange, StageShare
@@ -174,7 +173,7 @@ def test_who_finds_no_sequence_is_told_that_the_mesh_is_busy(home: Home, whole: 
 def test_who_has_its_layers_loaded_keeps_them() -> None:
     every, big = frozenset(range(8)), ModelCosts.of(TransformerShape(8, 4096, 32, 8, 128, 14336))
     devices = [
-        hardware.Device.unmeasured(name, LayersOnDevice(every, frozenset(loaded)))
+        costs.Device.unmeasured(name, LayersOnDevice(every, frozenset(loaded)))
         for name, loaded in (("cold", range(0)), ("other", range(4, 8)), ("warm", range(4)))
     ]
     assert fail_over(devices, big) == (StageShare("warm", LayerRange(0, 4)), StageShare("other", LayerRange(4, 8)))
@@ -183,7 +182,7 @@ def test_who_has_its_layers_loaded_keeps_them() -> None:
 def test_a_text_that_is_read_again_moves_to_the_device_that_reads_faster() -> None:
     """The measured speeds decide, of the very curve that the first plan had."""
     every, big = LayersOnDevice(frozenset(range(8))), ModelCosts.of(TransformerShape(8, 4096, 32, 8, 128, 14336))
-    reads, writes = (hardware.Device.unmeasured(name, every) for name in ("reads", "writes"))
+    reads, writes = (costs.Device.unmeasured(name, every) for name in ("reads", "writes"))
     devices = [replace(reads, flops=1e14, bandwidth=8e9), writes]
     assert fail_over(devices, big, 8_000, 1) == (StageShare("reads", LayerRange(0, 8)),)
     assert fail_over(devices, big, 1, 1_000) == (StageShare("writes", LayerRange(0, 8)),)

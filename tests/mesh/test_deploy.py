@@ -20,10 +20,10 @@ from edgellm.mesh.deploy import DeployPart, DeployProgress, deploy
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.workers import Worker, find_workers, local_worker, worker_at_address
-from edgellm.rpc.layers.codec import WINDOW
+from edgellm.rpc.layers import WINDOW
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.storage.layers.manifest import Manifest
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_pieces import Manifest
+from edgellm.storage.layer_store import LayerStore
 from testkit.network.relay import Network, Relay
 from tests.rpc.layering import device_taking
 from tests.rpc.strangers import befriend, device

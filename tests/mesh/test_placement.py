@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgellm.coldstart.cost_model import ModelCosts, TransformerShape
-from edgellm.coldstart.hardware import Device, LayersOnDevice
+from edgellm.coldstart.costs import Device, LayersOnDevice, ModelCosts, TransformerShape
 from edgellm.coldstart.home import Home, MemoryOverhead
 from edgellm.coldstart.plan import predict
 from edgellm.errors import PlanImpossible
@@ -54,17 +53,15 @@ def test_where_everything_lies_as_it_should_the_best_plan_is_run() -> None:
 
 def test_what_has_to_be_moved_is_said_and_what_is_there_is_run() -> None:
     found = placed(here=HELD, desk=LayersOnDevice(frozenset(range(6))))
-    (lacking,) = found.lacking
+    ((share, size),) = found.lacking
     assert found.best is not None
     wanted = {stage.device: stage for stage in found.best.option.stages}["desk"]
-    assert lacking.share == StageShare("desk", wanted.layers)
-    assert lacking.layers == tuple(range(6, wanted.layers.stop))
-    assert lacking.size == sum(MODEL.layer_bytes[6 : wanted.layers.stop])
+    assert share == StageShare("desk", wanted.layers)
+    assert size == sum(MODEL.layer_bytes[6 : wanted.layers.stop])
     assert all(share.layers.last < 6 for share in found.shares if share.name == "desk")
     advice = found.advice("user/repo")
-    first, last = lacking.share.layers.start + 1, lacking.share.layers.last + 1
-    assert f"edgellm mesh deploy user/repo --split 127.0.0.1:50151:{first}-{last}" in advice
-    assert f"desk {lacking.size / 1e6:,.0f} MB missing" in advice
+    assert f"edgellm mesh deploy user/repo --split 127.0.0.1:50151:{share.layers}" in advice
+    assert f"desk {size / 1e6:,.0f} MB missing" in advice
 
 
 def test_where_nobody_has_anything_this_device_is_used_alone() -> None:

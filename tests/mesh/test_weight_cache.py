@@ -20,8 +20,8 @@ from edgellm.mesh.layer_sources import ModelLayers, SeveralSources, StoredLayers
 from edgellm.mesh.messages import Loaded, StageTrace, TraceWanted
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache, overhead
-from edgellm.storage.layers.manifest import forget_hashes, pieces_of
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_pieces import forget_hashes, pieces_of
+from edgellm.storage.layer_store import LayerStore
 from tests.mesh.folder import FolderLayers, needed, reserve, take, warm
 from tests.mesh.household import Cut
 from tests.mesh.test_stages import Posted
@@ -115,7 +115,7 @@ def test_small_layers_go_together_up_to_the_end_of_the_stage(
         return [check_gguf(path).metadata["llama.block_count"] for path in paths(whole.layers, layers)]
 
     assert counts(LayerRange(3, 9)) == [6]
-    monkeypatch.setattr("edgellm.storage.layers.manifest.PIECE_BYTES", 4_000_000)  # a layer has 1.8 MB here
+    monkeypatch.setattr("edgellm.storage.layer_pieces.PIECE_BYTES", 4_000_000)  # a layer has 1.8 MB here
     assert counts(LayerRange(3, 9)) == [1, 2, 2, 1]  # they end at multiples, so that other stages use them, too
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from edgellm.rpc.layers.upload import Cut
+from edgellm.rpc.layers import Cut
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Trust
-from edgellm.storage.layers.manifest import Manifest
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_pieces import Manifest
+from edgellm.storage.layer_store import LayerStore
 from tests.rpc.layering import cutter
 from tests.rpc.strangers import befriend, certified, device
 from tests.storage.pieces import layerwise

@@ -10,11 +10,11 @@ from pathlib import Path
 from edgellm.engine import ModelFile
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel, run_in_network_loop
-from edgellm.rpc.layers.upload import Cut, RateLimiter, UploadProgress, upload
+from edgellm.rpc.layers import Cut, RateLimiter, UploadProgress, upload
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.layer_service import LayerService, Measurer
-from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_pieces import LayerPiece, Manifest, cut_piece
+from edgellm.storage.layer_store import LayerStore
 from tests.rpc.doors import Said, serving
 
 

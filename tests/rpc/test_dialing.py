@@ -19,9 +19,9 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
 from edgellm.rpc.discovery import peer_probe
 from edgellm.rpc.discovery.peer_probe import dialable_addresses, uniform_failure
-from edgellm.rpc.layers.measuring import request_link_measurement
+from edgellm.rpc.measuring import request_link_measurement
 from edgellm.rpc.trust.trust import Peer
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_store import LayerStore
 from tests.rpc.doors import in_loop
 from tests.rpc.layering import taking
 from tests.rpc.strangers import befriend, device, known
@@ -110,7 +110,7 @@ async def test_failures_take_the_same_time_for_who_is_elsewhere(monkeypatch: pyt
 async def test_a_device_that_has_moved_is_looked_for_where_it_announces_itself(
     store: LayerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.rpc.layers.measuring.SECONDS", 0.02)
+    monkeypatch.setattr("edgellm.rpc.measuring.SECONDS", 0.02)
     monkeypatch.setattr("edgellm.services.server.layer_service.is_local_caller", lambda _context: False)
     owner, desk, phone = (device(tmp_path / name) for name in ("owner", "desk", "phone"))
     for worker in (desk, phone):

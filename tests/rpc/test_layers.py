@@ -13,15 +13,14 @@ import pytest
 
 from edgellm.errors import DeviceLost, LayersCorrupt, LayersMissing, NotPermitted, ProtocolError, StoreBusy, StoreFull
 from edgellm.rpc.channel import open_channel
-from edgellm.rpc.layers.codec import WINDOW, method, write_manifest
-from edgellm.rpc.layers.upload import Cut, RateLimiter, clean, list_layers
+from edgellm.rpc.layers import WINDOW, Cut, RateLimiter, clean, list_layers, method, write_manifest
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server import layer_service, listener
 from edgellm.services.server.layer_service import LayerService
 from edgellm.services.server.listener import Stream, next_message
-from edgellm.storage.layers.manifest import IncomingPiece, LayerPiece, Manifest
-from edgellm.storage.layers.store import CleanResult, LayerStore
+from edgellm.storage.layer_pieces import IncomingPiece, LayerPiece, Manifest
+from edgellm.storage.layer_store import CleanResult, LayerStore
 from tests.rpc.doors import ended, in_loop, serving
 from tests.rpc.layering import bring, taking
 from tests.rpc.strangers import befriend, device
@@ -219,7 +218,7 @@ class Silent(LayerService):
 async def test_who_gives_no_sign_of_life_is_lost(
     store: LayerStore, manifest: Manifest, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgellm.rpc.layers.upload.REPLY_SECONDS", 0.2)
+    monkeypatch.setattr("edgellm.rpc.layers.REPLY_SECONDS", 0.2)
     async with serving(None, make=lambda *_: Silent(store, [])) as address:
         with pytest.raises(DeviceLost, match="stopped responding"):
             await bring(address, manifest, [0], cut)
@@ -240,7 +239,7 @@ async def test_signs_of_life_are_given_while_the_disk_is_read(
 
     monkeypatch.setattr(IncomingPiece, "finish", slow)
     monkeypatch.setattr(listener, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr("edgellm.rpc.layers.upload.REPLY_SECONDS", 2.0)
+    monkeypatch.setattr("edgellm.rpc.layers.REPLY_SECONDS", 2.0)
     async with taking(store) as address:
         done, _ = await bring(address, manifest, [1], cut)
         assert done.arrived == done.total

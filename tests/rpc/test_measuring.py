@@ -12,11 +12,11 @@ import pytest
 
 from edgellm.engine.gguf.synthetic_layers import Blocks
 from edgellm.errors import DeviceLost, EdgeError, MeasureFailed, NotPermitted, ProtocolError
+from edgellm.rpc import measuring
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import open_channel
-from edgellm.rpc.layers import measuring
-from edgellm.rpc.layers.codec import method
-from edgellm.rpc.layers.measuring import (
+from edgellm.rpc.layers import method
+from edgellm.rpc.measuring import (
     DeviceFigures,
     LinkSpeed,
     measure,
@@ -27,7 +27,7 @@ from edgellm.rpc.layers.measuring import (
 )
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.services.server import listener
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_store import LayerStore
 from testkit.network.relay import Network, Relay
 from tests.rpc.doors import in_loop
 from tests.rpc.layering import taking

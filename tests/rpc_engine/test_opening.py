@@ -18,7 +18,7 @@ from edgellm.mesh.layer_sources import SeveralSources
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc_engine import backend
-from edgellm.rpc_engine.opening import OpenedRpc, open_over_rpc
+from edgellm.rpc_engine.opening import open_over_rpc
 from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.types import Source
@@ -47,7 +47,7 @@ def hybrid(architectures: Architectures) -> Path:
 
 
 @pytest.fixture
-def opened(peers: tuple[str, ...], hybrid: Path, architectures: Architectures) -> Iterator[OpenedRpc]:
+def opened(peers: tuple[str, ...], hybrid: Path, architectures: Architectures) -> Iterator[LLM]:
     options = MeshOptions("here:1,a:2-3,b:4", peers=peers, context=512, sessions=1)
     with open_over_rpc(
         ModelFile.open(hybrid), options, None,
@@ -57,17 +57,15 @@ def opened(peers: tuple[str, ...], hybrid: Path, architectures: Architectures) -
 
 
 @pytest.mark.rpc
-def test_a_pair_writes_what_its_model_writes_alone_and_goes_on_when_a_device_is_lost(
-    opened: OpenedRpc, hybrid: Path
-) -> None:
+def test_a_pair_writes_what_its_model_writes_alone_and_goes_on_when_a_device_is_lost(opened: LLM, hybrid: Path) -> None:
     with LLM.open(None, hybrid, threads=1, n_ctx=512, history=False) as alone:
         expected = [token.id for token in alone.reply(QUESTION, max_tokens=TOKENS)]
-    reply = opened.pair.reply(QUESTION, max_tokens=TOKENS)
+    reply = opened.reply(QUESTION, max_tokens=TOKENS)
     assert [token.id for token in reply] == expected
     assert reply.summary.accepted > 0
 
     told: list[str] = []
-    broken = opened.pair.reply(QUESTION, max_tokens=TOKENS, retrieval="off")
+    broken = opened.reply(QUESTION, max_tokens=TOKENS, retrieval="off")
     broken.listen(on_notice=lambda notice: told.append(notice.text))
     written = []
     for token in broken:

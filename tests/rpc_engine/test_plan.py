@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgellm.coldstart.hardware import Device, Link
+from edgellm.coldstart.costs import Device, Link
 from edgellm.errors import PlanImpossible
 from edgellm.layer_range import HERE
 from edgellm.rpc_engine.plan import RpcHome, RpcModelCosts, RpcPlacement, RpcSite, by_memory, plan_rpc

@@ -15,7 +15,7 @@ from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.server.servers import WorkerServer
 from edgellm.spec.params import ReplyOptions
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_store import LayerStore
 from tests.services.conftest import ANYWHERE
 
 SLOW = """\

@@ -17,7 +17,7 @@ from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage import resolve
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_store import LayerStore
 from edgellm.storage.model_files import SMOLLM2
 from tests.services.conftest import ANYWHERE
 from tests.spec.real import ids

@@ -16,12 +16,12 @@ from edgellm.mesh.layer_sources import StoredLayers
 from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, SESSION, TOKENIZER, run_in_network_loop
-from edgellm.rpc.layers.codec import method
+from edgellm.rpc.layers import method
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.mesh_codec import CARRY, HOLDS, WORK
 from edgellm.services.server.servers import VerifierServer, WorkerServer
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_store import LayerStore
 from tests.rpc.doors import ended
 from tests.services.conftest import ANYWHERE
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgellm.coldstart import hardware
+from edgellm.coldstart import costs
 from edgellm.layer_range import LayerRange
 from edgellm.mesh.layer_sources import LayerFile, LayerSource, ModelLayers
 from edgellm.mesh.messages import MicroBatch, StageAnswer, StageSpec
@@ -129,7 +129,7 @@ def test_weights_stay_warm_for_the_next_coordinator(workers: list[WorkerServer],
 
 
 def test_a_worker_that_computes_elsewhere_than_it_was_measured_is_not_measured(verifier_cut: Cut) -> None:
-    measured = replace(hardware.devices()[0], unit="")
+    measured = replace(costs.devices()[0], unit="")
     model = verifier_cut.work.model
     for unit, known in (("", True), ("Card0", False)):
         weights = WeightCache(verifier_cut.layers, unit=ComputeUnit(name=unit))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from edgellm.storage import History, database
-from edgellm.storage.layers.manifest import Manifest
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_pieces import Manifest
+from edgellm.storage.layer_store import LayerStore
 from tests.storage.hub import cache, hub
 from tests.storage.pieces import layerwise
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from edgellm.engine import ModelFile, check_cuttable, check_gguf
 from edgellm.layer_range import LayerRange
-from edgellm.storage.layers import store
-from edgellm.storage.layers.manifest import LayerPiece, Manifest, cut_piece, manifest_of, pieces_of
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage import layer_store as store
+from edgellm.storage.layer_pieces import LayerPiece, Manifest, cut_piece, manifest_of, pieces_of
+from edgellm.storage.layer_store import LayerStore
 
 
 def cut_layers(model: Path, into: LayerStore, layers: LayerRange) -> Manifest:

@@ -21,8 +21,8 @@ from edgellm.engine import ModelFile, check_gguf, cut
 from edgellm.errors import DiskFull, InvalidOption, LayersMissing, LayersRefused
 from edgellm.layer_range import LayerRange
 from edgellm.state import from_json
-from edgellm.storage.layers import store as layers
-from edgellm.storage.layers.manifest import (
+from edgellm.storage import layer_store as layers
+from edgellm.storage.layer_pieces import (
     MAX_PIECES,
     LayerPiece,
     Manifest,
@@ -33,7 +33,7 @@ from edgellm.storage.layers.manifest import (
     manifest_of,
     pieces_of,
 )
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_store import LayerStore
 from testkit.gguf.split_file import split
 from tests.conftest import Architectures
 from tests.storage.pieces import bytes_of, cut_singly, layerwise
@@ -62,7 +62,7 @@ def test_hashes_are_remembered_until_they_are_forgotten(
     file = ModelFile.open(draft_path)
     assert from_json(Manifest, as_json(manifest)) == manifest
     with monkeypatch.context() as patch:
-        patch.setattr("edgellm.storage.layers.manifest.cut_piece", None)
+        patch.setattr("edgellm.storage.layer_pieces.cut_piece", None)
         assert layerwise(draft_path) == manifest
         forget_hashes(manifest.fingerprint)
         with pytest.raises(TypeError):
@@ -83,7 +83,7 @@ def test_pieces_begin_only_where_a_model_can_be_cut(further: set[int], per_piece
     points = sorted({0, *further})
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("check_cuttable", 60), ("cut_points", points), ("layers_per_piece", per_piece)):
-            patch.setattr(f"edgellm.storage.layers.manifest.{name}", lambda _header, value=value: value)
+            patch.setattr(f"edgellm.storage.layer_pieces.{name}", lambda _header, value=value: value)
         lines = grid_lines(cast("Any", None))
     assert set(lines) <= set(points)
     for line, after in pairwise(lines):
@@ -97,7 +97,7 @@ def test_stages_of_layers_that_differ_by_their_number(
 ) -> None:
     file = ModelFile.open(architectures("smollm3 of 8 layers"))
     for per_piece, expected in ((1, [LayerRange(0, 4), LayerRange(4, 8)]), (8, [LayerRange(0, 8)])):
-        monkeypatch.setattr("edgellm.storage.layers.manifest.layers_per_piece", lambda _, most=per_piece: most)
+        monkeypatch.setattr("edgellm.storage.layer_pieces.layers_per_piece", lambda _, most=per_piece: most)
         assert [piece.layers for piece in manifest_of(file).pieces] == expected
     for one in (LayerRange(0, 3), LayerRange(3, 8), LayerRange(4, 7)):
         with pytest.raises(InvalidOption, match=r"differ by their number.*one of these layers: 1, 5"):
@@ -110,7 +110,7 @@ def test_a_stage_is_cut_into_pieces_of_about_a_size(draft_path: Path, monkeypatc
     assert [piece.layers for piece in manifest_of(ModelFile.open(draft_path), stages).pieces] == stages
     size = sum(tensor.nbytes for tensor in check_gguf(draft_path).tensors if tensor.name.startswith("blk."))
     for count, cut_at in ((3, ["1-3", "4-5", "6", "7-8"]), (0.1, ["1", "2", "3", "4", "5", "6", "7", "8"])):
-        monkeypatch.setattr("edgellm.storage.layers.manifest.PIECE_BYTES", size / 8 * (count + 0.5))
+        monkeypatch.setattr("edgellm.storage.layer_pieces.PIECE_BYTES", size / 8 * (count + 0.5))
         assert [str(piece.layers) for piece in manifest_of(ModelFile.open(draft_path), stages).pieces] == cut_at
 
 

@@ -16,9 +16,9 @@ from edgellm.engine.trial import probe
 from edgellm.engine.trial.probe import LoadTrial, Probe
 from edgellm.errors import LayersMissing, LayersRefused, ModelCorrupt, StoreBusy, StoreFull
 from edgellm.layer_range import LayerRange
-from edgellm.storage.layers import store as layers
-from edgellm.storage.layers.manifest import LayerPiece, Manifest, known_pieces
-from edgellm.storage.layers.store import CUT, MAX_MODELS, LayerStore
+from edgellm.storage import layer_store as layers
+from edgellm.storage.layer_pieces import LayerPiece, Manifest, known_pieces
+from edgellm.storage.layer_store import CUT, MAX_MODELS, LayerStore
 from tests.storage.pieces import bytes_of, layerwise
 
 PLENTY = 10**9

@@ -107,9 +107,16 @@ def chat(
         pair = opener.open(draft, verifier, models.peer, talk.profile)
     else:
         from edgellm.cli.commands.mesh import over_devices, reports_on
+        from edgellm.engine import Message
+        from edgellm.llm import compose
 
-        over = over_devices(models, named, options.max_tokens, hardware, explain=talk.explain, history=talk.history)
-        pair, reports = opener.prepare(over.pair), reports_on(over, talk)
+        turns = [Message(role, text) for role, text in stored.conversation.turns]
+        asked = compose(question or "", context=[text for _, text in texts], history=turns, system=talk.system)
+        resolved = replace(models, draft=str(named.draft), verifier=str(named.verifier))
+        over, mesh = over_devices(
+            resolved, options.max_tokens, hardware, messages=asked, explain=talk.explain, history=talk.history
+        )
+        pair, reports = opener.prepare(over), reports_on(mesh, talk)
     session = Chat(
         pair, options, context=texts, system=talk.system, remember=opener.recall(pair), stored=stored, reports=reports
     )

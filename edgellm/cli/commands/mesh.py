@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,20 +25,19 @@ from edgellm.cli.options import option
 from edgellm.cli.views.console import emit_json, say
 from edgellm.cli.views.progress import Loading, activity
 from edgellm.cli.views.reply_printer import Display, print_reply
-from edgellm.errors import InvalidOption, PlanImpossible
+from edgellm.errors import ContextFull, InvalidOption, PlanImpossible
 from edgellm.layer_range import HERE
 from edgellm.spec.params import ReplyOptions
 from edgellm.storage import resolve
-from edgellm.storage.model_files import ResolvedPair
 
 if TYPE_CHECKING:
     from edgellm.cli.views.mesh_view import Reports
-    from edgellm.engine import ModelFile
+    from edgellm.engine import Message, Model, ModelFile
+    from edgellm.llm import LLM
     from edgellm.llm.mesh_llm import EngineChoice, OpenedMesh, Workload
     from edgellm.mesh.fleet_file import Fleet
     from edgellm.mesh.fleet_profiler import Survey
     from edgellm.mesh.placement import Placement
-    from edgellm.rpc_engine.opening import OpenedRpc
     from edgellm.rpc_engine.plan import RpcPlacement
 
 
@@ -110,6 +110,7 @@ def _show_stages(
     """Make and print a plan for a fleet; for a measured one, what is to be deployed, too, and `more` for a script."""
     from edgellm.cli.views.mesh_view import figures, print_plan, say_context
     from edgellm.coldstart.home import Home
+    from edgellm.coldstart.plan import doubt
     from edgellm.coldstart.plan import plan as best_plan
     from edgellm.llm.mesh_llm import missing_layers, within
     from edgellm.llm.mesh_timeline import save
@@ -124,24 +125,24 @@ def _show_stages(
             fleet.devices, fleet.model, workload.tokens_in, workload.tokens_out, workload.objective, fleet.links,
             cold=workload.cold,
         )  # fmt: skip
-    began, moves = time.perf_counter(), None
+    began, moves, once = time.perf_counter(), None, ""
     with activity("planning"):
         found = best_plan(replace(home, overlap=asked.overlap), within(asked.time_limit))
     milliseconds = 1e3 * (time.perf_counter() - began)
     if survey is not None and file is not None:
         with activity("asking the devices for their layers"):
-            moves = missing_layers(file, found.option.shares, survey)
+            moves, once = missing_layers(file, found.advised.shares, survey)
     context = workload.hardware.n_ctx
     if as_json:
         row = figures(found, milliseconds) | {"context_length": context} | (more or {})
         if moves is not None:
-            row["move"] = [{"device": name, "bytes": count} for name, count in moves]
+            row["move"] = [{"device": name, "bytes": count} for name, count in moves.items()]
         emit_json(row)
     else:
         speeds = {} if survey is None else survey.speeds
         print_plan(found, milliseconds, moves, {name: one.figures.unit for name, one in speeds.items()})
-        if survey is not None and (doubt := survey.range_of(found.option)):
-            say(doubt, style="yellow")
+        for sentence in filter(None, (once, doubt(home.waited, found.seconds(found.advised)))):
+            say(sentence, style="yellow")
         say_context(context)
         if survey is not None:
             print_units(survey)
@@ -182,7 +183,7 @@ def _fleet(asked: PlanOptions) -> Fleet:
 
 
 AUTO = "auto"
-CHAT_TOKENS = 256  # assumed prompt of a conversation, whose length is unknown
+CHAT_TOKENS = 256  # assumed length of the first prompt of a server
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,6 @@ def run(
     prompt: list[str] = typer.Argument(..., metavar="PROMPT"),
 ) -> int:
     from edgellm.llm import compose
-    from edgellm.llm.mesh_llm import prompt_tokens
 
     question = " ".join(prompt)
     if not question.strip():
@@ -220,45 +220,47 @@ def run(
     if spread.choice.over_rpc and (asked.f16 or asked.devices is not None):
         raise InvalidOption(f"--{'f16' if asked.f16 else 'devices'} is for stages only.", "Leave it out.")
     messages = compose(question, system=asked.system)
-    workload = spread.workload(prompt_tokens(spread.file, messages), wanted.max_tokens, asked.objective)
-    with spread.open(asked.split, asked.devices, replace(workload, half=asked.f16)) as opened:
+    workload = spread.workload(spread.prompt_tokens(messages), wanted.max_tokens, asked.objective)
+    pair, opened = spread.open(asked.split, asked.devices, replace(workload, half=asked.f16))
+    with pair:
         reports = reports_on(opened, display)
-        if reports is not None and display.explain:
-            say(reports.opened.reason, style="dim")
-        summary = print_reply(opened.pair.reply(messages, wanted), display)
+        if opened is not None and display.explain:
+            say(opened.reason, style="dim")
+        summary = print_reply(pair.reply(messages, wanted), display)
         if reports is not None:
             reports.reply_finished(summary)
         return options.INTERRUPTED if summary.finish_reason == "cancelled" else 0
 
 
-def reports_on(opened: OpenedMesh | OpenedRpc, display: Display) -> Reports | None:
+def reports_on(opened: OpenedMesh | None, display: Display) -> Reports | None:
     """Return what reports on the replies of a mesh; None over RPC, where no device measures its work."""
     from edgellm.cli.views.mesh_view import Reports
-    from edgellm.llm.mesh_llm import OpenedMesh
 
-    return Reports(opened, as_json=display.as_json) if isinstance(opened, OpenedMesh) else None
+    return None if opened is None else Reports(opened, as_json=display.as_json)
 
 
 def over_devices(
-    models: options.PairOptions, pair: ResolvedPair, max_tokens: int, hardware: options.HardwareOptions, *,
-    explain: bool = False, sessions: int = 1, history: bool = True,
-) -> OpenedMesh | OpenedRpc:  # fmt: skip
-    """Open a pair over devices for `chat --mesh` and `serve --mesh`, with the draft model and the verifier of a `pair`.
-    `models.mesh`: a split, the name of a devices file, or AUTO for the best split over the measured devices."""
+    models: options.PairOptions, max_tokens: int, hardware: options.HardwareOptions, *,
+    messages: Sequence[Message] = (), explain: bool = False, sessions: int = 1, history: bool = True,
+) -> tuple[LLM, OpenedMesh | None]:  # fmt: skip
+    """Open the pair of `models`, whose names are resolved, over devices for `chat --mesh` and `serve --mesh`.
+    `models.mesh`: a split, the name of a devices file, or AUTO for the best split over the measured devices. `messages`
+    are the first request, so far as it is known."""
     mesh, home = models.mesh or AUTO, HomeOptions(models.engine, models.peer)
-    spread = Spread.of(str(pair.verifier), home, str(pair.draft), hardware, explain=explain)
+    spread = Spread.of(models.verifier, home, models.draft, hardware, explain=explain)
     described = Path(mesh).expanduser() if mesh.endswith(".toml") else None
     if described is not None and spread.choice.over_rpc:
         raise InvalidOption(f"--mesh {mesh} is for stages only.", "Give a split, or --mesh auto.")
     # in a conversation the layers stay loaded, so the time of every token counts, not only that of the first
-    workload = spread.workload(CHAT_TOKENS, max_tokens, "reply", sessions)
+    workload = spread.workload(spread.prompt_tokens(messages) or CHAT_TOKENS, max_tokens, "reply", sessions)
     split = None if mesh == AUTO or described is not None else mesh
     return spread.open(split, described, workload, rests=True, history=history)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A model to be spread over devices, named `model` by the user, and what was asked for. `explain`: print why."""
+    """A model to be spread over devices, named `model` by the user, its tokeniser `text`, and what was asked for.
+    `explain`: print why."""
 
     model: str
     file: ModelFile
@@ -267,6 +269,7 @@ class Spread:
     draft: str
     hardware: options.HardwareOptions
     explain: bool
+    text: Model
 
     @classmethod
     def of(
@@ -274,9 +277,21 @@ class Spread:
     ) -> Spread:
         """Find the model and choose the engine."""
         from edgellm.engine import ModelFile
+        from edgellm.llm.mesh_llm import open_text
 
         file = ModelFile.open(resolve(model))
-        return cls(model, file, engine_for(file, home.engine), home, draft, hardware, explain)
+        return cls(model, file, engine_for(file, home.engine), home, draft, hardware, explain, open_text(file))
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        """Return the number of tokens of a request, of which a conversation sends as many as fit."""
+        from edgellm.llm.mesh_llm import positions_of
+        from edgellm.llm.messages import chat_ids
+
+        most = positions_of(self.file, None)
+        try:
+            return len(chat_ids(self.text, messages, most)) if messages else 0
+        except ContextFull:
+            return most
 
     def workload(self, tokens_in: int, tokens_out: int, objective: Objective, sessions: int = 1) -> Workload:
         """Return what is planned for, with this device's hardware."""
@@ -288,8 +303,9 @@ class Spread:
     def open(
         self, split: str | None, described: Path | None, workload: Workload, *,
         rests: bool = False, history: bool = True,
-    ) -> OpenedMesh | OpenedRpc:  # fmt: skip
-        """Open the pair by `split`, as planned for the devices of a file, or as planned for the measured ones."""
+    ) -> tuple[LLM, OpenedMesh | None]:  # fmt: skip
+        """Open the pair by `split`, as planned for the devices of a file, or as planned for the measured ones; over RPC
+        the pair is all that is returned."""
         from edgellm.llm.mesh_llm import MeshOptions, open_mesh, place_described
         from edgellm.llm.model_loading import EngineConfig
         from edgellm.mesh import part_of
@@ -298,22 +314,21 @@ class Spread:
         stages, placed = None, None
         if described is not None:
             stages = place_described(self.file, read_fleet(described), workload)
+            if stages.phases is not None and stages.phases.following:
+                say(stages.phases.sentence, style="dim")
         elif split is None:
             split, stages, placed = self._placed(workload)
         config = EngineConfig(
             self.draft, hardware=workload.hardware, draft_hardware=self.hardware.of(options.DRAFT), history=history
         )
         sessions, half = workload.sessions, workload.half
-        wanted = MeshOptions(split, stages, self.home.peer, workload.context, sessions, half, rests)
+        wanted = MeshOptions(split, stages, self.home.peer, workload.context, sessions, half, rests, text=self.text)
         if self.choice.over_rpc:
             open_over_rpc = part_of("rpc", "opening").open_over_rpc
             with Loading() as loading:
-                found: OpenedRpc = open_over_rpc(self.file, wanted, placed, config, _notify, loading)
-            return found
+                return open_over_rpc(self.file, wanted, placed, config, _notify, loading), None
         opened = open_mesh(self.file, wanted, config, _notify)
-        if opened.phases is not None and opened.phases.following:
-            say(opened.phases.sentence, style="dim")
-        return opened
+        return opened.pair, opened
 
     def _placed(self, workload: Workload) -> tuple[str | None, Placement | None, RpcPlacement | None]:
         """Return a split, stages or a placement over RPC on the measured devices, and print why. Without other devices
@@ -352,9 +367,7 @@ class Spread:
             raise PlanImpossible(error.what, f"{error.next_step} Or add --engine rpc.") from None
         if deployed := placed.advice(self.model):
             _notify(deployed)
-        moving = placed.phases is not None and placed.phases.following
-        told = f"For a prompt of {workload.tokens_in} tokens: {placed.choice if moving else placed.reason}"
-        say(" ".join(filter(None, (told, survey.range_of(placed.option)))), style="dim")
+        say(f"For a prompt of {workload.tokens_in} tokens: {' '.join(placed.sentences)}", style="dim")
         if self.explain:
             print_units(survey)
             for name, why in placed.why():

@@ -120,7 +120,7 @@ def print_units(home: Survey) -> None:
 
 def held(worker: Worker | None) -> list[dict[str, Any]]:
     """Return the layers that a worker, or this device, has of each model."""
-    from edgellm.storage.layers.store import CUT, LayerStore
+    from edgellm.storage.layer_store import CUT, LayerStore
 
     facts = LayerStore().facts() if worker is None else worker.facts
     return [
@@ -228,7 +228,7 @@ def deploy(
     from edgellm.mesh.deploy import deploy as send_layers
     from edgellm.mesh.deploy import deploy_parts
     from edgellm.rpc.trust.trust import Trust
-    from edgellm.storage.layers.manifest import manifest_of
+    from edgellm.storage.layer_pieces import manifest_of
 
     if asked.split is not None:
         options.refuse_given(
@@ -344,7 +344,7 @@ _HELD: Columns = {
 
 
 def _disk_use(worker: Worker | None) -> str:
-    from edgellm.storage.layers.store import LayerStore
+    from edgellm.storage.layer_store import LayerStore
 
     store = LayerStore()
     name, facts, root = (
@@ -358,7 +358,7 @@ def _disk_use(worker: Worker | None) -> str:
 def _clean(worker: Worker | None, rows: list[dict[str, Any]], fingerprint: str, yes: bool, as_json: bool) -> None:
     """Remove the layers of `rows`; a `fingerprint` names their model, "" all models."""
     from edgellm.mesh.deploy import clean_worker
-    from edgellm.storage.layers.store import CleanResult, LayerStore
+    from edgellm.storage.layer_store import CleanResult, LayerStore
 
     name, gone = HERE if worker is None else worker.name, CleanResult(0, 0, 0)
     if rows:

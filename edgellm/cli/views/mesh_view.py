@@ -30,19 +30,21 @@ _WIDEST = 72  # characters of a chart
 _OTHERS = 30  # columns of a chart's line beside its cells
 
 
-def print_plan(
-    plan: Plan, milliseconds: float, moves: Sequence[tuple[str, int]] | None, units: Mapping[str, str]
-) -> None:
+def print_plan(plan: Plan, milliseconds: float, moves: Mapping[str, int] | None, units: Mapping[str, str]) -> None:
     """Print a plan, with the bytes of layers that each device still lacks, if known, and its graphics card, if any."""
     model, single, console = plan.home.model, plan.best_single, out()
+    gap = "" if plan.optimal else f"within {plan.gap:.1%} of the best possible"
+    rows = [("this plan", plan.advised, gap)]
+    if plan.advised is not plan.option:
+        rows = [("this plan", plan.advised, ""), ("fastest split", plan.option, gap)]
     ways = _ways(
-        ("this plan", plan.option, "" if plan.optimal else f"within {plan.gap:.1%} of the best possible"),
+        *rows,
         ("best single device", single, one_line(single.names) if single else ""),
         ("even split", plan.even, ""),
         ("split by device speed", plan.heuristic, ""),
     )
     about = f"{one_line(model.name)}: {model.shape.layers} layers, {size(int(model.bytes))}; {_goal(plan.home)}"
-    chart = planned_chart(plan.option, console.width)
+    chart = planned_chart(plan.advised, console.width)
     for part in (about, "", _stages(plan, units), "", *chart, "", ways, ""):
         console.print(part)
     console.print(f"planned in {milliseconds:.0f} ms; {plan.reason}", style="dim")
@@ -61,11 +63,11 @@ def _stages(plan: Plan, units: Mapping[str, str]) -> Table:
 
     times = ("LOAD", "WAIT", "NETWORK", "COMPUTE", "FINISH")
     made = table("DEVICE", "LAYERS", "SIZE", *times, "WHY", right=("LAYERS", "SIZE", *times), fold="WHY")
-    for stage in plan.option.stages:
+    for stage in plan.advised.stages:
         took = (stage.load_s, stage.wait_s, stage.network_s, stage.compute_s, stage.finish_s)
         layers = str(stage.layers)
         made.add_row(named(stage.device), layers, size(int(stage.size)), *map(format_seconds, took), stage.reason)
-    for device, reason in plan.unused:
+    for device, reason in plan.idle:
         made.add_row(named(device), "-", *("",) * 6, reason, style="dim")
     return made
 
@@ -158,10 +160,10 @@ def _ways(*rows: tuple[str, PlanOption | RpcOption | None, str]) -> Table:
     return made
 
 
-def _moves(plan: Plan, moves: Sequence[tuple[str, int]] | None) -> str:
+def _moves(plan: Plan, moves: Mapping[str, int] | None) -> str:
     """Return the layers that each device's disk needs before the first run."""
-    needed = [(stage.device, int(stage.size)) for stage in plan.option.stages]
-    lacking = needed if moves is None else [(name, count) for name, count in moves if count]
+    needed = [(stage.device, int(stage.size)) for stage in plan.advised.stages]
+    lacking = needed if moves is None else [(name, count) for name, count in moves.items() if count]
     if not lacking:
         return "nothing has to be deployed first"
     parts = f"{size(sum(n for _, n in lacking))} ({', '.join(f'{one_line(name)} {size(n)}' for name, n in lacking)})"
@@ -174,13 +176,11 @@ def figures(found: Plan, milliseconds: float) -> dict[str, Any]:
     """Return the plan for a script. Layers are counted from 1, both ends included; a plan that does not fit is None."""
     ways = {name: getattr(found, name) for name in ("even", "heuristic", "best_single", "ideal_single", "warm_single")}
     seconds = {name: None if way is None else found.seconds(way) for name, way in ways.items()}
-    keys = ("device", "first_layer", "last_layer", "load_s", "wait_s", "network_s", "compute_s", "finish_s", "reason")
-    rows = [(stage.to_json(), int(stage.size)) for stage in found.option.stages]
     return {
         "ttft_s": found.option.ttft_s, "token_s": found.option.token_s, "reply_s": found.option.reply_s,
         "objective": found.home.objective, "overlap": found.home.overlap, "planner_ms": milliseconds,
         "optimal": found.optimal, "gap": found.gap, "reason": found.reason, "advice": found.advice,
-        "stages": [{**{key: row[key] for key in keys}, "bytes": count} for row, count in rows],
+        "stages": [stage.to_json() for stage in found.option.stages],
         "unused": [{"device": device, "reason": reason} for device, reason in found.unused],
         "warm_single_s": seconds.pop("warm_single"), "baselines": seconds,
     }  # fmt: skip

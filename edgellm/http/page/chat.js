@@ -3,13 +3,13 @@
 import { GONE, stream } from "./api.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
-import { isAway, ofChosen, verifierName, watchServer } from "./devices.js";
+import { verifierName, watchServer } from "./devices.js";
 import { announce, byId, storage, toast } from "./dom.js";
 import { Library } from "./library.js";
 import { startPanels } from "./panels.js";
 import { hideDetails, Marks, showLegend } from "./provenance.js";
 import {
-  addCost, parameters, showModels, showPair, showSystemPrompt, startSettings, systemPrompt,
+  addCost, parameters, showModels, showSystemPrompt, showVerifier, startSettings, systemPrompt,
 } from "./settings.js";
 import { TurnList } from "./turns.js";
 
@@ -46,17 +46,15 @@ function showWriters() {
   showAway(replies);
 }
 
-// Shows the one note about a verifier that is away; those of the replies, which say when it went, are hidden meanwhile.
 function showAway(replies = conversation.path().filter((node) => node.marks)) {
-  const away = Boolean(status && isAway(status));
-  byId("away").hidden = !away;
-  document.body.classList.toggle("away", away);
-  if (!away) return;
   const unchecked = replies.reduce((sum, node) => sum + new Marks(node.marks).uncheckedWords(node.text), 0);
-  const name = verifierName(status).replace(/^./, (first) => status.anonymous ? first.toUpperCase() : first);
-  const words = unchecked ? `; ${unchecked} ${unchecked === 1 ? "word is" : "words are"} unchecked` : "";
-  byId("away").textContent = status.draft ? `${name} is away: ${status.draft} writes alone, unverified${words}.`
-    : `${name} is away, and no model here can write in its place.`;
+  const away = Boolean(status?.link && !status.link.up);
+  showVerifier(away);
+  byId("away").hidden = !away;
+  if (!away) return;
+  const name = verifierName(status);
+  byId("away").textContent = `${name} is away: ` +
+    (unchecked ? `${unchecked} ${unchecked === 1 ? "word" : "words"} unchecked.` : "replies are not checked.");
 }
 
 function ask(text, files) {
@@ -200,13 +198,13 @@ startPanels();
 startSettings();
 showAll();
 library.start();
-watchServer(async (heard) => {
-  await showModels(heard);
-  status = ofChosen(heard);
-  showPair(status);
-  const model = byId("model").value;
-  byId("examples").hidden = model.startsWith("edgellm-");
-  for (const note of document.querySelectorAll("[data-models]")) note.hidden = !model.startsWith(note.dataset.models);
+watchServer((found) => {
+  status = found;
+  showModels(found).then(() => {
+    const model = byId("model").value;
+    byId("examples").hidden = model.startsWith("edgellm-");
+    for (const note of document.querySelectorAll("[data-models]")) note.hidden = !model.startsWith(note.dataset.models);
+  });
   showAway();
 });
 composer.field.focus();

@@ -24,39 +24,36 @@ export function verifierName(status) {
   return verifierPeer(status)?.name ?? (status.link && !status.anonymous ? status.link.address : "the verifier");
 }
 
-export const isAway = ({ link }) => Boolean(link && !link.up);
-
-// The state with the pair of the chosen model, whose fields are null while that is not in memory.
-export function ofChosen(status) {
-  const name = byId("model").value || status.model;
-  const own = name === status.model ? status : status.models?.find((one) => one.name === name);
-  const { draft = null, verifier = null, sampling = null, link = null } = own ?? {};
-  return { ...status, draft, verifier, sampling, link };
+// The state with the pair that the chosen model has, if that is in memory and not the default one.
+function ofChosen(status) {
+  const own = status.models?.find((one) => one.name === byId("model").value && one.name !== status.model);
+  return own ? { ...status, draft: own.draft, verifier: own.verifier, link: own.link } : status;
 }
 
 function showDevices(status) {
-  const { link, requests } = status, peer = verifierPeer(status);
+  const { link, requests } = status;
   const holders = status.mesh?.holders ?? [];
   const held = (one) => `holds layers ${one.first_layer}–${one.last_layer} of ${status.verifier}`;
   const rows = [device("this device", [
     status.draft && `drafts with ${status.draft}`,
-    !link && !status.mesh && status.verifier && `writes with ${status.verifier}`,
+    !link && !status.mesh && status.verifier && `verifies with ${status.verifier}`,
     ...holders.filter((one) => one.device === "here").map(held),
     `${requests.running} of ${requests.places} reply slots in use, ${requests.waiting} waiting`,
   ], "up")];
   if (link) {
-    rows.push(device(verifierName(status), [
-      link.up ? `verifies with ${status.verifier}` : "not reachable",
+    const name = verifierName(status), peer = verifierPeer(status);
+    rows.push(device(name, [
+      `verifies with ${status.verifier}`, link.up ? "" : "not reachable: the draft model goes on alone, unverified",
       link.up && link.rtt_ms !== null ? `${link.rtt_ms.toFixed(1)} ms round trip` : "",
       peer && `${peer.short} · ${link.address}`, link.reason, peer && rightsOf(peer),
     ], link.up ? "up" : "down"));
   }
   for (const one of holders) if (one.device !== "here") rows.push(device(one.device, [held(one)], "up"));
-  for (const one of status.devices) {
-    if (one !== peer) rows.push(device(one.name, [`${one.short} · ${one.addresses.join(", ")}`, rightsOf(one)], "paired"));
+  for (const peer of status.devices) {
+    if (peer === verifierPeer(status)) continue;
+    rows.push(device(peer.name, [`${peer.short} · ${peer.addresses.join(", ")}`, rightsOf(peer)], "paired"));
   }
   byId("devices").replaceChildren(...rows);
-  byId("devices-part").hidden = rows.length < 2;
   byId("devices-note").hidden = !status.anonymous;
 }
 
@@ -68,26 +65,25 @@ function showState(text, good) {
 async function poll(onStatus) {
   try {
     await call("GET", "/health");
-    const heard = await call("GET", "/status");
+    const status = ofChosen(await call("GET", "/status"));
     askForKey(false);
-    await onStatus(heard);
-    const status = ofChosen(heard);
     showDevices(status);
     if (status.mesh) showMesh(status.mesh);
     else showPlan(status.plan);
-    showState(isAway(status) ? "" : "ready", !isAway(status)); // a note above the question says who is away
+    const away = status.link && !status.link.up;
+    showState(away ? `${verifierName(status)} is away` : "ready", !away);
+    onStatus(status);
   } catch (error) {
     showState(error.status === 401 ? "the API key is missing" : error.status ? error.message : "the server is gone", false);
   }
 }
 
-// Asks for the server's state now and every two seconds; `onStatus` gets each one, and shows the models.
+// Asks for the server's state now and every two seconds; `onStatus` gets each one.
 export function watchServer(onStatus) {
   const repeat = async () => {
     if (!document.hidden) await poll(onStatus);
     setTimeout(repeat, EVERY_MS);
   };
-  byId("model").addEventListener("change", () => poll(onStatus));
   document.addEventListener("visibilitychange", () => document.hidden || poll(onStatus));
   repeat();
 }

@@ -152,9 +152,9 @@ export function hideDetails() {
 }
 
 export function showLegend(counts) {
-  byId("legend").replaceChildren(...SOURCES.filter((source) => counts[source]).map((source) => element("li", "",
+  byId("legend").replaceChildren(...SOURCES.map((source) => element("li", "",
     element("b", `word ${source}`, source), element("span", "meaning", MEANINGS[source]),
-    element("span", "count", `${counts[source]}`))));
+    element("span", "count", `${counts[source] ?? ""}`))));
 }
 
 // A strip with the shares of the sources: a reply at a glance.

@@ -1,7 +1,6 @@
 // Settings of replies: the model, the system prompt, sampling, and the budget with what it costs.
 
 import { call } from "./api.js";
-import { isAway, ofChosen, verifierName } from "./devices.js";
 import { byId, element, storage } from "./dom.js";
 
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repeat_penalty"]; // where left empty, as the model wants
@@ -11,23 +10,20 @@ const percent = (share) => `${Math.round(100 * share)} %`;
 const budget = () => Number(byId("budget").value) / 100;
 const budgetName = (share) => share === 1 ? "everything" : share ? percent(share) : "nothing";
 
-let served = {}; // the state of the server with the chosen model's pair, as it was last heard of
+let away = false; // whether the verifier cannot be asked
 
-// Shows what applies to the chosen model: a budget and sources of words where another model drafts for it.
-export function showPair(status) {
-  served = status;
-  for (const part of document.querySelectorAll("[data-pair]")) part.hidden = !status.draft;
+export function showVerifier(isAway) {
+  if (away === isAway) return;
+  away = isAway;
   showBudget();
 }
 
 function meaning(share) {
-  const checked = share === 1
-    ? "every chunk is verified: the text is the verifier's own."
-    : `the verifier checks ${percent(share)} of the drafted chunks: those that matter most.`;
-  if (!share) return "The draft model writes alone, and nothing is verified.";
-  return isAway(served)
-    ? `Nothing is verified now. Once ${verifierName(served)} is back, ${checked}`
-    : checked[0].toUpperCase() + checked.slice(1);
+  if (away && share) return "Nothing is verified while the verifier is away: the draft model writes alone.";
+  if (share === 1) return "Every chunk is verified: the text is the verifier's own.";
+  return share
+    ? `The verifier checks ${percent(share)} of the drafted chunks: those that matter most.`
+    : "The draft model writes alone, and nothing is verified.";
 }
 
 // The sums of a model's replies by their budget, as they were measured in this browser.
@@ -71,7 +67,7 @@ export function showBudget() {
 
 // Returns the parameters of a request. What was left empty is the server's choice.
 export function parameters() {
-  const body = { model: byId("model").value || undefined, budget: served.draft && budget() < 1 ? budget() : undefined };
+  const body = { model: byId("model").value || undefined, budget: budget() < 1 ? budget() : undefined };
   for (const name of NUMBERS) if (byId(name).value !== "" && byId(name).checkValidity()) body[name] = Number(byId(name).value);
   const think = byId("think").value;
   if (think) body.think = think === "on";
@@ -89,8 +85,9 @@ export function showSystemPrompt(text) {
 function keep() {
   const values = Object.fromEntries([...NUMBERS, "think", "copying", "budget"].map((name) => [name, byId(name).value]));
   storage.set("settings", { ...values, require_verified: byId("require_verified").checked });
-  const changed = [...NUMBERS, "think", "copying"].some((name) => byId(name).value !== "");
-  byId("reset").disabled = !changed && budget() === 1 && !byId("require_verified").checked;
+  const changed = [...NUMBERS, "think", "copying"].filter((name) => byId(name).value !== "").length;
+  byId("sampling-changed").textContent = changed ? `${changed} changed` : "";
+  byId("reset").disabled = !changed && !byId("require_verified").checked;
   showBudget();
 }
 
@@ -113,11 +110,11 @@ export async function showModels(status) {
     byId("model").disabled = found.size < 2;
     showBudget();
   }
-  const own = ofChosen(status), where = own.link ? ` on ${verifierName(own)}` : "";
-  const pair = own.draft ? `${own.draft} drafts, ${own.verifier} verifies${where}` : own.link ? `written${where}` : "";
+  const own = byId("model").value === status.model ? status : status.models?.find((one) => one.name === byId("model").value);
+  const pair = own?.draft ? `${own.draft} drafts, ${own.verifier ?? own.name} verifies` : "";
   for (const name of SAMPLING) {
-    byId(name).placeholder = own.sampling?.[name] ?? "the model's";
-    byId(name).title = own.sampling ? `If left empty, ${own.sampling[name]}, by ${own.sampling.origin}` : "";
+    byId(name).placeholder = own?.sampling?.[name] ?? "the model's";
+    byId(name).title = own?.sampling ? `If left empty, ${own.sampling[name]}, by ${own.sampling.origin}` : "";
   }
   const loading = status.loading?.includes(byId("model").value) ? "being loaded" : "";
   const length = models.find((one) => one.id === byId("model").value)?.context_length;
@@ -130,7 +127,6 @@ export function startSettings() {
   for (const name of [...NUMBERS, "think", "copying", "budget"]) if (typeof kept[name] === "string") byId(name).value = kept[name];
   byId("require_verified").checked = kept.require_verified === true;
   byId("settings").addEventListener("input", keep);
-  byId("settings").addEventListener("change", (event) => event.target.reportValidity()); // else a wrong value is not sent
   byId("settings").addEventListener("submit", (event) => event.preventDefault());
   byId("budget").addEventListener("input", keep);
   byId("model").addEventListener("change", () => {
@@ -140,7 +136,6 @@ export function startSettings() {
   });
   byId("reset").addEventListener("click", () => {
     for (const name of [...NUMBERS, "think", "copying"]) byId(name).value = "";
-    byId("budget").value = 100;
     byId("require_verified").checked = false;
     keep();
   });

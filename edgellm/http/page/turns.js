@@ -6,8 +6,6 @@ import { fillStrip, mark, Marks, showDetailsIn } from "./provenance.js";
 
 const BUSY_MS = 30; // for which a reply is drawn before the page answers again
 
-const AWAY = /^The verifier is (gone|back)/; // notices that say the same as the page's note while it is away
-
 const seconds = (ms) => `${Math.max(0, Math.round(ms / 1000))} s`;
 
 // A reply, which can grow. `node` is its turn in the conversation.
@@ -158,7 +156,7 @@ export class ReplyView {
 
   #showNotes() {
     const { notices = [], error, stopped } = this.node;
-    const lines = notices.map((text) => element("p", AWAY.test(text) ? "notice gone" : "notice", text));
+    const lines = notices.map((text) => element("p", "notice", text));
     if (stopped) lines.push(element("p", "stopped", this.node.text ? "You stopped this reply here." : "You stopped this reply before its first word."));
     if (error) {
       const line = element("p", "trouble", error);

@@ -12,10 +12,10 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO_SECONDS, open_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import RETRY_FACTOR
 from edgellm.rpc.discovery.peer_probe import ask_peers
-from edgellm.rpc.layers.upload import list_layers
+from edgellm.rpc.layers import list_layers
 from edgellm.rpc.trust.handshake import PeerInfo, connect_authenticated
 from edgellm.rpc.trust.trust import Peer, Right, Rights, Trust
-from edgellm.storage.layers.store import StoreFacts
+from edgellm.storage.layer_store import StoreFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from edgellm.rpc.protos import edgellm_pb2 as edgellm_dot_rpc_dot_protos_dot_edg
 from edgellm.rpc.protos import layers_pb2 as edgellm_dot_rpc_dot_protos_dot_layers__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x65\x64gellm/rpc/protos/mesh.proto\x12\nedgellm.v1\x1a edgellm/rpc/protos/edgellm.proto\x1a\x1f\x65\x64gellm/rpc/protos/layers.proto\"R\n\x0cHoldsRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\x0c\x12!\n\x06pieces\x18\x04 \x03(\x0b\x32\x11.edgellm.v1.Piece\"\xad\x01\n\nHoldsReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12\x0c\n\x04warm\x18\x03 \x03(\r\x12\x0e\n\x06memory\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x0e\n\x06\x62\x65gins\x18\x06 \x03(\r\x12\x0c\n\x04\x65nds\x18\x07 \x03(\r\x12\"\n\x07\x62rought\x18\t \x03(\x0b\x32\x11.edgellm.v1.Piece\x12\x0c\n\x04unit\x18\n \x01(\t\"\xac\x01\n\x05Order\x12&\n\x07prepare\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.PrepareH\x00\x12(\n\x06parcel\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x12 \n\x04tell\x18\x03 \x01(\x0b\x32\x10.edgellm.v1.TellH\x00\x12&\n\x07waiting\x18\x04 \x01(\x0b\x32\x13.edgellm.v1.WaitingH\x00\x42\x07\n\x05order\"\xa0\x02\n\x06Report\x12&\n\x07working\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.WorkingH\x00\x12)\n\x06loaded\x18\x02 \x01(\x0b\x32\x17.edgellm.v1.StageLoadedH\x00\x12(\n\x06onward\x18\x03 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x12)\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x17.edgellm.v1.StageAnswerH\x00\x12)\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x17.edgellm.v1.StageFailedH\x00\x12\'\n\x05times\x18\x06 \x01(\x0b\x32\x16.edgellm.v1.StageTimesH\x00\x12\x10\n\x08progress\x18\x07 \x01(\x02\x42\x08\n\x06report\"\xd5\x02\n\x07Prepare\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x66irst\x18\x04 \x01(\r\x12\x0c\n\x04last\x18\x05 \x01(\r\x12\x0e\n\x06layers\x18\x06 \x01(\r\x12\x0e\n\x06n_embd\x18\x07 \x01(\r\x12\x0f\n\x07n_vocab\x18\x08 \x01(\r\x12\x0f\n\x07\x63ontext\x18\t \x01(\r\x12\x10\n\x08sessions\x18\n \x01(\r\x12\x0c\n\x04half\x18\x0b \x01(\x08\x12\r\n\x05stage\x18\x0c \x01(\x0c\x12\x0c\n\x04next\x18\r \x01(\t\x12\x12\n\nnext_stage\x18\x0e \x01(\x0c\x12\x13\n\x0bnext_device\x18\x0f \x01(\x0c\x12\x0f\n\x07version\x18\x10 \x01(\t\x12!\n\x06pieces\x18\x13 \x03(\x0b\x32\x11.edgellm.v1.Piece\x12\x12\n\nparameters\x18\x12 \x01(\x04\x12\x0e\n\x06stages\x18\x11 \x01(\r\"\xbe\x01\n\nMeshParcel\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0b\n\x03ids\x18\x04 \x03(\r\x12\x0c\n\x04rows\x18\x05 \x01(\x0c\x12\x0c\n\x04wide\x18\x06 \x01(\x08\x12\x1f\n\x03\x61sk\x18\x07 \x01(\x0b\x32\x12.edgellm.v1.Verify\x12&\n\x08sampling\x18\x08 \x01(\x0b\x32\x14.edgellm.v1.Sampling\x12\x0e\n\x06logits\x18\t \x01(\x08\"\t\n\x07Waiting\"\x06\n\x04Tell\")\n\x0bStageLoaded\x12\x0e\n\x06layers\x18\x01 \x01(\r\x12\n\n\x02\x61t\x18\x02 \x01(\x01\"C\n\x0bStageAnswer\x12$\n\x07verdict\x18\x02 \x01(\x0b\x32\x13.edgellm.v1.Verdict\x12\x0e\n\x06logits\x18\x03 \x01(\x0c\">\n\x0bStageFailed\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04what\x18\x03 \x01(\t\x12\x11\n\tnext_step\x18\x04 \x01(\t\">\n\nStageTimes\x12$\n\x05spans\x18\x02 \x03(\x0b\x32\x15.edgellm.v1.StageSpan\x12\n\n\x02\x61t\x18\x03 \x01(\x01\"C\n\tStageSpan\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0c\n\x04what\x18\x02 \x01(\x04\x12\r\n\x05\x62\x65gin\x18\x03 \x01(\x01\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x01\"f\n\x07\x43\x61rried\x12&\n\x07meeting\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.MeetingH\x00\x12(\n\x06parcel\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x42\t\n\x07\x63\x61rried\"*\n\x07Meeting\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05stage\x18\x02 \x01(\x0c\"\x05\n\x03Met2\xa7\x01\n\x04Mesh\x12\x39\n\x05Holds\x12\x18.edgellm.v1.HoldsRequest\x1a\x16.edgellm.v1.HoldsReply\x12\x31\n\x04Work\x12\x11.edgellm.v1.Order\x1a\x12.edgellm.v1.Report(\x01\x30\x01\x12\x31\n\x05\x43\x61rry\x12\x13.edgellm.v1.Carried\x1a\x0f.edgellm.v1.Met(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x65\x64gellm/rpc/protos/mesh.proto\x12\nedgellm.v1\x1a edgellm/rpc/protos/edgellm.proto\x1a\x1f\x65\x64gellm/rpc/protos/layers.proto\"R\n\x0cHoldsRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\x0c\x12!\n\x06pieces\x18\x04 \x03(\x0b\x32\x11.edgellm.v1.Piece\"\xc9\x01\n\nHoldsReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06layers\x18\x02 \x03(\r\x12\x0c\n\x04warm\x18\x03 \x03(\r\x12\x0e\n\x06memory\x18\x04 \x01(\x04\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x0e\n\x06\x62\x65gins\x18\x06 \x03(\r\x12\x0c\n\x04\x65nds\x18\x07 \x03(\r\x12\r\n\x05whole\x18\x08 \x01(\x08\x12\"\n\x07\x62rought\x18\t \x03(\x0b\x32\x11.edgellm.v1.Piece\x12\x0b\n\x03\x63ut\x18\x0b \x03(\r\x12\x0c\n\x04unit\x18\n \x01(\t\"\xac\x01\n\x05Order\x12&\n\x07prepare\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.PrepareH\x00\x12(\n\x06parcel\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x12 \n\x04tell\x18\x03 \x01(\x0b\x32\x10.edgellm.v1.TellH\x00\x12&\n\x07waiting\x18\x04 \x01(\x0b\x32\x13.edgellm.v1.WaitingH\x00\x42\x07\n\x05order\"\xa0\x02\n\x06Report\x12&\n\x07working\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.WorkingH\x00\x12)\n\x06loaded\x18\x02 \x01(\x0b\x32\x17.edgellm.v1.StageLoadedH\x00\x12(\n\x06onward\x18\x03 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x12)\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x17.edgellm.v1.StageAnswerH\x00\x12)\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x17.edgellm.v1.StageFailedH\x00\x12\'\n\x05times\x18\x06 \x01(\x0b\x32\x16.edgellm.v1.StageTimesH\x00\x12\x10\n\x08progress\x18\x07 \x01(\x02\x42\x08\n\x06report\"\xd5\x02\n\x07Prepare\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05\x66irst\x18\x04 \x01(\r\x12\x0c\n\x04last\x18\x05 \x01(\r\x12\x0e\n\x06layers\x18\x06 \x01(\r\x12\x0e\n\x06n_embd\x18\x07 \x01(\r\x12\x0f\n\x07n_vocab\x18\x08 \x01(\r\x12\x0f\n\x07\x63ontext\x18\t \x01(\r\x12\x10\n\x08sessions\x18\n \x01(\r\x12\x0c\n\x04half\x18\x0b \x01(\x08\x12\r\n\x05stage\x18\x0c \x01(\x0c\x12\x0c\n\x04next\x18\r \x01(\t\x12\x12\n\nnext_stage\x18\x0e \x01(\x0c\x12\x13\n\x0bnext_device\x18\x0f \x01(\x0c\x12\x0f\n\x07version\x18\x10 \x01(\t\x12!\n\x06pieces\x18\x13 \x03(\x0b\x32\x11.edgellm.v1.Piece\x12\x12\n\nparameters\x18\x12 \x01(\x04\x12\x0e\n\x06stages\x18\x11 \x01(\r\"\xbe\x01\n\nMeshParcel\x12\x0f\n\x07session\x18\x01 \x01(\r\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0b\n\x03ids\x18\x04 \x03(\r\x12\x0c\n\x04rows\x18\x05 \x01(\x0c\x12\x0c\n\x04wide\x18\x06 \x01(\x08\x12\x1f\n\x03\x61sk\x18\x07 \x01(\x0b\x32\x12.edgellm.v1.Verify\x12&\n\x08sampling\x18\x08 \x01(\x0b\x32\x14.edgellm.v1.Sampling\x12\x0e\n\x06logits\x18\t \x01(\x08\"\t\n\x07Waiting\"\x06\n\x04Tell\")\n\x0bStageLoaded\x12\x0e\n\x06layers\x18\x01 \x01(\r\x12\n\n\x02\x61t\x18\x02 \x01(\x01\"C\n\x0bStageAnswer\x12$\n\x07verdict\x18\x02 \x01(\x0b\x32\x13.edgellm.v1.Verdict\x12\x0e\n\x06logits\x18\x03 \x01(\x0c\">\n\x0bStageFailed\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04what\x18\x03 \x01(\t\x12\x11\n\tnext_step\x18\x04 \x01(\t\">\n\nStageTimes\x12$\n\x05spans\x18\x02 \x03(\x0b\x32\x15.edgellm.v1.StageSpan\x12\n\n\x02\x61t\x18\x03 \x01(\x01\"C\n\tStageSpan\x12\x0c\n\x04kind\x18\x01 \x01(\r\x12\x0c\n\x04what\x18\x02 \x01(\x04\x12\r\n\x05\x62\x65gin\x18\x03 \x01(\x01\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x01\"f\n\x07\x43\x61rried\x12&\n\x07meeting\x18\x01 \x01(\x0b\x32\x13.edgellm.v1.MeetingH\x00\x12(\n\x06parcel\x18\x02 \x01(\x0b\x32\x16.edgellm.v1.MeshParcelH\x00\x42\t\n\x07\x63\x61rried\"*\n\x07Meeting\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05stage\x18\x02 \x01(\x0c\"\x05\n\x03Met2\xa7\x01\n\x04Mesh\x12\x39\n\x05Holds\x12\x18.edgellm.v1.HoldsRequest\x1a\x16.edgellm.v1.HoldsReply\x12\x31\n\x04Work\x12\x11.edgellm.v1.Order\x1a\x12.edgellm.v1.Report(\x01\x30\x01\x12\x31\n\x05\x43\x61rry\x12\x13.edgellm.v1.Carried\x1a\x0f.edgellm.v1.Met(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,35 +36,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HOLDSREQUEST']._serialized_start=112
   _globals['_HOLDSREQUEST']._serialized_end=194
   _globals['_HOLDSREPLY']._serialized_start=197
-  _globals['_HOLDSREPLY']._serialized_end=370
-  _globals['_ORDER']._serialized_start=373
-  _globals['_ORDER']._serialized_end=545
-  _globals['_REPORT']._serialized_start=548
-  _globals['_REPORT']._serialized_end=836
-  _globals['_PREPARE']._serialized_start=839
-  _globals['_PREPARE']._serialized_end=1180
-  _globals['_MESHPARCEL']._serialized_start=1183
-  _globals['_MESHPARCEL']._serialized_end=1373
-  _globals['_WAITING']._serialized_start=1375
-  _globals['_WAITING']._serialized_end=1384
-  _globals['_TELL']._serialized_start=1386
-  _globals['_TELL']._serialized_end=1392
-  _globals['_STAGELOADED']._serialized_start=1394
-  _globals['_STAGELOADED']._serialized_end=1435
-  _globals['_STAGEANSWER']._serialized_start=1437
-  _globals['_STAGEANSWER']._serialized_end=1504
-  _globals['_STAGEFAILED']._serialized_start=1506
-  _globals['_STAGEFAILED']._serialized_end=1568
-  _globals['_STAGETIMES']._serialized_start=1570
-  _globals['_STAGETIMES']._serialized_end=1632
-  _globals['_STAGESPAN']._serialized_start=1634
-  _globals['_STAGESPAN']._serialized_end=1701
-  _globals['_CARRIED']._serialized_start=1703
-  _globals['_CARRIED']._serialized_end=1805
-  _globals['_MEETING']._serialized_start=1807
-  _globals['_MEETING']._serialized_end=1849
-  _globals['_MET']._serialized_start=1851
-  _globals['_MET']._serialized_end=1856
-  _globals['_MESH']._serialized_start=1859
-  _globals['_MESH']._serialized_end=2026
+  _globals['_HOLDSREPLY']._serialized_end=398
+  _globals['_ORDER']._serialized_start=401
+  _globals['_ORDER']._serialized_end=573
+  _globals['_REPORT']._serialized_start=576
+  _globals['_REPORT']._serialized_end=864
+  _globals['_PREPARE']._serialized_start=867
+  _globals['_PREPARE']._serialized_end=1208
+  _globals['_MESHPARCEL']._serialized_start=1211
+  _globals['_MESHPARCEL']._serialized_end=1401
+  _globals['_WAITING']._serialized_start=1403
+  _globals['_WAITING']._serialized_end=1412
+  _globals['_TELL']._serialized_start=1414
+  _globals['_TELL']._serialized_end=1420
+  _globals['_STAGELOADED']._serialized_start=1422
+  _globals['_STAGELOADED']._serialized_end=1463
+  _globals['_STAGEANSWER']._serialized_start=1465
+  _globals['_STAGEANSWER']._serialized_end=1532
+  _globals['_STAGEFAILED']._serialized_start=1534
+  _globals['_STAGEFAILED']._serialized_end=1596
+  _globals['_STAGETIMES']._serialized_start=1598
+  _globals['_STAGETIMES']._serialized_end=1660
+  _globals['_STAGESPAN']._serialized_start=1662
+  _globals['_STAGESPAN']._serialized_end=1729
+  _globals['_CARRIED']._serialized_start=1731
+  _globals['_CARRIED']._serialized_end=1833
+  _globals['_MEETING']._serialized_start=1835
+  _globals['_MEETING']._serialized_end=1877
+  _globals['_MET']._serialized_start=1879
+  _globals['_MET']._serialized_end=1884
+  _globals['_MESH']._serialized_start=1887
+  _globals['_MESH']._serialized_end=2054
 # @@protoc_insertion_point(module_scope)

@@ -19,7 +19,7 @@ class HoldsRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., model: _Optional[bytes] = ..., pieces: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ...) -> None: ...
 
 class HoldsReply(_message.Message):
-    __slots__ = ("protocol", "layers", "warm", "memory", "version", "begins", "ends", "brought", "unit")
+    __slots__ = ("protocol", "layers", "warm", "memory", "version", "begins", "ends", "whole", "brought", "cut", "unit")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     WARM_FIELD_NUMBER: _ClassVar[int]
@@ -27,7 +27,9 @@ class HoldsReply(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     BEGINS_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     BROUGHT_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     layers: _containers.RepeatedScalarFieldContainer[int]
@@ -36,9 +38,11 @@ class HoldsReply(_message.Message):
     version: str
     begins: _containers.RepeatedScalarFieldContainer[int]
     ends: _containers.RepeatedScalarFieldContainer[int]
+    whole: bool
     brought: _containers.RepeatedCompositeFieldContainer[_layers_pb2.Piece]
+    cut: _containers.RepeatedScalarFieldContainer[int]
     unit: str
-    def __init__(self, protocol: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., warm: _Optional[_Iterable[int]] = ..., memory: _Optional[int] = ..., version: _Optional[str] = ..., begins: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., brought: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ..., unit: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., warm: _Optional[_Iterable[int]] = ..., memory: _Optional[int] = ..., version: _Optional[str] = ..., begins: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., whole: _Optional[bool] = ..., brought: _Optional[_Iterable[_Union[_layers_pb2.Piece, _Mapping]]] = ..., cut: _Optional[_Iterable[int]] = ..., unit: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("prepare", "parcel", "tell", "waiting")

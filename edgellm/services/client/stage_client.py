@@ -11,7 +11,7 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 
-from edgellm.coldstart.hardware import Device, LayersOnDevice
+from edgellm.coldstart.costs import Device, LayersOnDevice
 from edgellm.errors import (
     DeviceLost,
     EdgeError,
@@ -30,7 +30,7 @@ from edgellm.rpc.channel import network_loop, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import chosen_hosts
 from edgellm.rpc.discovery.peer_probe import probe_peers
 from edgellm.rpc.discovery.workers import Worker
-from edgellm.rpc.layers.codec import read_pieces, write_pieces
+from edgellm.rpc.layers import read_pieces, write_pieces
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc.versions import check_version, parse_message
@@ -38,7 +38,7 @@ from edgellm.services.client.link import WORKER_TIMING, Endpoint, ServiceLink, T
 from edgellm.services.client.verifier_selection import trust_for
 from edgellm.services.mesh_codec import HOLDS, MESH, WORK, check_engine, read_event, write_order, write_work
 from edgellm.spec.verifier import VerifyRequest
-from edgellm.storage.layers.manifest import LayerPiece
+from edgellm.storage.layer_pieces import LayerPiece
 
 _log = logging.getLogger(__name__)
 _WAITING = pb.Order(waiting=pb.Waiting()).SerializeToString()
@@ -75,6 +75,7 @@ class RemoteDevice:
         found = LayersOnDevice(
             frozenset(reply.layers), frozenset(reply.warm),
             frozenset(reply.begins) if bounded else None, frozenset(reply.ends) if bounded else None,
+            frozenset(map(LayerRange, reply.cut[::2], reply.cut[1::2])) if reply.whole else None,
         )  # fmt: skip
         return self._known.updated(found, float(reply.memory), reply.unit)
 

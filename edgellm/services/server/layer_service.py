@@ -22,8 +22,8 @@ from edgellm.rpc.discovery.peer_probe import (
     is_local_caller,
     uniform_failure,
 )
-from edgellm.rpc.layers.codec import CONTRACT, PROTOCOL, read_manifest, read_places, write_facts
-from edgellm.rpc.layers.measuring import DeviceFigures, frame_sizes, measure_link, read_blocks, write_figures
+from edgellm.rpc.layers import CONTRACT, PROTOCOL, read_manifest, read_places, write_facts
+from edgellm.rpc.measuring import DeviceFigures, frame_sizes, measure_link, read_blocks, write_figures
 from edgellm.rpc.protos import layers_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Method
 from edgellm.rpc.trust.handshake import connect_authenticated
@@ -31,8 +31,8 @@ from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.rpc.versions import check_version, parse_message
 from edgellm.services.server.listener import EventKind, Notify, Service, Stream, in_thread
-from edgellm.storage.layers.manifest import IncomingPiece
-from edgellm.storage.layers.store import OWN, LayerStore
+from edgellm.storage.layer_pieces import IncomingPiece
+from edgellm.storage.layer_store import OWN, LayerStore
 
 MAX_PORTION = 2**20
 SILENT_SECONDS = 60.0  # wait for a portion

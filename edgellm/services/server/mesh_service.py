@@ -19,7 +19,7 @@ from edgellm.mesh.weight_cache import WeightCache
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, first_of
 from edgellm.rpc.discovery.peer_probe import dialable_addresses, is_local_caller, uniform_failure
-from edgellm.rpc.layers.codec import read_pieces, write_pieces
+from edgellm.rpc.layers import read_pieces, write_pieces
 from edgellm.rpc.protos import mesh_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.identity import DeviceID
@@ -45,7 +45,7 @@ from edgellm.services.server.listener import (
     next_message,
     write_in_time,
 )
-from edgellm.storage.layers.manifest import LayerPiece
+from edgellm.storage.layer_pieces import LayerPiece
 
 CONNECT_SECONDS = 15.0  # the next stage may have to be prepared first
 MEET_SECONDS = 10.0  # the preceding stage's wait until the coordinator has prepared this one
@@ -182,6 +182,8 @@ class WorkerService(Service):
             reply.warm.extend(sorted(self._cache.warm(model)))
             reply.begins.extend(piece.start for piece in model.pieces or ())
             reply.ends.extend(piece.last for piece in model.pieces or ())
+            cut = [] if model.cut is None else [end for piece in model.cut() for end in (piece.start, piece.stop)]
+            reply.MergeFrom(pb.HoldsReply(whole=model.cut is not None, cut=cut))
         if self._cache.layers.open(file) is None:  # pieces are needed only without the file
             reply.brought.extend(write_pieces(sorted(self._uploaded_pieces(file))))
         return reply

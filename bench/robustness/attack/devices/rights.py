@@ -24,16 +24,16 @@ from edgellm.mesh.messages import StageSpec
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.discovery.interfaces import own_hosts
-from edgellm.rpc.layers.measuring import request_link_measurement
-from edgellm.rpc.layers.upload import RateLimiter, UploadProgress, upload
+from edgellm.rpc.layers import RateLimiter, UploadProgress, upload
+from edgellm.rpc.measuring import request_link_measurement
 from edgellm.rpc.protos import mesh_pb2
 from edgellm.rpc.trust.handshake import connect_authenticated
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.services.mesh_codec import WORK, write_work
 from edgellm.storage import fingerprint, resolve
-from edgellm.storage.layers.manifest import cut_piece, manifest_of
-from edgellm.storage.layers.store import LayerStore
+from edgellm.storage.layer_pieces import cut_piece, manifest_of
+from edgellm.storage.layer_store import LayerStore
 
 
 def revoked(quick: bool) -> Found:

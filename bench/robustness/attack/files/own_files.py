@@ -26,22 +26,22 @@ from unittest.mock import patch
 
 from bench.robustness.attack.harness import Attack, Found
 from edgellm.cli.app import run as run_command
-from edgellm.coldstart.cost_model import TransformerShape
+from edgellm.coldstart.costs import TransformerShape
 from edgellm.engine import ModelFile
 from edgellm.http.middleware import api_key, http_folder
 from edgellm.layer_range import HERE, LayerRange
 from edgellm.llm import LLM, profile_path
 from edgellm.mesh.fleet_profiler import KeptFigures, MeasuredLink, MeasuredSpeed
 from edgellm.rpc.address import Address
-from edgellm.rpc.layers.measuring import DeviceFigures, LinkSpeed
+from edgellm.rpc.measuring import DeviceFigures, LinkSpeed
 from edgellm.rpc.trust.identity import trust_folder, web_certificate
 from edgellm.rpc.trust.trust import Peer, Right, Trust
 from edgellm.spec.gates.profiler import RunRecorder
 from edgellm.state import write_state
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chat_log import Conversation, Conversations, set_max_age, typed_lines
-from edgellm.storage.layers.manifest import manifest_of
-from edgellm.storage.layers.store import LayerStore, cut_layers
+from edgellm.storage.layer_pieces import manifest_of
+from edgellm.storage.layer_store import LayerStore, cut_layers
 from testkit import ROOT
 
 MODELS = ROOT / "models"

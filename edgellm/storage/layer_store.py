@@ -31,7 +31,7 @@ from edgellm.errors import SAME_VERSION, DiskFull, InvalidOption, LayersMissing,
 from edgellm.layer_range import LayerRange
 from edgellm.state import from_json, hold_lock, private_folder, read_cached, write_state
 from edgellm.storage.fingerprint import fingerprint
-from edgellm.storage.layers.manifest import (
+from edgellm.storage.layer_pieces import (
     IncomingPiece,
     LayerPiece,
     Manifest,

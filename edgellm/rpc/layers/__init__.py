@@ -1,1 +1,0 @@
-"""Layers and measurements between devices."""

@@ -1,1 +1,0 @@
-"""The store of layers: pieces, manifests and owners."""
