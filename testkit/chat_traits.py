@@ -75,6 +75,7 @@ TRAITS = {
     "no system": _each(_raises("m.role == 'system'", "system") + _TEXT + _CALLS + "<|end|>"),
     "no system, silently": _each("{% if m.role != 'system' %}" + _TEXT + _CALLS + "<|end|>{% endif %}"),
     "turns alternate": ALTERNATING + _each(_TEXT + _CALLS + "<|end|>"),
+    "functions as a text": "{{ functions + datetime + (messages | map(attribute='role') | tojson) }}" + PLAIN,
     "as strict as Mistral's": ALTERNATING + _each(
         NINE + _raises("m.role == 'system' and not loop.first", "first") + _TURN
         + "{% if m.tool_calls %}" + _CALLS + "{% else %}{{ m.content }}{% endif %}<|end|>"

@@ -3,8 +3,7 @@
 Schemas are random, in the shapes of JSONSchemaBench and JSON-Schema-Test-Suite: objects with required and optional
 properties, arrays and tuples, enums, constants, anyOf, references, lengths, patterns, formats, bounds and multiples,
 nested up to three deep. Each has a held-out question of the bundled pair, which is no model for JSON, and its own
-seed. A reply is *valid* if it parses and jsonschema-rs accepts it. Schemas with a keyword that a grammar does not keep
-must be refused, and are counted by it.
+seed. A reply is *valid* if it parses and jsonschema-rs accepts it.
 
 *Tokens a pass* are compared with two runs without a grammar: the same tokens, which the verifier is made to write, and
 other replies to the same questions with the same seeds and at most as many tokens. Nothing is copied from earlier
@@ -24,7 +23,6 @@ import jsonschema_rs
 from bench.harness.progress import track
 from bench.harness.results import Figures
 from edgellm.engine import Context, ContextSpec, Model
-from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
 from edgellm.spec.stats import Summary
 from edgellm.storage import resolve
@@ -36,18 +34,6 @@ Schema: TypeAlias = dict[str, Any]
 MOST = 800  # tokens of a reply
 CONTEXT = 1_024
 WORDS = ("day", "place", "name", "count", "owner", "time", "room", "list", "kind", "value", "note", "open")
-REFUSED: dict[str, Schema] = {
-    "pattern with a back reference": {"type": "string", "pattern": "^(a|b)\\1$"},
-    "oneOf that overlaps": {"oneOf": [{"type": "integer"}, {"type": "number"}]},
-    "not": {"not": {"type": "string"}},
-    "if": {"if": {"type": "string"}, "then": {"maxLength": 5}},
-    "contains": {"type": "array", "contains": {"type": "string"}},
-    "patternProperties with two patterns": {"type": "object", "patternProperties": {"^a": True, "b$": True}},
-    "minProperties": {"type": "object", "minProperties": 2},
-    "dependentRequired": {"type": "object", "dependentRequired": {"a": ["b"]}},
-    "unevaluatedProperties": {"type": "object", "unevaluatedProperties": False},
-}
-"""Schemas with a keyword that would not be kept, by it."""
 
 
 def random_schema(chance: random.Random, depth: int = 0) -> Schema:
@@ -165,7 +151,6 @@ def measure(schemas: int = 200, temperature: float = 1.0, seed: int = 0, threads
             grammar.add(summary)
             free.add(written(pair, prompt, max_tokens=len(ids), **options)[1])
             replies.append((prompt, ids))
-        refused = {keyword: _refusal(pair, asked[0], schema) for keyword, schema in REFUSED.items()}
     with Model.load(resolve("edgellm-draft")) as draft, Model.load(resolve("edgellm-verifier")) as model:
         forced = ForcedVerifier(model, Context(model, ContextSpec(n_ctx=CONTEXT, threads=threads)))
         with LLM(model, draft=draft, verifier=forced, threads=threads, history=False) as told:
@@ -176,33 +161,22 @@ def measure(schemas: int = 200, temperature: float = 1.0, seed: int = 0, threads
     return {
         "schemas": schemas, "temperature": temperature, "kinds": kinds, "outcomes": outcomes, "tokens": grammar.tokens,
         "tokens_per_pass": rates, "share_of_other": rates["grammar"] / rates["other"],
-        "share_of_same": rates["grammar"] / rates["same"], "refused": refused, "wrong": wrong,
+        "share_of_same": rates["grammar"] / rates["same"], "wrong": wrong,
     }  # fmt: skip
 
 
-def _refusal(pair: LLM, prompt: Any, schema: Schema) -> bool:
-    try:
-        pair.reply(prompt, json_schema=json.dumps(schema))
-    except InvalidOption:
-        return True
-    return False
-
-
 def failures(found: Figures) -> list[str]:
-    """Return how many replies were not valid, and the keywords that were not refused."""
-    kept = [keyword for keyword, refused in found["refused"].items() if not refused]
-    return [*([f"{len(found['wrong'])} replies are not valid"] if found["wrong"] else []), *kept]
+    """Return how many replies were not valid."""
+    return [f"{len(found['wrong'])} replies are not valid"] if found["wrong"] else []
 
 
 def table(found: dict[str, Any]) -> str:
     """Return the result as lines."""
     rates = found["tokens_per_pass"]
     outcomes = ", ".join(f"{count} {name}" for name, count in found["outcomes"].items())
-    refused = [name for name, is_refused in found["refused"].items() if is_refused]
     return (
         f"{found['schemas']} schemas at temperature {found['temperature']:g}: {outcomes} ({found['tokens']} tokens)\n"
         f"tokens a pass: {rates['grammar']:.2f} with a grammar; {rates['same']:.2f} for the same tokens without"
         f" ({found['share_of_same']:.2f} times as many); {rates['other']:.2f} in other replies without"
         f" ({found['share_of_other']:.2f})\n"
-        f"refused, {len(refused)} of {len(found['refused'])}: {', '.join(refused)}\n"
     )

@@ -121,7 +121,8 @@ PUBLIC_PREFIX = "/page/"
 _HOST = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::\d{1,5})?")
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-_EXPOSED = ("Retry-After", "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM-Turns-Left-Out", "X-EdgeLLM-Model")
+_EXPOSED = ("Retry-After", "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM-Turns-Left-Out", "X-EdgeLLM-Model",
+            "X-EdgeLLM-Template")  # fmt: skip
 
 
 def checked_host(host: str) -> str:

@@ -35,10 +35,10 @@ from edgellm.spec.stream import Reply, Utf8
 from edgellm.spec.types import UNVERIFIED, Ids, Notice, Token
 
 IGNORED, VERIFIED, REQUIRE = "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM-Require-Verified"
-LEFT_OUT, INSTEAD = "X-EdgeLLM-Turns-Left-Out", "X-EdgeLLM-Model"
+LEFT_OUT, INSTEAD, CHANGED = "X-EdgeLLM-Turns-Left-Out", "X-EdgeLLM-Model", "X-EdgeLLM-Template"
 """Headers: parameters of the request without effect; the share of a whole reply's tokens that the verifier checked; of
-a request, 1 or true to ask for `require_verified`; turns that truncation left out; and the model that answers for a
-name that only a service has."""
+a request, 1 or true to ask for `require_verified`; turns that truncation left out; the model that answers for a name
+that only a service has; and what the chat template has changed in the conversation."""
 SIGN_OF_LIFE = 10.0  # seconds between signs of a stream that waits for a model, a slot or its first token
 _MAX_NAMED, _MAX_NAME = 20, 60  # unknown parameters that a header names, and characters of each
 _T = TypeVar("_T")
@@ -68,6 +68,7 @@ class _Job:
         self.requested_at = perf_counter()
         self.ignored: set[str] = set()  # parameters without effect
         self.instead = ""  # the model that answers for a foreign name
+        self.changed = ""  # what the chat template wants otherwise
         self.count = 1
         self.lock: AbstractContextManager[object] = nullcontext()  # held while a reply computes
         self.with_calls: Callable[..., Iterator[Token | ToolCall]] | None = None  # tells calls of tools from tokens
@@ -85,8 +86,8 @@ class _Job:
 
     @property
     def headers(self) -> dict[str, str]:
-        ignored = {IGNORED: ", ".join(header_names(self.ignored))} if self.ignored else {}
-        return ignored | ({INSTEAD: self.instead} if self.instead else {})
+        found = {IGNORED: ", ".join(header_names(self.ignored)), INSTEAD: self.instead, CHANGED: self.changed}
+        return {name: value for name, value in found.items() if value}
 
     def is_cancelled(self) -> bool:
         return self._cancelled
@@ -119,6 +120,7 @@ class _Job:
         times, summary, error = [self.requested_at], Summary(), None
         try:
             reply = start(should_stop=self.is_cancelled)
+            self.changed = " ".join(reply.told)
             with self._mutex:
                 self._reply, cancelled = reply, self._cancelled
             try:

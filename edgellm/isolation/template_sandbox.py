@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import TypeAlias
@@ -53,8 +53,8 @@ def compile_template(source: str) -> Renderer:
     Raises Jinja's errors; the function raises any error of the template."""
     render = _environment().from_string(source).render
     defaults: dict[str, object] = {
-        "add_generation_prompt": True, "functions": None, "function_call": None, "tools": None, "tool_choice": None,
-        "raise_exception": _raise_exception, "strftime_now": _strftime_now,
+        "add_generation_prompt": True, "functions": "", "function_call": None, "tools": None, "tool_choice": None,
+        "raise_exception": _raise_exception, "strftime_now": _strftime_now, "datetime": _strftime_now("%b %d %Y"),
     }  # fmt: skip
     return lambda conversation: render({**defaults, **conversation})
 
@@ -103,7 +103,8 @@ def _tojson(
     value: object, ensure_ascii: bool = False, indent: int | None = None,
     separators: tuple[str, str] | None = None, sort_keys: bool = False,
 ) -> str:  # fmt: skip
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    given = list(value) if isinstance(value, Generator) else value  # as of the filter `map`
+    return json.dumps(given, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def functions(_report: Report) -> Functions:

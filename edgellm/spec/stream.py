@@ -142,6 +142,11 @@ class Reply(Iterator[Token]):
         """Return the reply's statistics: final after the last token, partial before it."""
         return self._stats or Summary(self.prompt_tokens, self._seed)
 
+    @property
+    def told(self) -> list[str]:
+        """Return the explanations that were known before the reply began."""
+        return [one.text for one in self._first if isinstance(one, Explanation)]
+
     def listen(
         self, on_notice: Callable[[Notice], None] | None = None,
         on_explain: Callable[[Explanation], None] | None = None,

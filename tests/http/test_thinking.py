@@ -14,7 +14,7 @@ from edgellm.http.schemas.requests import ChatRequest
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
 from edgellm.spec.params import ReplyOptions
-from testkit.chat_traits import PLAIN
+from testkit.chat_traits import TRAITS
 from testkit.thinking_templates import ALWAYS, CHANNELS, OPENED, with_template
 from tests.http.conftest import HOME, QUESTION, Ask, asker, conversation
 
@@ -26,7 +26,7 @@ Serve = Callable[..., tuple[LLM, Ask, str]]
 def serve(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     """Servers over the bundled verifier, by the template."""
     folder, closing = tmp_path_factory.mktemp("templates"), list[Any]()
-    templates = {"always": ALWAYS, "opened": OPENED, "channels": CHANNELS, "none": PLAIN}
+    templates = {"always": ALWAYS, "opened": OPENED, "channels": CHANNELS, "none": TRAITS["system first"]}
 
     @cache
     def make(name: str, **defaults: Any) -> tuple[LLM, Ask, str]:
@@ -141,3 +141,11 @@ def test_what_a_model_does_not_have_of_thoughts_is_named(
     answer = ask("POST", path, {**asked, **more, "stream": stream})
     assert answer.status == 200
     assert answer.headers.get("x-edgellm-ignored") == ignored
+
+
+def test_what_the_template_wants_changed_is_told(serve: Serve) -> None:
+    _, ask, _ = serve("none")
+    turns = [{"role": role, "content": "Hi"} for role in ("user", "system", "user")]
+    for stream in (False, True):
+        told = ask("POST", CHAT, {"messages": turns, "max_tokens": 1, "stream": stream}).headers["x-edgellm-template"]
+        assert told == "The system messages are joined at the beginning. The chat template wants it so."

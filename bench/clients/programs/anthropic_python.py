@@ -1,12 +1,11 @@
 """Anthropic's client for Python."""
 
 import anthropic
-from common import ANSWER, CALLER, CALLER_URL, MODEL, QUESTION, RAIN, URL, WEATHER, check, run
+from common import ANSWER, CALLER, CALLER_URL, CITY, DAY, MODEL, QUESTION, RAIN, URL, WEATHER, check, run
 
 client = anthropic.Anthropic(base_url=URL, api_key="-", max_retries=0)
 caller = anthropic.Anthropic(base_url=CALLER_URL, api_key="-", max_retries=0)
 ASKED = {"model": MODEL, "max_tokens": 200, "messages": [{"role": "user", "content": QUESTION}]}
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"name": "get_weather", "input_schema": CITY}
 
 
@@ -47,20 +46,8 @@ def tools_stream():
 
 def schema():
     """structured output (output_config)"""
-    plan = {
-        "type": "object",
-        "properties": {"day": {"enum": ["Monday", "Friday"]}},
-        "required": ["day"],
-        "additionalProperties": False,
-    }
-    form = {"format": {"type": "json_schema", "schema": plan}}
+    form = {"format": {"type": "json_schema", "schema": DAY}}
     check("day" in client.messages.create(**ASKED, output_config=form).content[0].text)
 
 
-def image():
-    """an image in a message"""
-    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
-    client.messages.create(model=MODEL, max_tokens=5, messages=[{"role": "user", "content": [block]}])
-
-
-run(message, stream, count, tools, tools_stream, schema, image)
+run(message, stream, count, tools, tools_stream, schema)

@@ -7,6 +7,9 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
+from typing import Literal
+
+from pydantic import BaseModel
 
 QUESTION = "The film night is on Friday at 20:00.\n\nWhen is the film night?"
 ANSWER = "Friday"
@@ -16,6 +19,17 @@ RAIN = "It rains."  # what the scripted model says once it has a tool's result
 URL, MODEL, CALLER_URL = (*sys.argv[1:], "", "", "")[:3]
 """The server of the bundled pair, its model's name, and the server of the model that calls tools."""
 CALLER, EMBEDDER = "caller", "embedder"
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
+_DAYS = {"day": {"enum": ["Monday", "Friday"]}}
+DAY = {"type": "object", "properties": _DAYS, "required": ["day"], "additionalProperties": False}
+
+
+class Plan(BaseModel):
+    """When something is."""
+
+    day: Literal["Monday", "Friday"]
+    evening: bool
 
 
 def check(fact: object, what: object = "") -> None:

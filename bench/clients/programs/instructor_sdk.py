@@ -1,16 +1,9 @@
 """instructor, over the OpenAI client."""
 
-from typing import Literal
-
 import instructor
 import openai
-from common import CALLER, CALLER_URL, MODEL, QUESTION, URL, WEATHER, check, run
+from common import CALLER, CALLER_URL, MODEL, QUESTION, URL, WEATHER, Plan, check, run
 from pydantic import BaseModel
-
-
-class Plan(BaseModel):
-    day: Literal["Monday", "Friday"]
-    evening: bool
 
 
 class Anything(BaseModel):

@@ -1,19 +1,9 @@
 """langchain-openai."""
 
-from typing import Literal
-
-from common import ANSWER, CALLER, CALLER_URL, MODEL, QUESTION, RAIN, URL, WEATHER, check, run
+from common import ANSWER, CALLER, CALLER_URL, MODEL, QUESTION, RAIN, URL, WEATHER, Plan, check, run
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
-
-
-class Plan(BaseModel):
-    """When something is."""
-
-    day: Literal["Monday", "Friday"]
-    evening: bool
 
 
 @tool

@@ -1,11 +1,9 @@
 """litellm, by three of its providers."""
 
 import litellm
-from common import ANSWER, CALLER, CALLER_URL, MODEL, QUESTION, RAIN, URL, WEATHER, check, run
+from common import ANSWER, CALLER, CALLER_URL, MODEL, QUESTION, RAIN, TOOL, URL, WEATHER, check, run
 
 ASKED = [{"role": "user", "content": QUESTION}]
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
 OPENAI = {"api_base": f"{URL}/v1", "api_key": "-", "num_retries": 0}
 
 

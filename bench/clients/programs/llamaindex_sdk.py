@@ -1,19 +1,9 @@
 """LlamaIndex, by its OpenAILike."""
 
-from typing import Literal
-
-from common import ANSWER, CALLER, CALLER_URL, MODEL, QUESTION, URL, WEATHER, check, run
+from common import ANSWER, CALLER, CALLER_URL, MODEL, QUESTION, URL, WEATHER, Plan, check, run
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
-
-
-class Plan(BaseModel):
-    """When something is."""
-
-    day: Literal["Monday", "Friday"]
-    evening: bool
 
 
 def model(url=URL, name=MODEL, **more):

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from common import ANSWER, CALLER, CALLER_URL, MODEL, QUESTION, URL, WEATHER, check, run
+from common import ANSWER, CALLER, CALLER_URL, DAY, MODEL, QUESTION, URL, WEATHER, check, run
 
 folder = Path(tempfile.mkdtemp())
 entry = "- model_id: {0}\n  model_name: {0}\n  api_base: {1}/v1\n  supports_schema: true\n  supports_tools: true\n"
@@ -15,13 +15,8 @@ entry = "- model_id: {0}\n  model_name: {0}\n  api_base: {1}/v1\n  supports_sche
 
 
 def llm(*words):
-    done = subprocess.run(
-        ["llm", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "LLM_USER_PATH": str(folder), "OPENAI_API_KEY": "-"},
-    )
+    environment = {**os.environ, "LLM_USER_PATH": str(folder), "OPENAI_API_KEY": "-"}
+    done = subprocess.run(["llm", *words], capture_output=True, text=True, check=False, env=environment)
     check(done.returncode == 0, done.stderr[-200:])
     return done.stdout
 
@@ -38,8 +33,7 @@ def continued():
 
 def schema():
     """schema (--schema)"""
-    plan = {"type": "object", "properties": {"day": {"enum": ["Monday", "Friday"]}}, "required": ["day"]}
-    check(json.loads(llm("-m", MODEL, "--schema", json.dumps(plan), QUESTION))["day"] in ("Monday", "Friday"))
+    check(json.loads(llm("-m", MODEL, "--schema", json.dumps(DAY), QUESTION))["day"] in ("Monday", "Friday"))
 
 
 def tools():

@@ -3,7 +3,7 @@
 import json
 
 import ollama
-from common import ANSWER, CALLER, CALLER_URL, EMBEDDER, MODEL, QUESTION, RAIN, URL, WEATHER, check, run
+from common import ANSWER, CALLER, CALLER_URL, DAY, EMBEDDER, MODEL, QUESTION, RAIN, URL, WEATHER, check, run
 
 client, caller = ollama.Client(host=URL), ollama.Client(host=CALLER_URL)
 ASKED = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}]}
@@ -35,8 +35,7 @@ def generate():
 
 def schema():
     """structured output (format)"""
-    plan = {"type": "object", "properties": {"day": {"enum": ["Monday", "Friday"]}}, "required": ["day"]}
-    check("day" in json.loads(client.chat(**ASKED, format=plan, options={"num_predict": 300}).message.content))
+    check("day" in json.loads(client.chat(**ASKED, format=DAY, options={"num_predict": 300}).message.content))
 
 
 def tools():
@@ -60,14 +59,4 @@ def models():
     check(client.ps().models[0].model == listed.model)
 
 
-def pull():
-    """pull"""
-    client.pull("llama3.2")
-
-
-def image():
-    """an image in a message"""
-    client.chat(MODEL, [{"role": "user", "content": "What is it?", "images": ["AAAA"]}])
-
-
-run(chat, stream, generate, schema, tools, embed, models, pull, image)
+run(chat, stream, generate, schema, tools, embed, models)

@@ -34,18 +34,8 @@ def openai_models():
 
 def openai_chat():
     """POST /v1/chat/completions in a stream, with its extra fields"""
-    said = call(
-        "/v1/chat/completions",
-        {
-            **ASKED,
-            "model": MODEL,
-            "metadata": {},
-            "chat_id": "1",
-            "session_id": "2",
-            "features": {},
-            "stream_options": {"include_usage": True},
-        },
-    )
+    own = {"metadata": {}, "chat_id": "1", "session_id": "2", "features": {}}
+    said = call("/v1/chat/completions", {**ASKED, **own, "model": MODEL, "stream_options": {"include_usage": True}})
     check(said.endswith("data: [DONE]\n\n") and ANSWER in said, said[-300:])
 
 

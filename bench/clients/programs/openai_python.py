@@ -1,23 +1,14 @@
 """The OpenAI client for Python."""
 
 import json
-from typing import Literal
 
 import openai
-from common import ANSWER, CALLER, CALLER_URL, EMBEDDER, MODEL, QUESTION, RAIN, URL, WEATHER, check, run
-from pydantic import BaseModel
+from common import ANSWER, CALLER, CALLER_URL, EMBEDDER, MODEL, QUESTION, RAIN, TOOL, URL, WEATHER, Plan, check, run
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="-", max_retries=0)
 caller = openai.OpenAI(base_url=f"{CALLER_URL}/v1", api_key="-", max_retries=0)
 ASKED = [{"role": "user", "content": QUESTION}]
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
-FLAT = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": False}
-
-
-class Plan(BaseModel):
-    day: Literal["Monday", "Friday"]
-    evening: bool
+FLAT = {"type": "function", **TOOL["function"], "strict": False}
 
 
 def chat():
@@ -28,9 +19,8 @@ def chat():
 
 def stream():
     """stream"""
-    chunks = list(
-        client.chat.completions.create(model=MODEL, messages=ASKED, stream=True, stream_options={"include_usage": True})
-    )
+    asked = {"model": MODEL, "messages": ASKED, "stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(client.chat.completions.create(**asked))
     check(ANSWER in "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices))
     check(chunks[-1].usage.completion_tokens > 0)
 
@@ -98,23 +88,5 @@ def models():
     check(next(iter(client.models.list())).id == MODEL)
 
 
-def image():
-    """an image in a message"""
-    parts = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
-    client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": parts}])
-
-
-run(
-    chat,
-    stream,
-    second_turn,
-    parsed,
-    tools,
-    responses,
-    responses_stream,
-    responses_tools,
-    responses_parsed,
-    embeddings,
-    models,
-    image,
-)
+run(chat, stream, second_turn, parsed, tools, responses, responses_stream, responses_tools, responses_parsed,
+    embeddings, models)  # fmt: skip

@@ -1,17 +1,9 @@
 """pydantic-ai."""
 
-from typing import Literal
-
-from common import ANSWER, CALLER, CALLER_URL, MODEL, QUESTION, RAIN, URL, WEATHER, check, run
-from pydantic import BaseModel
+from common import ANSWER, CALLER, CALLER_URL, MODEL, QUESTION, RAIN, URL, WEATHER, Plan, check, run
 from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
-
-
-class Plan(BaseModel):
-    day: Literal["Monday", "Friday"]
-    evening: bool
 
 
 def model(url=URL, name=MODEL, kind=OpenAIChatModel):

@@ -169,7 +169,7 @@ class ChatTemplate:
         if best is None:
             raise failed[0]
         for sentence, _ in best[1]:
-            tell(f"{sentence} The chat template of {self._model} wants it so.")
+            tell(f"{sentence} The chat template wants it so.")
         return best[0]
 
     def _rendered(self, conversation: TemplateInput, arguments: Mapping[str, object]) -> _Rendered:

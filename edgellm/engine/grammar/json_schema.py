@@ -58,6 +58,22 @@ def refused(why: str, what_next: str) -> InvalidOption:
     return InvalidOption(f"The JSON schema cannot be used: {why}.", what_next)
 
 
+def without_descriptions(schema: Any, place: str = "#") -> Any:
+    """Return a JSON schema without what only readers need, of which agents send much. Its references are those of the
+    `place` in another schema where it is put."""
+    if isinstance(schema, list):
+        return [without_descriptions(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {
+        name: value if name in ("enum", "const") else without_descriptions(value, place)
+        for name, value in schema.items()
+        if name != "description" or not isinstance(value, str)
+    }
+    reference = found.get("$ref")
+    return found | ({"$ref": place + reference[1:]} if isinstance(reference, str) and reference[:1] == "#" else {})
+
+
 def prepared(schema: str) -> dict[str, Any]:
     """Return a JSON `schema` in llguidance's dialect.
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
 
 from edgellm.engine import Message, ToolCall
-from edgellm.engine.grammar import MAX_SCHEMA, unkept
+from edgellm.engine.grammar import unkept, without_descriptions
 from edgellm.http.schemas import fields
 from edgellm.http.schemas.body import json_text
 from edgellm.http.schemas.errors import invalid_request
@@ -98,13 +98,7 @@ class GenerationRequest(ReplyRequest, fields.SamplingFields):
             return None
         if schema is None and form.type == "json_schema":
             raise invalid_request("response_format has no json_schema. Give it.", "response_format.json_schema")
-        text = json.dumps({"type": "object"} if schema is None else without_descriptions(schema))
-        if len(text) > MAX_SCHEMA:
-            raise invalid_request(
-                f"The JSON schema has {len(text)} characters; at most {MAX_SCHEMA} are allowed. Shorten it.",
-                "response_format.json_schema",
-            )
-        return text
+        return json.dumps({"type": "object"} if schema is None else without_descriptions(schema))
 
     def unkept(self) -> list[str]:
         """Return the keywords of the schema that the reply may break. Raises InvalidOption for an invalid schema."""
@@ -145,16 +139,6 @@ class GenerationRequest(ReplyRequest, fields.SamplingFields):
     @abstractmethod
     def _logprobs(self) -> int | None:
         """Return how many other tokens' log-probabilities to report beside each token's own; None: report none."""
-
-
-def without_descriptions(schema: Any) -> Any:
-    """Return a JSON schema without what only a reader needs: agents send much of it, and no grammar has any."""
-    if isinstance(schema, list):
-        return [without_descriptions(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = {name: value for name, value in schema.items() if name != "description" or not isinstance(value, str)}
-    return {name: value if name in ("enum", "const") else without_descriptions(value) for name, value in kept.items()}
 
 
 def _parsed(schema: Any, name: str) -> Any:

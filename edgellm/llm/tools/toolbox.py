@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from edgellm.engine import Message, Model, ToolCall
 from edgellm.engine.chat.messages import plain_turns
+from edgellm.engine.grammar import without_descriptions
 from edgellm.errors import InvalidOption
 from edgellm.llm.tools.json_calls import Parse, bare, deepseek, gemma, harmony, mistral, tagged
 from edgellm.llm.tools.tag_calls import pairs, xml
@@ -158,7 +158,8 @@ class Toolbox:
         parameters = {one["name"]: one.get("parameters") or {"type": "object"} for one in tools}
         style = self.format
         if style.objects is None:
-            return json.dumps(parameters[tools[0]["name"]]) if style.json_arguments and len(tools) == 1 else None
+            (one, *others) = parameters.values()
+            return json.dumps(without_descriptions(one)) if style.json_arguments and not others else None
         calls = [
             {
                 "type": "object",
@@ -168,9 +169,8 @@ class Toolbox:
             }
             for name in parameters
         ]
-        return json.dumps(
-            {"anyOf": calls, "$defs": {name: _moved(one, f"#/$defs/{name}") for name, one in parameters.items()}}
-        )
+        placed = {name: without_descriptions(one, f"#/$defs/{name}") for name, one in parameters.items()}
+        return json.dumps({"anyOf": calls, "$defs": placed})
 
     def arguments(self) -> dict[str, object]:
         """Return the arguments for the chat template."""
@@ -193,15 +193,6 @@ class Toolbox:
         if plain and plain[0].role == "system":
             return [replace(plain[0], content=f"{plain[0].content}\n\n{described}"), *plain[1:]]
         return [Message("system", described), *plain]
-
-
-def _moved(schema: Any, to: str) -> Any:
-    """Return a JSON schema with its references adapted to the place `to` in another schema."""
-    if isinstance(schema, Mapping):
-        moved = {key: _moved(value, to) for key, value in schema.items()}
-        reference = schema.get("$ref")
-        return moved | {"$ref": to + reference[1:]} if isinstance(reference, str) and reference[:1] == "#" else moved
-    return [_moved(one, to) for one in schema] if isinstance(schema, list) else schema
 
 
 def split_calls(

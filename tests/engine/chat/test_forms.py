@@ -91,22 +91,8 @@ CONVERSATIONS: dict[str, list[Message]] = {
         for name in ("mcp:server/tool", "a b", "", "functions.f:0", "\u00fc", "x" * 300)
     },
 }  # fmt: skip
-WORDS = (
-    "TOLD",
-    "EITHER",
-    "SYSTEM",
-    "SECOND",
-    "QONE",
-    "QTWO",
-    "BESIDE",
-    "ANSWER",
-    "AGAIN",
-    "RAIN",
-    "SNOW",
-    "TWELVE",
-    "ROME",
-    "BERN",
-)
+WORDS = ("TOLD", "EITHER", "SYSTEM", "SECOND", "QONE", "QTWO", "BESIDE", "ANSWER", "AGAIN", "RAIN", "SNOW", "TWELVE",
+         "ROME", "BERN")  # fmt: skip
 
 
 def template_of(source: str, model: Model) -> ChatTemplate:
@@ -181,7 +167,7 @@ def test_nothing_is_changed_without_need_and_it_is_told(
     template, heard = template_of(TRAITS[trait], draft_model), list[str]()
     template.prompt(CONVERSATIONS[conversation], tell=heard.append)
     template.close()
-    assert [one.removesuffix(" The chat template of a model wants it so.") for one in heard] == told
+    assert [one.removesuffix(" The chat template wants it so.") for one in heard] == told
 
 
 def test_a_conversation_keeps_its_form_where_none_has_everything(draft_model: Model) -> None:

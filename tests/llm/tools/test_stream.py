@@ -22,7 +22,7 @@ WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather", "description": "The weather of a place",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+        "parameters": {"properties": {"city": {"type": "string", "description": "LONG"}, "days": {"type": "integer"}}},
     },
 }  # fmt: skip
 CLOCK: dict[str, Any] = {"type": "function", "function": {"name": "clock", "description": "The time"}}
@@ -216,6 +216,7 @@ def test_a_call_that_must_come_has_a_schema_where_it_is_json(family: str) -> Non
     described = json.loads(schema or "")
     assert [one["properties"]["name"]["const"] for one in described["anyOf"]] == ["get_weather", "clock"]
     assert box.format.arguments in described["anyOf"][0]["required"]
+    assert "LONG" not in str(schema)  # a grammar has a limit, and no use for it
     call = json.dumps({"name": "clock", box.format.arguments: {}})
     assert plain(read(call, box, [2])[1]) == [("clock", {})]
 
