@@ -30,7 +30,8 @@ from edgellm.storage import resolve
 from edgellm.storage.model_files import resolve_pair
 
 if TYPE_CHECKING:
-    from edgellm.http.server import Credentials, HttpServer
+    from edgellm.http.catalogs import ModelDefaults
+    from edgellm.http.server import HttpServer
     from edgellm.rpc.address import Address
     from edgellm.services.server.gateway_server import ServedGatewayModel
     from edgellm.services.server.listener import Listener, ServerEvent
@@ -59,19 +60,16 @@ class Asked:
 
 def serve_pair(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     """Answer HTTP clients with a pair of models. A model in the settings is for the other roles."""
-    from edgellm.http.catalogs import ModelDefaults, NamedModels, PairOpener
+    from edgellm.http.catalogs import NamedModels, PairOpener
     from edgellm.http.status import read_plan
 
-    models, replies, hardware = asked.models, asked.replies, asked.hardware
+    models, replies, defaults = asked.models, asked.replies, _defaults(asked)
     if on_command_line(ctx, "model"):
         if on_command_line(ctx, "verifier"):
             raise InvalidOption("-m and --verifier both name the model whose text is served.", "Leave one of them out.")
         models = replace(models, verifier=asked.served.only_model or DEFAULT)
     plan = None if asked.http.plan is None else read_plan(asked.http.plan.expanduser())
     draft, verifier = with_default_pair(models.draft, AUTO if models.peer and models.mesh is None else models.verifier)
-    defaults = ModelDefaults(
-        hardware.of(VERIFIER), hardware.of(DRAFT), replies, print_event, asked.at_once, int(1e9 * models.prompt_cache)
-    )
     opener = None
     if models.mesh is not None:
         served = _over_devices(replace(asked, models=models), draft, verifier)
@@ -87,11 +85,27 @@ def serve_pair(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> Non
         if served.in_turns:
             opener = PairOpener(pair.name, named(draft), named(verifier), defaults)
     with served.pair:
-        served.pair.prompts.check(replies)
+        _check(served.pair, replies)
         if http is not None:
             http.open(served, plan, opener=opener, catalog=NamedModels(defaults))
             print_urls(http, served.replies)
         _until_stopped([http])
+
+
+def _defaults(asked: Asked) -> ModelDefaults:
+    """Return the options for models that requests name."""
+    from edgellm.http.catalogs import ModelDefaults
+
+    hardware, kept = asked.hardware, int(1e9 * asked.models.prompt_cache)
+    return ModelDefaults(hardware.of(VERIFIER), hardware.of(DRAFT), asked.replies, print_event, asked.at_once, kept)
+
+
+def _check(pair: LLM, replies: ReplyOptions) -> None:
+    """Raise InvalidOption where the chat template cannot follow `replies`; without one a model only continues texts."""
+    if pair.prompts.model.chat_template_source:
+        pair.prompts.check(replies)
+    else:
+        say(f"{pair.name} has no chat template: it continues texts, at /v1/completions.", style="yellow")
 
 
 def _over_devices(asked: Asked, draft: str, verifier: str) -> ServedModel:
@@ -107,6 +121,7 @@ def _over_devices(asked: Asked, draft: str, verifier: str) -> ServedModel:
 
 def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> None:
     """Verify drafts of other devices with a model, which answers HTTP clients, too."""
+    from edgellm.http.catalogs import NamedModels
     from edgellm.llm.cost_curves import ModelCurve
     from edgellm.services.server.listener import Listening
     from edgellm.services.server.servers import VerifierOptions
@@ -133,14 +148,15 @@ def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) ->
     _say_how_to_use(server, link)
     with ExitStack() as opened:
         if http is not None:
-            http.open(_served(asked, opened.enter_context(LLM(server.model, verifier=server.inside()))))
+            served = _served(asked, opened.enter_context(LLM(server.model, verifier=server.inside())))
+            http.open(served, catalog=NamedModels(_defaults(asked)))
             print_urls(http)
         with _announcing(server, link), closing(server):
             _until_stopped([http, server])
 
 
 def _served(asked: Asked, pair: LLM) -> ServedModel:
-    pair.prompts.check(asked.replies)
+    _check(pair, asked.replies)
     return ServedModel(pair, pair.name, in_turns=False, options=asked.replies)
 
 
@@ -377,12 +393,12 @@ def http_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Ite
     address = Address.of(options.http_host, HTTP_PORT if options.http_port is None else options.http_port)
     names = [] if address.loopback else _host_names(address)
     allowed = [checked_host(host) for host in options.allow_host]
-    credentials = None if address.loopback else _credentials(options, names)
-    needs_key = options.api_key_file is not None or paired_only
-    key = _api_key(options.api_key_file) if credentials is None and needs_key else None
+    needs_key = options.api_key_file is not None or paired_only or not address.loopback
+    key = _api_key(options.api_key_file) if needs_key else None
     config = HttpConfig(
-        credentials, key, _page_key(), [*names, *allowed], options.allow_origin, replies, options.waiting,
-        options.strict, keep_alive_seconds(options.keep_alive), print_event,
+        None if address.loopback else _tls_files(options, names), key, _page_key(), [*names, *allowed],
+        options.allow_origin, replies, options.waiting, options.strict, keep_alive_seconds(options.keep_alive),
+        print_event,
     )  # fmt: skip
     server = HttpServer(address, config)
     try:
@@ -430,17 +446,15 @@ def print_urls(server: HttpServer, room: int | None = None) -> None:
     say(f"{replies} written at once (--replies), as {why}; {waiting} more requests wait (--waiting).", style="dim")
 
 
-def _credentials(options: HTTPOptions, names: Sequence[str]) -> Credentials:
+def _tls_files(options: HTTPOptions, names: Sequence[str]) -> tuple[Path, Path]:
     from edgellm.http.middleware import http_folder
-    from edgellm.http.server import Credentials
     from edgellm.rpc.trust.identity import web_certificate
 
-    key = _api_key(options.api_key_file)
     if options.tls_cert is not None and options.tls_key is not None:
-        return Credentials(key, options.tls_cert.expanduser(), options.tls_key.expanduser())
+        return options.tls_cert.expanduser(), options.tls_key.expanduser()
     certificate, private_key = web_certificate(http_folder(), names)
     say(f"Clients must trust the certificate {certificate}, as with curl --cacert.", style="dim")
-    return Credentials(key, certificate, private_key)
+    return certificate, private_key
 
 
 def _page_key() -> str | None:

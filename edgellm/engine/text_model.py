@@ -253,7 +253,8 @@ class TextModel:
     @cached_property
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:
-            raise ModelUnsupported(f"{self.name} has no chat template.", "Use an instruction-tuned model.")
+            hint = "Use an instruction-tuned model; this one only continues texts, as at /v1/completions."
+            raise ModelUnsupported(f"{self.name} has no chat template.", hint)
         bos, eos = (self._special_text(f(self._vocab)) for f in (lib.llama_vocab_bos, lib.llama_vocab_eos))
         return ChatTemplate(self._template, self, bos, eos)
 

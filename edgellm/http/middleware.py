@@ -153,10 +153,7 @@ def checked_origin(origin: str) -> str:
             "Give one origin, such as https://chat.example.org or app://obsidian.md; there is no wildcard, as any page"
             " could then read from this server.",
         )
-    for scheme, port in (("http", ":80"), ("https", ":443")):
-        if name.startswith(f"{scheme}://"):
-            name = name.removesuffix(port)
-    return name
+    return re.sub(r"^(http://.*):80$|^(https://.*):443$", r"\1\2", name)
 
 
 ErrorBody: TypeAlias = Callable[[str, ApiError], bytes]

@@ -98,12 +98,11 @@ def running_servers() -> list[RunningServer]:
     """Return the servers of this user, by port. Files of processes that have ended are removed."""
     found = []
     for path in (state_dir() / "servers").glob("*.json"):
-        server: RunningServer | None = None
         with suppress(StateDamaged):
             server = read_json(path, TypeAdapter(RunningServer).validate_python)
-        if server is not None and server.is_running():
-            found.append(server)
-            continue
+            if server is not None and server.is_running():
+                found.append(server)
+                continue
         with suppress(OSError):
             path.unlink(missing_ok=True)
     return sorted(found, key=lambda server: server.port)

@@ -185,26 +185,18 @@ class _UvicornServer(uvicorn.Server):
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
-    """Credentials of a server off loopback: an API key, and the PEM files of a certificate and its key for TLS."""
-
-    key: str
-    certificate: Path
-    private_key: Path
-
-
-@dataclass(frozen=True, slots=True)
 class HttpConfig:
     """The clients that a server answers, and its limits.
 
-    `names`: hosts that a Host header may name, besides the address. Pages of `origins` may read from the server,
-    besides its own. `key` is an API key for loopback without TLS. `page_key` opens the user's conversations, and is
-    accepted in place of the API key; without it they stay closed. `replies` are written at once, and up to `waiting`
-    requests wait. `strict` refuses unknown parameters. `keep_alive` is in seconds, as for `ModelHost`. `on_event` is
-    called with a sentence for an unexpected error.
+    `tls`: the PEM files of a certificate and of its key. Clients must show `key`, if there is one; without it they
+    learn nothing about other devices. `page_key` opens the user's conversations, and is accepted in place of the key;
+    without it they stay closed. `names`: hosts that a Host header may name, besides the address. Pages of `origins` may
+    read from the server, besides its own. `replies` are written at once, and up to `waiting` requests wait. `strict`
+    refuses unknown parameters. `keep_alive` is in seconds, as for `ModelHost`. `on_event` is called with a sentence for
+    an unexpected error.
     """
 
-    credentials: Credentials | None = None
+    tls: tuple[Path, Path] | None = None
     key: str | None = None
     page_key: str | None = None
     names: Sequence[str] = ()
@@ -215,36 +207,31 @@ class HttpConfig:
     keep_alive: float = KEEP_ALIVE
     on_event: Callable[[str], None] = lambda _text: None
 
-    @property
-    def api_key(self) -> str | None:
-        """Return the key that clients must show. Without one they learn nothing about other devices."""
-        return self.key if self.credentials is None else self.credentials.key
-
 
 class HttpServer:
     """An HTTP server for one pair. Call `start`, `open` when the pair is loaded, then `stop`, from any threads."""
 
     def __init__(self, address: Address, config: HttpConfig | None = None) -> None:
-        """Raise InvalidOption where other machines can reach the address and there are no credentials, a number is out
+        """Raise InvalidOption where other machines can reach the address and there is no key or no TLS, a number is out
         of range, or an origin is invalid."""
         self.config = config = config or HttpConfig()
-        if config.credentials is None and not address.loopback:
+        if not (address.loopback or (config.tls and config.key)):
             raise InvalidOption(
-                f"{address} can be reached from other machines, but there is no key.",
+                f"{address} can be reached from other machines, but there is no key or no certificate.",
                 "Give a key and a certificate, or listen on 127.0.0.1.",
             )
         for name, value, least in (("replies", config.replies, 1), ("waiting", config.waiting, 0)):
             if not least <= value <= 1000:
                 raise InvalidOption(f"{name} is {value}.", f"Give a whole number from {least} to 1000.")
-        self.address, self.scheme = address, "http" if config.credentials is None else "https"
+        self.address, self.scheme = address, "http" if config.tls is None else "https"
         self._handler = handler = RequestHandler(
-            config.replies, config.waiting, config.on_event, anonymous=config.api_key is None, strict=config.strict,
+            config.replies, config.waiting, config.on_event, anonymous=config.key is None, strict=config.strict,
             keep_alive=config.keep_alive,
         )  # fmt: skip
         self.models, self.metrics = handler.models, handler.metrics
         hosts = {address.host, *config.names, *(_LOOPBACK_NAMES if address.loopback else ())}
         app = make_app(handler, program_version(), config.page_key)
-        keys = [key for key in (config.api_key, config.page_key) if key] if config.api_key is not None else []
+        keys = [key for key in (config.key, config.page_key) if key] if config.key is not None else []
         self._app = SecurityMiddleware(app, hosts, keys, error_body, config.origins)
         self._server: _UvicornServer | None = None
         self._thread: threading.Thread | None = None
@@ -262,7 +249,7 @@ class HttpServer:
     @property
     def certificate(self) -> Path | None:
         """Return the file of the certificate; None without TLS."""
-        return None if self.config.credentials is None else self.config.credentials.certificate
+        return None if self.config.tls is None else self.config.tls[0]
 
     @property
     def page_url(self) -> str:
@@ -278,8 +265,8 @@ class HttpServer:
             self._app, http="h11", ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
             server_header=False, proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=3,
         )  # fmt: skip
-        if (tls := self.config.credentials) is not None:
-            config.ssl_certfile, config.ssl_keyfile = str(tls.certificate), str(tls.private_key)
+        if (tls := self.config.tls) is not None:
+            config.ssl_certfile, config.ssl_keyfile = map(str, tls)
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:

@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -33,7 +34,7 @@ from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
 from edgellm.errors import ServiceFailed
 from edgellm.http.middleware import page_key
-from edgellm.http.server import Credentials, HttpConfig, HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm.model_loading import EngineConfig, place_pair
 from edgellm.mesh.layer_sources import WholeModel
 from edgellm.mesh.weight_cache import WeightCache
@@ -41,6 +42,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.trust.identity import web_certificate
 from edgellm.services.server.servers import WorkerServer
 from edgellm.storage.layer_store import LayerStore
+from testkit.gguf.random_model import SHAPES, write
 from tests.cli.conftest import Edge, ids
 from tests.cli.serving import ROOT, Served, Start, start
 from tests.services.conftest import ANYWHERE
@@ -122,19 +124,27 @@ def test_every_role_answers_lists_what_it_has_and_stops_gracefully(start: Start,
         port = free.getsockname()[1]
     verifier, url = start("--role", "verifier", "--port", str(port))
     assert tokens(reply(url)) == wanted
+    assert reply(url, "edgellm-draft")["model"] == "edgellm-draft"  # every model here can be named
     pair, url = start("--verifier", f"127.0.0.1:{port}")
     found = reply(url)
     assert tokens(found) == wanted
     assert found["model"] == "edgellm-verifier"  # as where both models are here
-    assert found["edgellm"]["summary"]["bytes_up"] > 0
-    assert found["edgellm"]["summary"]["rtt_ms_p50"] > 0
-    metrics = got(url, "/metrics")
-    assert "edgellm_peer_up 1.0" in metrics
-    assert "edgellm_peer_rtt_seconds_count 1.0" in metrics
+    assert min(found["edgellm"]["summary"][name] for name in ("bytes_up", "rtt_ms_p50")) > 0
+    assert {"edgellm_peer_up 1.0", "edgellm_peer_rtt_seconds_count 1.0"} < {*got(url, "/metrics").splitlines()}
     assert {row["process"] for row in edge("ps", "--json").answer} == {pair.process.pid, verifier.process.pid}
     for server in (pair, verifier):
         server.process.send_signal(signal.SIGINT)
         assert server.end()[0] == 0
+
+
+def test_a_base_model_continues_texts(start: Start, tmp_path: Path) -> None:
+    write(path := tmp_path / "base.gguf", replace(SHAPES["tiny-draft"], n_ctx=512), "F32", chat_template="")
+    server, url = start("-m", str(path))
+    assert "base has no chat template: it continues texts, at /v1/completions" in server.said.replace("\n", " ")
+    assert ask(f"{url}/completions", prompt="a b", max_tokens=4)["usage"]["completion_tokens"] == 4
+    with pytest.raises(HTTPError, match="400") as refused:
+        reply(url, "base")
+    assert "this one only continues texts" in refused.value.read().decode()
 
 
 def test_a_pair_writes_no_more_replies_at_once_than_fit(
@@ -191,7 +201,6 @@ def test_it_says_how_many_replies_it_writes_at_once(capsys: pytest.CaptureFixtur
     with HttpServer(Address.parse("127.0.0.1:0"), HttpConfig(replies=8, waiting=0)) as server:
         for room, says in (
             (None, "8 replies are written at once (--replies), as each takes memory and slows the others; 0 more requ"),
-            (8, "8 replies are written at once (--replies), as each takes memory"),
             (1, "1 reply is written at once (--replies), as there is no memory for more"),
         ):
             serving.print_urls(server, room)
@@ -228,7 +237,7 @@ def test_off_this_machine_it_takes_tls_and_the_key(edge: Edge, tmp_path: Path) -
     made = certificate.read_bytes()
     assert web_certificate(tmp_path / "tls", ["127.0.0.1"])[0].read_bytes() == made
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
-    config, trusting = HttpConfig(Credentials("k" * 43, certificate, private)), ssl.create_default_context()
+    config, trusting = HttpConfig((certificate, private), "k" * 43), ssl.create_default_context()
     trusting.load_verify_locations(certificate)
     with HttpServer(Address.parse("127.0.0.1:0"), config) as server:
         assert server.url.startswith("https://")

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from edgellm.http import server as server_module
-from edgellm.http.server import Credentials, HttpConfig, HttpServer
+from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.rpc.trust.identity import web_certificate
 from edgellm.spec.loop import Event
 from edgellm.spec.stats import Summary
@@ -163,10 +163,7 @@ def test_so_may_one_that_begins_just_before_another_ends(monkeypatch: pytest.Mon
 def test_a_handshake_that_is_not_begun_is_aborted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "HEAD_SECONDS", SOON)
     certificate, key = web_certificate(tmp_path, ["127.0.0.1"])
-    with (
-        HttpServer(HOME, HttpConfig(credentials=Credentials("k" * 43, certificate, key))) as server,
-        connect(server) as client,
-    ):
+    with HttpServer(HOME, HttpConfig((certificate, key), "k" * 43)) as server, connect(server) as client:
         server.models.open_without_model("There is no model.")
         assert client.recv(1) == b""
         context = ssl.create_default_context(cafile=certificate)

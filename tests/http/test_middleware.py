@@ -202,8 +202,9 @@ def test_another_type_than_json_is_refused(ask: Ask) -> None:
 
 
 def test_a_server_that_cannot_be_started(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="no key"):
-        HttpServer(Address.parse("192.168.1.2:0"))
+    for config in (HttpConfig(), HttpConfig(key="k" * 43), HttpConfig((tmp_path, tmp_path))):
+        with pytest.raises(InvalidOption, match="no key or no cert"):
+            HttpServer(Address.parse("192.168.1.2:0"), config)
     for replies, waiting in ((0, 1), (1, -1), (10**6, 1)):
         with pytest.raises(InvalidOption, match=r"replies|waiting"):
             HttpServer(HOME, HttpConfig(replies=replies, waiting=waiting))

@@ -259,7 +259,7 @@ def test_a_model_that_nobody_takes_is_closed_too(monkeypatch: pytest.MonkeyPatch
     run(walk, keep_alive=0.0)
 
 
-def test_a_model_is_unloaded_when_it_is_asked_for() -> None:
+def test_a_model_is_unloaded_when_it_is_asked_for_and_none_opened_once_the_server_stops() -> None:
     async def walk(host: ModelHost, shelf: Shelf) -> None:
         lease = await lent(host, "2-a")
         assert not await host.unload("2-a")
@@ -269,12 +269,6 @@ def test_a_model_is_unloaded_when_it_is_asked_for() -> None:
         assert await host.unload("1-default")
         with pytest.raises(ApiError, match="2-a is not in memory"):
             await host.unload("2-a")
-
-    run(walk)
-
-
-def test_a_server_that_stops_opens_nothing_more() -> None:
-    async def walk(host: ModelHost, shelf: Shelf) -> None:
         host.stop()
         with pytest.raises(ApiError, match="stopping"):
             await lent(host, "2-a")

@@ -19,7 +19,7 @@ let status = null; // the server's, as it was last heard of
 
 const library = new Library(show);
 const turns = new TurnList({ edit, retry, branch, select, toggleColours });
-const composer = new Composer(ask, () => controller?.abort());
+const composer = new Composer(ask, () => controller?.abort(), () => turns.editLast());
 
 function show(found) {
   controller?.abort();

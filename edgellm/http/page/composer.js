@@ -8,8 +8,8 @@ export class Composer {
   #files = [];
   #send;
 
-  // `send` is called with a question and its files; `stop` stops the reply.
-  constructor(send, stop) {
+  // `send` is called with a question and its files; `stop` stops the reply; `recall` edits the last question.
+  constructor(send, stop, recall) {
     this.#send = send;
     this.field = byId("question");
     byId("ask").addEventListener("submit", (event) => {
@@ -17,6 +17,7 @@ export class Composer {
       this.#submit();
     });
     this.field.addEventListener("keydown", (event) => {
+      if (event.key === "ArrowUp" && !this.field.value && recall()) event.preventDefault();
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
       this.#submit();

@@ -201,6 +201,13 @@ export class TurnList {
     this.#keepingEnd(() => this.#fillFoot(view));
   }
 
+  // Opens the last question to be edited; returns whether there is one.
+  editLast() {
+    const button = [...byId("turns").querySelectorAll(".question .change")].at(-1);
+    button?.click();
+    return Boolean(button);
+  }
+
   scrollToEnd() {
     this.#log.scrollTop = this.#log.scrollHeight;
     this.#showWayToEnd();
@@ -225,7 +232,7 @@ export class TurnList {
     const files = (node.files ?? []).map((file) => element("li", "", file.name));
     const bubble = element("div", "asked", ...(files.length ? [element("ul", "files", ...files)] : []), text);
     const copy = iconButton("copy", "Copy the question", () => copyText(node.text, copy));
-    const buttons = element("div", "buttons", copy, iconButton("edit", "Edit the question", () => this.#edit(box, node)));
+    const buttons = element("div", "buttons", copy, iconButton("edit", "Edit the question", () => this.#edit(box, node), "icon change"));
     const box = element("article", "question", bubble, element("div", "foot", this.#versions(node), buttons));
     box.setAttribute("aria-label", "Question");
     return box;
@@ -240,7 +247,10 @@ export class TurnList {
     const cancel = element("button", "quiet", "Cancel");
     cancel.type = "button";
     const form = element("form", "edit", field, element("div", "buttons", send, cancel));
-    const back = () => form.replaceWith(box);
+    const back = () => {
+      form.replaceWith(box);
+      byId("question").focus();
+    };
     cancel.addEventListener("click", back);
     field.addEventListener("keydown", (event) => {
       if (event.key === "Escape") back();
