@@ -100,7 +100,7 @@ def disproved_figures(
 
     sentences = [
         f"{device} cut its layers from the model's file for {format_seconds(seconds)}, for the first time only."
-        for device, seconds in cut.items() if seconds
+        for device, seconds in cut.items() if seconds > _LEAST
     ]  # fmt: skip
     for stage in found.stages:
         planned, worker = planned_for(stage, plan), workers.get(stage.device)

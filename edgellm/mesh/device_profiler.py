@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 
 from filelock import FileLock
@@ -35,12 +34,7 @@ from edgellm.system import cache_dir
 MAX_AGE = 30 * 86_400.0  # seconds; older figures are not used unasked
 MAX_DOUBTFUL_AGE = 600.0
 """Seconds for which measurements on a busy machine are used."""
-MAX_BYTES = 512 * 2**20
-MIN_SECONDS, MAX_SECONDS = 1.0, 4.0  # least and most seconds of reading a file
-_READ_BYTES = 4 * 2**20
-_PORTION_SECONDS = 0.2  # seconds
 _LOADING = 2.0  # seconds of loading layers
-_LOADS = 2
 
 
 def measure_device(
@@ -90,8 +84,8 @@ def _measure(
     try:
         on_progress("writing layers of random weights")
         write_random(blocks, file)
-        on_progress("reading them from disk")
-        disk, how = _cold_load(file, blocks, unit.hardware, *cold_read(file))
+        on_progress("loading them from disk")
+        disk, how = _cold_load(file, blocks, unit.hardware)
         with _as_pieces(file, blocks) as paths:
             rows, seconds, taken = time_passes(paths, blocks, unit.hardware, on_progress)
     finally:
@@ -117,24 +111,23 @@ def _as_pieces(file: Path, blocks: Blocks) -> Iterator[list[Path]]:
             path.unlink(missing_ok=True)
 
 
-def _cold_load(file: Path, blocks: Blocks, hardware: Hardware, rate: float, how: str) -> tuple[float, str]:
-    """Return the bytes/s at which layers load from the disk, ready to compute, if a file is read at `rate`: llama.cpp
-    may repack weights for the processor, or copy them to a card, and the slower step sets the limit."""
-    sample = file.with_name(f"{file.stem}-some.gguf")
-    count = max(1, min(blocks.layers, int(_LOADING * rate / blocks.layer)))
+def _cold_load(file: Path, blocks: Blocks, hardware: Hardware) -> tuple[float, str]:
+    """Return the bytes/s at which layers load from the disk, ready to compute, and how that was measured: by one layer,
+    then with as many as load in some seconds. The second of two loads counts, as new layers are tried in a process of
+    their own, and many disks that have rested are faster for a moment than they can sustain."""
+    sample, count, rate = file.with_name(f"{file.stem}-some.gguf"), 1, 0.0
     try:
-        cut(file, sample, 0, count - 1, head=False)
-        loaded = 0.0
-        for _ in range(_LOADS):
-            drop_page_cache(sample)
-            began = perf_counter()
-            with Model.load(sample, LoadSpec(hardware)):
-                loaded = max(loaded, count * blocks.layer / (perf_counter() - began))
+        for seconds in (0.0, _LOADING):
+            count = max(1, min(blocks.layers, int(seconds * rate / blocks.layer)))
+            cut(file, sample, 0, count - 1, head=False)
+            for _ in range(2):
+                how = drop_page_cache(sample)
+                began = perf_counter()
+                with Model.load(sample, LoadSpec(hardware)):
+                    rate = count * blocks.layer / (perf_counter() - began)
     finally:
         sample.unlink(missing_ok=True)
-    if loaded >= rate:
-        return rate, how
-    return loaded, f"{how}: {rate / 1e6:.0f} MB/s; {count} layers loaded, which is slower"
+    return rate, f"{count} layers loaded, {how}"
 
 
 def _figures_path(block: str, unit: ComputeUnit) -> Path:
@@ -168,34 +161,8 @@ def _store_figures(figures: DeviceFigures, unit: ComputeUnit) -> None:
     write_cached(_figures_path(figures.block, unit), asdict(figures))
 
 
-def cold_read(path: Path) -> tuple[float, str]:
-    """Return bytes/s of reading a file from disk, and a description of how cached pages were avoided. A large file is
-    read for some seconds, a small one several times. The result is the median over portions, which a stall does not
-    move. The first portion of each reading is left out, where there are others: many disks that have rested are faster
-    for a moment than they can sustain. Raise OSError if the file cannot be read."""
-    size, elapsed = 0, 0.0
-    first: list[float] = []  # seconds for a byte, of portions at the beginning of a reading
-    later: list[float] = []  # seconds for a byte, of the others
+def drop_page_cache(path: Path) -> str:
+    """Drop a file's pages from memory, if the system permits it; return a description of how. Raise OSError if the file
+    cannot be opened."""
     with path.open("rb", buffering=0) as file:
-        system.read_at_random(file.fileno())  # bytes read ahead would not be counted
-        buffer = memoryview(bytearray(_READ_BYTES))
-        while elapsed < MIN_SECONDS and size < MAX_BYTES:
-            file.seek(0)
-            how = system.drop_pages(file.fileno())
-            began = portion_began = now = perf_counter()
-            portion, counted = 0, first
-            while size < MAX_BYTES and now - began < MAX_SECONDS and (n := file.readinto(buffer[: MAX_BYTES - size])):
-                size, portion, now = size + n, portion + n, perf_counter()
-                if now - portion_began >= _PORTION_SECONDS:
-                    counted.append((now - portion_began) / portion)
-                    portion, portion_began, counted = 0, now, later
-            elapsed += perf_counter() - began
-        system.drop_pages(file.fileno())
-    seconds_per_byte = median(later or first or [elapsed / max(size, 1)])
-    return 1.0 / max(seconds_per_byte, 1e-12), f"{size / 1e6:.0f} MB read, {how}"
-
-
-def drop_page_cache(path: Path) -> None:
-    """Drop a file's pages from memory, if the system permits it. Raise OSError if the file cannot be opened."""
-    with path.open("rb", buffering=0) as file:
-        system.drop_pages(file.fileno())
+        return system.drop_pages(file.fileno())

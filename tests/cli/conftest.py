@@ -108,7 +108,6 @@ def edge(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def quick_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices are measured, in no time: not well, but really."""
-    monkeypatch.setattr("edgellm.mesh.device_profiler.MIN_SECONDS", 0.01)
     monkeypatch.setattr(timing, "ROWS", (1, 8))
     monkeypatch.setattr(timing, "_SPELL", 0.0)
     monkeypatch.setattr(timing, "_ROUNDS", 1)

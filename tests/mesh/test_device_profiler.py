@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from edgellm.errors import MeasureFailed, VerifierUnreachable
 from edgellm.layer_range import HERE
 from edgellm.llm.mesh_timeline import disproved_figures
 from edgellm.mesh import device_profiler, weight_cache
-from edgellm.mesh.device_profiler import MAX_DOUBTFUL_AGE, cold_read, measure_device
+from edgellm.mesh.device_profiler import MAX_DOUBTFUL_AGE, measure_device
 from edgellm.mesh.fleet_profiler import Survey, TimedModel, stored_link, stored_speed, survey
 from edgellm.mesh.placement import model_costs
 from edgellm.mesh.weight_cache import ComputeUnit
@@ -45,7 +43,6 @@ ONE = ComputeUnit(Hardware(threads=1))
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("edgellm.mesh.device_profiler.MIN_SECONDS", 0.01)
     monkeypatch.setattr(timing, "ROWS", (1, 4))
     monkeypatch.setattr(timing, "_SPELL", 0.0)
     monkeypatch.setattr(timing, "_ROUNDS", 1)
@@ -67,7 +64,7 @@ def test_it_is_measured_once_and_when_asked(blocks: Blocks, tmp_path: Path, monk
     assert first.disk > 0
     assert first.memory > 0
     assert doing[0] == "writing layers of random weights"
-    assert "reading them from disk" in doing
+    assert "loading them from disk" in doing
     assert not list((tmp_path / "layers").glob("*.gguf"))
     again = measure_device(blocks, unit=ONE)
     assert replace(again, memory=0) == replace(first, memory=0)
@@ -119,24 +116,6 @@ def test_figures_that_are_none_are_not_believed(blocks: Blocks, tmp_path: Path) 
     assert isinstance(good, DeviceFigures)
 
 
-def test_a_cold_read_drops_the_pages_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(os.urandom(3 * 2**20 + 5))
-    dropped: list[int] = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda _handle, _at, _size, advice: dropped.append(advice), raising=False)
-    monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
-    monkeypatch.setattr(os, "POSIX_FADV_RANDOM", 1, raising=False)
-    monkeypatch.setattr(device_profiler, "MIN_SECONDS", 1e-9)
-    speed, how = cold_read(path)
-    assert speed > 0
-    assert how.startswith("3 MB read")
-    assert dropped == [os.POSIX_FADV_RANDOM, 4, 4]
-    monkeypatch.setattr(device_profiler, "MIN_SECONDS", 10.0)
-    monkeypatch.setattr(device_profiler, "MAX_BYTES", 5 * 2**20)  # a small file is read again
-    assert cold_read(path)[1].startswith("5 MB read")
-    assert len(dropped) == 7
-
-
 CARD = ComputeUnit(Hardware(threads=1), "Card0", "a test says so")
 
 
@@ -159,17 +138,21 @@ def test_what_was_measured_elsewhere_is_not_used(
     assert measure_device(blocks, folder=tmp_path, unit=CARD).reason == "the processor was a card"
 
 
-def test_where_loading_is_slower_than_reading_that_is_what_counts(
+def test_the_disk_is_timed_by_loading_layers_whose_pages_were_dropped(
     blocks: Blocks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_profiler, "cold_read", lambda _path: (1e12, "all at once"))
+    dropped: list[int] = []
+
+    def drop(_file: int) -> str:
+        dropped.append(1)
+        return "cold"
+
+    monkeypatch.setattr(system, "drop_pages", drop)
     found = measure_device(blocks, folder=tmp_path / "layers", unit=ONE)
-    assert found.disk < 1e11
-    assert found.disk_reason.startswith("all at once: 1000000 MB/s; 2 layers loaded")
+    assert 0.0 < found.disk < 1e11
+    assert found.disk_reason == "2 layers loaded, cold"
+    assert len(dropped) == 4
     assert not list((tmp_path / "layers").glob("*.gguf"))
-    monkeypatch.setattr(device_profiler, "cold_read", lambda _path: (1.0, "drop by drop"))
-    found = measure_device(blocks, max_age=0.0, folder=tmp_path / "layers", unit=ONE)
-    assert (found.disk, found.disk_reason) == (1.0, "drop by drop")
 
 
 @pytest.mark.parametrize("factor", [300.0, 1.0 / 300.0])
@@ -183,32 +166,6 @@ def test_a_kept_figure_that_no_device_can_have_is_measured_again(blocks: Blocks,
     again = measure_device(blocks, folder=tmp_path, unit=ONE)
     assert again.reason == "the times are not plausible for any device"
     assert again.seconds[1] < 20.0 * first.seconds[1]
-
-
-class Rested(FileIO):
-    """A file whose first eight megabytes come at once, and the others at 40 MB/s."""
-
-    clock = 0.0
-
-    def readinto(self, room: Any) -> int:
-        before = self.tell()
-        n = super().readinto(room)
-        slow = max(0, before + n - 8 * 2**20) - max(0, before - 8 * 2**20)
-        Rested.clock += 1e-3 + slow / 40e6
-        return n
-
-
-@pytest.mark.parametrize("megabytes", [24, 100])
-def test_a_disk_that_has_rested_is_not_taken_for_a_faster_one(
-    megabytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "file"
-    with path.open("wb") as file:
-        file.truncate(megabytes * 2**20)
-    monkeypatch.setattr(device_profiler, "MIN_SECONDS", 1.0)
-    monkeypatch.setattr(device_profiler, "perf_counter", lambda: Rested.clock)
-    monkeypatch.setattr(Path, "open", lambda self, *_, **__: Rested(self))
-    assert 35e6 < cold_read(path)[0] < 42e6
 
 
 @pytest.fixture
