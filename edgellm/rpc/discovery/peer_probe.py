@@ -24,7 +24,7 @@ from edgellm.rpc.trust.trust import Peer, Trust
 
 T = TypeVar("T")
 
-BROWSE_SECONDS = 1.5  # wait for announcements; most come within a tenth of that
+BROWSE_SECONDS = 1.5  # wait for announcements; on a machine with another responder the second query is answered
 MAX_BROWSE_SECONDS = 6.0  # wait without any device found: busy machines answer late
 
 

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 from time import monotonic
 from typing import Any
 
@@ -34,7 +33,7 @@ from edgellm.errors import (
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, SESSION, network_loop, open_channel, run_in_network_loop
 from edgellm.rpc.discovery.interfaces import call_with_retry, listening
-from edgellm.rpc.discovery.peer_probe import announced_addresses
+from edgellm.rpc.discovery.peer_probe import BROWSE_SECONDS, announced_addresses
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import RECHECK_SECONDS
 from edgellm.rpc.trust.handshake import connect_authenticated
@@ -52,7 +51,7 @@ from edgellm.spec.verifier import Session, VerifyRequest
 
 _log = logging.getLogger(__name__)
 _CLOSE_GRACE_SECONDS = 10.0
-_RECONNECT_SECONDS = 1.0  # longest pause between two attempts to connect again, and wait for announcements
+_RECONNECT_SECONDS = 0.5  # longest pause before another attempt to connect again
 _REFUSALS = {
     "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED", "INTERNAL", "PERMISSION_DENIED",
 }  # fmt: skip
@@ -212,14 +211,11 @@ class RemoteVerifier(Verifier):
         return VerifierUnreachable(what, f"Start one there with `edgellm serve --role verifier --port {where.port}`.")
 
     async def _reconnect(self) -> None:
-        """Connect again as soon as the verifier answers, also at another address: it may have slept, or moved. While it
-        is away, its address is tried every second, and others are looked for less and less often."""
-        looked = -inf
+        """Connect again as soon as the verifier answers, also at another address: it may have slept, or moved. However
+        long it is away, both are tried about every two seconds."""
         while self._channel is None:
-            delay = self.retry.next()
-            await asyncio.sleep(min(delay, _RECONNECT_SECONDS))
-            if not await self._is_at(self._address) and monotonic() - looked >= delay:
-                looked = monotonic()
+            await asyncio.sleep(min(self.retry.next(), _RECONNECT_SECONDS))
+            if not await self._is_at(self._address):
                 for address in await self._elsewhere():
                     if await self._is_at(address):
                         break
@@ -241,7 +237,7 @@ class RemoteVerifier(Verifier):
             return []
         announced: list[Address] = []
         with suppress(InvalidOption):  # the interface to listen on is gone
-            announced += await asyncio.to_thread(announced_addresses, peer, _RECONNECT_SECONDS)
+            announced += await asyncio.to_thread(announced_addresses, peer, BROWSE_SECONDS)
         return await listening(one for one in dict.fromkeys([*announced, *peer.addresses]) if one != self._address)
 
     def _peer(self) -> Peer | None:
