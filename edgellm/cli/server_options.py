@@ -90,7 +90,7 @@ class HTTPOptions:
     api_key_file: Path | None = option(None, "FILE", shown="none on this machine")
     tls_cert: Path | None = _http(None, "FILE", shown="a self-signed one")
     tls_key: Path | None = _http(None, "FILE")
-    replies: int | None = _http(None, "N", shown="2; for a verifier 8")
+    replies: int | None = _http(None, "N", shown="8, or as many as fit")
     waiting: int = _http(16, "N")
     allow_origin: tuple[str, ...] = _http((), "ORIGIN", shown="none")
     allow_host: tuple[str, ...] = _http((), "HOST", shown="its own names")

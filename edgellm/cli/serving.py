@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from edgellm.http.catalogs import ModelDefaults
     from edgellm.http.server import HttpServer
     from edgellm.rpc.address import Address
-    from edgellm.services.server.gateway_server import ServedGatewayModel
     from edgellm.services.server.listener import Listener, ServerEvent
     from edgellm.services.server.servers import WorkerServer
     from edgellm.spec.drafting.cost_curve import CostCurve
@@ -81,8 +80,8 @@ def serve_pair(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> Non
                 fewer_replies=asked.http.replies is None, prompt_cache=defaults.prompt_cache,
             )  # fmt: skip
         announce(pair.verifier_reason, pair.notices)
-        served = ServedModel(pair, pair.name, in_turns=pair.verifier_up is None, options=replies, replies=pair.replies)
-        if served.in_turns:
+        served = ServedModel(pair, pair.name, options=replies, replies=pair.replies)
+        if pair.verifier_up is None:
             opener = PairOpener(pair.name, named(draft), named(verifier), defaults)
     with served.pair:
         _check(served.pair, replies)
@@ -114,9 +113,10 @@ def _over_devices(asked: Asked, draft: str, verifier: str) -> ServedModel:
 
     pair = resolve_pair(draft, verifier)
     models = replace(asked.models, draft=str(pair.draft), verifier=str(pair.verifier))
-    llm, opened = over_devices(models, _PLANNED, asked.hardware, sessions=asked.at_once)
+    sessions = asked.http.replies or 2  # every device reserves memory for each
+    llm, opened = over_devices(models, _PLANNED, asked.hardware, sessions=sessions)
     recorder = None if opened is None else MeshRecorder(opened)
-    return ServedModel(llm, llm.name, in_turns=False, options=asked.replies, recorder=recorder)
+    return ServedModel(llm, llm.name, options=asked.replies, recorder=recorder, replies=sessions)
 
 
 def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> None:
@@ -144,7 +144,6 @@ def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) ->
             progress=partial(loading, path.name), measure=measured,
         )  # fmt: skip
     say(f"{server.placement}.", style="dim")
-    say(f"{server.pieces}.", style="dim")
     _say_how_to_use(server, link)
     with ExitStack() as opened:
         if http is not None:
@@ -157,7 +156,7 @@ def serve_verifier(ctx: typer.Context, asked: Asked, http: HttpServer | None) ->
 
 def _served(asked: Asked, pair: LLM) -> ServedModel:
     _check(pair, asked.replies)
-    return ServedModel(pair, pair.name, in_turns=False, options=asked.replies)
+    return ServedModel(pair, pair.name, options=asked.replies)
 
 
 def _eagle3(ctx: typer.Context, draft: str) -> ModelFile | None:
@@ -221,7 +220,7 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
     from edgellm.services.server.gateway_server import TIMING
     from edgellm.services.server.gateway_server import serve_gateway as start
     from edgellm.services.server.listener import Listening
-    from edgellm.upstream.gateway.metrics import families
+    from edgellm.upstream.gateway.backend import families
     from edgellm.upstream.opening import UpstreamOptions
 
     served, link = asked.served, asked.link
@@ -238,22 +237,21 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
         if http is not None and not server.models:
             http.models.open_without_model("None of the servers behind this gateway has answered yet.")
 
-        def open_model(ready: ServedGatewayModel) -> None:
-            model = ready.model
+        def open_model(model: ServerPool, verifier: ColocatedVerifier) -> None:
             for one in model.servers:
                 name = f"{model.name}: " * (len(server.models) > 1)
                 say(f"{name}{one.opened.finding}.", style="dim")
                 for notice in one.opened.notices:
                     say(notice)
             if http is not None:
-                over_http = _served(asked, opened.enter_context(_pair_over(model, ready.verifying.inside())))
+                over_http = _served(asked, opened.enter_context(_pair_over(model, verifier)))
                 (http.open if model is server.models[0] else http.models.add)(over_http)
 
-        def open_late(ready: ServedGatewayModel) -> None:
+        def open_late(model: ServerPool, verifier: ColocatedVerifier) -> None:
             try:
-                open_model(ready)
+                open_model(model, verifier)
             except EdgeError as error:
-                say(f"{ready.model.name} is not served over HTTP. {error}", style="yellow")
+                say(f"{model.name} is not served over HTTP. {error}", style="yellow")
             if len(server.models) > 1:  # with a single model nothing has changed
                 say_how()
 
@@ -283,7 +281,8 @@ def _check_gateway(ctx: typer.Context, asked: Asked) -> None:
 
 def _pair_over(model: ServerPool, verifier: ColocatedVerifier) -> LLM:
     """Return a pair without a draft model, whose replies the servers behind a gateway's `model` write."""
-    from edgellm.llm.model_loading import EXTRA_TOKENS, OpenedVerifier, sampling_behind
+    from edgellm.llm.model_loading import OpenedVerifier, sampling_behind
+    from edgellm.verifier.in_process import EXTRA_TOKENS
 
     where = ", ".join(str(one.url) for one in model.servers)
     finding = "; ".join(one.opened.finding for one in model.servers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -47,9 +48,10 @@ class Context:
         self, model: Model, spec: ContextSpec, *, capture: Capture | None = None,
         prompt_cache: PromptCache | None = None,
     ) -> None:  # fmt: skip
-        """Reserve the cache. The first sequence is restored from a `prompt_cache` as far as possible when it is synced,
-        and kept there when the context is closed. Raises InvalidOption: as for `ContextSpec.resolved`, or a layer to
-        capture that does not exist; EngineFailed: llama.cpp cannot reserve it, for want of memory above all."""
+        """Reserve the cache. The first sequence, or each that has its own buffer, is restored from a `prompt_cache` as
+        far as possible when it is synced, and kept there when the context is closed. Raises InvalidOption: as for
+        `ContextSpec.resolved`, or a layer to capture that does not exist; EngineFailed: llama.cpp cannot reserve it,
+        for want of memory above all."""
         self.spec = open_spec = spec.resolved(model, capture)
         if capture is not None:
             capture.check(model.n_layer)
@@ -61,7 +63,8 @@ class Context:
         head = LMHead.open(model, asked.threads) if lazy else None
         self._lazy_head = None if head is None else LazyHead(head)
         observer = self.captured or self._lazy_head
-        self._prompts, self._epoch = prompt_cache, 0 if prompt_cache is None else prompt_cache.epoch
+        self._prompts = prompt_cache
+        self._epochs = [0 if prompt_cache is None else prompt_cache.epoch] * spec.n_seq
         owned = llama_api.open_context(model.owned, asked, callback=observer and observer.nodes.callback)
         self.native = NativeContext(owned, asked.threads, model.n_vocab)
         self._cache = KVCache(
@@ -184,7 +187,8 @@ class Context:
         """Close the context; its memory is freed once no view of the logits is left."""
         sound = not self.native.closed and not self.native.owned.guard.busy
         if sound and self._prompts is not None:
-            self._keep(self._prompts)
+            for seq in self._kept:
+                self._keep(self._prompts, seq)
         if self.speculator is not None:
             self.speculator.close()
             self.speculator = None
@@ -343,33 +347,39 @@ class Context:
         if len(ids) == 0:
             raise InvalidOption("There are no ids to sync the cache with.", "Give at least one.")
         common = self._sequences.common(seq, ids[:-1])
-        if seq == 0 and self._prompts is not None:
-            common = self._restored(self._prompts, ids[:-1], common)
+        if seq in self._kept and self._prompts is not None:
+            common = self._restored(self._prompts, ids[:-1], common, seq)
         self.rollback(common, seq)
         if seq in self._lost:
             self._sequences.lengths[seq] = common = self._lost.pop(seq)
         self._cache.expect_draft(seq)
         return common
 
-    def _restored(self, cache: PromptCache, ids: Ids, common: int) -> int:
+    @property
+    def _kept(self) -> range:
+        """Return the sequences that a prompt cache keeps: the first, and all whose cells are their own."""
+        return range(1 if self.spec.native.unified else self.n_seq)
+
+    def _restored(self, cache: PromptCache, ids: Ids, common: int, seq: int) -> int:
         """Restore a kept sequence that shares more of `ids` (n,) than the `common` first ids, if that saves reading;
         return how many ids are common then."""
-        self._epoch = cache.epoch  # the new contents belong to this epoch
+        self._epochs[seq] = cache.epoch  # the new contents belong to this epoch
         if len(ids) - common < sequences.LEAST:
             return common
         found = cache.find(self._kind(), ids, common + sequences.LEAST - 1, whole=not self._cache.plain)
         if found is None:
             return common
-        self.load(found)
-        return self._sequences.common(0, ids)
+        self.load(found, seq)
+        return self._sequences.common(seq, ids)
 
-    def _keep(self, cache: PromptCache) -> None:
-        """Keep the first sequence on disk if that may save reading."""
+    def _keep(self, cache: PromptCache, seq: int) -> None:
+        """Keep a sequence on disk if that may save reading."""
         lengths = self._sequences.lengths
-        lengths[0] = self._cache.settle(0, self._lost.pop(0, lengths[0]))
-        ids = self.cached()
-        if len(ids) >= sequences.LEAST and self._epoch == cache.epoch and not (ids == NO_ID).any():
-            cache.keep(self._kind(), ids, self._cache.size(0), self.save, whole=not self._cache.plain)
+        lengths[seq] = self._cache.settle(seq, self._lost.pop(seq, lengths[seq]))
+        ids = self.cached(seq)
+        if len(ids) >= sequences.LEAST and self._epochs[seq] == cache.epoch and not (ids == NO_ID).any():
+            write = partial(self.save, seq=seq)
+            cache.keep(self._kind(), ids, self._cache.size(seq), write, whole=not self._cache.plain)
 
     def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
         """Append `ids`, shape (n,), to a sequence; return the logits of the last `outputs` rows, (outputs, n_vocab).

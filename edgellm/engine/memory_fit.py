@@ -151,7 +151,8 @@ def place_model(
     """
     if eagle3 is not None:
         speculator_module(EAGLE3).check_eagle3(eagle3, file)
-    hardware, reasons = _with_context(file, hardware, sessions)
+    # Few of many sessions are long at once: a longer context is worth more than a further session.
+    hardware, reasons = _with_context(file, hardware, min(sessions, 2))
     if eagle3 is not None:
         reasons = (f"the EAGLE-3 head {eagle3.path.name} drafts from its states", *reasons)
 

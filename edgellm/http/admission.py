@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from typing import Self
 
 from edgellm.http.schemas.errors import ApiError
 
@@ -81,23 +79,3 @@ class Admission:
     async def wait_until_empty(self) -> None:
         """Wait until no reply is being written."""
         await self._empty.wait()
-
-
-class FairLock:
-    """A lock that is granted in the order of arrival, so that replies compute one round each in turn."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self.arrived = 0
-        self._left = 0
-
-    def __enter__(self) -> Self:
-        with self._changed:
-            place, self.arrived = self.arrived, self.arrived + 1
-            self._changed.wait_for(lambda: self._left == place)
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        with self._changed:
-            self._left += 1
-            self._changed.notify_all()

@@ -75,7 +75,7 @@ class ModelDefaults:
         )  # fmt: skip
         for notice in pair.notices:
             self.on_event(f"{name}: {notice}")
-        return ServedModel(pair, name, in_turns=not peers, options=self.options, replies=pair.replies)
+        return ServedModel(pair, name, options=self.options, replies=pair.replies)
 
 
 class PairOpener:

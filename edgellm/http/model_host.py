@@ -60,14 +60,11 @@ def is_foreign(name: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A pair and the name that it is served by. `in_turns`: replies compute on this device's processor, round by round.
-
-    `options` are the choices that requests leave open; up to `replies` are written at once.
-    """
+    """A pair and the name that it is served by. `options` are the choices that requests leave open; up to `replies` are
+    written at once."""
 
     pair: LLM
     name: str
-    in_turns: bool = True
     options: ReplyOptions = field(default_factory=ReplyOptions)
     recorder: MeshRecorder | None = None
     replies: int | None = None
@@ -427,7 +424,7 @@ class ModelHost:
 
 def beside_memory(kept: Sequence[PairMemory], closed: Sequence[PairMemory]) -> Counter[str]:
     """Return the bytes by device to add to the memory that the system counts as taken: weights of `kept` models that
-    are pages of files, and their unopened contexts, less the counted memory of models that are `closed` first.
+    are pages of files, less the counted memory of models that are `closed` first.
 
     A model's weights are in memory as pages of a file or, where llama.cpp has repacked them, as memory of its own.
     """
@@ -437,9 +434,7 @@ def beside_memory(kept: Sequence[PairMemory], closed: Sequence[PairMemory]) -> C
     found: Counter[str] = Counter()
     for one in kept:
         found["CPU"] += int(share * one.mapped)
-        found.update(one.unopened)
     for one in closed:
         found.subtract(one.by_device)
-        found.update(one.unopened)
         found["CPU"] += int(share * one.mapped)
     return found

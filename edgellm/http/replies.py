@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -20,7 +20,7 @@ from starlette.types import Receive
 
 from edgellm.engine import ToolCall
 from edgellm.errors import EdgeError, Stopped
-from edgellm.http.admission import Admission, FairLock
+from edgellm.http.admission import Admission
 from edgellm.http.metrics import Metrics
 from edgellm.http.middleware import redact
 from edgellm.http.model_host import ModelHost, ServedModel, is_foreign, keep_alive_seconds
@@ -70,7 +70,6 @@ class _Job:
         self.instead = ""  # the model that answers for a foreign name
         self.changed = ""  # what the chat template wants otherwise
         self.count = 1
-        self.lock: AbstractContextManager[object] = nullcontext()  # held while a reply computes
         self.with_calls: Callable[..., Iterator[Token | ToolCall]] | None = None  # tells calls of tools from tokens
         self.work: asyncio.Task[None] | None = None  # the task that may be cancelled: no reply is begun yet
         self._loop = asyncio.get_running_loop()
@@ -127,8 +126,7 @@ class _Job:
                 if not cancelled:
                     self._pass_on(reply, times)
             finally:
-                with self.lock:
-                    reply.close()
+                reply.close()
                 summary = reply.summary
         except Stopped:  # there is no reply yet
             pass
@@ -139,13 +137,9 @@ class _Job:
         return None if error else summary
 
     def _pass_on(self, reply: Reply, times: list[float]) -> None:
-        def next_token() -> Token | None:
-            with self.lock:
-                return next(reply, None)
-
         progress = self.put if self.request.stream and self.request.return_progress else None
         reply.listen(on_notice=self._notice, on_progress=progress)
-        events: Iterator[Token | ToolCall] = iter(next_token, None)
+        events: Iterator[Token | ToolCall] = reply
         if self.with_calls is not None:
             events = self.with_calls(events, lambda: reply.summary.finish_reason != "stop")
         text, tokens = Utf8(), list[Token]()
@@ -189,7 +183,6 @@ class RequestHandler:
         self.metrics = Metrics(self.admission)
         self.plan: PlanOut | None = None
         self.rtt_ms: float | None = None  # from the last reply that reported a round trip
-        self._fair_lock = FairLock()
         self._executor = ThreadPoolExecutor(replies, thread_name_prefix="edgellm-http")
         self._jobs: set[_Job] = set()
 
@@ -322,8 +315,6 @@ class RequestHandler:
             job.instead = re.sub(r"[^!-~]", "?", served.name)
         job.writer.begin(served.name, served.pair.piece)
         job.ignored.update(ignored)
-        if served.in_turns:
-            job.lock = self._fair_lock
         if options.tools:
             job.with_calls = partial(_with_calls, served, options, request.most_calls)
         seeds = [None if options.seed is None else options.seed + number for number in range(request.n)]

@@ -201,7 +201,7 @@ class HttpConfig:
     page_key: str | None = None
     names: Sequence[str] = ()
     origins: Sequence[str] = ()
-    replies: int = 2
+    replies: int = 8
     waiting: int = 16
     strict: bool = False
     keep_alive: float = KEEP_ALIVE

@@ -45,7 +45,6 @@ from edgellm.spec.protocols import Drafter, Verifier
 from edgellm.storage import History
 from edgellm.storage.model_files import resolve_pair
 from edgellm.storage.saved_prompts import SavedPrompts
-from edgellm.verifier.in_process import LocalVerifier
 
 SPARE = 16  # least cells of the cache for a branch
 
@@ -101,10 +100,6 @@ class Drafters:
                 if found in self._in_use:
                     self._in_use.remove(found)
                     self._idle.insert(0, found)
-
-    def opened(self) -> int:
-        """Return how many drafters are open, in use and idle."""
-        return len(self._in_use) + len(self._idle)
 
     def close(self) -> None:
         """Close all drafters, also those that were not given back."""
@@ -207,8 +202,7 @@ class PairEngine:
             if small is not None and fits.left_out == "verifier":
                 text = small
             else:
-                context = positions(text, config.n_ctx), config.threads, self.prompts.of(text.path)
-                checks = self.own(verifier_of(text, *context))
+                checks = self.own(self._verifier_of(text, positions(text, config.n_ctx)))
         else:
             text = small or self._load_tokenizer(found.taken, progress)
             if verifier is not None:
@@ -281,10 +275,17 @@ class PairEngine:
         curve = None
         if not self.linked:
             curve = ModelCurve(text, config.threads, idle.file_hash(text.path), idle, history=config.history)
-        prompts = self.prompts.of(text.path)
-        self.retrieval = self.own(NgramRuntime(text, self.context, config.threads, curve, prompts))
+        self.retrieval = self.own(NgramRuntime(text, partial(self._verifier_of, text, self.context), curve))
         self.own(idle)  # Idle work must end before the models are closed.
         return self
+
+    def _verifier_of(self, model: Model, n_ctx: int) -> Verifier:
+        return verifier_of(model, n_ctx, self.config.threads, self.prompts.of(model.path), self.placement.replies)
+
+    @property
+    def batches(self) -> bool:
+        """Return whether replies that are written at once share batches of the model that decides the text."""
+        return self.placement.replies > 1 and not self.linked
 
     @property
     def linked(self) -> bool:
@@ -321,11 +322,7 @@ class PairEngine:
         taken = Counter(CPU=weights + self.context * sum(map(cache_bytes_per_token, headers)))
         if placement.placed:
             taken = placement.taken - Counter(self.config.beside or {})
-        pool = self.verifier if isinstance(self.verifier, LocalVerifier) else self.drafters
-        unopened = 0 if pool is None else max(0, placement.replies - pool.opened())
-        return PairMemory(
-            taken, min(weights, taken["CPU"]), Counter({name: unopened * size for name, size in placement.each.items()})
-        )
+        return PairMemory(taken, min(weights, taken["CPU"]))
 
     def close(self) -> None:
         """Free the memory."""

@@ -6,24 +6,25 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from edgellm.engine import ContextSpec, Model, ModelFile, head_pays
+from edgellm.engine.gguf.memory import cache_bytes_per_token
 from edgellm.engine.gguf.speculation import is_eagle3
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.kv.sequences import PromptCache
-from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, as_many_as_fit, check_context, place_model
+from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, as_many_as_fit, check_context, free_memory, place_model
 from edgellm.engine.model import LoadSpec, probe_of
 from edgellm.engine.trial.probe import TrialChild, start_trial
-from edgellm.errors import EdgeError, InvalidOption, ModelUnsupported, VocabularyMismatch
+from edgellm.errors import EdgeError, InvalidOption, MemoryShort, ModelUnsupported, VocabularyMismatch
 from edgellm.spec.mechanisms import mechanism
 from edgellm.spec.model_sampling import ModelSampling, sampling_elsewhere
 from edgellm.spec.protocols import Verifier
 from edgellm.storage.model_files import DEFAULT, Named
-from edgellm.verifier.in_process import LocalVerifier
+from edgellm.verifier.in_process import EXTRA_TOKENS, LocalVerifier
 
 if TYPE_CHECKING:
     from edgellm.rpc.address import ModelAddress
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from edgellm.upstream.opening import UpstreamOptions
 
 AUTO = "auto"
+CACHE_SHARE = 0.25
+"""Share of the free memory for contexts of more than two replies at once, unless more are asked for."""
 
 Progress: TypeAlias = Callable[[str, float], None]
 
@@ -144,12 +147,11 @@ _LEFT_OUT = "The default {0} has another tokenizer than {1}, which writes alone.
 
 @dataclass(frozen=True, slots=True)
 class PairMemory:
-    """Bytes that a pair takes by device; of these, `mapped` are weights in pages of files and `unopened`, by device,
-    contexts that no reply has needed yet: the system counts both as free."""
+    """Bytes that a pair takes by device; of these, `mapped` are weights in pages of files, which the system counts as
+    free."""
 
     by_device: Counter[str]
     mapped: int
-    unopened: Counter[str] = field(default_factory=Counter)
 
 
 def named(model: Named | None) -> Named | None:
@@ -199,15 +201,13 @@ def _check_head(head: ModelFile, verifier: Named | None) -> None:
 @dataclass(frozen=True, slots=True)
 class PairPlacement:
     """The places of a verifier and a draft model in this process, and the bytes `taken` of each device, with contexts
-    for `replies` at once. A context takes the bytes `each`; `reason` tells why `replies` are fewer than requested,
-    else ""."""
+    for `replies` at once; `reason` tells why these are fewer than requested, else ""."""
 
     verifier: Placed | None
     draft: Placed | None
     taken: Counter[str]
     replies: int = 1
     reason: str = ""
-    each: Counter[str] = field(default_factory=Counter)
 
     @property
     def placed(self) -> tuple[Placed, ...]:
@@ -230,32 +230,27 @@ def place_pair(draft: Named | None, verifier: Named | None, config: EngineConfig
         if file is not None:
             check_context(file.header, file.path.name, hardware.n_ctx)
 
-    def placed(n: int, where: tuple[Hardware, Hardware] = asked) -> PairPlacement:
-        """Return the places with `n` contexts."""
+    def placed(n: int) -> PairPlacement:
+        """Return the places with contexts for `n` replies."""
         taken, big, small = Counter(config.beside or {}), None, None
         if big_file is not None:
-            big = place_model(big_file, where[0], taken, verifies=True, sessions=n, apart=True, eagle3=eagle3)
+            big = place_model(big_file, asked[0], taken, verifies=True, sessions=n, eagle3=eagle3)
         if small_file is not None:
-            small = place_model(small_file, where[1], taken, verifies=False, sessions=n, apart=True)
+            small = place_model(small_file, asked[1], taken, verifies=False, sessions=n, apart=True)
+        models = [one for one in (big, small) if one is not None]
+        sizes = ((one.hardware.n_ctx or LEAST_CONTEXT) * cache_bytes_per_token(one.file.header) for one in models)
+        caches = n * sum(sizes)
+        if n > 2 and config.fewer_replies and caches > CACHE_SHARE * (free := free_memory()):
+            share = f"{caches / 1e9:.1f} GB, over a quarter of the {free / 1e9:.1f} GB that are free."
+            raise MemoryShort(f"their contexts would take {share}", advice)
         return PairPlacement(big, small, taken, n)
-
-    def with_each(found: PairPlacement) -> PairPlacement:
-        """Add the bytes of a context: a default one is as long as where there are several."""
-        if found.replies == 1:
-            return found
-        big, small = (
-            hardware if one is None else replace(hardware, n_ctx=one.hardware.n_ctx)
-            for hardware, one in zip(asked, (found.verifier, found.draft), strict=True)
-        )
-        more = found.taken - placed(1, (big, small)).taken
-        return replace(found, each=Counter({name: size // (found.replies - 1) for name, size in more.items()}))
 
     advice = "Give --replies {}, or a shorter --ctx-size."
     most, found, short = as_many_as_fit(placed, config.replies, config.fewer_replies, advice)
     if not short:
-        return with_each(found)
+        return found
     several = "replies are" if most > 1 else "reply is"
-    return replace(with_each(found), reason=f"{most} {several} written at once, not {config.replies}: {short}")
+    return replace(found, reason=f"{most} {several} written at once, not {config.replies}: {short}")
 
 
 def try_ahead(placed: Placed | None, closing: ExitStack) -> TrialChild | None:
@@ -270,17 +265,18 @@ def try_ahead(placed: Placed | None, closing: ExitStack) -> TrialChild | None:
 
 
 def verifier_of(
-    model: Model, n_ctx: int, threads: int | None, prompt_cache: PromptCache | None = None
-) -> LocalVerifier:
-    """Return a verifier over `model`."""
+    model: Model, n_ctx: int, threads: int | None, prompt_cache: PromptCache | None = None, replies: int = 1
+) -> Verifier:
+    """Return a verifier over `model`; of several `replies` at once, it computes batches."""
     spec = ContextSpec(
-        n_ctx, threads=threads, lazy=head_pays(model), rolls_back=True, speculates=True,
+        n_ctx, replies, threads=threads, unified=replies == 1, lazy=head_pays(model), rolls_back=True, speculates=True,
         reproducible=model.hardware.reproducible,
     )  # fmt: skip
-    return LocalVerifier(model, spec, prompt_cache)
+    if replies == 1:
+        return LocalVerifier(model, spec, prompt_cache)
+    from edgellm.verifier.worker import BatchedVerifier
 
-
-EXTRA_TOKENS = 7  # extra tokens per request that a verifier across a link writes without a draft model
+    return BatchedVerifier(model, spec, prompt_cache)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,31 +8,24 @@ from contextlib import suppress
 from functools import cache
 
 from edgellm.engine import Message, Model, ShouldStop, never, why_lazy
-from edgellm.engine.kv.sequences import PromptCache
 from edgellm.errors import EdgeError
 from edgellm.llm.cost_curves import LINK_CURVE, ModelCurve
-from edgellm.llm.model_loading import verifier_of
 from edgellm.spec.drafting.cost_curve import CostCurve, DecodeCost
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.ngram.retriever import DraftIndex, PastConversation, Retriever, recent
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.types import Ids
-from edgellm.verifier.in_process import LocalVerifier
 
 
 class NgramRuntime:
     """The texts that drafts are copied from, and the draft policy, of one verifier. Opened with the pair; nothing is
     measured before the first use."""
 
-    def __init__(
-        self, model: Model, n_ctx: int, threads: int | None, curve: ModelCurve | None,
-        prompt_cache: PromptCache | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, model: Model, open_verifier: Callable[[], Verifier], curve: ModelCurve | None) -> None:
         """Use `model`, which verifies in this process with this `curve`, or provides the vocabulary of a verifier
-        across a link, without a curve. `prompt_cache` as for `Context`."""
-        self._prompt_cache = prompt_cache
-        self.model, self._n_ctx, self._threads, self._curve = model, n_ctx, threads, curve
-        self._self_verifier: LocalVerifier | None = None
+        across a link, without a curve. `open_verifier` opens it as the verifier of its own drafts."""
+        self.model, self._open_verifier, self._curve = model, open_verifier, curve
+        self._self_verifier: Verifier | None = None
         self._verifier: Verifier | None = None  # verifier of the last reply
         self._told = False  # True once the user was told that the draft model does not pay
         self._shared = 0  # its decodes that shared the cores, at the last correction
@@ -101,6 +94,8 @@ class NgramRuntime:
     def track(self, verifier: Verifier) -> None:
         """Track the decodes of `verifier`, to tell a slow curve from shared cores."""
         self._verifier, self._shared = verifier, verifier.shared
+        if (curve := self.curve()).filled:
+            verifier.use_curve(curve)
 
     def correct(self, cost: DecodeCost) -> None:
         """Correct the curve by the decodes of replies."""
@@ -114,11 +109,12 @@ class NgramRuntime:
         """Return which rows of the verifier's head are computed, and why; "" across a link."""
         return "" if self._curve is None else f"; {why_lazy(self.model)[1]}"
 
-    def self_verifier(self) -> LocalVerifier:
+    def self_verifier(self) -> Verifier:
         """Return the model as the verifier of drafts copied for it."""
-        if self._self_verifier is None:
-            self._self_verifier = verifier_of(self.model, self._n_ctx, self._threads, self._prompt_cache)
-        return self._self_verifier
+        with self._lock:
+            if self._self_verifier is None:
+                self._self_verifier = self._open_verifier()
+            return self._self_verifier
 
     def close(self) -> None:
         """Keep the curve if it was corrected, and close the verifier."""

@@ -107,14 +107,16 @@ def plan_reply(engine: PairEngine, wanted: WantedReply) -> ReplyPlan:
     drafts = draft is not None and options.drafter is None and (verifier is not None or copies is None)
     if sources is not None and copies is None:
         retrieval = "no retrieval: another reply is using it"
-        drafts = drafts and not engine.retrieval.index.policy.slow_model(DRAFT_MODEL)
+        drafts = drafts and not (engine.batches or engine.retrieval.index.policy.slow_model(DRAFT_MODEL))
     if translation is not None and wanted.draft_prompt is None:
         drafts = False  # Without a prompt for the draft model the verifier writes alone.
+    batches = engine.batches and plan.kind.exit_layer is None
     if options.logprobs is not None:
         drafts, verifier = drafts and not engine.linked, reporting(engine, options)
         choice = replace(choice, gate=AlwaysGate())
-    elif verifier is None and (copies is not None or options.drafter is not None):
+    elif verifier is None and (copies is not None or options.drafter is not None or batches):
         verifier, choice = engine.retrieval.self_verifier(), replace(choice, gate=AlwaysGate())
+        drafts = False
     if (temperature := wanted.sampling.temperature) > 2.0:
         hot = f"A temperature of {temperature:g} makes unlikely words nearly as likely as others; 0 to 1 is usual."
         plan = replace(plan, notices=(*plan.notices, Notice(hot)))
@@ -302,9 +304,10 @@ def write(
 
 def _limits(engine: PairEngine, options: ReplyOptions, plan: ReplyPlan) -> GenerationLimits:
     asks_extra = plan.copies is not None or not (plan.drafts or options.drafter is not None)
+    extra = 0 if plan.verifier is None else plan.verifier.extra if engine.elsewhere is None else engine.elsewhere.extra
     return GenerationLimits(
         options.max_tokens, engine.context, plan.choice.gamma if plan.copies is None else MAX_DRAFT,
-        extra=engine.elsewhere.extra if asks_extra and engine.elsewhere is not None else 0,
+        extra=extra if asks_extra else 0,
         max_thinking=options.max_thinking, max_total=options.max_total,
     )  # fmt: skip
 
@@ -370,7 +373,10 @@ def _drafter(
     policy, name = retrieval.index.policy, "speculator" if plan.speculates else DRAFT_MODEL
     retrieval.track(plan.verifier)
     stats.count_with(plan.choice.controller, guessed, plan.copies.copied, policy.account)
-    return HybridDrafter(policy, plan.copies, drafter, plan.gamma, name=name, linked=engine.linked)
+    verifier = plan.verifier
+    return HybridDrafter(
+        policy, plan.copies, drafter, plan.gamma, name=name, linked=engine.linked, crowded=lambda: verifier.crowded
+    )
 
 
 def _close_thought(text: Model, channels: ChannelSplitter, state: GenerationState, stats: Summary) -> bool:

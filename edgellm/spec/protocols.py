@@ -19,6 +19,7 @@ from edgellm.spec.verifier import Session, settled
 
 if TYPE_CHECKING:
     from edgellm.engine.speculators.speculator import Speculator
+    from edgellm.spec.drafting.cost_curve import CostCurve
 
 
 class Drafter(ABC):
@@ -103,6 +104,8 @@ class Verifier(ABC):
 
     name: str
     context_length: int
+    extra: int = 0
+    """Further tokens of a verdict that a reply without a draft model is to ask for."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -113,6 +116,15 @@ class Verifier(ABC):
     def shared(self) -> int:
         """Return the number of decodes in this process that shared the cores, and have unrepresentative times."""
         return 0
+
+    @property
+    def crowded(self) -> bool:
+        """Return whether several replies share batches, which drafts would make longer."""
+        return False
+
+    def use_curve(self, curve: CostCurve) -> None:
+        """Choose the pieces in which prompts are read by a measured cost curve."""
+        return
 
     def speculator(self, state: GenerationState) -> Speculator | None:
         """Return the speculator of the open session of a reply, if any."""

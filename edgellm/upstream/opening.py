@@ -25,19 +25,12 @@ from edgellm.system import cache_dir
 from edgellm.upstream import dialects
 from edgellm.upstream.dialects.served import UnknownServer, Upstream, models_of
 from edgellm.upstream.http_client import CONNECTIONS, HttpClient, ServerURL, read_key
-from edgellm.upstream.rows import MEANING, Tier
+from edgellm.upstream.rows import Tier
 from edgellm.upstream.verifier import UpstreamTiming, UpstreamVerifier
 from edgellm.upstream.vocabulary_proof import PROBES, RECHECKS, VocabularyProof, prove
 
 _MAX_PROVED = 256  # servers
-DIALECTS = (
-    "vllm",
-    "sglang",
-    "llama_server",
-    "ollama",
-    "by_text",
-    "by_ids",
-)  # fmt: skip
+DIALECTS = "vllm", "sglang", "llama_server", "ollama", "by_text", "by_ids"
 """The modules of the kinds of servers in the order in which they are asked; the last one takes any other server."""
 
 
@@ -110,7 +103,7 @@ def open_upstream(
         text.use_chat_template(upstream.chat_template, upstream.name)
     if not known:
         write_cached(_proved_servers(), [*proved, server][-_MAX_PROVED:])
-    finding = f"{upstream.dialect} at {url} verifies by {upstream.tier}: {MEANING[upstream.tier]}, as {upstream.reason}"
+    finding = f"{upstream.dialect} at {url} verifies by {upstream.tier}: {upstream.reason}"
     notices = tuple(_notices(upstream, url, proof, known=known, key=bool(key)))
     identity = hashlib.sha256(f"{upstream.dialect} {upstream.name} {text.vocabulary.fingerprint}".encode()).hexdigest()
     shown = bool(proof.probes) or proof.sent

@@ -24,13 +24,6 @@ class Tier(StrEnum):
     CONTINUE = "continue"  # tokens that the server writes, one more than the chunk has
 
 
-MEANING = {
-    Tier.SCORE: "one pass scores the whole chunk",
-    Tier.FAN_OUT: "one request has a prompt for each place of the chunk",
-    Tier.CONTINUE: "the server writes the tokens itself, and the chunk is compared with them",
-}
-
-
 class Row(NamedTuple):
     """A place of a chunk: the `token` that the server takes there, and the `top` if requested."""
 

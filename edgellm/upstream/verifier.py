@@ -25,8 +25,6 @@ from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier
 from edgellm.upstream.verdict import Undecided, verdict
 
 _log = logging.getLogger(__name__)
-_LATE_SECONDS = 1.0  # seconds between two looks for a late answer
-_LATEST = 30.0  # most seconds of waiting for a late answer: asking again meanwhile would only cost time
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,6 @@ class UpstreamVerifier(Verifier):
         self._retry = RetryDelay(timing.retry, timing.retry_most)
         self._up = True
         self._returning: asyncio.Task[None] | None = None
-        self._late: asyncio.Task[RowReply] | None = None
         self._asked: list[VerdictWork] = []
         self._round_trip = upstream.client.wait(self._measured())
 
@@ -65,12 +62,12 @@ class UpstreamVerifier(Verifier):
         return Capabilities(upstream.name, positions, upstream.most_top > 0, rules, rules, upstream.choice)
 
     def up(self) -> bool:
-        """Return whether the server is up, not paused, and owes no late answer."""
+        """Return whether the server is up, and not paused."""
         return self._up and not self.wait_seconds()
 
     def wait_seconds(self) -> float:
         """Return the seconds until the server may be up; 0 if it is."""
-        return max(0.0 if self._late is None else _LATE_SECONDS, self._retry.left)
+        return self._retry.left
 
     async def ask(self, request: RowRequest, work: VerdictWork) -> RowReply:
         """Return the rows for a request. Raises VerifierBusy, VerifierSlow or VerifierLost.
@@ -82,23 +79,19 @@ class UpstreamVerifier(Verifier):
             VerdictWork(sum(one.unseen for one in self._asked), sum(one.passes for one in self._asked))
         )
         began = perf_counter()
-        asked = asyncio.create_task(self._rows(request))
         try:
-            if not (await asyncio.wait((asked,), timeout=limit))[0]:
-                self._miss(asked)
-                raise VerifierSlow(
-                    f"The server of {self.upstream.name} has not answered within {limit:.1f} seconds, many times the"
-                    " expected time.",
-                    "This device continues alone and tries again by itself; check whether the server is overloaded.",
-                )
-        except asyncio.CancelledError:
-            asked.cancel()
-            raise
+            async with asyncio.timeout(limit):
+                reply = await self._rows(request)
+        except TimeoutError:
+            self._deadline.record_miss()
+            self._retry.pause()
+            raise VerifierSlow(
+                f"The server of {self.upstream.name} has not answered within {limit:.1f} seconds, many times the"
+                " expected time.",
+                "This device continues alone and tries again by itself; check whether the server is overloaded.",
+            ) from None
         finally:
             self._asked.remove(work)
-        reply = asked.result()
-        if self._late is not None:  # Another request has taken too long.
-            self._late.cancel()
         seconds = perf_counter() - began
         passes = len(reply.rows) if reply.tier is Tier.CONTINUE else 1
         self._deadline.record(VerdictWork(work.unseen, passes), seconds)
@@ -116,22 +109,6 @@ class UpstreamVerifier(Verifier):
             if not (isinstance(error, ServerRefused) and error.of_request):
                 self.lost(error)
             raise
-
-    def _miss(self, asked: asyncio.Task[RowReply]) -> None:
-        """Record a late answer, and wait for it if it is the only one."""
-        self._deadline.record_miss()
-        if self._late is not None:
-            asked.cancel()
-            return
-
-        def arrived(task: asyncio.Task[RowReply]) -> None:
-            self._late = None
-            if not task.cancelled():
-                task.exception()  # It has been dealt with.
-
-        self._late = asked
-        asked.add_done_callback(arrived)
-        asyncio.get_running_loop().call_later(_LATEST, asked.cancel)
 
     async def _measured(self) -> float:
         """Check the server, and return the seconds of a round trip to it."""
@@ -161,17 +138,13 @@ class UpstreamVerifier(Verifier):
 
     def open(self, state: GenerationState) -> Session:
         """Open a session, which is ready once the server is back."""
-        text = self.text(state.sampling, grammar=ReplyGrammar.of(state.sampling.constraint, self.model.grammar))
+        grammar = ReplyGrammar.of(state.sampling.constraint, self.model.grammar)
+        text = UpstreamText(self, state.sampling, grammar)
 
         def send(request: VerifyRequest) -> Future[Verdict]:
             return text.ask(request.prefix, request.draft, request.extra, request.logprobs)
 
         return Session(state, send, ready=text.ready)
-
-    def text(self, sampling: Sampling, salt: str = "", grammar: ReplyGrammar | None = None) -> UpstreamText:
-        """Return a new text at the server, with tokens drawn by `sampling` and the `grammar`, if any; `salt` as in
-        `RowRequest`."""
-        return UpstreamText(self, sampling, salt, grammar)
 
     def close(self) -> None:
         self.upstream.client.close()
@@ -180,7 +153,10 @@ class UpstreamVerifier(Verifier):
 class UpstreamText:
     """A text that grows at a stock server. The server keeps no session: each request has the whole text."""
 
-    def __init__(self, server: UpstreamVerifier, sampling: Sampling, salt: str, grammar: ReplyGrammar | None) -> None:
+    def __init__(
+        self, server: UpstreamVerifier, sampling: Sampling, grammar: ReplyGrammar | None = None, salt: str = ""
+    ) -> None:
+        """Draw tokens by `sampling` and the `grammar`, if any; `salt` as in `RowRequest`."""
         self._server, self._upstream = server, server.upstream
         self._sampling, self._salt, self._grammar = sampling, salt, grammar
         self._id = secrets.token_hex(16)

@@ -23,6 +23,8 @@ from edgellm.verifier.judgement import Judgement, survives
 if TYPE_CHECKING:
     from edgellm.engine.speculators.speculator import Speculator
 
+EXTRA_TOKENS = 7  # further tokens of a verdict for a reply without a draft model, where asking again is slow
+
 
 class LocalVerifier(Verifier):
     """A verifier in this process, whose sessions have a context each. The context of an ended one keeps its cache for
@@ -46,10 +48,6 @@ class LocalVerifier(Verifier):
     @property
     def shared(self) -> int:
         return sum(context.native.shared for context in self._all)
-
-    def opened(self) -> int:
-        """Return the number of open contexts, of sessions and idle."""
-        return len(self._all)
 
     def take(self) -> Context:
         """Return the context that was given back last, or a new one."""

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.verifier.judgement import Job
 
 RECENT = 30.0
@@ -38,6 +39,11 @@ class SchedulerLimits:
     chunk: int = 32
     solo_chunk: int = 128
     budget: int = int(_SLOWDOWN * _TYPICAL)
+
+    def within(self, rows: int) -> SchedulerLimits:
+        """Return the limits for a context whose batches have at most `rows`."""
+        chunk, solo_chunk = min(self.chunk, rows), min(self.solo_chunk, rows)
+        return replace(self, rows=min(self.rows, rows), chunk=chunk, solo_chunk=solo_chunk)
 
     def measured(self, rows: Sequence[int], seconds: Sequence[float]) -> SchedulerLimits:
         """Return limits with the largest chunks that verdicts may wait for, by the measured `seconds` of a pass over
@@ -162,13 +168,9 @@ class Scheduler:
         self.limits, self._turns = limits, DeviceTurns()
         self._seconds = self._answers = 0.0  # decaying sums over the last passes
 
-    def use_curve(self, rows: Sequence[int], seconds: Sequence[float]) -> str:
-        """Choose the chunks of prefills and the budget by a measured cost curve; return the reason."""
-        self.limits = limits = self.limits.measured(rows, seconds)
-        return (
-            f"Prefills advance by {limits.chunk} tokens at a time, by {limits.solo_chunk} for a session without others:"
-            f" a verdict should wait at most {1e3 * DELAY:.0f} ms"
-        )
+    def use_curve(self, curve: CostCurve) -> None:
+        """Choose the chunks of prefills and the budget by a measured cost curve."""
+        self.limits = self.limits.measured(curve.rows, curve.seconds)
 
     def next(self, ready: Collection[Job], prefills: int, single_session: bool) -> list[Slice]:
         """Return the next batch over `ready`."""

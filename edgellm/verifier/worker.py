@@ -8,17 +8,27 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from time import perf_counter
+from typing import Self
 
+from edgellm.engine import Context, ContextSpec, Model
+from edgellm.engine.kv.sequences import PromptCache
+from edgellm.engine.native import release_threads
 from edgellm.errors import EngineFailed, ProtocolError
 from edgellm.spec.constraint import GrammarState
+from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.protocols import Capabilities, Verifier
 from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Verdict
 from edgellm.spec.verifier import Session, VerifyRequest
 from edgellm.verifier.engine import ExtraDrafter, ModelRunner, VerifierEngine
+from edgellm.verifier.in_process import EXTRA_TOKENS
 from edgellm.verifier.judgement import Answer, Counters, Deliver, MissingPrefix
 from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
+
+_PROMPT = 64  # tokens of a prompt that are read at once, between tokens of other replies: most short prompts
+_IDLE = 0.01  # seconds without a request after which the thread's team of threads ends: other teams would be slower
 
 
 class VerifierBackend(ABC):
@@ -62,14 +72,28 @@ class VerifierWorker(VerifierBackend):
         self, runner: ModelRunner, slots: int, is_eog: Callable[[int], bool], limits: SchedulerLimits | None = None,
         extra_drafts: ExtraDrafter | None = None,
     ) -> None:  # fmt: skip
-        """Take over `runner`, which has `slots` sequences; only the worker's thread uses it, and `close` closes it.
+        """Take over `runner`, which has `slots` sequences; only who computes uses it, and `close` closes it.
         `extra_drafts` as for `VerifierEngine`."""
         self._runner = runner
         self._scheduler = Scheduler(limits or SchedulerLimits())
         self._engine = VerifierEngine(runner, slots, is_eog, self._scheduler, extra_drafts)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._closed = False
+        self._turn = threading.Lock()  # held by the thread that computes
+        self._wants_turn = self._closed = False
         self._thread = threading.Thread(target=self._run, name="edgellm-verifier", daemon=True)
+
+    @classmethod
+    def over(
+        cls, model: Model, spec: ContextSpec, limits: SchedulerLimits | None = None,
+        prompt_cache: PromptCache | None = None,
+    ) -> Self:  # fmt: skip
+        """Return the worker over `model` with a context by `spec`, whose speculator drafts extra tokens."""
+        runner, drafts = Context(model, spec, prompt_cache=prompt_cache), None
+        if runner.speculator is not None:
+            from edgellm.verifier.extra_drafts import ExtraDrafts
+
+            drafts = ExtraDrafts(runner.speculator, model.is_eog)
+        return cls(runner, spec.n_seq, model.is_eog, (limits or SchedulerLimits()).within(runner.n_batch), drafts)
 
     def start(self) -> None:
         self._thread.start()
@@ -98,6 +122,21 @@ class VerifierWorker(VerifierBackend):
         if self._closed:  # The thread may no longer read the inbox.
             deliver(_worker_ended())
 
+    def answer(self, request: VerifyRequest, deliver: Deliver, answered: Callable[[], bool]) -> None:
+        """Compute the answer in the calling thread, which spares it two changes of threads, unless and until another
+        request has to be computed with it."""
+        if self._closed or not self._turn.acquire(blocking=False):
+            self.submit(request, deliver)
+            return
+        try:
+            self._engine.add(request, deliver, self._engine.counters.prefills)
+            while not (answered() or self._wants_turn or self._inbox.qsize()):
+                self._engine.step()
+        finally:
+            self._turn.release()
+        if not answered():
+            self._inbox.put(lambda: None)  # The worker's thread goes on.
+
     def end_session(self, session: int) -> None:
         self._inbox.put(lambda: self._engine.drop(session))
 
@@ -105,33 +144,63 @@ class VerifierWorker(VerifierBackend):
         """Pad batches of one session by `Context.fill`."""
         self._inbox.put(lambda: self._runner.fill(widths, heads))
 
-    def use_curve(self, rows: Sequence[int], seconds: Sequence[float]) -> str:
-        """Choose the chunks of prefills by a measured cost curve before `start`; return the reason."""
-        return self._scheduler.use_curve(rows, seconds)
+    def use_curve(self, curve: CostCurve) -> None:
+        """Choose the chunks of prefills by a measured cost curve."""
+        self._scheduler.use_curve(curve)
 
     def close(self) -> None:
         """Stop the thread after the current batch, and close the context."""
         self._inbox.put(None)
         if self._thread.ident is not None:
             self._thread.join()
-        self._runner.close()
+        with self._turn:
+            self._closed = True
+            self._runner.close()
 
     def _run(self) -> None:
         try:
-            while self._process_inbox():
-                self._engine.step()
+            while (message := self._next()) is not None:
+                self._wants_turn = True
+                with self._turn:
+                    self._wants_turn = False
+                    message()
+                    if not self._compute():
+                        return
         finally:
             self._closed = True
             self._engine.fail(_worker_ended())
 
-    def _process_inbox(self) -> bool:
-        """Process the inbox, waiting for it while there is nothing to compute. Return False to end the thread."""
-        while not len(self._engine) or not self._inbox.empty():
-            message = self._inbox.get()
+    def _next(self) -> Callable[[], None] | None:
+        try:
+            return self._inbox.get(timeout=_IDLE)
+        except Empty:
+            release_threads()
+            return self._inbox.get()
+
+    def _compute(self) -> bool:
+        """Compute until all requests are answered. Return False to end the thread."""
+        patience = 0.0
+        while self._process_inbox(perf_counter() + patience):
+            if not len(self._engine):
+                return True
+            began = perf_counter()
+            self._engine.step()
+            patience = perf_counter() - began
+        return False
+
+    def _process_inbox(self, deadline: float) -> bool:
+        """Process the inbox, until `deadline` also what comes from sessions that were just answered: computed together,
+        their next requests take less time. Return False to end the thread."""
+        while True:
+            wait = deadline - perf_counter() if self._engine.more_come else 0.0
+            try:
+                message = self._inbox.get(timeout=max(0.0, wait))
+            except Empty:
+                self._engine.returning.clear()
+                return True
             if message is None:
                 return False
             message()
-        return True
 
 
 def _worker_ended() -> EngineFailed:
@@ -148,23 +217,72 @@ class ColocatedVerifier(Verifier):
         """Use `backend`, which the server owns; `grammar` compiles JSON schemas, if possible."""
         self._backend, self._capabilities, self._grammar = backend, capabilities, grammar
         self._numbers: Iterator[int] = count(-1, -1)
+        self._open: set[int] = set()
 
     @property
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
+    @property
+    def crowded(self) -> bool:
+        return len(self._open) > 1
+
     def open(self, state: GenerationState) -> Session:
         number = next(self._numbers)
+        self._open.add(number)
         return Session(
             state, self._send, number=number, grammar=self._grammar,
-            ready=self._backend.ready, close=partial(self._backend.end_session, number), reads=self._capabilities.name,
+            ready=self._backend.ready, close=partial(self._end, number), reads=self._capabilities.name,
         )  # fmt: skip
+
+    def _end(self, number: int) -> None:
+        self._open.discard(number)
+        self._backend.end_session(number)
 
     def _send(self, request: VerifyRequest) -> Future[Verdict]:
         future: Future[Verdict] = Future()
         future.set_running_or_notify_cancel()
         self._backend.submit(request, partial(settle, future))
         return future
+
+
+class BatchedVerifier(ColocatedVerifier):
+    """A verifier in this process with a context for all of its sessions, whose requests share batches. A session that
+    is alone computes in its own thread, except for its prompt."""
+
+    def __init__(self, model: Model, spec: ContextSpec, prompt_cache: PromptCache | None = None) -> None:
+        """Open a context over `model` by `spec`, for as many sessions as it has sequences."""
+        limits = SchedulerLimits(chunk=_PROMPT)
+        self._worker = VerifierWorker.over(model, spec, limits, prompt_cache)
+        if model.speculator is not None:
+            self.extra = EXTRA_TOKENS
+        capabilities = Capabilities(model.name, spec.n_ctx, logprobs=True, penalties=True, grammars=True)
+        super().__init__(self._worker, capabilities, model.grammar)
+        self._worker.start()
+
+    @property
+    def shared(self) -> int:
+        return self._worker.counters.shared
+
+    def use_curve(self, curve: CostCurve) -> None:
+        self._worker.use_curve(curve)
+
+    def open(self, state: GenerationState) -> Session:
+        self._worker.fill(*state.terms.filling)
+        return super().open(state)
+
+    def _send(self, request: VerifyRequest) -> Future[Verdict]:
+        if request.round == 1 or self.crowded:
+            request.extra = 0  # the first token comes alone, and others need not wait for more
+            release_threads()
+            return super()._send(request)
+        future: Future[Verdict] = Future()
+        future.set_running_or_notify_cancel()
+        self._worker.answer(request, partial(settle, future), future.done)
+        return future
+
+    def close(self) -> None:
+        self._worker.close()
 
 
 def settle(future: Future[Verdict], answer: Answer) -> None:

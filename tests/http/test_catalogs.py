@@ -192,7 +192,7 @@ def test_a_named_model_writes_no_more_replies_at_once_than_fit(own: LLM) -> None
         prompts, piece = own.prompts, own.piece
 
     with serving(own, "own", replies=3) as server:
-        server.models.add(ServedModel(cast(LLM, Waiting()), "waiting", in_turns=False, replies=1))
+        server.models.add(ServedModel(cast(LLM, Waiting()), "waiting", replies=1))
         ask, answers = asker(server), list[Answer]()
         threads = [threading.Thread(target=lambda: answers.append(chat(ask, "waiting"))) for _ in range(2)]
         for thread in threads:

@@ -53,7 +53,7 @@ def opened(verifier_path: Path, draft_path: Path, tmp_path: Path) -> Iterator[Op
 @pytest.fixture
 def server(opened: OpenedMesh) -> Iterator[HttpServer]:
     with HttpServer(HOME) as made:
-        made.open(ServedModel(opened.pair, "edgellm-verifier", in_turns=False, recorder=MeshRecorder(opened)))
+        made.open(ServedModel(opened.pair, "edgellm-verifier", recorder=MeshRecorder(opened)))
         yield made
 
 

@@ -295,7 +295,7 @@ def test_a_verifier_that_is_killed_is_reported_and_the_reply_goes_on(
         verifier = VerifierServer(model, Address.parse("127.0.0.1:0"), context=512, sessions=2, threads=1)
         address = str(verifier.start())
         with LLM.open(f32_pair[0], address, threads=1) as pair, HttpServer(HOME) as server:
-            server.open(ServedModel(pair, "edgellm-verifier", in_turns=False, options=ReplyOptions(retrieval="off")))
+            server.open(ServedModel(pair, "edgellm-verifier", options=ReplyOptions(retrieval="off")))
             page.goto(server.url)
             expect(page.locator(".device.up")).to_have_count(2)
             say(page, "Where is my mug?")  # to which the reply takes several questions

@@ -224,7 +224,7 @@ def in_batches(path: Path) -> Iterator[HttpServer]:
         LLM(model, verifier=verifier.inside(), threads=1) as pair,
         HttpServer(HOME, HttpConfig(replies=4, waiting=CLIENTS)) as server,
     ):
-        server.open(ServedModel(pair, "edgellm-verifier", in_turns=False))
+        server.open(ServedModel(pair, "edgellm-verifier"))
         yield server
 
 

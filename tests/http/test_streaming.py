@@ -17,7 +17,6 @@ import openai
 import pytest
 
 from edgellm.errors import Stopped, VerifierLost
-from edgellm.http.admission import FairLock
 from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
@@ -210,7 +209,7 @@ def test_tokenising_blocks_no_other_reply_and_ends_when_its_client_leaves() -> N
             raise Stopped("Tokenising was cancelled.")
 
     with HttpServer(HOME, HttpConfig(replies=2, waiting=0)) as server:
-        server.open(ServedModel(cast(LLM, Tokenising(lambda *_: iter(said(b"hello")))), "made-up", in_turns=True))  # type: ignore[arg-type]
+        server.open(ServedModel(cast(LLM, Tokenising(lambda *_: iter(said(b"hello")))), "made-up"))  # type: ignore[arg-type]
         ask = asker(server)
         connection = begun(server, {"messages": [{"role": "user", "content": "long"}]})
         assert began.wait(30)
@@ -298,25 +297,6 @@ def test_without_a_model_all_other_requests_are_answered() -> None:
         assert ask("GET", "/status").json["model"] is None
         answer = ask("POST", "/v1/chat/completions", conversation())
         assert (answer.status, answer.error["message"]) == (404, "This process computes layers.")
-
-
-def test_replies_take_turns_in_the_order_in_which_they_came() -> None:
-    turns, order = FairLock(), []
-    threads = []
-
-    def work(name: str) -> None:
-        with turns:
-            order.append(name)
-
-    with turns:
-        for waiting, name in enumerate("abcdef", 1):
-            threads.append(threading.Thread(target=work, args=(name,)))
-            threads[-1].start()
-            while turns.arrived <= waiting:  # the holder, and those that came
-                time.sleep(0.001)
-    for thread in threads:
-        thread.join()
-    assert "".join(order) == "abcdef"
 
 
 LONG = "The red mug is on the shelf in the kitchen. " * 60 + "\n\nWhere is the red mug?"

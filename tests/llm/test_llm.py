@@ -223,11 +223,7 @@ def test_a_pair_has_memory_for_as_many_replies_as_fit(
         assert re.search(r"takes [\d.]+ GB of memory.* and [\d.]+ GB are free", notice)
     with LLM.open(*f32_pair, hardware=hardware, threads=1, replies=2, fewer_replies=True) as pair:
         assert (pair.replies, pair.notices) == (2, ())
-        each = taken(2) - taken(1)  # what nobody has opened yet is counted as taken, though the system has it
         assert pair.memory.by_device["CPU"] == taken(2)
-        assert pair.memory.unopened["CPU"] == 2 * each
-        list(pair.reply("Where is my mug?", max_tokens=2))
-        assert pair.memory.unopened["CPU"] == each
     one = taken(1)
     monkeypatch.setattr(memory_fit, "free_memory", lambda: one - 1)
     with pytest.raises(MemoryShort, match="are free"):

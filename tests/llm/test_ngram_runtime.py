@@ -14,6 +14,7 @@ from edgellm.engine import HEADS, Context, ContextSpec, Model
 from edgellm.engine.timing import BUSY, CpuWait
 from edgellm.llm import LLM, cost_curves
 from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve, curve_path
+from edgellm.llm.model_loading import verifier_of
 from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.spec.drafting.cost_curve import KNOTS, DecodeCost
 from edgellm.spec.ngram.calibration import Calibration
@@ -288,7 +289,11 @@ def test_a_curve_that_proves_wrong_is_corrected_and_kept(
 def test_a_correction_that_load_may_explain_is_not_kept(
     verifier_model: Model, monkeypatch: pytest.MonkeyPatch, shares: bool
 ) -> None:
-    retrieval = NgramRuntime(verifier_model, 64, 1, ModelCurve(verifier_model, 1, FileHash(verifier_model.path)))
+    retrieval = NgramRuntime(
+        verifier_model,
+        lambda: verifier_of(verifier_model, 64, 1),
+        ModelCurve(verifier_model, 1, FileHash(verifier_model.path)),
+    )
     curve = retrieval.measure()
     assert retrieval.begin(("context",)) is not None
     path = curve_path(fingerprint(verifier_model.path), 1, verifier_model.placement)
@@ -311,7 +316,7 @@ def test_a_correction_that_load_may_explain_is_not_kept(
 
 def test_what_is_remembered_of_replies_is_bounded(verifier_model: Model) -> None:
     """A server may run for months."""
-    retrieval = NgramRuntime(verifier_model, 512, 1, None)
+    retrieval = NgramRuntime(verifier_model, lambda: verifier_of(verifier_model, 512, 1), None)
     prompt = np.arange(1000, 1400, dtype=np.int32)
     for at in range(4 * MOST_TOKENS // 400):
         retrieval.add(prompt, [at % 1000 + 300])

@@ -13,8 +13,8 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
-from edgellm.services.server.fairness import Queue
 from edgellm.services.server.servers import VerifierServer
+from edgellm.services.server.verification_service import Queue
 from edgellm.spec.types import Notice, Source, Token
 from tests.spec.real import case, ids
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from edgellm.llm import LLM
-from edgellm.llm.model_loading import EXTRA_TOKENS
 from edgellm.spec.params import GATES
 from edgellm.spec.types import Chunk, Explanation, Notice, Source
+from edgellm.verifier.in_process import EXTRA_TOKENS
 from tests.llm.conftest import ASKED, prompts
 from tests.spec.real import case, ids
 

@@ -24,8 +24,7 @@ from edgellm.llm import LLM
 from edgellm.services.server.gateway_server import GatewayServer
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Token, Verdict
 from edgellm.spec.verifier import Tenant, VerifyRequest
-from edgellm.upstream.gateway.backend import GatewayBackend
-from edgellm.upstream.gateway.metrics import families
+from edgellm.upstream.gateway.backend import GatewayBackend, families
 from edgellm.upstream.gateway.opening import PoolOpening
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.opening import UpstreamOptions

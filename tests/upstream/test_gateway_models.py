@@ -24,7 +24,7 @@ from edgellm.services.client.verifier_selection import choose_verifier
 from edgellm.services.server.gateway_server import GatewayServer, serve_gateway
 from edgellm.services.server.listener import Listening, ServerEvent
 from edgellm.spec.types import Token
-from edgellm.upstream.gateway.metrics import families
+from edgellm.upstream.gateway.backend import families
 from edgellm.upstream.gateway.opening import PoolOpening
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
@@ -248,7 +248,7 @@ def test_a_model_is_served_as_soon_as_its_first_server_comes(
     closing.callback(gateway.close)
     closing.callback(gateway.stop)
     watched: list[str] = []
-    gateway.watch(lambda _served: None, lambda served: watched.append(served.model.name))
+    gateway.watch(lambda *_: None, lambda model, _verifier: watched.append(model.name))
 
     def wait_for(*names: str) -> None:
         while tuple(watched) != names:

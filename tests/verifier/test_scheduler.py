@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from edgellm.engine import Context, ContextSpec, Ids, Model
-from edgellm.services.server import fairness
-from edgellm.services.server.fairness import BURST, EVENTS_PER_SECOND, Pacing, Queue
+from edgellm.services.server import verification_service
+from edgellm.services.server.verification_service import BURST, EVENTS_PER_SECOND, Pacing, Queue
+from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
 from edgellm.spec.verifier import Tenant, VerifyRequest
 from edgellm.verifier import scheduler
+from edgellm.verifier.engine import SlotTable
 from edgellm.verifier.judgement import Answer, Job
-from edgellm.verifier.kv_slots import SlotTable
 from edgellm.verifier.scheduler import DELAY, SOLO_DELAY, DeviceTurns, SchedulerLimits, Slice, next_batch
 from edgellm.verifier.worker import VerifierWorker
 
@@ -108,7 +109,7 @@ def test_a_worker_prefills_in_the_chunks_that_its_curve_chooses(exact: Model, fa
     ids = np.arange(400, 730, dtype=np.int32)
     context = Context(exact, ContextSpec(n_ctx=512, n_seq=2, n_batch=512, threads=1, unified=False))
     worker = VerifierWorker(context, 2, exact.is_eog)
-    worker.use_curve(ROWS, curve(0.010, 0.00005) if fast else curve(0.060, 0.004))
+    worker.use_curve(CostCurve(ROWS, tuple(curve(0.010, 0.00005) if fast else curve(0.060, 0.004))))
     worker.start()
     for session, prompt in ((1, ids[:5]), (2, ids)):
         before, answers = worker.counters.prefills, SimpleQueue[Answer]()
@@ -191,7 +192,7 @@ def test_the_device_that_fills_the_queue_is_told_first() -> None:
 
 def test_a_device_that_asks_in_vain_too_often_is_not_heard_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(fairness, "monotonic", lambda: now)
+    monkeypatch.setattr(verification_service, "monotonic", lambda: now)
     pacing = Pacing()
     assert not any(pacing.delay("flood") for _ in range(BURST - 1))
     delays = [pacing.delay("flood") for _ in range(51)]

@@ -14,7 +14,7 @@ from edgellm.cli.server_options import HTTPOptions, LogLevel, RoleOptions, Serve
 from edgellm.errors import InvalidOption
 from edgellm.spec.params import ReplyOptions
 
-_AT_ONCE = {"pair": 2, "verifier": 8, "worker": 1}  # replies over HTTP
+_AT_ONCE = {"pair": 8, "verifier": 8, "worker": 1}  # replies over HTTP
 
 
 class _OneLine(logging.Formatter):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from edgellm.errors import InvalidOption
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.handshake import VerifierInfo
 from edgellm.services.server.listener import EventKind, Listening, OnEvent, ServerEvent
-from edgellm.services.server.servers import SessionServer, positive
+from edgellm.services.server.servers import SessionServer
 from edgellm.services.server.verification_service import VerifyingModel, tokenizer_to_send
 from edgellm.spec.model_sampling import sampling_elsewhere
 from edgellm.upstream.gateway.backend import GatewayBackend
@@ -21,41 +21,30 @@ from edgellm.upstream.gateway.pool import ServerPool
 from edgellm.upstream.http_client import ServerURL
 from edgellm.upstream.opening import UpstreamOptions
 from edgellm.upstream.verifier import UpstreamTiming
+from edgellm.verifier.worker import ColocatedVerifier
 
 TIMING = UpstreamTiming(least=1.5)
 """Shorter than a device's least wait, so that another server can be asked in place of one that stalls."""
 _WAITING = 128  # waiting requests for a model, besides requests in flight
 
 
-@dataclass(frozen=True, slots=True)
-class ServedGatewayModel:
-    """A model behind a gateway, the backend that asks its servers, and its description for devices."""
-
-    model: ServerPool
-    backend: GatewayBackend
-    verifying: VerifyingModel
+Watcher: TypeAlias = Callable[[ServerPool, ColocatedVerifier], None]
+"""Called with a model behind a gateway, and its servers as a verifier."""
 
 
 class GatewayServer(SessionServer):
     """Answers sessions of each model by its servers. `start`, then `stop`; both may come from any thread."""
 
     def __init__(
-        self,
-        models: Sequence[ServerPool],
-        address: Address,
-        *,
-        max_waiting: int = _WAITING,
-        on_event: OnEvent | None = None,
-        trust: Trust | None = None,
-        opening: PoolOpening | None = None,
-    ) -> None:
-        """Take over `models`, and the `opening` of further servers; without it, no model is added. Beyond `max_waiting`
-        requests that wait, a model's further ones are sent back. The rest as for `SessionServer`."""
+        self, models: Sequence[ServerPool], address: Address, *, on_event: OnEvent | None = None,
+        trust: Trust | None = None, opening: PoolOpening | None = None,
+    ) -> None:  # fmt: skip
+        """Take over `models`, and the `opening` of further servers; without it, no model is added. The rest as for
+        `SessionServer`."""
         super().__init__(address, on_event, trust)
         self._opening = opening
-        self._max_waiting = positive("max_waiting", max_waiting)
-        self._served: list[ServedGatewayModel] = []
-        self._watchers: list[Callable[[ServedGatewayModel], None]] = []
+        self._served: list[tuple[GatewayBackend, VerifyingModel]] = []
+        self._watchers: list[Watcher] = []
         self._lock, self._closed = threading.Lock(), False  # the lock is held while models are added
         for model in models:
             self.add(model)
@@ -63,12 +52,12 @@ class GatewayServer(SessionServer):
     @property
     def models(self) -> tuple[ServerPool, ...]:
         """Return the models that are served now."""
-        return tuple(one.model for one in self._served)
+        return tuple(backend.pool for backend, _ in self._served)
 
     @property
     def backends(self) -> tuple[GatewayBackend, ...]:
         """Return the backend of each model."""
-        return tuple(one.backend for one in self._served)
+        return tuple(backend for backend, _ in self._served)
 
     @property
     def away(self) -> tuple[ServerURL, ...]:
@@ -81,23 +70,23 @@ class GatewayServer(SessionServer):
             if self._closed:
                 model.close()
                 return
-            backend, waiting = GatewayBackend(model), self._max_waiting + model.places
+            backend, waiting = GatewayBackend(model), _WAITING + model.places
             grammar = model.text.grammar if model.capabilities.grammars else None
             tokenizer = tokenizer_to_send(model.text.file, model.name)
             verifying = VerifyingModel(
                 _info(model), model.text.vocabulary, backend, waiting, grammar, tokenizer=tokenizer
             )
             self.serve(verifying)
-            self._served.append(ServedGatewayModel(model, backend, verifying))
+            self._served.append((backend, verifying))
             for watcher in self._watchers:
-                watcher(self._served[-1])
+                watcher(model, verifying.inside())
 
-    def watch(self, now: Callable[[ServedGatewayModel], None], later: Callable[[ServedGatewayModel], None]) -> None:
+    def watch(self, now: Watcher, later: Watcher) -> None:
         """Call `now` with each model that is served, and have `later` called, from another thread, with each that is
         added."""
         with self._lock:
-            for served in self._served:
-                now(served)
+            for backend, verifying in self._served:
+                now(backend.pool, verifying.inside())
             self._watchers.append(later)
 
     def close(self) -> None:

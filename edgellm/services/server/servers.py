@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgellm.engine import Context, ContextSpec, Model, ModelFile, head_pays
+from edgellm.engine import ContextSpec, Model, ModelFile, head_pays
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.memory_fit import LEAST_CONTEXT, check_context, place_sessions
 from edgellm.engine.model import LoadSpec
@@ -98,18 +98,11 @@ class VerifierServer(SessionServer):
     """Verifies for several devices at once. `start`, then `stop`; both may come from any thread."""
 
     model: Model
-    pieces = ""
-    """The tokens by which prefills advance, and why; "" while nothing is measured."""
 
     def __init__(
-        self,
-        model: Model | None,
-        address: Address,
-        *,
-        on_event: OnEvent | None = None,
-        trust: Trust | None = None,
+        self, model: Model | None, address: Address, *, on_event: OnEvent | None = None, trust: Trust | None = None,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Serve `model` with these `VerifierOptions`; without it, listen, and have devices wait for `use`. See
         `Listener`, and for what it raises also `use`."""
         super().__init__(address, on_event, trust)
@@ -124,7 +117,7 @@ class VerifierServer(SessionServer):
         self.sessions = sessions = positive("sessions", SESSIONS if options.sessions is None else options.sessions)
         self.context_length = _positions(model, options.context)
         positive("max_waiting", options.max_waiting)
-        limits = options.limits or _limits(model.hardware.n_batch)
+        limits = options.limits or SchedulerLimits(rows=model.hardware.n_batch or SchedulerLimits().rows)
         model_hash = ""
         with suppress(OSError):  # the file has been removed: it is not offered
             model_hash = fingerprint(model.path)
@@ -134,16 +127,10 @@ class VerifierServer(SessionServer):
             self.context_length, sessions, rows, options.threads, unified=False, lazy=head_pays(model), rolls_back=True,
             speculates=True, reproducible=model.hardware.reproducible,
         )  # fmt: skip
-        engine = Context(model, spec)
-        drafts = None
-        if engine.speculator is not None:
-            from edgellm.verifier.extra_drafts import ExtraDrafts
-
-            drafts = ExtraDrafts(engine.speculator, model.is_eog)
-        self._worker = VerifierWorker(engine, sessions, model.is_eog, limits, drafts)
+        self._worker = VerifierWorker.over(model, spec, limits)
         if curve is not None:
             self._worker.fill(*curve.filling())
-            self.pieces = self._worker.use_curve(curve.rows, curve.seconds)
+            self._worker.use_curve(curve)
         name, vocabulary = name_of(model.path), model.vocabulary
         capabilities = Capabilities(name, self.context_length, logprobs=True, penalties=True, grammars=True)
         info = VerifierInfo(
@@ -171,15 +158,10 @@ class VerifierServer(SessionServer):
 
 
 def serve_verifier(
-    model: Path,
-    where: Listening = Listening(),
-    options: VerifierOptions = VerifierOptions(),
-    *,
-    hardware: Hardware = ON_PROCESSOR,
-    eagle3: ModelFile | None = None,
-    progress: Callable[[float], None] | None = None,
-    measure: Callable[[Model], CostCurve] | None = None,
-) -> VerifierServer:
+    model: Path, where: Listening = Listening(), options: VerifierOptions = VerifierOptions(), *,
+    hardware: Hardware = ON_PROCESSOR, eagle3: ModelFile | None = None,
+    progress: Callable[[float], None] | None = None, measure: Callable[[Model], CostCurve] | None = None,
+) -> VerifierServer:  # fmt: skip
     """Listen, load the model file and serve it; return the running server, which the caller stops. Devices that connect
     meanwhile wait, and are told of the progress. Without a number of sessions there is memory for `SESSIONS`, or as
     many as fit: `VerifierServer.placement` says why. `measure` returns the cost curve of the loaded model, before any
@@ -211,12 +193,6 @@ def serve_verifier(
     return server
 
 
-def _limits(rows: int | None) -> SchedulerLimits:
-    """Return the limits for batches of that many rows, or the default ones."""
-    default = SchedulerLimits()
-    return default if rows is None else replace(default, rows=rows, chunk=min(default.chunk, rows), solo_chunk=rows)
-
-
 def _positions(model: Model, wanted: int | None) -> int:
     wanted = model.hardware.n_ctx if wanted is None else wanted
     if wanted is None:
@@ -238,15 +214,10 @@ class WorkerServer(Listener):
     kind = "worker"
 
     def __init__(
-        self,
-        cache: WeightCache,
-        address: Address,
-        *,
-        on_event: OnEvent | None = None,
-        trust: Trust | None = None,
+        self, cache: WeightCache, address: Address, *, on_event: OnEvent | None = None, trust: Trust | None = None,
         stored: StoredLayers | None = None,
         more: Sequence[Callable[[WeightCache, Notify, AuthInterceptor | None], Service]] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """With `stored`, other devices may upload layers to its store, and have this device measured. `more` services
         compute with the cache, too. See `Listener`."""
         super().__init__(address, trust, on_event)

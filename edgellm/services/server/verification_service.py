@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
+from time import monotonic
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -30,7 +31,6 @@ from edgellm.rpc.trust.auth_interceptor import AuthInterceptor
 from edgellm.rpc.trust.trust import Right
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, check_version, parse_message
 from edgellm.services.handshake import PREPARING, VerifierInfo, first_different_block
-from edgellm.services.server.fairness import Pacing, Queue
 from edgellm.services.server.listener import EventKind, Notify, Service, Stream, next_message, write_in_time
 from edgellm.services.server.session_grammar import GrammarOwner, SessionGrammar
 from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, write_verdict, write_wanted
@@ -40,11 +40,51 @@ from edgellm.spec.verifier import Tenant, VerifyRequest
 from edgellm.verifier.judgement import Answer, MissingPrefix
 from edgellm.verifier.worker import ColocatedVerifier, VerifierBackend
 
-_log = logging.getLogger(__name__)
+EVENTS_PER_SECOND = 50.0  # refill of a device's bucket
+BURST = 128  # capacity of a bucket
 _TOKENIZER_PART = 2**16  # bytes that a device must read in time
 _SHORTEST_BUSY_MS = 50
 _HELD_SECONDS = 1.0  # longest pause in reading a session that was answered *busy*: the queue may be free sooner
 _MAX_TEMPLATE = MAX_GREETING - 4096  # bytes, so that devices can read the greeting
+
+
+class Queue:
+    """The number of waiting requests of each device. Used by the network's thread alone."""
+
+    def __init__(self, capacity: int) -> None:
+        """Let at most `capacity` requests wait in all."""
+        self._capacity = capacity
+        self._waiting: Counter[str] = Counter()
+
+    def full(self, device: str) -> bool:
+        """Return whether `device` has used up its share of the queue, equal for all devices with waiting requests."""
+        others = len(self._waiting) - (device in self._waiting)
+        return self._waiting[device] >= self._capacity // (others + 1)
+
+    def enter(self, device: str) -> None:
+        """Count a request of `device` that starts to wait."""
+        self._waiting[device] += 1
+
+    def leave(self, device: str) -> None:
+        """Count a request of `device` as answered or given up."""
+        self._waiting -= Counter((device,))
+
+
+class Pacing:
+    """A token bucket per device for events that cost the network thread's time without a verdict: a session, *busy*, a
+    missing prefix. Used by that thread alone."""
+
+    def __init__(self) -> None:
+        self._full_at: dict[str, float] = {}  # time when each device's bucket is full, the soonest first
+
+    def delay(self, device: str) -> float:
+        """Count one event, and return the seconds until `device` should be served."""
+        now = monotonic()
+        while self._full_at and (soonest := next(iter(self._full_at.items())))[1] <= now:
+            del self._full_at[soonest[0]]
+        full_at = max(now, self._full_at.pop(device, now)) + 1.0 / EVENTS_PER_SECOND
+        self._full_at[device] = full_at
+        return max(0.0, full_at - now - BURST / EVENTS_PER_SECOND)
 
 
 @dataclass(slots=True, eq=False)
@@ -261,7 +301,6 @@ class VerificationService(Service):
         """Have the device ask again after about `seconds`. The session's tokens stay."""
         wait = max(_SHORTEST_BUSY_MS, min(math.ceil(seconds * 1e3), MAX_BUSY_MS))  # not so short that it always asks
         busy = pb.Busy(round=request.round, retry_ms=wait)
-        _log.info("session %d is asked to retry in %d ms", request.session, busy.retry_ms)
         await write_in_time(stream, pb.VerifierFrame(busy=busy))
         await self._pause(request.tenant, min(busy.retry_ms / 1e3, _HELD_SECONDS))
 

@@ -23,12 +23,14 @@ class HybridDrafter(Drafter):
 
     def __init__(
         self, policy: DraftPolicy, copies: Retriever, model: Drafter | None = None, gamma: int = 0, *,
-        name: str = "model", linked: bool = False,
+        name: str = "model", linked: bool = False, crowded: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         """Let the `model`, known to the policy by its `name`, draft at most `gamma` tokens. `linked`: the verifier is
-        on another device, which reads the prompt while the model does."""
+        on another device, which reads the prompt while the model does. Nothing is drafted, and nothing learnt, while
+        the verifier is `crowded`."""
         self._policy, self._copies, self._model, self._gamma = policy, copies, model, gamma
-        self._name, self._linked = name if model is not None else "", linked
+        self._name, self._linked, self._crowded = name if model is not None else "", linked, crowded
+        self._waits = False  # True: the verifier is crowded
         self.needs_verdict = model is None or model.needs_verdict
         self._looking = 0.0  # seconds of this round's lookup
         self._refused: list[int] = []  # tokens of a copy that the allowance did not cover
@@ -49,6 +51,9 @@ class HybridDrafter(Drafter):
             self._model.end()
 
     def propose(self, state: GenerationState, gamma: int) -> Chunk:
+        self._waits = self._crowded()
+        if self._waits:
+            return Chunk(reason="other replies are being written" if state.explain else "")
         if self._rest and not state.explain:
             self._rest -= 1
             return _NOTHING
@@ -108,7 +113,7 @@ class HybridDrafter(Drafter):
     def observe(self, state: GenerationState, turn: Round) -> None:
         if self._model is not None:
             self._model.observe(state, turn)
-        if turn.verdict is None:
+        if turn.verdict is None or self._waits:
             return
         began = perf_counter()
         self._copies.observe(turn.chunk, turn.verdict)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import numpy as np
+
+from edgellm.spec.types import GREEDY
 from edgellm.upstream.dialects.served import (
-    NEUTRAL,
     PROBE_SECONDS,
     UnknownServer,
     Upstream,
@@ -59,6 +62,18 @@ class CompletionsUpstream(Upstream):
         answer = await self.client.post(PATH, body)
         return reply(Tier.CONTINUE, _written(first_choice(answer), request.top), answer, cached_tokens(answer))
 
+    async def refusal(self, token: int, top: int) -> str:
+        """Verify a `token`; return why that is impossible, else ""."""
+        ids = np.array([token], np.int32)
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._fan_out(RowRequest(ids, ids, GREEDY, top))
+        except ServerRefused as error:
+            return f"it refuses several prompts of token ids (status {error.status})"
+        except RowsUnusable as error:
+            return f"it answers prompts of token ids with {error}"
+        return ""
+
     def _body(self, prompt: list[Any], tokens: int, request: RowRequest, temperature: float) -> dict[str, Any]:
         body = {
             "model": self.name, "prompt": prompt, "max_tokens": tokens, "stream": False,
@@ -107,23 +122,7 @@ def named(found: Any) -> int:
 async def takes_ids(server: UnknownServer, top: int = 0) -> str:
     """Ask for a token behind two prompts of ids; return why the server cannot verify by them, else "". Raises
     VerifierLost, VerifierBusy: as `HttpClient.post`, for other reasons than that."""
-    token = server.token
-    body: dict[str, Any] = {
-        "model": server.model, "prompt": [[token], [token, token]], "max_tokens": 1, "temperature": 0.0,
-        "stream": False, "return_token_ids": True, **NEUTRAL,
-    }  # fmt: skip
-    if top:
-        body |= {"logprobs": top, "return_tokens_as_token_ids": True}
-    try:
-        answer = await server.client.post(PATH, body, PROBE_SECONDS)
-        rows = [_written(choice, top) for choice in entries(fields(answer.json).get("choices"))]
-    except ServerRefused as error:
-        return f"it refuses several prompts of token ids (status {error.status})"
-    except RowsUnusable as error:
-        return f"it answers prompts of token ids with {error}"
-    if len(rows) != 2 or any(len(one) != 1 for one in rows):
-        return f"it answers two prompts with {len(rows)} tokens"
-    return ""
+    return await CompletionsUpstream(server, Tier.FAN_OUT, "").refusal(server.token, top)
 
 
 async def connect(server: UnknownServer) -> CompletionsUpstream:

@@ -2,13 +2,12 @@
 
 With `skip_reading_prefix_cache` off, /inference/v1/generate keeps the prompt; then rows of cached positions are
 unwritten memory. These are never read: a request whose rows could be among them is fanned out. If that memory has a
-NaN, vLLM cannot write its answer and refuses; such a request is fanned out, too, and some requests after it. The newer
-runner answers only with computed rows.
+NaN, vLLM cannot write its answer and refuses; such a request is fanned out, too. The newer runner answers only with
+computed rows.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,11 +29,9 @@ from edgellm.upstream.dialects.served import (
 from edgellm.upstream.http_client import HttpAnswer, ServerRefused
 from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier, Top
 
-_log = logging.getLogger(__name__)
 GENERATE = "/inference/v1/generate"
 _TOPS = (64, 20)  # likeliest tokens: enough for a sampled reply, and vLLM's default limit
 _UNWRITTEN = (400, 500)  # statuses of an answer with a NaN
-_LONGEST_REST = 512  # requests that are not scored, at most
 _SCALE_OUT = "vLLM scores in one pass if started with --enable-scale-out"
 _DETAILS = "start vLLM with --enable-prompt-tokens-details to keep prompts from reply to reply"
 
@@ -48,26 +45,18 @@ class VllmUpstream(CompletionsUpstream):
         """Connect; rows can have `top` likeliest tokens. `counts`: the server reports its cached tokens."""
         super().__init__(server, tier, reason)
         self.most_top, self._counts = top, counts
-        self._refused = self._rest = 0  # scores refused in a row, and requests until the next one
 
     async def _rows(self, request: RowRequest) -> RowReply:
         sampled = not (request.sampling.greedy or request.decisive)
         unsafe = request.repeats and not self._counts
         if self.tier is not Tier.SCORE or sampled or not len(request.draft) or unsafe:
             return await super()._rows(request)
-        if self._rest:
-            self._rest -= 1
-            return await super()._rows(request)
         try:
             found = await self._score(request)
-            self._refused = 0
         except ServerRefused as error:
             if error.status not in _UNWRITTEN:
                 raise
             found = None
-            self._rest = min(2**self._refused, _LONGEST_REST)
-            self._refused += 1
-            _log.info("%s is asked without scores: %s", self.name, error.what)
         return found or await super()._rows(request)
 
     def _body(self, prompt: list[Any], tokens: int, request: RowRequest, temperature: float) -> dict[str, Any]:

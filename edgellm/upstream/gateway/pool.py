@@ -26,7 +26,7 @@ class PooledServer:
         self.url, self.upstream = opened.url, opened.verifier.upstream
         self.running = self.sessions = 0
         self.figures: dict[str, float] = defaultdict(float)
-        """Figures so far, by the names of `metrics`."""
+        """Figures so far, by name."""
 
     @property
     def is_free(self) -> bool:
