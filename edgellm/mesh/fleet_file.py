@@ -17,9 +17,18 @@ MAX_BYTES = 2**20
 _MOST = 1e15  # limit of numbers, so that nothing computed from it overflows
 MAX_DEVICES = 20
 
-_DEVICE = {"tflops": 1e12, "util_a": 1.0, "util_b": 1.0, "disk_mb_s": 1e6, "memory_gb": 1e9, "uplink_mbps": 1e6,
-           "downlink_mbps": 1e6}  # fmt: skip
-_MODEL = ("layers", "d_model", "heads", "kv_heads", "d_head", "d_ff")
+Numbers = Mapping[str, tuple[float, float | None]]
+"""The unit of each number of a table, and its default; a number with the default 0 may be 0, and others are above."""
+_DEVICE: Numbers = {
+    "tflops": (1e12, None), "util_a": (1.0, None), "util_b": (1.0, None), "disk_mb_s": (1e6, None),
+    "memory_gb": (1e9, None), "uplink_mbps": (1e6, None), "downlink_mbps": (1e6, None), "latency_ms": (1e-3, 0.0),
+    "memory_gb_s": (1e9, 0.0),
+}  # fmt: skip
+_LINK: Numbers = {"mbps": (1e6, None), "latency_ms": (1e-3, 0.0)}
+_MODEL: Numbers = {
+    **dict.fromkeys(("layers", "d_model", "heads", "kv_heads", "d_head", "d_ff"), (1.0, None)),
+    "bytes_per_weight": (1.0, 2.0),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,48 +93,41 @@ class _Reader:
         if not isinstance(name, str) or not name.strip() or len(name) > 64 or not name.isprintable():
             raise self._wrong(f"{where}: name is {name!r}", "Give each device a short name, in quotes.")
         where += f" ({name})"
-        self._known(where, table, {"name", "latency_ms", "memory_gb_s", *_DEVICE})
-        values = [unit * self._number(where, table, key, above=0.0) for key, unit in _DEVICE.items()]
-        if values[1] > 1.0:
-            raise self._wrong(f"{where}: util_a is {values[1]:g}", "It is the fraction of the peak, at most 1.")
-        latency = 1e-3 * self._number(where, table, "latency_ms", default=0.0)
-        bandwidth = 1e9 * self._number(where, table, "memory_gb_s", default=0.0)
-        flops, util_a, util_b, disk, memory, uplink, downlink = values
-        return Device(name.strip(), flops, util_a, util_b, disk, memory, uplink, downlink, latency, bandwidth)
+        flops, util_a, util_b, disk, memory, up, down, latency, bandwidth = self._numbers(where, table, _DEVICE, "name")
+        if util_a > 1.0:
+            raise self._wrong(f"{where}: util_a is {util_a:g}", "It is the fraction of the peak, at most 1.")
+        return Device(name.strip(), flops, util_a, util_b, disk, memory, up, down, latency, bandwidth)
 
     def _link(self, at: int, table: Mapping[str, Any], names: list[str]) -> tuple[tuple[str, str], Link]:
         where = f"[[link]] {at}"
-        self._known(where, table, {"from", "to", "mbps", "latency_ms"})
+        rate, latency = self._numbers(where, table, _LINK, "from", "to")
         for end in ("from", "to"):
             if table.get(end) not in names:
                 raise self._wrong(f"{where}: {end} is {table.get(end)!r}", f"Name one of {', '.join(names)}.")
-        rate = 1e6 * self._number(where, table, "mbps", above=0.0)
-        return (table["from"], table["to"]), Link(rate, 1e-3 * self._number(where, table, "latency_ms", default=0.0))
+        return (table["from"], table["to"]), Link(rate, latency)
 
     def _model(self, table: Mapping[str, Any]) -> ModelCosts:
-        self._known("[model]", table, {"name", "bytes_per_weight", *_MODEL})
-        whole = []
-        for key in _MODEL:
-            value = self._number("[model]", table, key, above=0.0)
+        *whole, weight = self._numbers("[model]", table, _MODEL, "name")
+        for key, value in zip(_MODEL, whole, strict=False):
             if value != int(value) or (key == "layers" and value > 512):
                 raise self._wrong(f"[model]: {key} is {value:g}", "Give a whole number, for layers up to 512.")
-            whole.append(int(value))
-        weight = self._number("[model]", table, "bytes_per_weight", default=2.0, above=0.0)
-        layers, d_model, heads, kv_heads, d_head, d_ff = whole
+        layers, d_model, heads, kv_heads, d_head, d_ff = map(int, whole)
         shape = TransformerShape(layers, d_model, heads, kv_heads, d_head, d_ff, weight)
         return ModelCosts.of(shape, str(table.get("name", "the model in the file")))
 
-    def _number(
-        self, where: str, table: Mapping[str, Any], key: str, default: float | None = None, above: float | None = None
-    ) -> float:
-        value = table.get(key, default)
-        least = "above 0" if above is not None else "of 0 or more"
-        if value is None:
-            raise self._wrong(f"{where}: {key} is missing", f"Write {key} = and a number {least}.")
-        good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MOST  # NaN is not
-        if not good or (above is not None and value <= above):
-            raise self._wrong(f"{where}: {key} is {repr(value)[:40]}", f"Give a number {least}, at most {_MOST:g}.")
-        return float(value)
+    def _numbers(self, where: str, table: Mapping[str, Any], numbers: Numbers, *others: str) -> list[float]:
+        """Return the numbers of a table, in their units; it may have `others` beside them."""
+        self._known(where, table, {*numbers, *others})
+        found = []
+        for key, (unit, default) in numbers.items():
+            value, least = table.get(key, default), "of 0 or more" if default == 0.0 else "above 0"
+            if value is None:
+                raise self._wrong(f"{where}: {key} is missing", f"Write {key} = and a number {least}.")
+            good = type(value) in (int, float) and 0 <= value <= _MOST  # NaN is not
+            if not good or (value == 0 and default != 0.0):
+                raise self._wrong(f"{where}: {key} is {repr(value)[:40]}", f"Give a number {least}, at most {_MOST:g}.")
+            found.append(unit * float(value))
+        return found
 
     def _tables(self, found: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
         tables = found.get(key, [])

@@ -167,12 +167,13 @@ class Survey:
         return Fleet(devices, links, waited=max(wait if wait > BUSY else 0.0 for wait in waits))
 
     def doubts(self) -> list[str]:
-        """Return a sentence for each figure that is doubtful."""
-        found = [f"The figures of {name} are doubtful: {speed.figures.doubt}." for name, speed in self.speeds.items()
-                 if speed.figures.doubt]  # fmt: skip
-        found += [f"The connection from {one} to {other} was measured while this machine was busy."
-                  for (one, other), stored in self.lines.items() if stored.doubtful]  # fmt: skip
-        return [*found, "Run again with --measure when the devices are idle."] if found else []
+        """Return the figures that are doubtful, each with the reason, and what to do; nothing where none is."""
+        found = [f"{name}: {speed.figures.doubt}" for name, speed in self.speeds.items() if speed.figures.doubt]
+        found += [
+            f"the connection from {one} to {other}: measured while this machine was busy"
+            for (one, other), stored in self.lines.items() if stored.doubtful
+        ]  # fmt: skip
+        return found
 
     def _device(self, name: str, speed: MeasuredSpeed) -> Device:
         """Return a device for the planner. Between two devices without a measured line, data is taken to pass through

@@ -161,9 +161,12 @@ def test_without_a_split_the_home_is_measured_and_the_layers_that_are_there_are_
     home = (*SMALL, "--peer", f"desk={measurable.address}")
     done = edge(*home, "--explain")
     done.told("Split it over here and desk", "No single device has the memory for it")
+    done.told("Once before that, layers are cut out of the model's file (here ")
     assert done.out == alone.out
     assert re.search(r"^desk: \d+-12: ", done.err, re.MULTILINE)
-    found = stages(edge(*home, "--json"))
+    again = edge(*home, "--json")
+    assert "layers are cut out" not in again.err
+    found = stages(again)
     assert found["desk"][0] >= 7
     assert found["here"] == (1, found["desk"][0] - 1)
     edge(*home, "--peer", f"desk={measurable.address}").told("Two devices are called 'desk'", code=2)
@@ -226,6 +229,7 @@ def test_a_conversation_over_the_measured_home(edge: Edge, measurable: WorkerSer
     words = ("chat", QUESTION, "--max-tokens", "3", "--draft", "none", "--retrieval", "off", "--mesh", "auto", "--peer")
     done = edge(*words, f"desk={measurable.address}", "--peer", "attic=127.0.0.1:9")
     done.told("left out: attic: The connection to 127.0.0.1:9 was lost", "first token")
+    assert re.search(r"For a prompt of \d\d? tokens", done.err), "of those that are asked, not of a usual number"
 
 
 def test_a_served_mesh_has_memory_for_all_replies_at_once(

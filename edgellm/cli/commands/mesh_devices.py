@@ -92,8 +92,9 @@ def survey_workers(
             notify=lambda device, doing: update(f"{device}: {doing}"), unit=ComputeUnit.choose(hardware),
         )  # fmt: skip
     print_left_out(found.left_out)
-    for sentence in found.doubts():
-        say(sentence, style="yellow")
+    if doubts := found.doubts():
+        named = "; ".join(doubts)
+        say(f"Doubtful figures: {named}. Run again with --measure when the devices are idle.", style="yellow")
     return found
 
 

@@ -205,11 +205,6 @@ def remote_devices(
     return {name: RemoteDevice(where, known=known.get(name), own=own) for name, where in endpoints.items()}
 
 
-def remote_device(worker: Worker, known: Device, own: OwnPieces) -> RemoteDevice:
-    """Return a discovered worker that was measured. Raise EdgeError where it cannot be used."""
-    return RemoteDevice(endpoint_of(worker), known=known, own=own)
-
-
 def endpoint_of(worker: Worker) -> Endpoint:
     """Return the endpoint of a discovered worker. Raise EdgeError where it cannot be used."""
     if worker.address is None:
