@@ -115,6 +115,12 @@ class ServiceFailed(EdgeError):
 class PromptTooLong(EdgeError):
     """The prompt does not fit the context; raised before the first token."""
 
+    @classmethod
+    def of(cls, count: int | str, most: int) -> PromptTooLong:
+        """Return the error of a prompt of `count` tokens where `most` fit."""
+        what = f"The prompt has {count} tokens, and the context holds {most + 1} with the reply."
+        return cls(what, "Shorten the prompt, its context files or the history.")
+
 
 class TextRefused(EdgeError):
     """The model's tokenizer fails on a text, or takes too long."""

@@ -293,12 +293,18 @@ class ThinkOptions:
         return {"think": think, "template_args": effort | dict(map(_argument, self.template_arg))}
 
 
-def _argument(text: str) -> tuple[str, object]:
-    """Return the name and the value of an argument; a value that is no JSON is a text."""
+def assigned(option: str, text: str, form: str) -> tuple[str, str]:
+    """Return the name and the value of an `option` of the `form` NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not name or not equals:
-        next_step = "Write NAME=VALUE, such as enable_thinking=false; VALUE is JSON or plain text."
-        raise InvalidOption(f"--template-arg is {text!r}.", next_step)
+        raise InvalidOption(f"{option} is {text!r}.", f"Write {form}.")
+    return name, value
+
+
+def _argument(text: str) -> tuple[str, object]:
+    """Return the name and the value of an argument; a value that is no JSON is a text."""
+    form = "NAME=VALUE, such as enable_thinking=false; VALUE is JSON or plain text"
+    name, value = assigned("--template-arg", text, form)
     try:
         return name, json.loads(value)
     except (ValueError, RecursionError):

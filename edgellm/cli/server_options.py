@@ -95,6 +95,7 @@ class HTTPOptions:
     allow_origin: tuple[str, ...] = _http((), "ORIGIN", shown="none")
     allow_host: tuple[str, ...] = _http((), "HOST", shown="its own names")
     strict: bool = _http(False, names=("--strict",))
+    alias: tuple[str, ...] = _http((), "NAME=MODEL", shown="none")
     keep_alive: str = _http("5m", "TIME")
     embeddings: str | None = _http(None, "MODEL", shown="none", complete=options.model_names)
     plan: Path | None = _http(None, "FILE", shown="none")

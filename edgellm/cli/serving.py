@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 import typer
 
 from edgellm.cli.chat_session import with_default_pair
-from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions, dashed, on_command_line, upstream_options
+from edgellm.cli.options import (
+    DEFAULT,
+    DRAFT,
+    VERIFIER,
+    HardwareOptions,
+    assigned,
+    dashed,
+    on_command_line,
+    upstream_options,
+)
 from edgellm.cli.server_options import HTTP_PORT, HTTPOptions, LinkOptions, RoleOptions, ServedPair, WorkerOptions
 from edgellm.cli.views.console import announce, say, size
 from edgellm.cli.views.progress import Loading
@@ -397,7 +406,7 @@ def http_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Ite
     config = HttpConfig(
         None if address.loopback else _tls_files(options, names), key, _page_key(), [*names, *allowed],
         options.allow_origin, replies, options.waiting, options.strict, keep_alive_seconds(options.keep_alive),
-        print_event,
+        print_event, dict(assigned("--alias", one, "NAME=MODEL") for one in options.alias),
     )  # fmt: skip
     server = HttpServer(address, config)
     try:

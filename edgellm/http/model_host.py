@@ -11,11 +11,12 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic, time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from edgellm.engine import ModelFile
@@ -36,7 +37,7 @@ KEEP_ALIVE = 300.0  # seconds
 MIN_IDLE_SECONDS = 2.0  # least time before a model that was opened may be closed unused
 BUSY_SECONDS = 120.0  # longest wait for the memory of models in use
 _DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ms|s|m|h|)")
-_FOREIGN = re.compile(r"(claude|gpt)-", re.IGNORECASE)
+_SERVICES = re.compile(r"(claude|gpt)-", re.IGNORECASE)  # names of a service's models, which agents ask for
 _UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -51,11 +52,6 @@ def keep_alive_seconds(value: str | float) -> float:
     if text.startswith("-"):
         return math.inf
     return sum(float(part[1]) * _UNITS[part[2]] for part in parts)
-
-
-def is_foreign(name: str | None) -> bool:
-    """Return whether only a service has a model of that name, which agents ask for on their own."""
-    return name is not None and _FOREIGN.match(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +138,33 @@ class _LoadedModel:
         return pair.draft_name is not None or pair.verifier_up is None or pair.verifier_up()
 
 
+_TASKS: set[asyncio.Task[None]] = set()  # asyncio does not keep those that run
+
+
+def _begin(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Begin a task, and keep it until it has ended; its error is for the requests that wait for the task."""
+    task = asyncio.get_running_loop().create_task(work)
+    _TASKS.add(task)
+
+    def ended(done: asyncio.Task[None]) -> None:
+        _TASKS.discard(done)
+        if not done.cancelled():
+            done.exception()
+
+    task.add_done_callback(ended)
+    return task
+
+
 class ModelHost:
     """The models of one server, by their names. Methods other than `open`, `add`, `open_without_model`, `open_embedder`
     and `close` are for its event loop."""
 
-    def __init__(self, keep_alive: float = KEEP_ALIVE, waiting: int = 16) -> None:
+    def __init__(
+        self, keep_alive: float = KEEP_ALIVE, waiting: int = 16, aliases: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """A model that was opened here is closed `keep_alive` seconds after its last use. Up to `waiting` requests wait
-        for models to be opened."""
-        self._keep_alive, self._most_waiting = keep_alive, waiting
+        for models to be opened. `aliases` are further names, each with the one that it stands for."""
+        self._keep_alive, self._most_waiting, self._aliases = keep_alive, waiting, aliases
         self.loaded: dict[str, _LoadedModel] = {}
         self.loading: dict[str, asyncio.Task[None]] = {}
         """The tasks that open models, by name, for which requests wait."""
@@ -162,7 +177,6 @@ class ModelHost:
         self._waiting = 0
         self._lock = asyncio.Lock()  # the lock for opening and closing models
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="edgellm-models")
-        self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
 
     def open(self, served: ServedModel, *, opener: Opener | None = None, catalog: ModelCatalog | None = None) -> None:
@@ -240,7 +254,7 @@ class ModelHost:
             self._waiting += 1
             try:
                 if found not in self.loading:
-                    self.loading[found] = self._begin(self._open(found))
+                    self.loading[found] = _begin(self._open(found))
                     self.loading[found].add_done_callback(lambda _: self.loading.pop(found))
                 # the task goes on where this request ends: others may wait for it
                 await asyncio.shield(self.loading[found])
@@ -269,7 +283,7 @@ class ModelHost:
         if not loaded.owned:
             message = f"{found} stays in memory as long as this server runs. Stop the server."
             raise ApiError(400, message, param="model")
-        task = self._begin(self._retire(loaded))
+        task = _begin(self._retire(loaded))
         if not loaded.users:
             await asyncio.shield(task)
         return not loaded.users
@@ -294,21 +308,20 @@ class ModelHost:
             raise ApiError(404, self._no_model_reason, code="model_not_found")
         if name is None:
             return default
+        name = self._aliases.get(name, name)
         if self._embeds(name):
             message = f"{name} embeds texts, and writes no replies. Ask for {default!r}, or leave model out."
             raise ApiError(400, message, param="model")
         if name in self.loaded or name in self._openers:
             return name
-        if self._catalog is None:
-            if is_foreign(name):
-                return default
-            others = "".join(f" or {one!r}" for one in self.loaded if one != default)
-            message = f"The model {name!r} is not served here. Ask for {default!r}{others}, or leave model out."
-            raise ApiError(404, message, code="model_not_found", param="model")
         try:
+            if self._catalog is None:
+                others = "".join(f" or {one!r}" for one in self.loaded if one != default)
+                next_step = f"Ask for {default!r}{others}, or leave model out."
+                raise ModelNotFound(f"The model {name!r} is not served here.", next_step)
             opener = await asyncio.to_thread(self._catalog.find, name)
         except ModelNotFound as error:
-            if is_foreign(name):
+            if _SERVICES.match(name):
                 return default
             raise ApiError(404, str(error), code="model_not_found", param="model") from None
         self._openers.setdefault(opener.name, opener)
@@ -317,19 +330,6 @@ class ModelHost:
     def _embeds(self, name: str) -> bool:
         """Return whether `name` is the model that embeds texts, and no other one in memory."""
         return self.embedder is not None and name == self.embedder.name and name not in self.loaded
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin a task, and keep it until it has ended; its error is for the requests that wait for the task."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-
-        def ended(done: asyncio.Task[None]) -> None:
-            self._tasks.discard(done)
-            if not done.cancelled():
-                done.exception()
-
-        task.add_done_callback(ended)
-        return task
 
     async def _in_thread(self, call: Callable[..., _T], *words: object) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *words)
@@ -400,7 +400,7 @@ class ModelHost:
         def expire() -> None:
             if not loaded.users and not loaded.closing and not self._stopped:
                 _log.info("%s is closed: unused for %.0f s", loaded.name, loaded.keep_alive)
-                self._begin(self._retire(loaded))
+                _begin(self._retire(loaded))
 
         if loaded.owned and not math.isinf(seconds):
             loaded.timer = asyncio.get_running_loop().call_later(seconds, expire)

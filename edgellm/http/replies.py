@@ -23,7 +23,7 @@ from edgellm.errors import EdgeError, Stopped
 from edgellm.http.admission import Admission
 from edgellm.http.metrics import Metrics
 from edgellm.http.middleware import redact
-from edgellm.http.model_host import ModelHost, ServedModel, is_foreign, keep_alive_seconds
+from edgellm.http.model_host import ModelHost, ServedModel, keep_alive_seconds
 from edgellm.http.schemas.body import in_reader
 from edgellm.http.schemas.errors import ApiError, api_error
 from edgellm.http.schemas.requests import ChatRequest, GenerationRequest
@@ -37,8 +37,8 @@ from edgellm.spec.types import UNVERIFIED, Ids, Notice, Token
 IGNORED, VERIFIED, REQUIRE = "X-EdgeLLM-Ignored", "X-EdgeLLM-Verified", "X-EdgeLLM-Require-Verified"
 LEFT_OUT, INSTEAD, CHANGED = "X-EdgeLLM-Turns-Left-Out", "X-EdgeLLM-Model", "X-EdgeLLM-Template"
 """Headers: parameters of the request without effect; the share of a whole reply's tokens that the verifier checked; of
-a request, 1 or true to ask for `require_verified`; turns that truncation left out; the model that answers for a name
-that only a service has; and what the chat template has changed in the conversation."""
+a request, 1 or true to ask for `require_verified`; turns that truncation left out; the model that answers for another
+name; and what the chat template has changed in the conversation."""
 SIGN_OF_LIFE = 10.0  # seconds between signs of a stream that waits for a model, a slot or its first token
 _MAX_NAMED, _MAX_NAME = 20, 60  # unknown parameters that a header names, and characters of each
 _T = TypeVar("_T")
@@ -173,13 +173,13 @@ class RequestHandler:
 
     def __init__(
         self, replies: int, waiting: int, on_error: Callable[[str], None], *, anonymous: bool, strict: bool,
-        keep_alive: float,
+        keep_alive: float, aliases: Mapping[str, str],
     ) -> None:  # fmt: skip
         """`on_error` is called with a sentence for an unexpected error. `anonymous`: clients show no key, and so learn
         nothing about other devices. The rest is as in `HttpConfig`."""
         self.anonymous, self._strict, self._on_error = anonymous, strict, on_error
         self.admission = Admission(replies, waiting)
-        self.models = ModelHost(keep_alive, waiting)
+        self.models = ModelHost(keep_alive, waiting, aliases)
         self.metrics = Metrics(self.admission)
         self.plan: PlanOut | None = None
         self.rtt_ms: float | None = None  # from the last reply that reported a round trip
@@ -311,7 +311,7 @@ class RequestHandler:
         options, ignored = self._fitting_options(served, request, names)
         if job.verified:
             _check_verified(served, options)
-        if is_foreign(request.model) and request.model != served.name:
+        if request.model not in (None, served.name):
             job.instead = re.sub(r"[^!-~]", "?", served.name)
         job.writer.begin(served.name, served.pair.piece)
         job.ignored.update(ignored)

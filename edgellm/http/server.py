@@ -13,9 +13,9 @@ import ssl
 import struct
 import threading
 from asyncio import TimerHandle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -193,7 +193,7 @@ class HttpConfig:
     without it they stay closed. `names`: hosts that a Host header may name, besides the address. Pages of `origins` may
     read from the server, besides its own. `replies` are written at once, and up to `waiting` requests wait. `strict`
     refuses unknown parameters. `keep_alive` is in seconds, as for `ModelHost`. `on_event` is called with a sentence for
-    an unexpected error.
+    an unexpected error. `aliases` are further names of models.
     """
 
     tls: tuple[Path, Path] | None = None
@@ -206,6 +206,7 @@ class HttpConfig:
     strict: bool = False
     keep_alive: float = KEEP_ALIVE
     on_event: Callable[[str], None] = lambda _text: None
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 class HttpServer:
@@ -226,7 +227,7 @@ class HttpServer:
         self.address, self.scheme = address, "http" if config.tls is None else "https"
         self._handler = handler = RequestHandler(
             config.replies, config.waiting, config.on_event, anonymous=config.key is None, strict=config.strict,
-            keep_alive=config.keep_alive,
+            keep_alive=config.keep_alive, aliases=config.aliases,
         )  # fmt: skip
         self.models, self.metrics = handler.models, handler.metrics
         hosts = {address.host, *config.names, *(_LOOPBACK_NAMES if address.loopback else ())}

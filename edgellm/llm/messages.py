@@ -181,10 +181,7 @@ def _check_text(text: str) -> None:
 def check_length(ids: Ids, context: int) -> Ids:
     """Return the `ids` (n,) of a prompt. Raises PromptTooLong where the `context` does not hold them."""
     if len(ids) >= context:
-        raise PromptTooLong(
-            f"The prompt has {len(ids)} tokens, and the context holds {context} with the reply.",
-            "Shorten the prompt, its context files or the history.",
-        )
+        raise PromptTooLong.of(len(ids), context - 1)
     return ids
 
 

@@ -52,6 +52,7 @@ REFUSED = {
     "serve --host 192.0.2.1": (2, "Use --http-host"),
     "serve --sessions 2": (2, "--sessions belongs to the role verifier"),
     "serve --role verifier --mesh here:1-12": (2, "--mesh belongs to the role pair"),
+    "serve --alias gpt-4o": (2, "--alias is 'gpt-4o'"),
     "serve --role worker --draft none": (2, "--draft belongs to the roles pair and verifier"),
     "serve --http-port 0 --mesh here:1-12,nobody": (2, "is not a part of a split"),
     "serve --no-http": (2, "HTTP only"),

@@ -125,8 +125,8 @@ def test_every_role_answers_lists_what_it_has_and_stops_gracefully(start: Start,
     verifier, url = start("--role", "verifier", "--port", str(port))
     assert tokens(reply(url)) == wanted
     assert reply(url, "edgellm-draft")["model"] == "edgellm-draft"  # every model here can be named
-    pair, url = start("--verifier", f"127.0.0.1:{port}")
-    found = reply(url)
+    pair, url = start("--verifier", f"127.0.0.1:{port}", "--alias", "own=edgellm-verifier")
+    found = reply(url, "own")
     assert tokens(found) == wanted
     assert found["model"] == "edgellm-verifier"  # as where both models are here
     assert min(found["edgellm"]["summary"][name] for name in ("bytes_up", "rtt_ms_p50")) > 0

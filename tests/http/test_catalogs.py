@@ -52,7 +52,7 @@ def many(cache: Path) -> Iterator[HttpServer]:
     """A server with the bundled pair by default, as `edgellm serve` opens it."""
     hardware = Hardware(n_ctx=1_024, threads=1)  # more than the other model was trained for
     defaults = ModelDefaults(hardware, hardware, ReplyOptions(), EVENTS.append)
-    with HttpServer(HOME, HttpConfig(on_event=EVENTS.append)) as server:
+    with HttpServer(HOME, HttpConfig(on_event=EVENTS.append, aliases={"claude-haiku": "some/tiny"})) as server:
         opener = PairOpener("edgellm-verifier", "edgellm-draft", "edgellm-verifier", defaults)
         served = opener.open(Counter(), bool)
         server.open(served, opener=opener, catalog=NamedModels(defaults, tuple))
@@ -226,11 +226,11 @@ def test_a_file_is_not_named_by_its_path(ask_many: Ask, cache: Path, tmp_path: P
 
 
 def test_a_model_has_one_name_whatever_it_is_called(ask_many: Ask) -> None:
-    """Also where a request leaves the quantisation out."""
-    for name in ("some/tiny", "hf.co/some/tiny", "some/tiny:f32", OTHER):
+    """Also where a request leaves the quantisation out, or has an alias."""
+    for name in ("some/tiny", "hf.co/some/tiny", "some/tiny:f32", OTHER, "claude-haiku"):
         reply = ask_many("POST", "/v1/completions", {"model": name, "prompt": "a b", "max_tokens": 1})
         assert (reply.status, reply.json["model"]) == (200, OTHER)
-    assert len(EVENTS) == 1
+    assert (len(EVENTS), reply.headers["x-edgellm-model"]) == (1, OTHER)
 
 
 def test_what_does_not_fit_is_refused_with_the_reason(ask_many: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

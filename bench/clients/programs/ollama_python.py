@@ -54,7 +54,7 @@ def embed():
 
 def models():
     """list, show and ps"""
-    (listed,) = client.list().models
+    listed = client.list().models[0]
     check(client.show(listed.model).capabilities)
     check(client.ps().models[0].model == listed.model)
 

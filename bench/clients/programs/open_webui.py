@@ -46,7 +46,7 @@ def ollama_version():
 
 def ollama_tags():
     """GET /api/tags"""
-    (model,) = json.loads(call("/api/tags"))["models"]
+    model, *_ = json.loads(call("/api/tags"))["models"]
     check({"name", "model", "digest", "size", "modified_at", "details"} <= set(model), model)
 
 

@@ -84,7 +84,7 @@ class VocabTokenizer:
         else:
             ids = tokenized(self._vocab, data, special)
         if most is not None and len(ids) > most:
-            raise _too_long(str(len(ids)), most)
+            raise PromptTooLong.of(len(ids), most)
         return ids
 
     def check_length(self, text: str, most: int | None) -> None:
@@ -93,7 +93,7 @@ class VocabTokenizer:
             return  # the text may fit, or tokenising takes no time
         fewest = len(text.encode("utf-8", "replace")) // (_MOST_OF_A_BYTE * max(map(len, self._pieces())))
         if fewest > most:
-            raise _too_long(f"at least {fewest}", most)
+            raise PromptTooLong.of(f"at least {fewest}", most)
 
     def close(self) -> None:
         """End the process for long texts."""
@@ -152,13 +152,6 @@ def in_thread(vocab: int, data: bytes, special: bool, stack: int) -> Ids:
             found = pool.submit(tokenized, vocab, data, special)
             threading.stack_size(0)
         return found.result()
-
-
-def _too_long(count: str, most: int) -> PromptTooLong:
-    return PromptTooLong(
-        f"The prompt has {count} tokens, and the context holds {most + 1} with the reply.",
-        "Shorten the prompt, its context files or the history.",
-    )
 
 
 def functions(_report: Report, path: str, n_vocab: str) -> Functions:

@@ -16,16 +16,8 @@ from edgellm.http.schemas.errors import ApiError, invalid_request, openai_error
 from edgellm.http.schemas.requests import ChatRequest
 from edgellm.http.schemas.responses import Json, json_bytes
 
-NAMES = (
-    "anthropic",
-    "ollama",
-    "responses",
-    "embeddings",
-    "openai",
-)  # fmt: skip
-"""The modules that are served: without its line here, one is not imported."""
-
-
+NAMES = ("anthropic", "ollama", "responses", "embeddings", "openai")
+"""The modules that are served."""
 LATEST = ":latest"
 """The tag that Ollama's clients add to names without one."""
 

@@ -128,20 +128,16 @@ class Toolbox:
                 """One of the tools has parameters that no grammar describes."""
         names = made.chosen()
         if len(names) > 1:
+            why = "the parameters of a tool have a schema that cannot be used"
+            if made.format.objects is None:
+                why = "the model does not write its calls as JSON objects"
+            why = why if grammars else "the verifier applies none"
             raise InvalidOption(
                 f"tool_choice asks for a call of any of {len(names)} tools, and no grammar of such calls is available:"
-                f" {made.missing(grammars)}.",
+                f" {why}.",
                 "Name one of the tools, or leave the choice to the model.",
             )
         return replace(made, choice=names[0] if names else None, constrained=False)
-
-    def missing(self, grammars: bool) -> str:
-        """Return why no grammar describes the calls; `grammars` as for `of`."""
-        if not grammars:
-            return "the verifier applies none"
-        if self.format.objects is None:
-            return "the model does not write its calls as JSON objects"
-        return "the parameters of a tool have a schema that cannot be used"
 
     def chosen(self) -> list[str]:
         """Return the names of functions, of which one must be called; empty if the model decides."""
