@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgellm.engine import Model
+from edgellm.engine.hardware import Hardware
 from edgellm.errors import EngineFailed
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
@@ -81,3 +83,46 @@ def test_what_is_asked_of_an_ended_server_fails(f32_pair: tuple[Path, Path]) -> 
         server.stop()
         with pytest.raises(EngineFailed, match="has ended"):
             session.submit(prompt, Chunk(NO_IDS)).result()
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_replies_of_a_pair_share_passes_and_are_what_each_is_alone(
+    f32_pair: tuple[Path, Path], reproducible: bool
+) -> None:
+    """Where that is asked for, they are the same to the bit."""
+    hardware = Hardware(n_ctx=512, threads=1, reproducible=reproducible)
+    with LLM.open(*f32_pair, hardware=hardware, replies=4) as pair:
+
+        def write(number: int) -> list[tuple[int, float]]:
+            tokens = list(pair.reply(case(number), max_tokens=16, logprobs=0))
+            return [(token.id, token.logprobs.own) for token in tokens if token.logprobs is not None]
+
+        verifier = pair.engine.verifier
+        assert verifier is not None
+        alone = [write(number) for number in range(4)]
+        assert verifier.shared == 0
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(write, range(4)))
+        assert verifier.shared > 0
+    assert [[token for token, _ in one] for one in together] == [[token for token, _ in one] for one in alone]
+    assert not reproducible or together == alone
+
+
+def test_a_model_alone_writes_what_it_drafts_and_shares_passes(f32_pair: tuple[Path, Path]) -> None:
+    with LLM.open(f32_pair[1], "none", threads=1, replies=2) as pair, ThreadPoolExecutor(2) as pool:
+        alone = [ids(pair.reply(case(number), max_tokens=16)) for number in range(2)]
+        assert list(pool.map(lambda number: ids(pair.reply(case(number), max_tokens=16)), range(2))) == alone
+        assert pair.engine.retrieval.self_verifier().shared > 0
+
+
+def test_drafts_are_for_a_reply_that_is_alone(f32_pair: tuple[Path, Path], rows_are_cheap: None) -> None:
+    with LLM.open(*f32_pair, threads=1, replies=2) as pair:
+        first, second = (pair.reply(case(number), max_tokens=16) for number in (2, 3))
+        ids(first, 1), ids(second, 1)  # both are begun, so that they share passes from now on
+        ids(first)
+        before = first.summary.drafted
+        ids(second)
+        assert (before, second.summary.drafted) == (first.summary.drafted, 0)
+        third = pair.reply(case(2), max_tokens=16)
+        ids(third)
+        assert third.summary.drafted > 0

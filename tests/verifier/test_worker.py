@@ -15,7 +15,9 @@ from edgellm.engine import Context, ContextSpec, Model, SeqRows
 from edgellm.errors import EngineFailed
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
 from edgellm.spec.verifier import HERE, Tenant, VerifyRequest
+from edgellm.verifier.engine import VerifierEngine
 from edgellm.verifier.judgement import Answer, MissingPrefix
+from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
 from edgellm.verifier.worker import VerifierWorker
 from tests.services.conftest import Alone
 
@@ -32,9 +34,11 @@ class Gate(Context):
         self.fails = False
         self.nan = False
         self.orders: list[list[int]] = []  # of the sequences in each batch
+        self.threads: set[int] = set()
 
     def decode_rows(self, rows: list[SeqRows]) -> list[Floats]:  # type: ignore[override]
         self.orders.append([entry.seq for entry in rows])
+        self.threads.add(threading.get_ident())
         self.allowed.wait()
         if self.fails:
             raise EngineFailed("It is broken.", "Mend it.")
@@ -130,6 +134,45 @@ def test_who_is_alone_has_a_prompt_read_in_one_piece(worker: VerifierWorker, pro
     assert worker.counters.prefills == 0
     assert second.get(long[1:]) == alone(long[1:], 1)
     assert worker.counters.prefills == 3  # of 32 tokens each: somebody else may ask at any time
+
+
+def test_a_request_that_is_alone_is_computed_by_who_asks_until_another_comes(
+    gate: Gate, worker: VerifierWorker, prompt: Ids, alone: Alone
+) -> None:
+    answers: list[Answer] = []
+    request = VerifyRequest(1, GREEDY, 0, prompt, Chunk(), extra=1)
+    worker.answer(request, answers.append, lambda: bool(answers))
+    assert isinstance(answers[0], Verdict)
+    assert gate.threads == {threading.get_ident()}
+    other, mine = Asker(worker, 2), Asker(worker, 1)
+
+    def asked() -> bool:  # before the first step
+        other.ask(prompt[1:])
+        return False
+
+    worker.answer(VerifyRequest(1, GREEDY, 0, prompt, Chunk(), extra=1), mine.answers.put, asked)
+    assert mine.tokens() == alone(prompt, 2)
+    assert other.tokens() == alone(prompt[1:], 1)
+
+
+def test_sessions_of_this_process_are_waited_for_after_an_answer(gate: Gate, exact: Model, prompt: Ids) -> None:
+    engine = VerifierEngine(gate, SLOTS, exact.is_eog, Scheduler(SchedulerLimits()))
+
+    def answered(*sessions: int, tenant: Tenant = HERE) -> None:
+        for session in sessions:
+            engine.add(VerifyRequest(session, GREEDY, 0, prompt, Chunk(), tenant=tenant), lambda _answer: None)
+        while engine.step():
+            pass
+
+    answered(1)
+    assert not engine.more_come  # nothing would be shared
+    answered(1, 2)
+    assert engine.more_come
+    engine.drop(2)
+    assert not engine.more_come
+    answered(3, tenant=Tenant("far away"))
+    assert not engine.more_come
+    gate.close()
 
 
 def test_a_request_that_builds_on_an_evicted_cache_is_told_so(worker: VerifierWorker, prompt: Ids) -> None:
