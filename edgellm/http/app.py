@@ -25,7 +25,8 @@ from edgellm.http.schemas.requests import UnloadRequest
 from edgellm.http.schemas.responses import Health, ModelInfo, ModelList, Unloaded
 from edgellm.llm import LLM
 
-_MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".png": "image/png",
+                ".webmanifest": "application/manifest+json"}  # fmt: skip
 _PAGE = files("edgellm.http") / "page"
 _FILES = frozenset(
     folder + file.name
@@ -34,8 +35,8 @@ _FILES = frozenset(
     if Path(file.name).suffix in _MEDIA_TYPES
 )
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none';"
-    " form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self';"
+    " manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HTTP_MESSAGES = {
     400: "The body cannot be read as JSON. Send a JSON object in UTF-8.",
@@ -48,8 +49,8 @@ def page_file(name: str) -> Response:
     """Return one of the page's files. Raises HTTPException (404) for any other name."""
     if name not in _FILES:
         raise HTTPException(404)
-    text = (_PAGE / name).read_text(encoding="utf-8")
-    return Response(text, media_type=_MEDIA_TYPES[Path(name).suffix], headers={"Content-Security-Policy": _POLICY})
+    headers = {"Content-Security-Policy": _POLICY, "Service-Worker-Allowed": "/"}
+    return Response((_PAGE / name).read_bytes(), media_type=_MEDIA_TYPES[Path(name).suffix], headers=headers)
 
 
 class _Application(FastAPI):

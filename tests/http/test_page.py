@@ -58,7 +58,7 @@ COLOURS = ["color-contrast"]
 PANELS = {"settings": "right", "mesh": "right", "conversations": "left"}
 PAGE_FILES = (
     ("/page/page.css", "text/css"), ("/page/chat.js", "text/javascript"), ("/page/vendor/marked.js", "text/javascript"),
-    ("/page/vendor/purify.js", "text/javascript"), ("/page/vendor/highlight.js", "text/javascript"),
+    ("/page/app.webmanifest", "application/manifest+json"), ("/page/icon.png", "image/png"),
 )  # fmt: skip
 expect.set_options(timeout=60_000)
 needs_browser = pytest.mark.skipif(
@@ -348,6 +348,19 @@ def test_a_missing_key_and_errors_are_shown_and_the_question_is_kept(page: Page)
         expect(page.locator(".words")).to_have_text("Here.")
         server.stop(0)
         expect(page.locator("#state")).to_have_text("the server is gone")
+
+
+@needs_browser
+def test_it_can_be_installed_and_opens_while_the_server_is_away(page: Page) -> None:
+    with HttpServer(HOME) as server:
+        server.models.open_without_model("There is none.")
+        page.goto(server.url)
+        kept = "async () => (await (await caches.open('edgellm')).keys()).length"
+        until(lambda: page.evaluate(kept) >= len([*(files("edgellm.http") / "page").iterdir()]))  # but for the worker
+        server.stop(0)
+        page.reload()
+        expect(page.locator("#state")).to_have_text("the server is gone")
+        expect(page.locator("#question")).to_be_visible()
 
 
 @needs_browser

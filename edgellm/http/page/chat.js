@@ -1,6 +1,7 @@
 // The conversation on the page: it asks the same API as every program, and shows the stream as it arrives.
 
 import { GONE, stream } from "./api.js";
+import { startApp } from "./app.js";
 import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { verifierName, watchServer } from "./devices.js";
@@ -208,3 +209,4 @@ watchServer((found) => {
   showAway();
 });
 composer.field.focus();
+startApp();
