@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from edgellm.errors import InvalidOption
 
@@ -50,6 +51,10 @@ class StageShare:
 
     name: str
     layers: LayerRange
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the share as JSON; layers are counted from 1, both included."""
+        return {"device": self.name, "first_layer": self.layers.start + 1, "last_layer": self.layers.stop}
 
 
 def read_split(text: str) -> tuple[StageShare, ...]:

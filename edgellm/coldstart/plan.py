@@ -36,9 +36,9 @@ class PlannedStage:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stage as JSON: layers as `first_layer` and `last_layer`, counted from 1, both included."""
-        layers = {"first_layer": self.layers.start + 1, "last_layer": self.layers.stop, "bytes": int(self.size)}
-        return layers | {name: value for name, value in asdict(self).items() if name not in ("layers", "size")}
+        """Return the stage as JSON, layers as in `StageShare.to_json`."""
+        others = {name: value for name, value in asdict(self).items() if name not in ("layers", "size")}
+        return StageShare(self.device, self.layers).to_json() | others | {"bytes": int(self.size)}
 
 
 @dataclass(frozen=True, slots=True)

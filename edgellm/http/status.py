@@ -91,10 +91,7 @@ class MeshRecorder:
     def status(self) -> dict[str, Any]:
         """Return the layers of each device, and the last measured reply as `comparison` returns it, with each device's
         work from when to when in seconds; before the first reply, the plan."""
-        holders = [
-            {"device": one.name, "first_layer": one.layers.start + 1, "last_layer": one.layers.stop}
-            for one in self._opened.verifier.mesh.shares
-        ]
+        holders = [share.to_json() for share in self._opened.verifier.mesh.shares]
         return {"holders": holders, "last": self._last}
 
 

@@ -136,7 +136,7 @@ def comparison(found: Measured | None, plan: PlanOption | None) -> dict[str, Any
         **(times("reply_s") | {"moves": [_move_numbers(one) for one in moves]} if moves else {}),
         **times("ttft_s", "token_s"),
         "stages": [
-            {**_layers(one.device, one.layers), "measured": None if did is None else _numbers(one),
+            {**StageShare(one.device, one.layers).to_json(), "measured": None if did is None else _numbers(one),
              "planned": _numbers(planned_for(one, plan))}
             for one in (() if shown is None else shown.stages)
         ],
@@ -148,14 +148,10 @@ def _move_numbers(move: MeasuredMove) -> dict[str, Any]:
     planned = move.planned
     return {
         "after_token": move.token, "at_s": move.at, "loaded_s": move.loaded, "ready_s": move.ready,
-        "stages": [_layers(share.name, share.layers) for share in move.shares],
+        "stages": [share.to_json() for share in move.shares],
         "planned": None if planned is None else
         {"after_token": planned.token, "at_s": planned.seconds, "loaded_s": planned.loaded, "ready_s": planned.ready},
     }  # fmt: skip
-
-
-def _layers(device: str, layers: LayerRange) -> dict[str, Any]:
-    return {"device": device, "first_layer": layers.start + 1, "last_layer": layers.stop}
 
 
 def _numbers(stage: PlannedStage | None) -> dict[str, float] | None:
@@ -259,9 +255,9 @@ def save(plan: Plan, path: Path) -> None:
     """Draw the plan, and below it the best single device and the even split, on one scale of time."""
     from matplotlib.figure import Figure
 
-    options = [("this plan", plan.option), ("best single device", plan.best_single), ("even split", plan.even)]
+    options = [("this plan", plan.advised), ("best single device", plan.best_single), ("even split", plan.even)]
     present = [(what, option) for what, option in options if option is not None]
-    if plan.option.alone:
+    if plan.advised.alone:
         present = [each for each in present if each[0] != "best single device"]
     heights = [len(option.stages) + 1.2 for _, option in present]
     figure: Any = Figure(figsize=(8.0, 0.8 + 0.42 * sum(heights)), layout="constrained")

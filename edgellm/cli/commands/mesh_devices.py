@@ -285,11 +285,9 @@ def _advised(
 
 
 def _sent_row(moved: DeployProgress) -> dict[str, Any]:
-    layers = moved.part.layers
-    return {
-        "device": moved.part.name, "first_layer": layers.start + 1, "last_layer": layers.stop, "bytes": moved.total,
-        "already": moved.already, "sent": moved.sent, "seconds": round(moved.seconds, 3), "attempts": moved.attempts,
-        "error": None if moved.error is None else str(moved.error),
+    return StageShare(moved.part.name, moved.part.layers).to_json() | {
+        "bytes": moved.total, "already": moved.already, "sent": moved.sent, "seconds": round(moved.seconds, 3),
+        "attempts": moved.attempts, "error": None if moved.error is None else str(moved.error),
     }  # fmt: skip
 
 

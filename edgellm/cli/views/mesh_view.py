@@ -177,12 +177,12 @@ def figures(found: Plan, milliseconds: float) -> dict[str, Any]:
     ways = {name: getattr(found, name) for name in ("even", "heuristic", "best_single", "ideal_single", "warm_single")}
     seconds = {name: None if way is None else found.seconds(way) for name, way in ways.items()}
     return {
-        "ttft_s": found.option.ttft_s, "token_s": found.option.token_s, "reply_s": found.option.reply_s,
+        "ttft_s": found.advised.ttft_s, "token_s": found.advised.token_s, "reply_s": found.advised.reply_s,
         "objective": found.home.objective, "overlap": found.home.overlap, "planner_ms": milliseconds,
         "optimal": found.optimal, "gap": found.gap, "reason": found.reason, "advice": found.advice,
         "likely_s": likely(found.home.waited, found.seconds(found.advised)),
-        "stages": [stage.to_json() for stage in found.option.stages],
-        "unused": [{"device": device, "reason": reason} for device, reason in found.unused],
+        "stages": [stage.to_json() for stage in found.advised.stages],
+        "unused": [{"device": device, "reason": reason} for device, reason in found.idle],
         "warm_single_s": seconds.pop("warm_single"), "baselines": seconds,
     }  # fmt: skip
 
@@ -216,10 +216,7 @@ def rpc_figures(placed: RpcPlacement) -> dict[str, Any]:
     def times(way: RpcOption | None) -> dict[str, Any] | None:
         return None if way is None else {
             "load_s": way.load_s, "ttft_s": way.ttft_s, "token_s": way.token_s, "reply_s": way.reply_s,
-            "shares": [
-                {"device": one.name, "first_layer": one.layers.start + 1, "last_layer": one.layers.stop}
-                for one in way.shares
-            ],
+            "shares": [share.to_json() for share in way.shares],
         }  # fmt: skip
 
     return {
