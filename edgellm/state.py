@@ -111,8 +111,7 @@ def write_state(path: Path, data: bytes | str, *, durable: bool = False) -> None
 
 
 def read_private(path: Path) -> bytes | None:
-    """Return the bytes of a file on which the trust between devices rests; None if there is no file. Raise
-    TrustUnusable as `read_state` does."""
+    """Return the bytes of a file on which trust rests; None if there is none. Raise TrustUnusable."""
     try:
         return read_state(path, _MAX_PRIVATE_BYTES)
     except StateDamaged as error:
@@ -120,16 +119,14 @@ def read_private(path: Path) -> bytes | None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file on which the trust between devices rests. Raise TrustUnusable if the file cannot be written; its
-    earlier content is unchanged."""
+    """Write a file on which trust rests, in one step. Raise TrustUnusable."""
     with system_errors(TrustUnusable, path, "written"):
         write_state(path, data, durable=True)
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Make `folder`, closed to other users, and hold its lock against other processes until the `with` ends. Raise
-    TrustUnusable if the folder cannot be created, or another process holds its lock."""
+    """Make `folder`, closed to other users, and hold its lock until the `with` ends. Raise TrustUnusable."""
     with ExitStack() as held:
         with system_errors(TrustUnusable, folder, "used"):
             held.enter_context(hold_lock(private_folder(folder) / "lock"))
@@ -166,8 +163,7 @@ def system_errors(kind: type[EdgeError], path: Path, action: str) -> Iterator[No
 
 
 def set_aside(path: Path) -> Path:
-    """Rename the file or folder at `path` to NAME.aside, or NAME.aside-2 and so on, and return the new path. Raise
-    OSError if it cannot be renamed."""
+    """Rename the file or folder at `path` to NAME.aside, NAME.aside-2 and so on, and return the new path."""
     aside, number = path.with_name(f"{path.name}.aside"), 2
     while os.path.lexists(aside):
         aside, number = path.with_name(f"{path.name}.aside-{number}"), number + 1

@@ -40,6 +40,7 @@ Architectures: TypeAlias = Callable[..., Path]
 Heads: TypeAlias = Callable[..., Path]
 
 os.environ["EDGELLM_PAIR"] = "home"  # also of the processes that tests start: nothing is downloaded
+os.environ["EDGELLM_MODELS"] = ""  # models of other programs on this machine are left alone
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of the hundreds of processes of tests compiles everything
 sys.dont_write_bytecode = False
 settings.register_profile("edgellm", deadline=None)  # the suite also passes on a machine that is busy otherwise

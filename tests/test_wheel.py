@@ -70,9 +70,3 @@ def test_the_wheel_has_the_profile_and_every_file_beside_the_code(installed: Pat
     wanted = {*beside, "bundled/profile.json", "bundled/draft.gguf", "rpc/protos/mesh_pb2.py"}
     assert not {name for name in wanted if not (package / name).is_file()}
     assert not list(installed.parent.rglob("site-packages/models"))
-
-
-def test_a_benchmark_is_not_in_the_wheel_and_says_so(installed: Path, tmp_path: Path) -> None:
-    done = run(installed / "edgellm", "bench", "synera", "--list", cwd=tmp_path, EDGELLM_HOME=str(tmp_path / "home"))
-    assert done.returncode == 2
-    assert "is not a checkout" in done.stderr

@@ -1,4 +1,4 @@
-"""The options for hardware of `edgellm bench`, for the benchmarks that use them.
+"""The options for hardware of a run, for the benchmarks that use them.
 
 They are those of `edgellm chat`. A benchmark says in `suites.toml` which it uses, as `hardware`:
 

@@ -261,8 +261,7 @@ def _group(name: str) -> typer.Typer:
 
 
 def _made(path: str) -> Any:
-    """Return a command or a group with its options. Each reads the environment variable of its long name; one of its
-    own takes precedence."""
+    """Return a command or a group with its options, which read environment variables, too."""
     page, name = pages()[path], path.rpartition(" ")[2]
     if not page.home:
         return get_group(_group(name))

@@ -251,8 +251,7 @@ _PAUSE = 600  # seconds after a download that failed, in which the next command 
 
 
 def with_default_pair(draft: str, verifier: str) -> tuple[str, str]:
-    """Return the names of a pair, after a download where the default verifier is wanted and missing; where that fails,
-    those of the bundled home pair, with a line that says why."""
+    """Return the names of a pair, after a download of the default verifier, or else those of the bundled home pair."""
     home = resolve_pair(draft, verifier)
     if home.missing != SMOLLM2.verifier or not {draft, verifier} <= {DEFAULT, "none", *SMOLLM2}:
         return draft, verifier

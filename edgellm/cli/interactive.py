@@ -71,8 +71,7 @@ def converse(conversing: Conversing, *, history: bool = True) -> int:
 
 
 class Conversing:
-    """A conversation as commands see and change it; `models` are the names of draft model and verifier if both are
-    here."""
+    """A conversation as commands see and change it; `models`: names of draft model and verifier if both are here."""
 
     def __init__(self, session: Chat, display: Display, opener: ChatPairOpener, models: tuple[str, str] | None) -> None:
         self.session, self.display, self.models = session, display, models
@@ -199,8 +198,7 @@ class Conversing:
             raise InvalidOption("The verifier is on other devices.", "Start again: edgellm run MODEL")
         path, draft = here_or_pulled(name, yes=False), draft.strip()
         if not draft:
-            draft, reason = fitting_draft(name, path)
-            _note(reason)
+            draft = fitting_draft(name, path)
         elif draft != "none":
             here_or_pulled(draft, yes=False)
         self.session.close()

@@ -7,24 +7,14 @@ import inspect
 import json
 import re
 import sys
+import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from configparser import ConfigParser
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeAlias,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import typer
 
@@ -59,7 +49,7 @@ class _Record:
     @classmethod
     def of(cls, annotation: Any) -> _Record | None:
         """Return the record that an annotation names; None for any other parameter."""
-        kind, only = get_args(annotation)[:2] if get_origin(annotation) is Annotated else (annotation, _Only())
+        kind, only = get_args(annotation)[:2] if typing.get_origin(annotation) is Annotated else (annotation, _Only())
         if not (is_dataclass(kind) and isinstance(kind, type)):
             return None
         flags = {name: one for name, one in flags_of(kind).items() if not only.names or name in only.names}
@@ -74,11 +64,11 @@ class _Record:
                 texts[name] = option_texts().get(home.__name__, name, fallback="")
                 if choices := self.flags[name].choices:
                     wanted[name] = str if self.flags[name].several else Literal[tuple(choices)]
-            hints |= get_type_hints(SimpleNamespace(__annotations__=wanted), vars(sys.modules[home.__module__]))
+            hints |= typing.get_type_hints(SimpleNamespace(__annotations__=wanted), vars(sys.modules[home.__module__]))
         defaults = {one.name: one.default for one in fields(self.kind)}
         for name, one in self.flags.items():
             hint, default = hints[name], defaults[name]
-            if get_origin(hint) is tuple:
+            if typing.get_origin(hint) is tuple:
                 hint, default = list[get_args(hint)[0]] | None, None  # type: ignore[misc]
             complete = one.complete or (None if one.choices is None else completion(one.choices, one.several))
             made = typer.Option(
@@ -341,10 +331,6 @@ class HardwareOptions:
     def given(self) -> dict[str, Values]:
         """Return the options that were given, by their names."""
         return {one.name: values for one in fields(self) if (values := getattr(self, one.name))}
-
-    def words(self) -> list[str]:
-        """Return the options as words of a command line."""
-        return [word for name, texts in self.given.items() for text in texts for word in (dashed(name), text)]
 
     def of(self, role: str) -> Hardware:
         """Return the hardware of the draft model or the verifier. Raise InvalidOption for an unknown value."""

@@ -1,38 +1,35 @@
-"""The roles of `edgellm serve`, each of which serves until the user ends it; its HTTP server, and its announcements."""
+"""The roles of `edgellm serve`, each of which serves until the user ends it, and what is said of their links."""
 
 from __future__ import annotations
 
 import gc
-import platform
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from edgellm.cli.chat_session import with_default_pair
+from edgellm.cli.http_serving import print_urls
 from edgellm.cli.options import (
     DEFAULT,
     DRAFT,
     VERIFIER,
     HardwareOptions,
-    assigned,
-    dashed,
     on_command_line,
+    refuse_given,
     upstream_options,
 )
-from edgellm.cli.server_options import HTTP_PORT, HTTPOptions, LinkOptions, RoleOptions, ServedPair, WorkerOptions
-from edgellm.cli.views.console import announce, say, size
+from edgellm.cli.server_options import HTTPOptions, LinkOptions, RoleOptions, ServedPair, WorkerOptions
+from edgellm.cli.views.console import announce, print_event, say, size
 from edgellm.cli.views.progress import Loading
 from edgellm.engine import Model, ModelFile
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
-from edgellm.errors import EdgeError, InvalidOption, PortTaken, TrustUnusable
-from edgellm.http.model_host import ServedEmbedder, ServedModel
+from edgellm.errors import EdgeError, InvalidOption
+from edgellm.http.model_host import ServedModel
 from edgellm.llm import AUTO, LLM
 from edgellm.llm.model_loading import named
 from edgellm.storage import resolve
@@ -41,7 +38,6 @@ from edgellm.storage.model_files import resolve_pair
 if TYPE_CHECKING:
     from edgellm.http.catalogs import ModelDefaults
     from edgellm.http.server import HttpServer
-    from edgellm.rpc.address import Address
     from edgellm.services.server.listener import Listener, ServerEvent
     from edgellm.services.server.servers import WorkerServer
     from edgellm.spec.drafting.cost_curve import CostCurve
@@ -194,8 +190,7 @@ def serve_worker(_: typer.Context, asked: Asked, http: HttpServer | None) -> Non
 
 
 def start_worker(model: ModelFile | None, link: WorkerOptions, hardware: Hardware = ON_PROCESSOR) -> WorkerServer:
-    """Start a worker with all layers of `model`, if given, and uploaded layers, which computes on `hardware`. Its limit
-    is, by default, nine tenths of the free memory: otherwise other devices would decide how much it takes."""
+    """Start a worker of uploaded layers, and of `model`'s; by default it takes nine tenths of free memory."""
     from edgellm.mesh import part_of
     from edgellm.mesh.layer_sources import SeveralSources, StoredLayers, WholeModel
     from edgellm.mesh.weight_cache import ComputeUnit, WeightCache
@@ -234,7 +229,13 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
 
     served, link = asked.served, asked.link
     how = upstream_options(served.upstream_tier, served.upstream_key_file, "--upstream-tier") or UpstreamOptions()
-    _check_gateway(ctx, asked)
+    why = "has no meaning with --upstream: its servers compute, and keep the texts"
+    refuse_given(ctx, (*asked.hardware.given, "draft", "sessions"), why, "Leave it out.")
+    if not served.model:
+        raise InvalidOption(
+            "--upstream needs a model with the server's tokenizer.",
+            "Name one with -m, such as the devices' draft model; nothing but its tokenizer is loaded.",
+        )
     listening = Listening(link.host, link.port, link.paired_only, _print_report)
     server = start(served.upstream, [resolve(one) for one in served.model], listening, replace(how, timing=TIMING))
 
@@ -271,21 +272,6 @@ def serve_gateway(ctx: typer.Context, asked: Asked, http: HttpServer | None) -> 
             print_urls(http)
         with _announcing(server, link), closing(server):
             _until_stopped([http, server])
-
-
-def _check_gateway(ctx: typer.Context, asked: Asked) -> None:
-    refused = dict.fromkeys(asked.hardware.given, "no model is computed here")
-    if on_command_line(ctx, "draft"):
-        refused["draft"] = "no model is computed here"
-    if on_command_line(ctx, "sessions"):
-        refused["sessions"] = "its servers keep the texts"
-    for name, why in refused.items():
-        raise InvalidOption(f"{dashed(name)} has no meaning with --upstream: {why}.", "Leave it out.")
-    if not asked.served.model:
-        raise InvalidOption(
-            "--upstream needs a model with the server's tokenizer.",
-            "Name one with -m, such as the devices' draft model; nothing but its tokenizer is loaded.",
-        )
 
 
 def _pair_over(model: ServerPool, verifier: ColocatedVerifier) -> LLM:
@@ -348,11 +334,6 @@ def _print_report(event: ServerEvent) -> None:
     print_event(event.text, style="")
 
 
-def print_event(text: str, style: str = "yellow") -> None:
-    """Print what has happened, with its time."""
-    say(f"{time.strftime('%H:%M:%S')}  {text}", style=style)
-
-
 def _until_stopped(servers: Sequence[HttpServer | Listener | None], hint: str = _STOP_HINT) -> None:
     """Wait for SIGINT or SIGTERM, then stop one server after the other, each once its requests in flight are finished,
     since an earlier one may use later ones. A second signal stops all at once."""
@@ -381,115 +362,3 @@ def _until_stopped(servers: Sequence[HttpServer | Listener | None], hint: str = 
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def http_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Iterator[HttpServer | None]:
-    """Start a server that writes up to `replies` at once, and stop it after the `with`; None with --no-http. Until
-    `HttpServer.open` it answers that the model loads. With `paired_only` programs on this machine need a key, too."""
-    if not options.http:
-        yield None
-        return
-    from edgellm.http.middleware import checked_host
-    from edgellm.http.model_host import keep_alive_seconds
-    from edgellm.http.running_servers import recorded
-    from edgellm.http.server import HttpConfig, HttpServer
-    from edgellm.rpc.address import Address
-
-    if (options.tls_cert is None) != (options.tls_key is None):
-        raise InvalidOption("--tls-cert and --tls-key must be given together.", "Give both, or neither.")
-    address = Address.of(options.http_host, HTTP_PORT if options.http_port is None else options.http_port)
-    names = [] if address.loopback else _host_names(address)
-    allowed = [checked_host(host) for host in options.allow_host]
-    needs_key = options.api_key_file is not None or paired_only or not address.loopback
-    key = _api_key(options.api_key_file) if needs_key else None
-    config = HttpConfig(
-        None if address.loopback else _tls_files(options, names), key, _page_key(), [*names, *allowed],
-        options.allow_origin, replies, options.waiting, options.strict, keep_alive_seconds(options.keep_alive),
-        print_event, dict(assigned("--alias", one, "NAME=MODEL") for one in options.alias),
-    )  # fmt: skip
-    server = HttpServer(address, config)
-    try:
-        server.start()
-    except PortTaken:
-        if options.http_port is not None:
-            raise
-        server = HttpServer(replace(address, port=0), config)
-        server.start()
-        say(f"Port {HTTP_PORT} is in use; HTTP uses port {server.address.port}.", style="yellow")
-    try:
-        with recorded(server.reached_at, server.address.port, server.certificate):
-            yield server
-    finally:
-        server.stop(0)
-
-
-@contextmanager
-def embedding(server: HttpServer | None, model: str | None, hardware: Hardware) -> Iterator[None]:
-    """Load an embedding model, if one is named, and have `server` embed with it."""
-    if model is None:
-        yield
-        return
-    if server is None:
-        raise InvalidOption("--embeddings is for HTTP, and --no-http is given.", "Leave one of them out.")
-    from edgellm.engine.embedding.embedder import Embedder
-    from edgellm.engine.model import LoadSpec
-    from edgellm.storage import name_of
-
-    path = resolve(model)
-    with Model.load(path, LoadSpec(hardware, embeds=True)) as loaded, Embedder(loaded) as embedder:
-        server.models.open_embedder(ServedEmbedder(name_of(path), embedder))
-        say(f"Embeddings: {server.url}/v1/embeddings, {embedder.width} numbers of {name_of(path)}", style="dim")
-        yield
-
-
-def print_urls(server: HttpServer, room: int | None = None) -> None:
-    """Print the addresses of the server, and how many replies it writes at once. There may be memory for `room`."""
-    say(f"Web page: {server.page_url}", style="bold")
-    say(f"OpenAI's API: {server.url}/v1", style="bold")
-    wanted, waiting = server.config.replies, server.config.waiting
-    most = min(wanted, room or wanted)
-    replies = f"{most} replies are" if most > 1 else "1 reply is"
-    why = "each takes memory and slows the others" if most == wanted else "there is no memory for more"
-    say(f"{replies} written at once (--replies), as {why}; {waiting} more requests wait (--waiting).", style="dim")
-
-
-def _tls_files(options: HTTPOptions, names: Sequence[str]) -> tuple[Path, Path]:
-    from edgellm.http.middleware import http_folder
-    from edgellm.rpc.trust.identity import web_certificate
-
-    if options.tls_cert is not None and options.tls_key is not None:
-        return options.tls_cert.expanduser(), options.tls_key.expanduser()
-    certificate, private_key = web_certificate(http_folder(), names)
-    say(f"Clients must trust the certificate {certificate}, as with curl --cacert.", style="dim")
-    return certificate, private_key
-
-
-def _page_key() -> str | None:
-    """Return the page's key; None, with a notice, where it cannot be stored, so that a tab keeps its own chats."""
-    from edgellm.http.middleware import page_key
-
-    try:
-        return page_key()
-    except (InvalidOption, TrustUnusable) as error:
-        say(f"The page stores no conversations: {error}", style="yellow")
-        return None
-
-
-def _api_key(path: Path | None) -> str:
-    from edgellm.http.middleware import api_key
-
-    file, key = api_key(None if path is None else path.expanduser())
-    say(f"HTTP clients need the API key in {file}.", style="dim")
-    return key
-
-
-def _host_names(address: Address) -> list[str]:
-    """Return the names of a machine that listens at `address`, or at all of its own, those in the home first."""
-    from edgellm.rpc.discovery.interfaces import chosen_hosts, own_hosts
-
-    hosts = [address.host]
-    if address.unspecified:
-        hosts = list(dict.fromkeys([*chosen_hosts(), *sorted(own_hosts())]))
-    node = platform.node().partition(".")[0].lower()
-    return [*hosts, *([node, f"{node}.local"] if node.replace("-", "").isalnum() and node.isascii() else [])]

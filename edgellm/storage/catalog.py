@@ -41,9 +41,8 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class CatalogModel:
-    """A model of the catalogue. `name` is the name to type, such as qwen3:0.6b, and `draft` the name of its draft
-    model, if any. `size` is the length of its files in the quantisation `quant`, in bytes; `parameters`, and those that
-    a token passes through, `active`, are in billions; `context` is in tokens. `template` describes its chat template.
+    """A model of the catalogue: the `name` to type, and that of its `draft` model, if any; the bytes of its files in
+    the quantisation `quant`; its `parameters` and those `active` for a token, in billions; its `context` in tokens.
     Without a `repo_id` it is inside a `wheel`, or part of edgellm."""
 
     name: str
@@ -66,7 +65,6 @@ class CatalogModel:
 
     @property
     def hub_name(self) -> str:
-        """Return the model's name on the hub."""
         return f"{self.repo_id}:{self.quant}"
 
     @property
@@ -77,16 +75,14 @@ class CatalogModel:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The models by name, the names of verifiers in the order in which `edgellm setup` prefers them, and by the titles
-    of families the sampling that their cards recommend."""
+    """The models by name, verifiers in the order of `setup`'s preference, and sampling by the titles of families."""
 
     models: Mapping[str, CatalogModel]
     setup: Sequence[str]
     sampling: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def find(self, name: str) -> tuple[CatalogModel, str] | None:
-        """Return the model and the quantisation of a short name; None for an unknown name. `qwen3:8b` is in the
-        quantisation of the catalogue, `qwen3:8b-q8_0` in that one. Case does not matter."""
+        """Return the model and the quantisation of a short name such as qwen3:8b-q8_0; None for an unknown one."""
         family, colon, tag = name.lower().partition(":")
         tag = _UNSAID.sub("", tag)
         if not colon or not tag:
@@ -102,8 +98,7 @@ class Catalog:
         return None
 
     def find_file(self, name: str) -> CatalogModel | None:
-        """Return the catalogue's model for a file's name or a short name, in any quantisation; None if there is
-        none."""
+        """Return the catalogue's model for a file's or a short name, in any quantisation; None if there is none."""
         if found := self.find(name):
             return found[0]
         file = re.split(r"[\\/]", name)[-1].lower()
@@ -112,8 +107,7 @@ class Catalog:
         return stems[max(alike, key=len)] if alike else None
 
     def sampling_of(self, *names: str) -> Mapping[str, float]:
-        """Return the sampling, by the options' names, that the card of a model with one of these names recommends;
-        empty for an unknown model."""
+        """Return the sampling that the card of a model with one of these names recommends, by the options' names."""
         for title, sampling in self.sampling.items():
             words = "[ _-]?".join(map(re.escape, re.findall(r"\d[\d.]*|[^\d\s]+", title)))
             family = re.compile(rf"(?<![a-z0-9]){words}(?![.]?\d)", re.IGNORECASE)

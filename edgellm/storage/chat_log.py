@@ -82,9 +82,8 @@ class HistoryFacts:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation so far; `when` is the last addition, in UTC. `name` is the user's title for it, empty where there
-    is none. `page` has the web page's additions in its own form: other versions of the turns, thoughts, and who wrote
-    each word."""
+    """A conversation so far, last added to at `when`, in UTC. `name`: the user's title, if any. `page`: the web page's
+    additions in its own form, such as other versions of the turns, thoughts, and who wrote each word."""
 
     id: str
     when: datetime
@@ -110,9 +109,8 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ChatLog:
-    """The database of past replies, typed lines and conversations in `folder`, which need not exist yet. Any number of
-    processes may use it. Every method raises `HistoryUnusable` as `PrivateDatabase` does. A chat should show that as a
-    notice, and go on."""
+    """The database of past replies, typed lines and conversations in `folder`, which need not exist, for any number of
+    processes. Every method raises `HistoryUnusable`, which a chat should show as a notice, and go on."""
 
     folder: Path = field(default_factory=lambda: data_dir() / "history")
 
@@ -163,9 +161,8 @@ class ChatLog:
 
 @dataclass(frozen=True, slots=True)
 class History(ChatLog):
-    """Past questions and their replies, so that a later reply can repeat them for free; or typed lines. All entries of
-    a kind never take more than `MAX_BYTES`: when they would, the oldest are removed until half of that is left. Entries
-    are also removed when they are too old (`max_age`)."""
+    """Past questions and their replies, to draft later replies from; or typed lines. Beyond `MAX_BYTES` of a kind the
+    oldest are removed until half of that is left, and entries that are too old (`max_age`)."""
 
     kind: str = "reply"
 
@@ -217,8 +214,7 @@ def typed_lines() -> History:
 
 @dataclass(frozen=True, slots=True)
 class Conversations(ChatLog):
-    """Conversations that can be continued: the newest `MAX_CONVERSATIONS` to which something was added within the
-    retention (`max_age`)."""
+    """Conversations that can be continued: the newest `MAX_CONVERSATIONS` within the retention (`max_age`)."""
 
     def all(self) -> list[Conversation]:
         """Return all conversations, the newest first."""
@@ -243,8 +239,7 @@ class Conversations(ChatLog):
         return next(iter(self._found("id = ?", conversation_id)), None)
 
     def save(self, conversation: Conversation, *, replaces: datetime | None = None) -> None:
-        """Write a conversation over its earlier state; remove the oldest beyond `MAX_CONVERSATIONS`. `replaces` is the
-        time of the state that it was made from; None: any state is replaced."""
+        """Write a conversation over its earlier state, which has to be that of the time `replaces`, if given."""
         found = {"turns": conversation.turns, "name": conversation.name, "page": conversation.page}
         text = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
         if len(text) > MAX_BYTES:
@@ -324,8 +319,7 @@ def describe_age(age: timedelta | None) -> str:
 
 
 def max_age() -> timedelta | None:
-    """Return the retention, None for no limit: the value of the environment variable `VARIABLE`, else of the last
-    `set_max_age`, else `DEFAULT_AGE`. A damaged setting is ignored. Raise InvalidOption if the variable is no age."""
+    """Return the retention: of the variable, else of `set_max_age`, else `DEFAULT_AGE`; None for no limit."""
     if text := os.environ.get(VARIABLE):
         try:
             return parse_age(text)

@@ -40,9 +40,9 @@ class DatabaseConnection(sqlite3.Connection):
 
 @dataclass(frozen=True, slots=True)
 class PrivateDatabase:
-    """The database at `path`, which need not exist, with the tables that `schema` makes in its `version`. Every method
-    raises `HistoryUnusable` if the folder belongs to another user, or a file cannot be read or written. A damaged
-    database is set aside first, so that the next call creates a new one."""
+    """The database at `path`, which need not exist, with the tables of `schema` in its `version`. Every method raises
+    `HistoryUnusable` where a file cannot be used; a damaged database is set aside first, and made anew by the next
+    call."""
 
     path: Path
     schema: str
@@ -56,9 +56,8 @@ class PrivateDatabase:
 
     @contextmanager
     def writing(self, action: str = "written", *, keep: bool = False) -> Iterator[DatabaseConnection]:
-        """Yield the database, created if it is missing, in one transaction. If that removes rows, erase their traces.
-        `action` is the participle used in errors ("cannot be written"). With `keep`, a damaged database is not
-        renamed."""
+        """Yield the database in one transaction, and erase the traces of removed rows. It cannot be `action` in errors;
+        with `keep`, a damaged one is not renamed."""
         with self.errors(action, keep=keep):
             private_folder(self.path.parent)
             if self.is_missing:

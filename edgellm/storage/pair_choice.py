@@ -28,9 +28,8 @@ _MEMORY_READS = 5
 
 @dataclass(frozen=True, slots=True)
 class ModelRoom:
-    """The room for weights: bytes of the machine's memory and why no more, the names of its graphics cards and their
-    total bytes, and the bytes per second at which memory is read, None where not measured. `host` computes models in
-    the machine's memory."""
+    """The room for weights: bytes of memory and why no more, graphics cards and their total bytes, and the bytes per
+    second at which memory is read, None where not measured. `host` computes models in the machine's memory."""
 
     memory: int
     reason: str
@@ -93,8 +92,7 @@ class PairProposal:
 
 
 def propose(catalog: Catalog, room: ModelRoom, wanted: str | None = None) -> PairProposal:
-    """Return the pair that suits this machine: the catalogue's first fitting pair with a fast enough verifier, or else
-    the fastest that fits; or the pair of the verifier `wanted`."""
+    """Return the pair of the verifier `wanted`; or the first fitting one that is fast enough, or else the fastest."""
     if wanted is not None:
         found = catalog.find(wanted)
         if found is None or found[1] != found[0].quant:
@@ -146,8 +144,7 @@ def _gb(size: int) -> str:
 
 
 def memory_speed() -> float:
-    """Return the bytes/s at which all performance cores together read memory: the best of some readings, as other
-    programs only take from it."""
+    """Return the bytes/s at which all performance cores together read memory: the best of some readings."""
     threads = system.performance_cores()
     blocks = np.array_split(np.ones(_MEMORY_BYTES // 8, np.int64), threads)
     seconds = []

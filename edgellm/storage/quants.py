@@ -48,8 +48,7 @@ _MAX_PARTS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class QuantChoice:
-    """The files of one model in a repository, the first part first, and why it was chosen. `warning` says if the model
-    does not fit into this machine's memory."""
+    """The files of one model, the first part first, why it was chosen, and whether it does not fit into memory."""
 
     files: tuple[str, ...]
     reason: str
@@ -85,8 +84,7 @@ class ModelVariant:
 
 
 def quant_of(file: str) -> str | None:
-    """Return the quantisation in a file's name (or its folder's), in capitals; the last one where there are several.
-    FP16 and FP32 are the same as F16 and F32."""
+    """Return the last quantisation in a file's name or its folder's, in capitals; F16 for FP16."""
     found = QUANT.findall(_PART.sub("", file).removesuffix(".gguf"))
     return str(found[-1]).upper().replace("FP1", "F1").replace("FP3", "F3") if found else None
 
@@ -111,8 +109,7 @@ def variants(files: Mapping[str, int]) -> list[ModelVariant]:
 
 
 def labels(models: Sequence[ModelVariant]) -> list[str]:
-    """Return the text after the colon for each of these models of one repository: for a drafter beside models, its
-    file's name."""
+    """Return the text after the colon for each model of one repository; of a drafter beside models its file's name."""
     usual = _usual(models)
     quants = Counter(model.quant for model in usual)
     return [
@@ -126,9 +123,8 @@ def _usual(models: Sequence[ModelVariant]) -> list[ModelVariant]:
 
 
 def choose(repo: str, files: Mapping[str, int], wanted: str | None, memory: int | None = None) -> QuantChoice:
-    """Return the model that `wanted` (a quantisation or a file name; None: whatever suits) means in `repo`. `files` are
-    the repository's files with their lengths in bytes, 0 if unknown. With `memory`, the bytes of memory of this
-    machine, a model that is not asked for by name is one that fits, if there is one."""
+    """Return the model that `wanted` (a quantisation or a file name, if any) means among a repository's `files`, with
+    their bytes, 0 if unknown; where it is not named one that fits into `memory` bytes, if there is one."""
     found = variants(files)
     models = [model for model in found if model.complete]
     if not found:

@@ -39,8 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class SavedPrompts:
-    """The kept prompts of one pair's models. All models together keep at most `limit` bytes on this machine. `epoch`
-    says how often `forget` was called."""
+    """The kept prompts of one pair's models, `limit` bytes for all models; `epoch` counts the calls of `forget`."""
 
     def __init__(self, limit: int, allowed: Callable[[], bool] = lambda: True) -> None:
         """Keep and use nothing where `allowed` returns False."""
@@ -56,8 +55,7 @@ class SavedPrompts:
             return None
 
     def forget(self) -> None:
-        """Remove all kept prompts, and do not keep the models' current ones: the user took something back. Prompts read
-        later are kept again."""
+        """Remove all kept prompts, and do not keep the models' current ones: the user took something back."""
         self.epoch += 1
         remove_prompts()
 

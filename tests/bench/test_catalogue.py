@@ -8,12 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from bench.harness import hardware, results
 from bench.harness.catalogue import Benchmark, benchmarks, chosen
 from bench.harness.settings import parameters, parser, settings
-from edgellm.cli.app import app
 from edgellm.spec.drafters.parallel import CONTEXT_BOOST, MAX_BRANCHES, MISSED
 from testkit import ROOT
 
@@ -82,17 +80,6 @@ def test_a_suite_is_all_of_its_benchmarks_each_once() -> None:
         with pytest.raises(KeyError):
             chosen([name])
     assert [one.full_name for one in chosen(["first_minute"])] == ["cli/first_minute"]
-
-
-def test_the_command_line_names_every_suite() -> None:
-    said = " ".join(re.sub(r"[│|]", " ", CliRunner().invoke(app, ["bench", "--help"]).output).split())
-    by_suite: dict[str, list[bool]] = {}
-    for one in benchmarks().values():
-        by_suite.setdefault(one.suite, []).append(one.hardware is not None)
-    named = re.findall(r"Suite: ([a-z, ]+)\.", said)[0]
-    assert set(re.split(r", | or ", named)) == set(by_suite)
-    unused = re.findall(r"trial-PART; of ([a-z, ]+) no part uses any", said)[0]
-    assert set(re.split(r", | and ", unused)) == {suite for suite, used in by_suite.items() if not any(used)}
 
 
 def test_what_a_benchmark_does_not_use_is_kept_from_it() -> None:

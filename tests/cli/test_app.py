@@ -16,7 +16,6 @@ import typer
 import edgellm
 from edgellm import storage
 from edgellm.cli.app import SHORT, pages, run
-from edgellm.cli.commands import profile
 from edgellm.cli.options import model_names, option_texts
 from edgellm.errors import EdgeError
 from tests.cli.conftest import Edge, commands
@@ -39,7 +38,7 @@ def test_the_version_is_told(edge: Edge) -> None:
 
 
 def test_the_unexpected_is_one_line_and_a_log(edge: Edge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def explode() -> list[object]:
+    def explode(*_: object) -> list[object]:
         raise ZeroDivisionError("\x1b[2J" + "surprise"[::-1])
 
     monkeypatch.setattr(storage, "list_models", explode)
@@ -80,11 +79,11 @@ def test_every_error_of_ours_keeps_its_exit_code(edge: Edge, monkeypatch: pytest
         raise error
 
     for kind in classes(EdgeError):
-        monkeypatch.setattr(storage, "list_models", lambda kind=kind: fail(kind("It is wrong.", "Mend it.")))
+        monkeypatch.setattr(storage, "list_models", lambda _, kind=kind: fail(kind("It is wrong.", "Mend it.")))
         done = edge("ls")
         assert (done.code, done.err) == (kind.exit_code, "error: It is wrong. Mend it.\n")
         assert kind.exit_code in (1, 2, 130)
-    monkeypatch.setattr(storage, "list_models", lambda: fail(KeyboardInterrupt()))
+    monkeypatch.setattr(storage, "list_models", lambda _: fail(KeyboardInterrupt()))
     assert edge("ls").code == 130
 
 
@@ -210,45 +209,3 @@ def test_every_option_has_a_variable_of_its_own() -> None:
     assert len(variables) == len(set(variables))
     assert all(name.replace("_", "").isalnum() and name.isupper() for name in variables)
     assert {"EDGELLM_CHAT_BUDGET", "EDGELLM_MESH_PLAN_TOKENS_OUT", "EDGELLM_CHAT_JSON"} <= set(variables)
-
-
-# --- bench ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_suite_is_listed_and_shown_and_one_that_is_not_there_is_said(
-    edge: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def asked(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "edgellm", "bench", *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-
-    assert "csgo/paper" in asked("csgo", "--list").stdout
-    shown = asked("csgo", "paper", "--show")
-    assert (shown.returncode, "python -m bench run csgo/paper" in shown.stdout) == (0, True)
-    done = asked("sinera")
-    assert done.returncode == 2
-    assert "choose from synera, coordgen, papers, csgo" in done.stderr
-    monkeypatch.setattr(profile, "ROOT", tmp_path)
-    edge("bench", "synera").told("not a checkout", code=2)
-
-
-def test_options_for_hardware_are_checked_and_handed_on(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[list[str]] = []
-
-    def call(words: list[str], **_: object) -> int:
-        ran.append(words)
-        return 0
-
-    monkeypatch.setattr(subprocess, "call", call)
-    words = ("--threads", "2", "--threads", "draft=1", "--cache-type", "q8_0")
-    monkeypatch.setenv("EDGELLM_BENCH_CTX_SIZE", "512")
-    edge("bench", "models", "sampling_defaults", "--quick", *words).told()
-    edge("bench", "models", "--list").told()  # a setting is left alone
-    assert sorted(ran.pop(0)[2:]) == sorted(
-        ["bench", "run", "models/sampling_defaults", "--quick", *words, "--ctx-size", "512"]
-    )
-    assert ran.pop()[3:] == ["list", "models"]
-    wrong = (("--cache-type", "q2"), "q2"), (("--show", "--threads", "2"), "--threads has no meaning with --show")
-    for refused, says in wrong:
-        edge("bench", "models", *refused).told(says, code=2)
-        assert not ran

@@ -79,6 +79,13 @@ def test_a_split_model_is_pulled_shown_and_run_like_the_whole(
     assert [row["name"] for row in edge("ls", "--json").answer][-1:] == ["ann/former-GGUF:Q8_0"]
 
 
+def test_a_file_is_given_a_name_listed_used_and_forgotten(edge: Edge, hub: Hub, draft_path: Path) -> None:
+    edge("add", str(draft_path), "mine").told("the file stays where it is")
+    edge("ls").told("mine 1.4 MB added")
+    assert ids(edge("run", "mine", "Hello", *SHORT)) == ids(edge("run", "edgellm-draft", "Hello", *SHORT))
+    edge("rm", "mine", "--yes").told(f"its file stays: {draft_path}")
+
+
 def test_show_tells_what_a_model_is_and_lets_it_not_command_the_terminal(
     edge: Edge, hub: Hub, draft_path: Path
 ) -> None:

@@ -25,10 +25,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.cli import serving
-from edgellm.cli.commands import service
+from edgellm.cli import http_serving
+from edgellm.cli.commands import running
+from edgellm.cli.commands.running import LABEL, UNIT, LaunchdManager, ServiceStatus, SystemdManager, serve_command
 from edgellm.cli.commands.serve import log_to_stderr
-from edgellm.cli.commands.service import LABEL, UNIT, LaunchdManager, ServiceStatus, SystemdManager, serve_command
 from edgellm.cli.server_options import HTTPOptions
 from edgellm.engine import ModelFile, memory_fit
 from edgellm.engine.hardware import Hardware
@@ -197,16 +197,6 @@ def test_a_server_is_listed_its_model_removed_and_it_is_ended(start: Start, edge
     edge("stop", "edgellm-draft").told("so edgellm-draft is not in memory", code=1)
 
 
-def test_it_says_how_many_replies_it_writes_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with HttpServer(Address.parse("127.0.0.1:0"), HttpConfig(replies=8, waiting=0)) as server:
-        for room, says in (
-            (None, "8 replies are written at once (--replies), as each takes memory and slows the others; 0 more requ"),
-            (1, "1 reply is written at once (--replies), as there is no memory for more"),
-        ):
-            serving.print_urls(server, room)
-            assert says in capsys.readouterr().err.replace("\n", " ")
-
-
 def test_a_port_that_was_asked_for_is_not_exchanged_and_the_usual_one_is(
     edge: Edge, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,8 +204,8 @@ def test_a_port_that_was_asked_for_is_not_exchanged_and_the_usual_one_is(
         port = taken.getsockname()[1]
         for words in (("--http-port", str(port)), ("--role", "verifier", "--no-http", "--port", str(port))):
             assert edge("serve", *words).told(str(port), code=1).err.count("\n") == 1
-        monkeypatch.setattr(serving, "HTTP_PORT", port)
-        with serving.http_server(HTTPOptions(), 1, paired_only=False) as server:
+        monkeypatch.setattr(http_serving, "HTTP_PORT", port)
+        with http_serving.http_server(HTTPOptions(), 1, paired_only=False) as server:
             assert server is not None
             assert server.address.port != port
     assert f"Port {port} is in use" in capsys.readouterr().err
@@ -225,9 +215,9 @@ def test_the_link_for_all_addresses_names_one_that_can_be_opened(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
-    with serving.http_server(HTTPOptions(http_host="0.0.0.0", http_port=0), 1, paired_only=False) as server:
+    with http_serving.http_server(HTTPOptions(http_host="0.0.0.0", http_port=0), 1, paired_only=False) as server:
         assert server is not None
-        serving.print_urls(server)
+        http_serving.print_urls(server)
     assert f"OpenAI's API: https://127.0.0.1:{server.address.port}/v1" in capsys.readouterr().err
 
 
@@ -254,9 +244,9 @@ def test_the_link_has_the_pages_key_and_a_folder_that_cannot_be_used_stops_no_se
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def page() -> str:
-        with serving.http_server(HTTPOptions(http_port=0), 1, paired_only=False) as server:
+        with http_serving.http_server(HTTPOptions(http_port=0), 1, paired_only=False) as server:
             assert server is not None
-            serving.print_urls(server)
+            http_serving.print_urls(server)
             return server.page_url.removeprefix(server.url)
 
     assert page() == f"/#key={page_key()}"
@@ -382,7 +372,7 @@ def test_nothing_is_written_where_there_is_no_manager(tools: Path, monkeypatch: 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"])), min_size=1))
 def test_words_come_through_a_units_quoting(words: list[str]) -> None:
-    (line,) = [one for one in service.unit_text(words, {}).split("\n") if one.startswith("ExecStart=")]
+    (line,) = [one for one in running.unit_text(words, {}).split("\n") if one.startswith("ExecStart=")]
     escapes = {"\\n": "\n", "\\t": "\t", '\\"': '"', "\\\\": "\\"}
     read = [
         re.sub(r"\\.", lambda found: escapes[found[0]], word).replace("%%", "%").replace("$$", "$")
@@ -395,7 +385,7 @@ def test_an_agent_is_written_and_loaded_and_removed_again(
     tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    manager = service.service_manager()
+    manager = running.service_manager()
     assert isinstance(manager, LaunchdManager)
     manager.install(serve_command(["--role", "worker"]))
     agent = plistlib.loads(manager.file.read_bytes())

@@ -60,6 +60,8 @@ class Hub:
     sent: list[tuple[str, int, int]] = field(default_factory=list)  # (file, first byte, bytes sent)
     tokens: set[str] = field(default_factory=set)  # when not empty, one of them is needed
     url: str = ""
+    files_at: str = ""  # the host to which it sends for files
+    seen: set[str] = field(default_factory=set)  # the tokens that it was given
 
     def bytes_sent(self) -> int:
         return sum(count for _, _, count in self.sent)
@@ -105,6 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.status is not None:
             return self.fail(hub.status)
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        hub.seen.add(token)
         if token and hub.tokens and token not in hub.tokens:
             return self.fail(401, message="Invalid credentials in Authorization header")
         if hub.tokens and not token:
@@ -121,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
             if repo in hub.gated and token != hub.gated[repo]:
                 return self.fail(403, "GatedRepo", f"Access to model {repo} is restricted: awaiting a review.")
             if with_body:
-                return self.redirect(302, f"/storage{self.path}")
+                return self.redirect(302, f"{hub.files_at}/storage{self.path}")
             return self.file(repo, match[2], match[3], with_body)
         if match := re.fullmatch(r"/storage/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path):
             return self.file(match[1], match[2], match[3], with_body)

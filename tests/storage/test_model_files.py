@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgellm import system
 from edgellm.cli import options as model_options
 from edgellm.errors import EdgeError, InvalidOption, ModelNotFound
 from edgellm.llm import LLM
-from edgellm.storage import list_models, model_files, pull, remove, resolve
-from edgellm.storage.model_files import DEFAULT, HOME, SMOLLM2, VARIABLE, removable, resolve_pair
+from edgellm.storage import list_models, pull, removable, remove, resolve
+from edgellm.storage.model_files import DEFAULT, HOME, SMOLLM2, VARIABLE, resolve_pair
 from tests.storage.hub import REPO, Hub, names, tiny_gguf
 from tests.storage.wheels import bundled_draft, packages
 
@@ -45,7 +46,7 @@ def test_a_missing_file_is_not_taken_for_a_hub_name(name: str) -> None:
 def test_the_bundled_pair_is_found_in_a_wheel_and_in_a_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_files, "_PACKAGE", tmp_path / "edgellm")
+    monkeypatch.setattr(system, "bundled_dirs", lambda: (tmp_path / "edgellm" / "bundled", tmp_path / "models"))
     with pytest.raises(ModelNotFound, match="Install edgellm again"):
         resolve("edgellm-draft")
     for place in (tmp_path / "models", tmp_path / "edgellm" / "bundled"):
@@ -115,14 +116,6 @@ def test_your_own_files_and_the_bundled_pair_are_never_removed(tmp_path: Path, c
     with pytest.raises(InvalidOption, match="part of edgellm"):
         remove("edgellm-draft")
     assert mine.exists()
-
-
-def test_removing_what_is_not_here(hub: Hub) -> None:
-    with pytest.raises(ModelNotFound, match="not on this machine"):
-        remove("ann/none:Q4_K_M")
-    pull(REPO)
-    with pytest.raises(ModelNotFound, match="available of"):
-        remove(f"{REPO}:Q8_0")
 
 
 def test_a_model_that_was_copied_for_want_of_links_is_no_unfinished_download(

@@ -159,30 +159,21 @@ def test_a_drafter_or_adapter_is_a_model_where_there_is_no_other(word: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("files", "memory", "first", "instead"),
+    ("files", "wanted", "memory", "first", "why", "warning"),
     [
-        (QWEN_27B, 16 * GIB, "Qwen3.8-27B-UD-IQ3_S.gguf", r"UD-Q4_K_M: 16\.5 GB .* memory of 17\.2 GB"),
-        (QWEN_27B, 8 * GIB, "Qwen3.8-27B-UD-IQ1_S.gguf", r"UD-Q4_K_M: 16\.5 GB .* memory of 8\.6 GB"),
-        (QWEN_7B, int(5.8 * GIB), "qwen2.5-7b-instruct-q4_0-00001-of-00002.gguf", r"Q4_K_M: 4\.7 GB"),
+        (QWEN_27B, None, 16 * GIB, "Qwen3.8-27B-UD-IQ3_S.gguf", r"UD-Q4_K_M: 16\.5 GB .* memory of 17\.2 GB", ""),
+        (QWEN_27B, None, 8 * GIB, "Qwen3.8-27B-UD-IQ1_S.gguf", r"UD-Q4_K_M: 16\.5 GB .* memory of 8\.6 GB", ""),
+        (QWEN_7B, None, int(5.8 * GIB), "qwen2.5-7b-instruct-q4_0-00001-of-00002.gguf", r"Q4_K_M: 4\.7 GB", ""),
+        (QWEN_FLASH, None, 64 * GIB, UD.format(1), "", "111.3 GB of weights are more than three quarters of this"),
+        (QWEN_27B, "Q8_0", 16 * GIB, "Qwen3.8-27B-Q8_0.gguf", "", "29.0 GB of weights are more than"),
+        (QWEN_27B, "Q8_0", 64 * GIB, "Qwen3.8-27B-Q8_0.gguf", "", ""),
     ],
 )
-def test_a_default_that_cannot_fit_falls_to_the_largest_that_fits(
-    files: dict[str, int], memory: int, first: str, instead: str
+def test_a_default_that_cannot_fit_falls_to_the_largest_that_fits_and_else_there_is_a_warning(
+    files: dict[str, int], wanted: str | None, memory: int, first: str, why: str, warning: str
 ) -> None:
-    choice = chosen(files, memory=memory)
+    choice = chosen(files, wanted, memory)
     assert choice.files[0] == first
-    assert re.match(rf"the largest that fits; {instead}", choice.reason)
-    assert choice.warning == ""
-
-
-def test_where_nothing_fits_the_default_is_taken_with_a_warning() -> None:
-    choice = chosen(QWEN_FLASH, memory=64 * GIB)
-    assert choice.files[0] == UD.format(1)
-    assert choice.warning == "111.3 GB of weights are more than three quarters of this machine's memory of 68.7 GB"
-
-
-def test_what_is_asked_for_is_taken_with_a_warning() -> None:
-    choice = chosen(QWEN_27B, "Q8_0", 16 * GIB)
-    assert choice.files == ("Qwen3.8-27B-Q8_0.gguf",)
-    assert choice.warning.startswith("29.0 GB of weights are more than")
-    assert chosen(QWEN_27B, "Q8_0", 64 * GIB).warning == ""
+    assert re.match(f"the largest that fits; {why}" if why else "", choice.reason)
+    assert choice.warning.startswith(warning)
+    assert bool(choice.warning) == bool(warning)

@@ -10,18 +10,9 @@ from pathlib import Path
 
 import typer
 
+from edgellm.cli import options
 from edgellm.cli.chat_session import Chat, ChatPairOpener, StoredConversation, with_default_pair
-from edgellm.cli.options import (
-    DRAFTS,
-    INTERRUPTED,
-    HardwareOptions,
-    PairOptions,
-    ThinkOptions,
-    conversation_ids,
-    on_command_line,
-    option,
-    with_records,
-)
+from edgellm.cli.options import HardwareOptions, PairOptions, ThinkOptions, on_command_line, option, with_records
 from edgellm.cli.views.console import decode, is_terminal, read_text, say
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.errors import InvalidOption
@@ -40,13 +31,14 @@ class TalkOptions(Display):
     system: str | None = option(None, "TEXT", names=("-s", "--system"))
     history: bool = option(True, panel=_CONVERSATION)
     prompt_cache: float = option(1.0, "GB", least=0.0, panel=_CONVERSATION)
-    conversation: str | None = option(None, "ID", panel=_CONVERSATION, complete=conversation_ids, shown="a new one")
-    profile: Path | None = option(None, "FILE", panel=DRAFTS, shown="the kept one")
+    conversation: str | None = option(
+        None, "ID", panel=_CONVERSATION, complete=options.conversation_ids, shown="a new one"
+    )
+    profile: Path | None = option(None, "FILE", panel=options.DRAFTS, shown="the kept one")
 
 
 def with_model_in_front(prompt: list[str], models: PairOptions, ctx: typer.Context) -> tuple[list[str], PairOptions]:
-    """Return a prompt and the models of its reply. A first word that is a model's name or file is not asked about: it
-    names the model, as for `edgellm run`, unless the command line names one."""
+    """Return a prompt and the models of its reply, where the prompt's first word may name a model, as for `run`."""
     first = prompt[0] if prompt else ""
     if not re.fullmatch(r"\S*[:/.-]\S*", first) or on_command_line(ctx, "verifier") or models.peer:
         return prompt, models
@@ -59,8 +51,7 @@ def with_model_in_front(prompt: list[str], models: PairOptions, ctx: typer.Conte
     path, draft = storage.resolve(first), models.draft
     say(f"{first} is taken as the model, as with -m {first}; the question is what follows.", style="yellow")
     if not on_command_line(ctx, "draft"):
-        draft, reason = fitting_draft(first, path)
-        say(reason, style="dim")
+        draft = fitting_draft(first, path)
     return prompt[1:], replace(models, draft=draft, verifier=first)
 
 
@@ -76,7 +67,7 @@ def chat(
 ) -> int:
     from edgellm.llm.pair_stats import tidy
 
-    options = replace(reply, **think.fields())
+    wanted = replace(reply, **think.fields())
     prompt, models = with_model_in_front(prompt or [], models, ctx)
     texts = [(name, read_text(Path(name))) for name in talk.context]
     question = " ".join(prompt) if prompt else None
@@ -96,7 +87,7 @@ def chat(
     watched = is_terminal(sys.stdout) and is_terminal(sys.stderr)
     introduce = watched and not (talk.as_json or talk.quiet or stored.conversation.turns)
     opener = ChatPairOpener(
-        options, hardware, talk.history, introduce, models.upstream(), prompt_cache=int(1e9 * talk.prompt_cache)
+        wanted, hardware, talk.history, introduce, models.upstream(), prompt_cache=int(1e9 * talk.prompt_cache)
     )
     reports = None
     draft, verifier = with_default_pair(
@@ -114,11 +105,11 @@ def chat(
         asked = compose(question or "", context=[text for _, text in texts], history=turns, system=talk.system)
         resolved = replace(models, draft=str(named.draft), verifier=str(named.verifier))
         over, mesh = over_devices(
-            resolved, options.max_tokens, hardware, messages=asked, explain=talk.explain, history=talk.history
+            resolved, wanted.max_tokens, hardware, messages=asked, explain=talk.explain, history=talk.history
         )
         pair, reports = opener.prepare(over), reports_on(mesh, talk)
     session = Chat(
-        pair, options, context=texts, system=talk.system, remember=opener.recall(pair), stored=stored, reports=reports
+        pair, wanted, context=texts, system=talk.system, remember=opener.recall(pair), stored=stored, reports=reports
     )
     with closing(session):
         if question is None:
@@ -128,4 +119,4 @@ def chat(
             return converse(Conversing(session, talk, opener, names), history=talk.history)
         summary = print_reply(session.ask(question), talk)
         session.add_reply(summary)
-        return INTERRUPTED if summary.finish_reason == "cancelled" else 0
+        return options.INTERRUPTED if summary.finish_reason == "cancelled" else 0

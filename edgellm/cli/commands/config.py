@@ -133,8 +133,7 @@ def _default_map(context: typer.Context, table: Mapping[str, Any], prefix: str) 
 
 
 def write_settings(root: typer.Context, tables: Mapping[str, Mapping[str, str]]) -> None:
-    """Set options in the settings file, by command; everything else in it stays as it is. Raise InvalidOption where the
-    file has an error, or a form that only its user can change."""
+    """Set options in the settings file, by command; everything else stays as it is. Raise InvalidOption."""
     read_settings(root)
     path = config_file()
     before = (read_state(path, _MAX_BYTES, links=True) or b"").decode()

@@ -14,7 +14,7 @@ from edgellm.errors import InvalidOption
 from edgellm.storage import History
 from edgellm.storage.chat_log import VARIABLE, Conversations, describe_age, max_age, parse_age, set_max_age
 
-Action: TypeAlias = Literal["show", "path", "clear", "off", "on", "keep"]
+Action: TypeAlias = Literal["show", "clear", "off", "on", "keep"]
 
 
 def history(
@@ -34,8 +34,6 @@ def history(
         tidy()
     if action == "keep":
         _keep(age, as_json)
-    elif action == "path":
-        ui.emit_path(store.path, as_json)
     elif action == "clear":
         if not yes and ((there := kept()).total or store.facts().size):
             ui.make_sure("delete", str(there), yes=False)

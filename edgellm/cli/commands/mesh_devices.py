@@ -12,7 +12,7 @@ import typer
 from edgellm.cli import options
 from edgellm.cli.options import option
 from edgellm.cli.views.console import Columns, emit, emit_json, format_age, make_sure, one_line, say, show, size, tell
-from edgellm.cli.views.progress import Loading, activity, uploads
+from edgellm.cli.views.progress import Loading, activity
 from edgellm.errors import EdgeError, InvalidOption
 from edgellm.layer_range import HERE, LayerRange, StageShare, ranges, read_split
 from edgellm.storage import fingerprint, resolve
@@ -251,9 +251,11 @@ def deploy(
     parts = deploy_parts(named, workers)
     with Loading("reading") as loading:
         manifest = manifest_of(file, [part.layers for part in parts], lambda share: loading(file.path.name, share))
-    with uploads(parts) as update:
-        trust = Trust.load() if workers else None
-        done = send_layers(file, manifest, parts, trust=trust, rate=asked.rate * 1e6 / 8, notify=update)
+    with Loading("sending to", "bytes") as bar:
+        done = send_layers(
+            file, manifest, parts, trust=Trust.load() if workers else None, rate=asked.rate * 1e6 / 8,
+            notify=lambda moved: bar(moved.part.name, moved.arrived, moved.total, moved.activity),
+        )  # fmt: skip
     if as_json:
         emit_json([_sent_row(moved) for moved in done])
     else:

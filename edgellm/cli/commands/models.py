@@ -1,4 +1,5 @@
-"""`edgellm catalog`, `pull`, `ls`, `show`, `rm`: find, download, list, show and remove models; `run`: talk to one."""
+"""`edgellm catalog`, `pull`, `add`, `ls`, `show`, `rm`: find, download, name, list, show and remove models; `run`: talk
+to one."""
 
 from __future__ import annotations
 
@@ -80,8 +81,21 @@ def pull(
     ui.tell(row, as_json, str(pulled.path), style="dim")
 
 
+def add(
+    file: Path = typer.Argument(..., metavar="FILE"),
+    name: str | None = typer.Argument(None, metavar="[NAME]", show_default=False),
+    as_json: AsJson = False,
+) -> None:
+    model = storage.add(file, name)
+    row = {"name": model.name, "path": str(model.path), "size": model.size}
+    ui.tell(
+        row, as_json, f"{model.name} is {model.path.resolve()} now ({ui.size(model.size)}); the file stays where it is."
+    )
+
+
 def ls(as_json: AsJson = False) -> None:
-    models = storage.list_models()
+    left_out = dict[str, str]()
+    models = storage.list_models(left_out)
     rows = [
         {"name": m.name, "path": str(m.path), "size": m.size, "origin": m.origin, "repository": m.repo_id or None}
         for m in models
@@ -91,9 +105,11 @@ def ls(as_json: AsJson = False) -> None:
     columns: ui.Columns = {
         "NAME": "name",
         " SIZE": lambda row: ui.size(row["size"]),
-        "SOURCE": lambda row: row["repository"] or row["origin"],
+        "SOURCE": lambda row: row["repository"] if row["origin"] == "hub" else row["origin"],
     }
     show_rows(rows, columns, as_json, empty=hint, hint=hint)
+    for file, reason in left_out.items():
+        ui.say(f"not listed: {ui.one_line(file)}, as {reason}", style="dim")
 
 
 def show(name: Name, as_json: AsJson = False) -> None:
@@ -132,7 +148,10 @@ def _described(key: str, value: Any) -> Iterator[tuple[str, RenderableType]]:
 
 
 def rm(name: Name, yes: Yes = False, as_json: AsJson = False) -> None:
-    listed = ", ".join(f"{model.name} ({ui.size(model.size)})" for model in storage.removable(name))
+    models = storage.removable(name)
+    listed = ", ".join(f"{model.name} ({ui.size(model.size)})" for model in models)
+    if models[0].origin == "added":
+        listed = f"the name {name}; its file stays: {models[0].path.resolve()}"
     ui.make_sure("remove", listed, yes=yes)
     removed = storage.remove(name)
     rows = [{"name": model.name, "path": str(model.path), "size": model.size} for model in removed]
@@ -205,8 +224,7 @@ def run(
         raise InvalidOption(f"{model} is before the model.", "Name the model first: edgellm run MODEL PROMPT")
     path = here_or_pulled(model, yes=yes)
     if draft is None:
-        draft, reason = fitting_draft(model, path)
-        ui.say(reason, style="dim")
+        draft = fitting_draft(model, path)
     root = context.find_root()
     given = ["--draft", draft, "--verifier", model, *words]
     command = root.command.get_command(root, "chat")  # type: ignore[attr-defined]
@@ -224,13 +242,8 @@ def here_or_pulled(name: str, *, yes: bool) -> Path:
     except ModelNotFound as error:
         if " " in name:
             raise ModelNotFound(f"{name!r} is not a model.", "To ask the pair that is set up: edgellm chat") from None
-        if storage.looks_like_path(name):
+        if storage.looks_like_path(name) or (storage.catalog().find(name) is None and "/" not in name):
             raise
-        try:
-            if storage.catalog().find(name) is None:
-                storage.hub_name(name)
-        except EdgeError:
-            raise error from None
         if not yes and not ui.is_terminal(sys.stdin):
             raise ModelNotFound(error.what, f"{error.next_step}; or add --yes to download it now.") from None
     plan = storage.plan(name)
@@ -246,8 +259,14 @@ def here_or_pulled(name: str, *, yes: bool) -> Path:
     return download([plan])[0].path
 
 
-def fitting_draft(name: str, path: Path) -> tuple[str, str]:
-    """Return the draft model, or EAGLE-3 head, for a verifier among those here, or "none", and the reason."""
+def fitting_draft(name: str, path: Path) -> str:
+    """Return the draft model, or EAGLE-3 head, for a verifier among those here, or "none"; say why."""
+    draft, reason = _fitting(name, path)
+    ui.say(reason, style="dim")
+    return draft
+
+
+def _fitting(name: str, path: Path) -> tuple[str, str]:
     from edgellm.engine import ModelFile
     from edgellm.llm.abilities import draft_for, heads_for
     from edgellm.storage.pair_choice import ModelRoom

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from edgellm.cli.options import AsJson, Interfaces, completion, peer_names
-from edgellm.cli.views.console import Columns, emit_json, emit_path, err, facts, format_age, one_line, say, show, size
+from edgellm.cli.views.console import Columns, emit_json, err, facts, format_age, one_line, say, show, size
 from edgellm.errors import InvalidOption, PairingFailed
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _peer_row(peer: Peer, there: Rights) -> dict[str, Any]:
     }  # fmt: skip
 
 
-Action: TypeAlias = Literal["list", "rm", "rename", "grant", "revoke", "path"]
+Action: TypeAlias = Literal["list", "rm", "rename", "grant", "revoke"]
 _EXAMPLES = {
     "rm": "rm phone", "rename": "rename phone old-phone", "grant": "grant phone files", "revoke": "revoke phone verify"
 }  # fmt: skip
@@ -188,15 +188,12 @@ def peers(
 ) -> None:
     from edgellm.rpc.trust.trust import Peers
 
-    store = Peers()
-    if action not in ("list", "path"):
+    if action != "list":
         _change(action, device, value, as_json)
     elif device is not None:
         raise InvalidOption(f"`peers {action}` takes no device.", "Leave it out: edgellm peers")
-    elif action == "path":
-        emit_path(store.path, as_json)
     else:
-        _list(store.all(), interface, ask, as_json)
+        _list(Peers().all(), interface, ask, as_json)
 
 
 def _change(action: Action, device: str | None, value: str | None, as_json: bool) -> None:

@@ -1,10 +1,8 @@
-"""`edgellm profile`: measure a pair on prompts, and print the results; `edgellm bench`: run a checkout's benchmarks."""
+"""`edgellm profile`: measure a pair on prompts, and print the results"""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,9 +21,6 @@ from edgellm.storage import History
 if TYPE_CHECKING:
     from edgellm.engine import Message
     from edgellm.spec.gates.profile import Profile
-
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,28 +166,3 @@ def _print_profile(found: Profile) -> None:
         out().print(part)
     for share in shares:
         out().print(f"at a budget of {share:g}: {_best(found, share)['reason']}")
-
-
-@options.with_records
-def bench(
-    ctx: typer.Context,
-    hardware: Annotated[options.HardwareOptions, options.only(shown="the benchmark's own")],
-    suite: str = typer.Argument(..., metavar="SUITE"),
-    parts: list[str] | None = typer.Argument(None, metavar="PART"),
-    quick: bool = typer.Option(False, "--quick"),
-    list_parts: bool = typer.Option(False, "--list"),
-    show: bool = typer.Option(False, "--show"),
-) -> None:
-    for role in (options.VERIFIER, options.DRAFT):
-        hardware.of(role)
-    if not (ROOT / "bench" / "suites.toml").is_file():
-        raise InvalidOption(
-            f"The benchmarks are not installed: {ROOT} is not a checkout.", "Clone the repository and run it there."
-        )
-    task = "list" if list_parts else "show" if show else "run"
-    names = [f"{suite}/{part}" for part in parts] if parts else [suite]
-    if task != "run":
-        options.refuse_given(ctx, hardware.given, f"has no meaning with --{task}: nothing is measured", "Leave it out.")
-    words = hardware.words() if task == "run" else ()
-    command = [sys.executable, "-m", "bench", task, *names, *(["--quick"] if quick else []), *words]
-    raise typer.Exit(subprocess.call(command, cwd=ROOT))

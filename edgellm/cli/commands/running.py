@@ -1,17 +1,31 @@
-"""`edgellm ps` and `stop`: the servers that this user runs, and the models in their memory; `edgellm doctor`: the state
-of this device and its network."""
+"""`edgellm ps` and `stop`: the servers that this user runs, and the models in their memory; `edgellm service`: the one
+that starts at login; `edgellm doctor`: the state of this device and its network.
+
+The service is a systemd unit on Linux, and on macOS a launchd agent, which has not been tried on a Mac.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+import os
+import plistlib
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 from rich.text import Text
 
 from edgellm.cli.options import DEFAULT, DEFAULT_DRAFT, AsJson, Interfaces, model_names
-from edgellm.cli.views.console import Columns, counted, emit_json, grid, harmless, one_line, out, say, show, size
-from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, ServerUnreachable
+from edgellm.cli.views import console as ui
+from edgellm.errors import EdgeError, InvalidOption, ModelNotFound, ServerUnreachable, ServiceFailed
+from edgellm.state import write_state
+from edgellm.system import state_dir, user
 
 if TYPE_CHECKING:
     from edgellm.diagnostics import Finding
@@ -26,20 +40,23 @@ def ps(as_json: AsJson = False) -> None:
 
     found = [asdict(server) | {"url": server.url, **_status(server)} for server in running_servers()]
     if as_json:
-        emit_json(found)
+        ui.emit_json(found)
         return
     rows = []
     for server in found:
         models = [
-            server | {"model": model["name"], "draft": model["draft"], "memory": size(sum(model["memory"].values())),
-                      "used": _used(model), "stays": _stays(model)} for model in server["models"]
+            server | {"model": model["name"], "draft": model["draft"], "memory": ui.size(sum(model["memory"].values())),
+
+                      "used": f"by {model['users']}" if model["users"] else f"{_time(model['idle_s'])} ago",
+                      "stays": "until it is stopped" if (left := model["expires_s"]) is None else _time(left)}
+            for model in server["models"]
         ]  # fmt: skip
         models += [server | {"model": name, "used": "being loaded"} for name in server["loading"]]
         rows += models or [{"state": "no model in memory"} | server]
-    show(rows, _COLUMNS, False, empty=f"No server of yours is running. {_START}", fold="MODEL")
+    ui.show(rows, _COLUMNS, False, empty=f"No server of yours is running. {_START}", fold="MODEL")
 
 
-_COLUMNS: Columns = {
+_COLUMNS: ui.Columns = {
     "PORT": "port", "PROCESS": "process", "MODEL": lambda row: row.get("model") or row["state"], "DRAFT": "draft",
     "MEMORY": "memory", "USED": "used", "STAYS": "stays",
 }  # fmt: skip
@@ -63,7 +80,7 @@ def stop(what: str | None = typer.Argument(None, metavar="[MODEL|PORT]", show_de
         if not server.stop(_GRACE_SECONDS):
             what = f"Process {server.process} has been asked to end, and still runs."
             raise ServerUnreachable(what, "Its replies may take long; wait.")
-        say(f"The server at port {server.port} has ended.")
+        ui.say(f"The server at port {server.port} has ended.")
 
 
 def _unload(model: str, servers: list[RunningServer]) -> None:
@@ -77,11 +94,11 @@ def _unload(model: str, servers: list[RunningServer]) -> None:
             continue
         if status == 200:
             after = "" if answer["unloaded"] else " once its replies have ended"
-            say(f"{model} is removed from the memory of the server at port {server.port}{after}.")
+            ui.say(f"{model} is removed from the memory of the server at port {server.port}{after}.")
             return
         reasons.append(answer.get("error", {}).get("message", f"The server answered with the status {status}."))
     what = reasons[0] if reasons else f"No server of yours is running, so {model} is not in memory."
-    raise ModelNotFound(harmless(what), "edgellm ps lists what is.")
+    raise ModelNotFound(ui.harmless(what), "edgellm ps lists what is.")
 
 
 def _status(server: RunningServer) -> dict[str, Any]:
@@ -95,18 +112,242 @@ def _status(server: RunningServer) -> dict[str, Any]:
     return {"models": answer.get("models", []), "loading": answer.get("loading", [])}
 
 
-def _used(model: dict[str, Any]) -> str:
-    return f"by {model['users']}" if model["users"] else f"{_time(model['idle_s'])} ago"
-
-
-def _stays(model: dict[str, Any]) -> str:
-    return "until it is stopped" if model["expires_s"] is None else _time(max(0.0, model["expires_s"]))
-
-
 def _time(seconds: float) -> str:
+    seconds = max(0.0, seconds)
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.0f} h"
+
+
+UNIT, LABEL = "edgellm.service", "local.edgellm.serve"
+_SECONDS = 30.0  # limit for a call of systemctl or launchctl
+_KEPT = ("EDGELLM_HOME", "EDGELLM_MODELS", "EDGELLM_PAIR", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE")
+"""The variables that a service needs to find the same files; no token is written into a unit."""
+_SHOWN = ("ActiveState", "UnitFileState", "MainPID", "ExecMainStartTimestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """The state of the service, its process, and since when it runs, as the system says."""
+
+    installed: bool
+    at_login: bool = False
+    running: bool = False
+    pid: int | None = None
+    since: str = ""
+
+    def __str__(self) -> str:
+        if not self.installed:
+            return "not installed"
+        since = f" since {self.since}" if self.since else ""
+        running = f"running{since}, process {self.pid}" if self.running else "not running; see: edgellm service logs"
+        return f"{running}; {'starts' if self.at_login else 'does not start'} at login"
+
+
+class SystemdManager:
+    """systemd's manager of the user."""
+
+    def __init__(self) -> None:
+        config = os.environ.get("XDG_CONFIG_HOME")
+        self.file = (Path(config) if config else Path.home() / ".config") / "systemd" / "user" / UNIT
+
+    def install(self, command: Sequence[str]) -> None:
+        """Write the unit, then enable and start it. Raise ServiceFailed where there is no manager of this user."""
+        self._ask("show-environment")  # fails without a manager, before a file is written
+        write_state(self.file, unit_text(command, _environment()))
+        self._ask("daemon-reload")
+        self._ask("enable", UNIT)
+        self._ask("restart", UNIT)
+
+    def uninstall(self) -> None:
+        """Stop and disable the unit, and remove its file."""
+        self._ask("disable", "--now", UNIT)
+        self.file.unlink(missing_ok=True)
+        self._ask("daemon-reload")
+
+    def status(self) -> ServiceStatus:
+        """Return what systemd knows of the unit."""
+        if not self.file.exists():
+            return ServiceStatus(installed=False)
+        lines = self._ask("show", UNIT, *(f"--property={name}" for name in _SHOWN)).splitlines()
+        found = dict(line.partition("=")[::2] for line in lines)
+        running, pid = found.get("ActiveState") in ("active", "reloading"), int(found.get("MainPID") or 0) or None
+        since = found.get("ExecMainStartTimestamp", "") if running else ""
+        return ServiceStatus(True, found.get("UnitFileState") == "enabled", running, pid, since)
+
+    def log_command(self, lines: int, *, follow: bool) -> list[str]:
+        """Return the call of journalctl."""
+        return ["journalctl", "--user", f"--unit={UNIT}", f"--lines={lines}", "--no-pager", *["--follow"] * follow]
+
+    @staticmethod
+    def _ask(*words: str) -> str:
+        return _call(["systemctl", "--user", *words], "there is no systemd for this user")
+
+
+class LaunchdManager:
+    """launchd's domain of the user. Not tried on a Mac."""
+
+    def __init__(self) -> None:
+        self.file = Path.home() / "Library" / "LaunchAgents" / f"{LABEL}.plist"
+        self.log = state_dir() / "logs" / "serve.log"
+        self._domain = f"gui/{user()}"
+
+    def install(self, command: Sequence[str]) -> None:
+        """Write the agent and load it, in place of an earlier one."""
+        with suppress(ServiceFailed):  # there is no earlier agent
+            self._ask("bootout", f"{self._domain}/{LABEL}")
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        write_state(self.file, agent_plist(command, _environment(), self.log))
+        self._ask("bootstrap", self._domain, str(self.file))
+
+    def uninstall(self) -> None:
+        """Unload the agent and remove it."""
+        self._ask("bootout", f"{self._domain}/{LABEL}")
+        self.file.unlink(missing_ok=True)
+
+    def status(self) -> ServiceStatus:
+        """Return what launchd knows of the agent."""
+        if not self.file.exists():
+            return ServiceStatus(installed=False)
+        try:
+            lines = self._ask("print", f"{self._domain}/{LABEL}").splitlines()
+        except ServiceFailed:
+            return ServiceStatus(installed=True)
+        found = dict(line.strip().partition(" = ")[::2] for line in lines)
+        pid = found.get("pid", "")
+        return ServiceStatus(True, True, found.get("state") == "running", int(pid) if pid.isdigit() else None)
+
+    def log_command(self, lines: int, *, follow: bool) -> list[str]:
+        """Return the call of tail."""
+        return ["tail", "-n", str(lines), *["-f"] * follow, str(self.log)]
+
+    @staticmethod
+    def _ask(*words: str) -> str:
+        return _call(["launchctl", *words], "launchd does not answer")
+
+
+ServiceManager: TypeAlias = SystemdManager | LaunchdManager
+"""A manager of programs that start at login. All methods raise ServiceFailed where the system's own tool fails."""
+
+
+def serve_command(words: Sequence[str]) -> list[str]:
+    """Return the command that a service runs: this Python and this edgellm."""
+    return [sys.executable, "-m", "edgellm", "serve", *words]
+
+
+def service_manager() -> ServiceManager:
+    """Return this system's manager of user services. Raise InvalidOption, with what to do instead, without one."""
+    if sys.platform == "linux":
+        return SystemdManager()
+    if sys.platform == "darwin":
+        return LaunchdManager()
+    task = subprocess.list2cmdline([subprocess.list2cmdline(serve_command([]))])
+    instead = f"On Windows: schtasks /Create /SC ONLOGON /TN edgellm /TR {task}"
+    raise InvalidOption("edgellm installs no services on this system.", instead)
+
+
+def unit_text(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return a systemd unit that runs `command` at login, and again after a failure, except one of wrong usage."""
+    variables = "".join(f"Environment={_quoted(f'{name}={value}')}\n" for name, value in environment.items())
+    return f"""\
+# Written by: edgellm service install
+[Unit]
+Description=edgellm serve
+StartLimitIntervalSec=300
+StartLimitBurst=5
+
+[Service]
+ExecStart={" ".join(_quoted(word).replace("$", "$$") for word in command)}
+{variables}Restart=on-failure
+RestartSec=5
+RestartPreventExitStatus=2
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def agent_plist(command: Sequence[str], environment: Mapping[str, str], log: Path) -> bytes:
+    """Return a launchd agent that runs `command` at login, and again after a failure."""
+    return plistlib.dumps({
+        "Label": LABEL, "ProgramArguments": list(command), "EnvironmentVariables": dict(environment),
+        "RunAtLoad": True, "KeepAlive": {"SuccessfulExit": False}, "StandardErrorPath": str(log),
+        "StandardOutPath": str(log),
+    })  # fmt: skip
+
+
+def _quoted(word: str) -> str:
+    """Return a word as systemd reads it; percent signs are its own."""
+    text = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t").replace("%", "%%")
+    return f'"{text}"'
+
+
+def _environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in _KEPT if os.environ.get(name)}
+
+
+def _call(words: Sequence[str], no_manager: str) -> str:
+    """Run a tool of the system, and return what it prints. Raise ServiceFailed where it is missing, fails or hangs."""
+    instead = "Start it yourself: edgellm serve"
+    if shutil.which(words[0]) is None:
+        raise ServiceFailed(f"{words[0]} is not on this system, so nothing can be started at login.", instead)
+    try:
+        done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServiceFailed(f"{shlex.join(words)} failed: {error}.", instead) from error
+    if done.returncode:
+        said = " ".join(done.stderr.split()).rstrip(".") or f"exit code {done.returncode}"
+        reason = f"{no_manager}: {said}" if "bus" in said.lower() else said
+        raise ServiceFailed(f"{shlex.join(words)} failed: {reason}.", instead)
+    return done.stdout
+
+
+def install_service(
+    context: typer.Context,
+    words: list[str] | None = typer.Argument(None, metavar="[OPTION]"),
+    dry_run: bool = typer.Option(False, "--dry-run"),
+    as_json: AsJson = False,
+) -> None:
+    root = context.find_root()
+    serve = root.command.get_command(root, "serve")  # type: ignore[attr-defined]
+    with serve.make_context("serve", list(words or ()), parent=root):
+        """Its options are checked, and nothing is served."""
+    manager, command = service_manager(), serve_command(words or ())
+    if not dry_run:
+        manager.install(command)
+    if as_json:
+        ui.emit_json({"file": str(manager.file), "command": command, "installed": not dry_run})
+        return
+    ui.say(f"{'would start' if dry_run else 'started, now and at every login'}: {shlex.join(command)}")
+    ui.say(f"{'would be ' if dry_run else ''}described in {manager.file}", style="dim")
+    if not dry_run:
+        ui.say("See: edgellm service status; edgellm service logs", style="dim")
+
+
+def uninstall_service(as_json: AsJson = False) -> None:
+    manager = service_manager()
+    if not manager.file.exists():
+        raise InvalidOption("The service is not installed.", "To install it: edgellm service install")
+    manager.uninstall()
+    ui.tell({"file": str(manager.file), "installed": False}, as_json, f"stopped, and removed {manager.file}")
+
+
+def service_status(as_json: AsJson = False) -> int:
+    manager = service_manager()
+    found = manager.status()
+    if as_json:
+        ui.emit_json({**asdict(found), "file": str(manager.file)})
+    else:
+        ui.emit(str(found))
+        ui.say(str(manager.file) if found.installed else "To install it: edgellm service install", style="dim")
+    return 0 if found.running else 1
+
+
+def service_logs(
+    lines: int = typer.Option(50, "-n", "--lines", metavar="N", min=1),
+    follow: bool = typer.Option(False, "-f", "--follow"),
+) -> int:
+    return subprocess.call(service_manager().log_command(lines, follow=follow))
 
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
@@ -124,18 +365,18 @@ def doctor(
 
     findings: list[Finding] = []
     if not as_json:
-        say("checking; this takes some seconds ...", style="dim")
+        ui.say("checking; this takes some seconds ...", style="dim")
     for one in examine(draft=draft, peers=peer or (), interfaces=interface or ()):
         findings.append(one)
         if not as_json:
-            made = grid({"min_width": 8}, {"min_width": 11, "style": "dim"}, {"overflow": "fold"})
-            made.add_row(Text(one.state, style=_STYLES[one.state]), one.topic, one_line(one.what))
+            made = ui.grid({"min_width": 8}, {"min_width": 11, "style": "dim"}, {"overflow": "fold"})
+            made.add_row(Text(one.state, style=_STYLES[one.state]), one.topic, ui.one_line(one.what))
             if one.next_step:
-                made.add_row("", "", Text(f"→ {one_line(one.next_step)}", style="cyan"))
-            out().print(made)
+                made.add_row("", "", Text(f"→ {ui.one_line(one.next_step)}", style="cyan"))
+            ui.out().print(made)
     count = sum(one.state == "problem" for one in findings)
     if as_json:
-        emit_json([asdict(one) for one in findings])
+        ui.emit_json([asdict(one) for one in findings])
     else:
-        say(f"{counted(count, 'problem')}." if count else "No problems found.", style="bold")
+        ui.say(f"{ui.counted(count, 'problem')}." if count else "No problems found.", style="bold")
     return int(count > 0)

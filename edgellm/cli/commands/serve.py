@@ -9,6 +9,7 @@ import logging
 
 import typer
 
+from edgellm.cli import options
 from edgellm.cli.options import VERIFIER, HardwareOptions, ThinkOptions, with_records
 from edgellm.cli.server_options import HTTPOptions, LogLevel, RoleOptions, ServedPair, WorkerOptions, check_role
 from edgellm.errors import InvalidOption
@@ -47,7 +48,7 @@ def serve(
     think: ThinkOptions,
     hardware: HardwareOptions,
 ) -> None:
-    from edgellm.cli import serving
+    from edgellm.cli import http_serving, serving
     from edgellm.llm.pair_stats import tidy
 
     log_to_stderr(served.log_level)
@@ -56,9 +57,9 @@ def serve(
     if at_once is None:
         at_once = _AT_ONCE[served.role]
     check_role(served.role, ctx)
-    if not served.upstream and (served.upstream_tier is not None or served.upstream_key_file is not None):
-        name = "--upstream-key-file" if served.upstream_tier is None else "--upstream-tier"
-        raise InvalidOption(f"{name} belongs to --upstream.", "Name a server with --upstream URL.")
+    if not served.upstream:
+        tier_and_key = ("upstream_tier", "upstream_key_file")
+        options.refuse_given(ctx, tier_and_key, "belongs to --upstream", "Name a server with --upstream URL.")
     if served.role == "pair" and not http.http:
         raise InvalidOption("A pair is served over HTTP only.", "Leave --no-http out, or use --role verifier.")
     run = {
@@ -67,7 +68,7 @@ def serve(
         "worker": serving.serve_worker,
     }[served.role]
     with (
-        serving.http_server(http, at_once, paired_only=link.paired_only) as server,
-        serving.embedding(server, http.embeddings, hardware.of(VERIFIER)),
+        http_serving.http_server(http, at_once, paired_only=link.paired_only) as server,
+        http_serving.embedding(server, http.embeddings, hardware.of(VERIFIER)),
     ):
         run(ctx, serving.Asked(served, models, http, link, hardware, replies, at_once), server)

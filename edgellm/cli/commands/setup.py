@@ -28,8 +28,7 @@ _NEXT = 'Ask it something: edgellm chat "Why is the sky blue?"'
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """A model of the pair: its name, which is AUTO for a paired device's verifier and NONE for no draft model, bytes,
-    where it runs, and how it is downloaded, None where it need not or cannot be."""
+    """A model of the pair: its name, AUTO for a paired device's verifier, NONE for no draft model, and its download."""
 
     name: str
     size: int = 0
@@ -164,8 +163,7 @@ def _choose(wanted: str | None, peers: Sequence[ProbeResult], *, must_ask_hub: b
 def _best_offer(
     known: storage.Catalog, room: ModelRoom, peers: Sequence[ProbeResult]
 ) -> tuple[ModelChoice, ModelChoice, str] | None:
-    """Return the largest verifier of the paired devices for which there is room for a draft model here, that draft
-    model, and the name of the verifier's file."""
+    """Return the paired devices' largest verifier that has a draft model here, that model, and the verifier's file."""
     found = []
     for answer in peers:
         offers = answer.info.offers if answer.info is not None and "verify" in answer.info.rights else ()

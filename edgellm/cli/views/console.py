@@ -6,6 +6,7 @@ import codecs
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -145,6 +146,11 @@ def say(text: str, style: str = "") -> None:
         discard(sys.stderr)
 
 
+def print_event(text: str, style: str = "yellow") -> None:
+    """Print what has happened, with its time."""
+    say(f"{time.strftime('%H:%M:%S')}  {text}", style=style)
+
+
 def announce(reason: str, notices: Sequence[str]) -> None:
     """Print on stderr why a verifier was chosen, unless it was named, and what was switched off."""
     for text, style in ((reason, "dim"), *((notice, "yellow") for notice in notices)):
@@ -166,11 +172,6 @@ def emit(line: str) -> None:
 def emit_json(value: object, indent: int | None = 2) -> None:
     """Print a value as JSON on stdout; on one line without `indent`."""
     emit(json.dumps(value, indent=indent))
-
-
-def emit_path(path: Path, as_json: bool) -> None:
-    """Print a path on stdout."""
-    emit(json.dumps({"path": str(path)}) if as_json else str(path))
 
 
 def tell(value: object, as_json: bool, text: str, style: str = "") -> None:
@@ -275,8 +276,7 @@ def show(
 
 
 def make_sure(verb: str, what: str, *, yes: bool) -> None:
-    """Ask before an action that cannot be undone, unless the user has said `yes`. Raise typer.Exit for a no, and
-    InvalidOption where nobody can be asked."""
+    """Ask before an action that cannot be undone. Raise typer.Exit for a no, InvalidOption if nobody can be asked."""
     if yes:
         return
     if not is_terminal(sys.stdin):

@@ -47,8 +47,7 @@ _THEME = Theme(
 
 
 class MarkdownWriter:
-    """Writes a reply as `TokenWriter` does, with its Markdown rendered. A thread draws the open block, so that no token
-    waits for a drawing."""
+    """Writes a reply with its Markdown rendered. A thread draws the open block, so no token waits for a drawing."""
 
     def __init__(self) -> None:
         self._thoughts = TokenWriter()

