@@ -388,15 +388,17 @@ class Context:
 
         Raises:
             ContextFull: the ids do not fit, or no cell is left for them; nothing was changed.
-            InvalidOption: no ids, an unknown sequence, or more outputs than ids or than `n_batch`.
+            InvalidOption: no ids, an unknown sequence, or more outputs than ids.
             EngineFailed: llama.cpp refuses the batch (an id outside the vocabulary above all); nothing was changed.
         """
         n, row_by_row = len(ids), self._row_by_row
-        if row_by_row and 1 < outputs <= n:
+        step = 1 if row_by_row else self.n_batch  # rows with outputs of a batch
+        if step < outputs <= n:
             self._sequences.check_fits(seq, n)
-            at = n - outputs + 1
-            rest = (SeqRows(seq, ids[row : row + 1]) for row in range(at, n))
-            return np.concatenate(self._decode_apart((SeqRows(seq, ids[:at]), *rest)))
+            at = n - outputs + step
+            rest = (ids[row : row + step] for row in range(at, n, step))
+            first = SeqRows(seq, ids[:at], step)
+            return np.concatenate(self._decode_apart((first, *(SeqRows(seq, part, len(part)) for part in rest))))
         if n > self.n_batch:
             return self.decode_rows((SeqRows(seq, ids, outputs),))[0]
         start = self._begin(seq, n, outputs)

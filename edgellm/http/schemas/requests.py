@@ -387,8 +387,6 @@ class ChatRequest(GenerationRequest):
 
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1, max_length=MAX_TOKENS)]
-
-
 Texts: TypeAlias = str | list[int] | list[str] | list[list[int]]
 
 
