@@ -37,7 +37,7 @@ HAS_MODES = os.name != "nt"
 """True where files have owners and modes; on Windows a user's folders are private by other means."""
 SHARES_CORES = sys.platform == "linux"
 """True where parts of a file can be locked, so that processes see which other processes compute and are alive."""
-_LOCK, _END = struct.Struct("hhqqi4x"), 2**62  # Linux's `struct flock`, and a place behind all locks
+_LOCK = struct.Struct("hhqqi4x")  # Linux's `struct flock`
 _THREADS, _PROCESSORS = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
 _HYBRID = Path("/sys/devices/cpu_core/cpus")  # performance cores of Intel's hybrid processors
 CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -76,7 +76,7 @@ def unlock_part(file: int, start: int, size: int) -> None:
 def locked_parts(file: int) -> Iterator[tuple[int, int]]:
     """Yield the start and the size of each part of an open file that whoever has opened it again has locked."""
     if sys.platform == "linux":
-        gaps = [(0, _END)]
+        gaps = [(0, 2**62)]
         while gaps:
             start, end = gaps.pop()
             asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)

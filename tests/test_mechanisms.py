@@ -51,12 +51,12 @@ MECHANISMS = {
     "prompt difficulty": Mechanism("spec/gates/prompt_difficulty.py", "spec/mechanisms.py", '"prompt difficulty"'),
     "gates by importance": Mechanism("spec/gates/synera.py", "spec/params.py", 'f"{_SYNERA}'),
     "graph switching": Mechanism("coldstart/graph_switching.py"),
-    "mtp": Mechanism("engine/speculators/mtp.py", "engine/gguf/speculation.py", ".speculators.mtp"),
-    "eagle3": Mechanism("engine/speculators/eagle3.py", "engine/gguf/speculation.py", ".speculators.eagle3"),
+    "mtp": Mechanism("engine/speculators/mtp.py", "engine/model.py", ".speculators.mtp"),
+    "eagle3": Mechanism("engine/speculators/eagle3.py", "engine/model.py", ".speculators.eagle3"),
     "speculators": Mechanism(
         "engine/speculators spec/drafters/speculator.py verifier/extra_drafts.py",
-        "engine/gguf/speculation.py",
-        ".speculators.",
+        "engine/model.py",
+        '"edgellm.engine.speculators.',
     ),
     "embeddings": Mechanism(
         "engine/embedding http/dialects/embeddings.py", "http/dialects/__init__.py", '"embeddings",'

@@ -43,7 +43,7 @@ GROUPS = {
     "caches, captures and layers": Group(
         (
             "engine/kv/test_kv_cache.py", "engine/test_graph_hooks.py", "engine/test_layer_block.py",
-            "engine/test_context.py", "engine/test_cache_walk.py", "engine/kv/test_layer_rows.py",
+            "engine/test_context.py", "engine/test_cache_walk.py",
             "engine/test_mtp.py", "engine/test_eagle3.py", "mesh/test_stages.py",
         ),
         without=("finds_a_missing_guard",),

@@ -9,9 +9,7 @@ from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf.cuttable import check_cuttable, cut, cut_bytes
 from edgellm.engine.gguf.memory import Dimensions, MemoryEstimate, costs_of, dimensions
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile, check_gguf
-from edgellm.engine.gguf.speculation import mtp_obstacle
 from edgellm.engine.graph_hooks import Capture, Recorder
-from edgellm.engine.kv.layer_rows import LayerRows
 from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.layer_block import Block, BlockRows
 from edgellm.engine.lm_head import (
@@ -27,6 +25,6 @@ from edgellm.engine.lm_head import (
     top_k,
     why_lazy,
 )
-from edgellm.engine.model import Model
+from edgellm.engine.model import Model, mtp_obstacle
 from edgellm.engine.native import ShouldStop, Stop, never
 from edgellm.engine.vocabulary import Floats, Ids, Vocabulary, VocabularyMatch, common_prefix

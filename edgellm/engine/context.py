@@ -1,4 +1,4 @@
-"""A key-value cache over a model: decode, roll back, branch.
+"""A key-value cache over a model, and the ways to decode: rows of one sequence or of several, padded, filled up, apart.
 
 A decode costs a few microseconds more than llama.cpp's own, because more would show at the speed of a tiny model: one
 batch whose arrays are numpy's, one numpy view over the logits.
@@ -7,38 +7,29 @@ batch whose arrays are numpy's, one numpy view over the logits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from dataclasses import astuple, replace
+from hashlib import sha256
+from itertools import islice
+from typing import Any, Self, cast
 
 import numpy as np
 
-from edgellm import system
 from edgellm.engine import llama_api, native
-from edgellm.engine.context_spec import ContextSpec
+from edgellm.engine.context_spec import MOST_PADDING, PADDINGS, TRIED_ROWS, ContextSpec, OpenSpec, Padding, agree
 from edgellm.engine.gguf.cuttable import row_factor
 from edgellm.engine.graph_hooks import Capture, Recorder
-from edgellm.engine.kv import row_padding, sequences
-from edgellm.engine.kv.kv_cache import KVCache, checkpoint_bytes
-from edgellm.engine.kv.layer_rows import LayerRows
-from edgellm.engine.kv.row_padding import Padding
-from edgellm.engine.kv.sequences import NO_ID, PromptCache, SeqRows, Sequences, split
+from edgellm.engine.kv.sequences import CachedSequences, PromptCache, SeqRows, split
 from edgellm.engine.llama_api import NO_OBSERVER, LlamaBatch, NativeContext
 from edgellm.engine.lm_head import ROWS, LazyHead, LazyLogits, LMHead, Rows
 from edgellm.engine.model import Model, probe_of
 from edgellm.engine.native import Stop
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported
-
-if TYPE_CHECKING:
-    from edgellm.engine.speculators.speculator import Speculator
-
-
-_TRIED = ContextSpec(row_padding.POSITIONS, n_batch=row_padding.POSITIONS, reproducible=True)
+from edgellm.state import read_cached, write_cached
+from edgellm.system import cache_dir
 
 
-class Context:
+class Context(CachedSequences):
     """Sequences of positions, decoded by one model. For one thread at a time.
 
     Logits are views into llama.cpp's buffer: copy any that must outlive the next decode.
@@ -52,90 +43,27 @@ class Context:
         far as possible when it is synced, and kept there when the context is closed. Raises InvalidOption: as for
         `ContextSpec.resolved`, or a layer to capture that does not exist; EngineFailed: llama.cpp cannot reserve it,
         for want of memory above all."""
-        self.spec = open_spec = spec.resolved(model, capture)
+        opened = spec.resolved(model, capture)
         if capture is not None:
             capture.check(model.n_layer)
-        self.model, asked = model, open_spec.native
-        self.captured = None if capture is None else Recorder(capture, spec.n_seq, spec.unified)
         if spec.reproducible:
-            self.spec = replace(open_spec, padding=self._found_padding(spec))
+            opened = replace(opened, padding=spec.padding or padding_of(model, opened))
+        asked = opened.native
+        self.captured = None if capture is None else Recorder(capture, spec.n_seq, spec.unified)
         lazy = spec.lazy and capture is None and not spec.reproducible  # rows of a head alone are another pass
         head = LMHead.open(model, asked.threads) if lazy else None
         self._lazy_head = None if head is None else LazyHead(head)
         observer = self.captured or self._lazy_head
-        self._prompts = prompt_cache
-        self._epochs = [0 if prompt_cache is None else prompt_cache.epoch] * spec.n_seq
         owned = llama_api.open_context(model.owned, asked, callback=observer and observer.nodes.callback)
-        self.native = NativeContext(owned, asked.threads, model.n_vocab)
-        self._cache = KVCache(
-            model.owned, owned, spec.n_seq, model.architecture, trusted="rollback" not in model.faults,
-            whole_window=spec.whole_window,
-        )  # fmt: skip
-        if not self._cache.exists:
-            raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
-        self.speculator: Speculator | None = None
-        """The speculator that drafts from this context's states."""
+        super().__init__(model, opened, NativeContext(owned, asked.threads, model.n_vocab), prompt_cache)
         if spec.speculates and capture is None and model.speculator is not None:
             self.speculator = model.speculator.beside(self.native, spec.n_ctx, asked, model.n_vocab)
-        self._sequences = Sequences(spec.n_seq, spec.n_ctx)
-        self._lost: dict[int, int] = {}  # positions in the cache of sequences whose rest must be read again
         self._progress: Callable[[int, int], None] | None = None
-        room = spec.n_ctx + (row_padding.MOST if spec.reproducible else 0)
+        room = spec.n_ctx + (MOST_PADDING if spec.reproducible else 0)
         # The last layer's output holds only rows with logits.
         every = capture is not None and model.n_layer - 1 in (capture.stop_after, *capture.outputs)
         self._batch = LlamaBatch(asked.rows, room, planes=model.position_planes, flag_all=every)
         self._widths: Sequence[int] = ()
-
-    def _kind(self) -> str:
-        """Return a name for all that a sequence's state depends on besides the model."""
-        asked = self.spec.native
-        by_length = any("rope_factors_long" in tensor.name for tensor in self.model.header.tensors)
-        return f"{native.commit()} {asked.cache_type} {asked.flash} {self.spec.n_ctx if by_length else ''}"
-
-    def _found_padding(self, spec: ContextSpec) -> Padding:
-        """Return the padding by which logits do not depend on batches. Raises ModelUnsupported: there is none, or the
-        model's state cannot drop padding."""
-        model, threads = self.model, self.spec.native.threads
-        if spec.padding is not None:
-            return spec.padding
-
-        def fits(padding: Padding) -> bool:
-            tried = replace(_TRIED, threads=threads, exact=self.spec.exact, padding=padding)
-            with Context(model, tried) as context:
-
-                def decode(ids: Ids, position: int, outputs: int) -> Floats:
-                    context.rollback(position)
-                    return context.decode(ids, outputs=outputs)
-
-                return not context._cache.recurrent and row_padding.agree(decode, model.n_vocab)
-
-        features = native.features().instructions
-        key = f"{probe_of(model.file, model.spec).key()} {features} {threads} {self.spec.native.cache_type}"
-        found = None
-        if not model.offloaded:
-            folder = system.cache_dir() / "probed"
-            found = row_padding.kept(key, folder, lambda: next(filter(fits, row_padding.PADDINGS), None))
-        if found is None:
-            raise ModelUnsupported(
-                f"This llama.cpp computes {model.name} differently with each number of tokens at once.",
-                "Leave out --reproducible.",
-            )
-        return found
-
-    @property
-    def n_ctx(self) -> int:
-        """Positions of a sequence."""
-        return self.spec.n_ctx
-
-    @property
-    def n_seq(self) -> int:
-        """Sequences."""
-        return self.spec.native.sequences
-
-    @property
-    def n_batch(self) -> int:
-        """Rows of a batch."""
-        return self.spec.native.rows
 
     @property
     def _row_by_row(self) -> bool:
@@ -145,19 +73,6 @@ class Context:
     def lazy_head(self) -> LazyHead | None:
         """Return the source of lazy logits for `decode_lazy`; None if all logits are computed at once."""
         return None if self.model.head_is_plain is False or self._row_by_row else self._lazy_head
-
-    @property
-    def snapshots(self) -> int:
-        """Return how many tokens at the end of a batch can be rolled back by snapshots of a recurrent state."""
-        return self._cache.snapshots
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Return the most bytes of this machine's memory that rollback checkpoints take."""
-        cache = self._cache
-        return checkpoint_bytes(
-            self.model.header, self.n_ctx, self.n_seq, recurrent=cache.recurrent, window=cache.window
-        )
 
     def set_cancel(
         self, should_stop: Callable[[], bool] | None, progress: Callable[[int, int], None] | None = None
@@ -181,7 +96,7 @@ class Context:
         """
         if self.lazy_head is not None and heads:
             self.lazy_head.take(heads)
-        self._widths = () if self.captured is not None or self._cache.recurrent else widths
+        self._widths = () if self.captured is not None or self.recurrent else widths
 
     def close(self) -> None:
         """Close the context; its memory is freed once no view of the logits is left."""
@@ -204,182 +119,6 @@ class Context:
 
     def __exit__(self, *_raised: object) -> None:
         self.close()
-
-    def cached(self, seq: int = 0) -> Ids:
-        """Return the ids in a sequence's cache, shape (length,), as a read-only view until the sequence changes."""
-        return self._sequences.view(seq)
-
-    def length(self, seq: int = 0) -> int:
-        """Return the number of positions in a sequence's cache."""
-        return self._sequences.lengths[self._sequences.known(seq)]
-
-    def rollback(self, length: int, seq: int = 0) -> None:
-        """Drop all but the first `length` positions of a sequence. Positions that a recurrent state or a sliding window
-        has lost are read again before the next decode. Raises InvalidOption: the sequence is shorter than that."""
-        _ = self.native.owned
-        now = self.length(seq)
-        if not 0 <= length <= now:
-            raise InvalidOption(f"Cannot roll back to {length} positions.", f"The sequence has {now}.")
-        if length == now:
-            return
-        self._sequences.lengths[seq] = length
-        if self.speculator is not None:
-            self.speculator.truncate(seq, length)
-        if seq in self._lost:
-            now = self._lost.pop(seq)
-            if now <= length:
-                self._lose(seq, now, length)
-                return
-        self._lose(seq, self._cache.truncate(seq, length, now), length)
-
-    def _lose(self, seq: int, held: int, length: int) -> None:
-        """Note that the cache has `held` of a sequence's `length` positions."""
-        if held < length:
-            self._lost[seq] = held
-
-    def reread(self, seq: int = 0) -> None:
-        """Read again the positions that a rollback has lost. Decodes do so themselves."""
-        lengths = self._sequences.lengths
-        held, length = self._lost.pop(seq, None), lengths[seq]
-        if held is None:
-            return
-        ids = self._sequences.view(seq)[held:length].copy()
-        if (ids == NO_ID).any():
-            self.clear(seq)
-            raise ModelUnsupported(
-                f"{self.model.name} cannot remove embedding rows from its cache: its state is recurrent.",
-                "Use a transformer model.",
-            )
-        lengths[seq] = held
-        try:
-            for start in range(0, len(ids), self.n_batch):
-                part = ids[start : start + self.n_batch]
-                self._run(self._place(0, seq, part, 0), self._batch.tokens)
-                lengths[seq] += len(part)
-        except BaseException:
-            now, lengths[seq] = lengths[seq], length
-            self._lose(seq, self._cache.distrust(seq, now, now), length)
-            raise
-
-    def branch(self, src: int, dst: int) -> None:
-        """Make sequence `dst` a copy of `src`; no keys or values are copied, unless `src` has to be read again. Raises
-        InvalidOption: the context is not unified, or a sequence does not exist."""
-        if not self.spec.native.unified:
-            raise InvalidOption(
-                "Sequences of a context with separate buffers cannot branch.", "Open the context with unified=True."
-            )
-        length = self.length(src)
-        self.reread(src)
-        self.copy_prefix(src, dst, length)
-
-    def copy_prefix(self, src: int, dst: int, length: int) -> None:
-        """Copy the first `length` positions of `src` to sequence `dst`, without computing them; also across buffers.
-
-        llama.cpp copies separate buffers only whole, when it next decodes; so this pays for long prefixes only.
-
-        Raises:
-            InvalidOption: `src` is shorter than that, or a sequence does not exist.
-        """
-        _ = self.native.owned
-        if not 0 <= length <= self.length(src):
-            raise InvalidOption(f"Cannot copy {length} positions.", f"The sequence has {self.length(src)}.")
-        if self._sequences.known(dst) != src:
-            self._lost.pop(dst, None)
-            if self.speculator is not None:
-                self.speculator.clear(dst)
-            copied, whole = self._cache.copy(src, dst), self.length(src)
-            self._sequences.copy(src, dst)
-            self._lose(dst, self._lost.get(src, whole) if copied else 0, whole)
-        self.rollback(length, dst)
-
-    def layer_rows(self, positions: int, seq: int = 0) -> list[LayerRows] | None:
-        """Return the keys and values of all layers for a sequence's first positions; None if this cache cannot say."""
-        if seq in self._lost or not 0 < positions <= self.length(seq):
-            return None
-        return self._cache.layer_rows(seq, positions)
-
-    def adopt(self, layers: Sequence[LayerRows], seq: int = 0) -> bool:
-        """Fill a sequence with these keys and values, of all layers; return False, with the sequence empty, if they are
-        of another kind of context. The ids of its positions stay unknown."""
-        self.clear(seq)
-        positions = layers[0].positions
-        self._sequences.check_fits(seq, positions)
-        streams = 1 if self.spec.native.unified else self.n_seq
-        if not self._cache.adopt(seq, layers, streams=streams, transposed=not self.spec.native.flash):
-            return False
-        self._sequences.note(seq, np.full(positions, NO_ID, dtype=np.int32))
-        self._sequences.lengths[seq] = positions
-        return True
-
-    def save(self, path: Path, seq: int = 0) -> bool:
-        """Write a sequence to a file, with its ids; return whether that was possible."""
-        return seq not in self._lost and self._cache.save_file(seq, self.cached(seq), path)
-
-    def load(self, path: Path, seq: int = 0) -> int:
-        """Load a sequence from a file of `save`, which must be known to be whole; return its length: 0, with the
-        sequence empty, if the file is of another kind of context."""
-        self.clear(seq)
-        ids = self._cache.load_file(seq, path, self.n_ctx)
-        if ids is None:
-            return 0
-        self._sequences.note(seq, ids)
-        self._sequences.lengths[seq] = len(ids)
-        return len(ids)
-
-    def clear(self, seq: int = 0) -> None:
-        """Empty a sequence."""
-        self._sequences.lengths[self._sequences.known(seq)] = 0
-        self._lost.pop(seq, None)
-        if self.speculator is not None:
-            self.speculator.clear(seq)
-        _ = self.native.owned
-        self._cache.clear(seq)
-
-    def sync(self, ids: Ids, seq: int = 0) -> int:
-        """Roll back to the common prefix of the cache and `ids`, at most all ids but the last; return its length, or a
-        shorter length where the rest has to be read again.
-
-        Decoding `ids[length:]` then completes the cache and gives fresh logits for the last id.
-
-        Raises:
-            InvalidOption: no ids.
-        """
-        if len(ids) == 0:
-            raise InvalidOption("There are no ids to sync the cache with.", "Give at least one.")
-        common = self._sequences.common(seq, ids[:-1])
-        if seq in self._kept and self._prompts is not None:
-            common = self._restored(self._prompts, ids[:-1], common, seq)
-        self.rollback(common, seq)
-        if seq in self._lost:
-            self._sequences.lengths[seq] = common = self._lost.pop(seq)
-        self._cache.expect_draft(seq)
-        return common
-
-    @property
-    def _kept(self) -> range:
-        """Return the sequences that a prompt cache keeps: the first, and all whose cells are their own."""
-        return range(1 if self.spec.native.unified else self.n_seq)
-
-    def _restored(self, cache: PromptCache, ids: Ids, common: int, seq: int) -> int:
-        """Restore a kept sequence that shares more of `ids` (n,) than the `common` first ids, if that saves reading;
-        return how many ids are common then."""
-        self._epochs[seq] = cache.epoch  # the new contents belong to this epoch
-        if len(ids) - common < sequences.LEAST:
-            return common
-        found = cache.find(self._kind(), ids, common + sequences.LEAST - 1, whole=not self._cache.plain)
-        if found is None:
-            return common
-        self.load(found, seq)
-        return self._sequences.common(seq, ids)
-
-    def _keep(self, cache: PromptCache, seq: int) -> None:
-        """Keep a sequence on disk if that may save reading."""
-        lengths = self._sequences.lengths
-        lengths[seq] = self._cache.settle(seq, self._lost.pop(seq, lengths[seq]))
-        ids = self.cached(seq)
-        if len(ids) >= sequences.LEAST and self._epochs[seq] == cache.epoch and not (ids == NO_ID).any():
-            write = partial(self.save, seq=seq)
-            cache.keep(self._kind(), ids, self._cache.size(seq), write, whole=not self._cache.plain)
 
     def decode(self, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
         """Append `ids`, shape (n,), to a sequence; return the logits of the last `outputs` rows, (outputs, n_vocab).
@@ -434,6 +173,15 @@ class Context:
             return rows
         return LazyLogits(lazy, outputs, reached or [0.5**row for row in range(1, outputs)])
 
+    def skip(self, n: int) -> bool:
+        """Append `n` positions to the first sequence, uncomputed if the head is lazy: decodes behind them take as long
+        as behind others. Return False where the cache cannot be cut by positions, with nothing changed."""
+        if not self._cache.plain:
+            return False
+        with NO_OBSERVER if self._lazy_head is None else self._lazy_head.skipping():
+            self.decode(np.zeros(n, dtype=np.int32), outputs=0)
+        return True
+
     def decode_rows(self, rows: Sequence[SeqRows]) -> list[Floats]:
         """Append to several sequences in one llama.cpp batch; return one view of (outputs, n_vocab) per entry.
 
@@ -454,7 +202,7 @@ class Context:
         if wanted > self.n_batch:
             raise InvalidOption(f"{wanted} rows of logits exceed n_batch.", f"Ask for at most {self.n_batch} at once.")
         try:
-            heads, rest = split(rows, self.n_batch - (0 if self.spec.padding is None else row_padding.MOST * len(rows)))
+            heads, rest = split(rows, self.n_batch - (0 if self.spec.padding is None else MOST_PADDING * len(rows)))
             total = sum(len(r.ids) for r in rows)
             self._decode_heads(heads, total)
             if self.spec.padding is not None:
@@ -589,11 +337,14 @@ class Context:
 
     def _place(self, at: int, seq: int, ids: Ids, outputs: int) -> int:
         """Put `ids` into the batch from row `at` on, and into the record; return the row after them."""
-        if self._cache.recurrent:
+        if self.recurrent:
             self._cache.begin_batch(seq, self._sequences.lengths[seq], len(ids), outputs)
         if self.speculator is not None:
             self.speculator.place(at, seq, self._sequences.lengths[seq], len(ids))
         return self._batch.put(at, seq, self._sequences.note(seq, ids), ids, outputs)
+
+    def _append(self, seq: int, ids: Ids) -> None:
+        self._run(self._place(0, seq, ids, 0), self._batch.tokens)
 
     def _run(self, n: int, batch: Any) -> None:
         """Decode the first `n` rows of a batch."""
@@ -614,11 +365,35 @@ class Context:
             views.append(view[end - outputs : end])
         return views
 
-    def _restore(self, starts: dict[int, int]) -> None:
-        for seq, start in starts.items():
-            now, self._sequences.lengths[seq] = self._sequences.lengths[seq], start
-            if self.speculator is not None:
-                self.speculator.truncate(seq, start)
-            if not self.native.closed:  # another thread may have closed the context
-                self._lost.pop(seq, None)
-                self._lose(seq, self._cache.distrust(seq, start, now), start)
+
+def padding_of(model: Model, spec: OpenSpec) -> Padding:
+    """Return the cheapest padding by which a context's logits do not depend on batches: known from an earlier trial, or
+    found now. Raises ModelUnsupported: there is none, or the model's state cannot drop padding."""
+    tried = ContextSpec(
+        TRIED_ROWS, n_batch=TRIED_ROWS, threads=spec.native.threads, exact=spec.exact, reproducible=True
+    )  # fmt: skip
+
+    def fits(padding: Padding) -> bool:
+        with Context(model, replace(tried, padding=padding)) as context:
+
+            def decode(ids: Ids, position: int, outputs: int) -> Floats:
+                context.rollback(position)
+                return context.decode(ids, outputs=outputs)
+
+            return not context.recurrent and agree(decode, model.n_vocab)
+
+    found: list[Padding] | None = []
+    if not model.offloaded:
+        how = f"{native.features().instructions} {spec.native.threads} {spec.native.cache_type}"
+        name = sha256(f"{probe_of(model.file, model.spec).key()} {how}".encode()).hexdigest()[:32]
+        path = cache_dir() / "probed" / f"rows-{name}.json"
+        found = read_cached(path, lambda known: [Padding(*map(int, one)) for one in known])
+        if found is None:
+            found = list(islice(filter(fits, PADDINGS), 1))
+            write_cached(path, list(map(astuple, found)))
+    if not found:
+        raise ModelUnsupported(
+            f"This llama.cpp computes {model.name} differently with each number of tokens at once.",
+            "Leave out --reproducible.",
+        )
+    return found[0]

@@ -158,9 +158,7 @@ MIN_CPU_SHARE = 0.85
 MIN_DELAY_SHARE = 0.1
 """Least share of the wanted time that threads then stood in line."""
 _MOSTLY = 0.5  # least share of a window spent computing, to judge it
-_FIRST_RETRY, _MAX_RETRY = 1_000_000_000, 60_000_000_000
-"""Nanoseconds until all threads are tried again if the system is crowded."""
-_RETRY_COST = 20  # minimum time until the next try, in durations of the last one
+_RETRY_COST = 50  # time until all threads are tried again if the system is crowded, in durations of the last try
 MAX_RUNNING = 2
 """Running threads per processor above which one thread computes without a try."""
 
@@ -188,7 +186,6 @@ class Crowding:
         self._gauges = gauges or Gauges()
         self._limit = 0  # threads; 0: no limit
         self._check_at = self._retry_at = 0
-        self._backoff = _FIRST_RETRY
         self._threads = self._began = self._wall = self._cpu = self._delay = 0  # the window
 
     def limit(self, threads: int, now: int) -> int:
@@ -217,12 +214,10 @@ class Crowding:
         """Set the limit by the window that ends."""
         wanted = threads * elapsed
         got, waited = self._gauges.cpu_time() - self._cpu, self._gauges.run_delay() - self._delay
-        if got >= MIN_CPU_SHARE * wanted:
-            self._backoff = self._backoff if self._limit else _FIRST_RETRY
-        elif self._wall >= _MOSTLY * elapsed and waited > MIN_DELAY_SHARE * wanted:
+        crowded = got < MIN_CPU_SHARE * wanted and waited > MIN_DELAY_SHARE * wanted
+        if crowded and self._wall >= _MOSTLY * elapsed:
             self._limit = max(1, min(threads - 1, int(got / elapsed + 0.1)))
-            self._retry_at = now + max(self._backoff, _RETRY_COST * elapsed)
-            self._backoff = min(2 * self._backoff, _MAX_RETRY)
+            self._retry_at = now + _RETRY_COST * elapsed
 
     def _begin(self, threads: int, now: int) -> None:
         self._threads, self._began, self._wall = threads, now, 0

@@ -25,7 +25,6 @@ DEFAULT_CACHE = "f16"
 """The type by default, except of models in float32."""
 N_BATCH = 512
 """Rows of a batch by default."""
-_MMAP_MLOCK = 3  # LLAMA_LOAD_MODE_MMAP_MLOCK
 _KINDS = ("cpu", "gpu", "igpu", "accel")  # ggml_backend_dev_type
 
 
@@ -148,7 +147,7 @@ def apply(hardware: Hardware, params: Any) -> list[Any]:
     Raises InvalidOption: a device that does not exist."""
     params.n_gpu_layers = hardware.gpu_layers or 0
     if hardware.mlock:
-        params.load_mode = _MMAP_MLOCK
+        params.load_mode = lib.LLAMA_LOAD_MODE_MMAP_MLOCK
     kept: list[Any] = []
     if hardware.devices:
         names = [device.name.encode() for device in offload_devices(hardware.devices)]

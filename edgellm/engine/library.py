@@ -258,7 +258,7 @@ def _offered(library: Library) -> Iterator[None]:
 
 def missing_symbol(opened: Mapping[str, ctypes.CDLL]) -> str:
     """Return the first called function that no library has, in words; "" if all are there."""
-    for symbol in (*QUICK, *SLOW, "llama_version"):
+    for symbol in (*QUICK, *SLOW):
         later = symbol in _CPU and "ggml-cpu" not in opened
         if not later and not any(hasattr(one, symbol) for one in opened.values()):
             return f"it has no function {symbol}"

@@ -98,7 +98,6 @@ def _pointer(array: npt.NDArray[np.generic] | None, kind: Any) -> Any:
     return ctypes.cast(address, ctypes.POINTER(kind))
 
 
-_NO_CELL, _ABORTED = 1, 2
 _decode = native.bind(lib.llama_decode, ctypes.c_int32, ctypes.c_void_p, lib.llama_batch)
 _encode = native.bind(lib.llama_encode, ctypes.c_int32, ctypes.c_void_p, lib.llama_batch)
 _set_threads = native.bind_nonblocking(lib.llama_set_n_threads, None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
@@ -115,7 +114,7 @@ def load_model(
     _kept = apply(hardware, params)  # arrays that llama.cpp reads
     params.vocab_only, params.load_mtp = text_only, mtp
     if dry:
-        params.no_alloc, params.load_mode = True, 0  # LLAMA_LOAD_MODE_NONE
+        params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
     params.use_extra_bufts = text_only or not amx_failure()
     raised: list[BaseException] = []
 
@@ -303,9 +302,9 @@ def _compute(function: Any, context: native.Owned, batch: Any, n: int) -> None:
     mark = native.log.count
     with context.guard:
         status = function(context.pointer, batch)
-    if status == _NO_CELL:
+    if status == 1:
         raise ContextFull(f"The cache has no cells left for {n} more rows.", "Clear a branch, or open spare cells.")
-    if status == _ABORTED:
+    if status == 2:  # aborted
         raise Stopped
     if status != 0:
         raise EngineFailed(

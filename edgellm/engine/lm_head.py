@@ -23,12 +23,10 @@ from edgellm.engine.gguf.reader import TensorInfo
 from edgellm.engine.graph_hooks import NodeCallback
 from edgellm.engine.library import InitParams
 from edgellm.engine.model import Model
-from edgellm.engine.native import ggml
+from edgellm.engine.native import ggml, lib
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import EngineFailed
 
-# Elements of a slice of exponentials, which stays in the processor's cache and in the allocator's small bins.
-_SLICE = 16_384
 _GROUPS = 1_024
 
 
@@ -51,11 +49,10 @@ def top2(logits: Floats) -> Top2:
     """
     row = logits.reshape(-1)
     first = int(row.argmax())
-    peak, total = row[first], 0.0
+    peak = row[first]
     _check(peak)
-    for start in range(0, len(row), _SLICE):
-        part = row[start : start + _SLICE] - peak
-        total += float(np.add.reduce(np.exp(part, out=part)))
+    shifted = row - peak
+    total = float(np.add.reduce(np.exp(shifted, out=shifted)))
     below, above = row[:first], row[first + 1 :]
     # The arrays' methods instead of the bare reductions would double the cost on a small vocabulary.
     second = max(np.maximum.reduce(below, initial=-np.inf), np.maximum.reduce(above, initial=-np.inf))
@@ -89,9 +86,7 @@ ROWS = 64
 _BESIDE = ("output.bias", "output.scale")  # tensors that a head may have besides its matrix
 _AT_ONCE = 8  # least rows for which one product takes less time than a product for each row
 _BLOCK = 4 << 20  # bytes of weights that stay in the processor's cache for one row after another
-_WORTH = 0.05  # share of a model's bytes
 _ALIGNED = 64  # bytes
-_F32 = 0
 
 
 def head_of(model: Model) -> TensorInfo | None:
@@ -122,7 +117,7 @@ def why_lazy(model: Model) -> tuple[bool, str]:
     if model.offloaded and not 0 < (model.hardware.gpu_layers or 0) <= model.n_layer:
         return False, "heads are computed for all rows: they are cheap on a graphics card"
     share = head.nbytes / model.size_bytes
-    if native.is_small(model.n_params) or share < _WORTH:
+    if native.is_small(model.n_params):
         return False, f"heads are computed for all rows: {share:.0%} of {model.size_bytes / 1e6:.0f} MB is little"
     return True, f"heads are computed for what is looked at: they are {share:.0%} of the model"
 
@@ -183,7 +178,7 @@ class LMHead:
         block = max(1, _BLOCK // self._weights.row) if 1 < n < _AT_ONCE else rows
         blocks, parts = range(0, rows, block), range(first, end, step)
         graph = _Graph(len(blocks) * (1 + len(parts)) + len(parts))
-        states = [graph.rows(_F32, step, self._states, at) for at in parts]
+        states = [graph.rows(lib.GGML_TYPE_F32, step, self._states, at) for at in parts]
         for start in blocks:
             weights = graph.rows(self._kind, min(block, rows - start), self._weights, start)
             for at, state in zip(parts, states, strict=True):
@@ -256,6 +251,7 @@ class LazyHead:
         """Rows kept of the last pass; 0 if it had an unexpected number of rows."""
         self._expected = 0  # rows; 0: not watching
         self._stops = True
+        self._skips = False
         self.nodes = NodeCallback(self._wants, self._see)
 
     def take(self, seconds: Sequence[float]) -> None:
@@ -277,9 +273,18 @@ class LazyHead:
         if not self.kept:  # this graph had another tensor at a known address
             self.nodes.forget()
 
+    @contextmanager
+    def skipping(self) -> Iterator[None]:
+        """Have each pass within end behind its first node, with its positions in the cache."""
+        self._skips = True
+        try:
+            yield
+        finally:
+            self._skips = False
+
     def __enter__(self) -> Self:
         """Begin a llama.cpp batch."""
-        self.nodes.begin(self._expected > 0)
+        self.nodes.begin(None if self._skips else self._expected > 0)
         return self
 
     def __exit__(self, *_raised: object) -> None:
@@ -287,9 +292,11 @@ class LazyHead:
         self.nodes.end()
 
     def _wants(self, tensor: int) -> bool:
-        return self._expected > 0 and ggml.ggml_get_name(tensor) == _NORM
+        return self._skips or (self._expected > 0 and ggml.ggml_get_name(tensor) == _NORM)
 
     def _see(self, tensor: int) -> bool:
+        if self._skips:
+            return False
         size, states = ggml.ggml_nbytes(tensor), self.head.states
         if size != self._expected * states.strides[0]:
             return True

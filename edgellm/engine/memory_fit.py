@@ -12,30 +12,22 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from edgellm import system
 from edgellm.engine import native
-from edgellm.engine.gguf.memory import (
-    NODE,
-    cache_bytes_per_token,
-    converted_bytes,
-    model_bytes,
-    output_rows,
-    recurrent_state_bytes,
-)
+from edgellm.engine.context import Context
+from edgellm.engine.context_spec import ContextSpec
+from edgellm.engine.gguf import memory
+from edgellm.engine.gguf.memory import cache_bytes_per_token, model_bytes, recurrent_state_bytes
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile
-from edgellm.engine.gguf.speculation import EAGLE3, speculator_module
 from edgellm.engine.hardware import ALL_LAYERS, ComputeDevice, Hardware, offload_devices
 from edgellm.engine.kv.kv_cache import checkpoint_bytes, snapshots_that_fit
-from edgellm.engine.model import LoadSpec
+from edgellm.engine.model import LoadSpec, Model, speculator_module
+from edgellm.engine.trial.probe import EAGLE3
 from edgellm.errors import InvalidOption, MemoryShort
 
-if TYPE_CHECKING:
-    from edgellm.engine.context import Context
-    from edgellm.engine.model import Model
-
-Contexts = Callable[["Model"], Sequence["Context"]]
+Contexts: TypeAlias = Callable[[Model], Sequence[Context]]
 """A function that opens a model's contexts."""
 
 Choice: TypeAlias = tuple[Hardware, str]
@@ -49,7 +41,6 @@ _CONTEXTS = (32_768, 16_384, 8_192)
 LEAST_CONTEXT = 4_096
 """Least positions of a default context, unless the model was trained for fewer."""
 _CACHE_SHARE = 1 / 16  # share of the free memory for keys and values of a default context
-_TRIES = 4
 _ASSIGNED = re.compile(r"layer +(\d+) assigned to device (\S+),")
 _COMPUTE = re.compile(r": +(\S+) +(?:compute|output) buffer size = +([\d.]+) MiB")
 _NODES = re.compile(r": max_nodes = (\d+)")
@@ -157,9 +148,6 @@ def place_model(
         reasons = (f"the EAGLE-3 head {eagle3.path.name} drafts from its states", *reasons)
 
     def contexts(model: Model) -> list[Context]:
-        from edgellm.engine.context import Context
-        from edgellm.engine.context_spec import ContextSpec
-
         n_seq, several = (1, sessions) if apart else (sessions, 1)
         spec = ContextSpec(
             hardware.n_ctx or LEAST_CONTEXT, n_seq, unified=n_seq == 1, rolls_back=verifies, speculates=verifies
@@ -230,8 +218,6 @@ def reckon(
         ModelUnsupported: llama.cpp cannot use the file.
         EngineFailed: a context cannot be opened.
     """
-    from edgellm.engine.model import Model
-
     few = not reserved and not hardware.gpu_layers
     with native.log.listen() as lines, ExitStack() as closing:
         model = closing.enter_context(
@@ -245,11 +231,11 @@ def reckon(
         return [found for line in lines if (found := pattern.search(line))]
 
     headers = [file.header] if eagle3 is None else [file.header, eagle3.header]
-    overhead = sum(map(model_bytes, headers)) + sum(NODE * int(found[1]) for found in said(_NODES))
+    overhead = sum(map(model_bytes, headers)) + sum(memory.NODE * int(found[1]) for found in said(_NODES))
     for context in opened:
-        overhead += converted_bytes(file.header, context.n_batch)
+        overhead += memory.converted_bytes(file.header, context.n_batch)
         # llama.cpp begins with room for a row of logits for each sequence.
-        overhead += 4 * n_vocab * (output_rows(context.n_seq, context.n_batch) - context.n_seq)
+        overhead += 4 * n_vocab * (memory.output_rows(context.n_seq, context.n_batch) - context.n_seq)
     assigned, device_of = said(_ASSIGNED), dict[int, str]()
     for found in assigned:
         device_of.setdefault(int(found[1]), found[2])
@@ -331,7 +317,7 @@ def _on_cards(
 ) -> tuple[Hardware, str]:
     room = {card.name: max(0, spare_memory(card) - taken[card.name]) for card in cards if card.total}
     layers, short = hardware.gpu_layers or ALL_LAYERS, ""
-    for _ in range(_TRIES):
+    while layers:
         chosen = replace(hardware, gpu_layers=layers)
         use = wanted.use(chosen)
         short = next((_lack(use, name, left) for name, left in room.items() if use.on(name) > left), "")
@@ -346,9 +332,7 @@ def _on_cards(
             )
         needed = sum(use.on(name) for name in room)
         most = wanted.file.header.number("block_count") + 1 if layers == ALL_LAYERS else layers
-        layers = min(most - 1, int(most * sum(room.values()) / needed))
-        if layers <= 0:
-            break
+        layers = max(0, min(most - 1, int(most * sum(room.values()) / needed)))
     return _on_processor(wanted, hardware, taken, f"on the processor: on graphics cards it takes {short}")
 
 

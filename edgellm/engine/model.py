@@ -1,22 +1,22 @@
-"""A model in memory: its weights, and its file's description of it."""
+"""A model in memory: its weights, its file's description of it, and what drafts from its states."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from edgellm.engine import llama_api, native
 from edgellm.engine.chat.template import Template
-from edgellm.engine.gguf.memory import attention_layers
-from edgellm.engine.gguf.reader import ModelFile
-from edgellm.engine.gguf.speculation import EAGLE3, MTP, drafter_file, mtp_obstacle, speculator_module
+from edgellm.engine.gguf.memory import attention_layers, mtp_layers
+from edgellm.engine.gguf.reader import GgufHeader, ModelFile
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware, offload_devices, placement
 from edgellm.engine.native import lib
 from edgellm.engine.text_model import TextModel, template_of
-from edgellm.engine.trial.probe import Probe, TrialChild, require_loadable
+from edgellm.engine.trial.probe import EAGLE3, MTP, Probe, TrialChild, require_loadable
 from edgellm.errors import SAME_VERSION, InvalidOption, ModelUnsupported
 
 if TYPE_CHECKING:
@@ -217,3 +217,46 @@ def load_tokenizer(path: Path) -> Model:
         model.close()
         raise
     return model
+
+
+SPECULATORS = {
+    MTP: "edgellm.engine.speculators.mtp",
+    EAGLE3: "edgellm.engine.speculators.eagle3",
+}  # fmt: skip
+"""The module of each kind of speculator. Without a kind's line, its files are refused."""
+
+_DRAFTERS = {
+    EAGLE3: "an EAGLE-3 head",
+    "dflash": "a DFlash drafter",
+    "gemma4-assistant": "a drafter for Gemma 4 (assistant)",
+}
+"""Files that read the states of another model's layers while that model computes, by architecture."""
+
+
+def speculator_module(kind: str) -> Any:
+    """Return the module of a kind of speculator. Raise ModelUnsupported without one."""
+    if kind not in SPECULATORS:
+        raise ModelUnsupported(f"This edgellm cannot draft by {kind}.", "Leave it out.")
+    return import_module(SPECULATORS[kind])
+
+
+def is_eagle3(header: GgufHeader) -> bool:
+    """Return whether a file is an EAGLE-3 head."""
+    return header.architecture == EAGLE3
+
+
+def drafter_file(header: GgufHeader) -> str:
+    """Return the kind of a file that only drafts for another model, such as "an EAGLE-3 head"; "" for a whole model."""
+    if (kind := _DRAFTERS.get(header.architecture)) is not None:
+        return kind
+    trunk = any(tensor.name.startswith("blk.0.") for tensor in header.tensors)
+    return "an MTP layer without the model that it belongs to" if mtp_layers(header) and not trunk else ""
+
+
+def mtp_obstacle(header: GgufHeader) -> str:
+    """Return why the MTP layer of a model with this header cannot be used; "" if it can."""
+    if not mtp_layers(header):
+        return "it has no layer that predicts further tokens (MTP)"
+    if MTP not in SPECULATORS:
+        return "its layer that predicts further tokens (MTP) is not used"
+    return str(speculator_module(MTP).unusable(header))

@@ -65,7 +65,7 @@ def release_threads() -> None:
     """End the team of threads with which the calling thread has decoded; its next decode makes another, in 0.1 ms."""
     if sys.platform == "linux":  # elsewhere OpenMP is another, which does not count teams
         with suppress(AttributeError):
-            llama().omp_pause_resource_all(_SOFT)
+            llama().omp_pause_resource_all(1)  # omp_pause_soft
 
 
 def never() -> bool:
@@ -125,12 +125,6 @@ def backends() -> tuple[str, ...]:
     return tuple(ggml.ggml_backend_reg_name(one).decode("utf-8", "replace") for one in found)
 
 
-def llama_version() -> tuple[int, ...]:
-    """Return the version of llama.cpp itself, such as (0, 6)."""
-    text = bind(llama().llama_version, ctypes.c_char_p)().decode("ascii", "replace")
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
-
-
 @functools.cache
 def commit() -> str:
     """Return the abbreviated commit of llama.cpp that the library was built from: findings and files of one commit may
@@ -154,7 +148,6 @@ def description() -> str:
     return f"{LIBRARY.kind} ({parts}{lacking}) because {LIBRARY.reason}"
 
 
-_SOFT = 1  # omp_pause_soft
 _TINY = 4_000_000  # parameters
 _SMALL = 50_000_000
 _SMALL_LAYER = 4_000_000

@@ -20,14 +20,13 @@ from edgellm.engine.chat.template import Template
 from edgellm.engine.chat.thinking import ThinkingMarkup, find_markup, fitting
 from edgellm.engine.chat.tokenizing import CONTROL, VocabTokenizer, attributes
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile
-from edgellm.engine.gguf.tokenizer import tokenizer_hash
+from edgellm.engine.gguf.writer import tokenizer_hash
 from edgellm.engine.grammar import Grammar
 from edgellm.engine.native import ShouldStop, lib, never
 from edgellm.engine.vocabulary import Ids, Vocabulary
 from edgellm.errors import EngineFailed, InvalidOption, ModelUnsupported
 
-# Bits of llama.cpp's token attributes for a token's kind; the other bits tell how its text is stripped.
-_KINDS = 0x3F
+_KINDS = 2 * lib.LLAMA_TOKEN_ATTR_BYTE - 1  # attributes of a token's kind; higher bits tell how its text is stripped
 _ROLE = re.compile(rb"user|assistant|system|tool|model")  # templates put names such as <|user|> together
 _LONGEST_PIECE = 256  # bytes; a longer piece takes a second call
 _INT, _POINTER, _FLAG = ctypes.c_int32, ctypes.c_void_p, ctypes.c_bool

@@ -23,7 +23,6 @@ DIP = 4.0
 fours, and the rest one by one: 3 rows may take 3 times as long as 4."""
 GROWTH = 2.0
 """Largest factor by which a decode may take longer than decodes of fewer rows that add up to it."""
-_LEAST_WAIT = 0.02  # share of the wall time: shorter waits disturb nothing
 
 K = TypeVar("K", bound=Hashable)
 
@@ -89,9 +88,10 @@ class CpuWait:
         self._began, self._before = perf_counter(), system.thread_times()
 
     def share(self) -> float:
-        """Return the share of the time in which threads wanted to run that they spent waiting for a processor.
+        """Return the share of the time in which threads wanted to run that they spent waiting for a processor; of all
+        the time that has passed, if that is longer.
 
-        Waits that are short compared to the time that has passed count as none. Where the system does not tell, return
+        Where the system does not tell, return
         the share by which the load average exceeds the number of processors.
         """
         now = system.thread_times()
@@ -100,6 +100,4 @@ class CpuWait:
             return max(0.0, 1.0 - processors / load) if load > 0.0 else 0.0
         times = [(now[thread], self._before.get(thread, (0, 0))) for thread in now]
         ran, waited = (1e-9 * sum(after[kind] - before[kind] for after, before in times) for kind in (0, 1))
-        if waited <= _LEAST_WAIT * (perf_counter() - self._began):
-            return 0.0
-        return waited / (ran + waited)
+        return waited / max(ran + waited, perf_counter() - self._began)

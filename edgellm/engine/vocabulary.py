@@ -13,6 +13,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from edgellm.engine.native import lib
+
 Ids: TypeAlias = npt.NDArray[np.int32]
 Floats: TypeAlias = npt.NDArray[np.float32]
 
@@ -27,9 +29,8 @@ def common_prefix(a: Ids, b: Ids) -> int:
 
 
 BLOCK = 256
-
-# llama.cpp's kinds of tokens
-_UNUSED, _NORMAL, _CONTROL, _DEFINED, _BYTE = 2, 4, 8, 16, 32
+_UNUSED, _CONTROL, _BYTE = lib.LLAMA_TOKEN_ATTR_UNUSED, lib.LLAMA_TOKEN_ATTR_CONTROL, lib.LLAMA_TOKEN_ATTR_BYTE
+_NORMAL, _DEFINED = lib.LLAMA_TOKEN_ATTR_NORMAL, lib.LLAMA_TOKEN_ATTR_USER_DEFINED
 _WRITTEN = _NORMAL | _BYTE
 _FILLER = re.compile(rb"\[PAD\d*\]|<unused_?\d+>|<\|?(?:dummy|reserved|placeholder|extra)[\w-]*\|?>")
 

@@ -16,11 +16,12 @@ from edgellm.engine.gguf.memory import (
     text_layers,
 )
 from edgellm.engine.gguf.reader import GgufHeader
-from edgellm.engine.gguf.speculation import EAGLE3, SPECULATORS, drafter_file, is_eagle3, speculator_module
-from edgellm.engine.gguf.tokenizer import PADDING, TOKENS, token_texts
+from edgellm.engine.gguf.writer import PADDING, TOKENS, token_texts
 from edgellm.engine.graph_hooks import attention_bytes
 from edgellm.engine.hardware import N_BATCH
 from edgellm.engine.memory_fit import default_context, free_memory, trained_positions
+from edgellm.engine.model import SPECULATORS, drafter_file, is_eagle3, speculator_module
+from edgellm.engine.trial.probe import EAGLE3
 from edgellm.errors import EdgeError, ModelUnsupported
 from edgellm.layer_range import ranges
 from edgellm.spec.mechanisms import mechanism

@@ -24,7 +24,6 @@ import numpy as np
 from edgellm import __version__
 from edgellm.engine import HEADS, Context, ContextSpec, LMHead, Model, ShouldStop, head_pays, never
 from edgellm.engine.gguf.memory import cache_bytes_per_token
-from edgellm.engine.kv.layer_rows import Bytes
 from edgellm.engine.lm_head import head_of
 from edgellm.engine.native import default_threads
 from edgellm.engine.timing import BUSY, CpuWait, is_plausible, minimum_times, plausible_times
@@ -256,8 +255,8 @@ class CurveMeasurement:
         """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits, and the additional time after
         a decode of another size. With a lazy head, the heads' times are separate.
 
-        The cost of attention is measured behind `depth` further positions, for which there is room; not with 0, or
-        where the cache cannot be filled without decoding.
+        The cost of attention is measured behind `depth` further positions, for which there is room; not with 0, where
+        the cache cannot be cut by positions, or where they would take long to compute and cannot be skipped.
 
         A slow device measures fewer lengths, the most informative ones first, once each. Raises Stopped.
         """
@@ -307,7 +306,8 @@ class CurveMeasurement:
         seconds = plausible_times(known, [found[rows] for rows in known])
         change = min(max(0.0, float(median(self._changes or [0.0]))), MAX_CHANGE * seconds[0])
         attention = 0.0, 0.0
-        if depth and _fill(context, depth + _PREFIX):
+        quick = late is not None or depth * seconds[-1] <= limit * known[-1]
+        if depth and quick and context.skip(depth):
             length += depth
             attention = self._attention(timed, dict(zip(known, seconds, strict=True)), depth, limit / 3.0)
         if late is None:
@@ -344,19 +344,6 @@ def deepest(model: Model) -> int:
     room = int(_DEEP_MEMORY * model.size_bytes / max(1, cache_bytes_per_token(model.header)))
     depth = min(_DEPTH, room, model.n_ctx_train - _PREFIX - KNOTS[-1])
     return depth if depth >= DEPTH_STEP else 0
-
-
-def _fill(context: Context, positions: int) -> bool:
-    """Fill a context with zeros, without decoding; return False where that is impossible. Attention takes as long with
-    zeros."""
-    layers = context.layer_rows(_PREFIX)
-    if layers is None:
-        return False
-
-    def zeros(like: Bytes) -> Bytes:
-        return np.zeros((positions, like.shape[1]), dtype=np.uint8)
-
-    return context.adopt([replace(one, keys=zeros(one.keys), values=zeros(one.values)) for one in layers])
 
 
 def measure_heads(

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from edgellm.engine import ContextSpec, Model, ModelFile, head_pays
 from edgellm.engine.gguf.memory import cache_bytes_per_token
-from edgellm.engine.gguf.speculation import is_eagle3
 from edgellm.engine.hardware import ON_PROCESSOR, Hardware
 from edgellm.engine.kv.sequences import PromptCache
 from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, as_many_as_fit, check_context, free_memory, place_model
-from edgellm.engine.model import LoadSpec, probe_of
+from edgellm.engine.model import LoadSpec, is_eagle3, probe_of
 from edgellm.engine.trial.probe import TrialChild, start_trial
 from edgellm.errors import EdgeError, InvalidOption, MemoryShort, ModelUnsupported, VocabularyMismatch
 from edgellm.spec.mechanisms import mechanism

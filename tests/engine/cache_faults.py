@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -36,23 +37,7 @@ def trusting(self: KVCache, seq: int, _one: object, length: int, _now: int) -> b
     return bool(lib.llama_memory_seq_rm(self._memory, seq, length, -1))
 
 
-@contextmanager
-def _snapshots_of_earlier_batches() -> Iterator[None]:
-    """Every rollback that `llama_memory_seq_rm` accepts is believed."""
-
-    with patch.object(KVCache, "_cut", trusting):
-        yield
-
-
-@contextmanager
-def _behind_the_window() -> Iterator[None]:
-    """A rollback behind a sliding window is believed."""
-    with patch.object(KVCache, "_least", lambda _self, _seq: 0):
-        yield
-
-
-@contextmanager
-def _not_restored() -> Iterator[None]:
+def _not_restored() -> AbstractContextManager[object]:
     """Recurrent states are not restored but for their positions: they are those of the first text that was."""
     restored: Any = lib.llama_state_seq_set_data_ext
     first: dict[int, bytes] = {}
@@ -62,33 +47,10 @@ def _not_restored() -> Iterator[None]:
         mixed = (ctypes.c_uint8 * size).from_buffer_copy(bytes(state)[:_POSITIONS] + numbers)
         return int(restored(context, mixed, size, seq, flags))
 
-    with patch.object(kv_cache, "_set_state", stale):
-        yield
+    return patch.object(kv_cache, "_set_state", stale)
 
 
-@contextmanager
-def _moved_snapshots() -> Iterator[None]:
-    """Snapshots of a state that had to make room are used."""
-    with patch.object(KVCache, "begin_shared_batch", lambda _self, _seqs: None):
-        yield
-
-
-@contextmanager
-def _not_forgotten() -> Iterator[None]:
-    """What was rolled back stays in the cache."""
-    with patch.object(KVCache, "truncate", lambda _self, _seq, length, _now: length):
-        yield
-
-
-@contextmanager
-def _not_copied() -> Iterator[None]:
-    """A branch has nothing of its text."""
-    with patch.object(KVCache, "copy", lambda _self, _src, _dst: True):
-        yield
-
-
-@contextmanager
-def _shared_state() -> Iterator[None]:
+def _shared_state() -> AbstractContextManager[object]:
     """What is decoded in a branch changes the text that it came from."""
     decode_rows = Context.decode_rows
 
@@ -98,38 +60,28 @@ def _shared_state() -> Iterator[None]:
             lib.llama_memory_seq_cp(lib.llama_get_memory(self.native.owned.pointer), 1, 0, -1, -1)
         return found
 
-    with patch.object(Context, "decode_rows", shared):
-        yield
+    return patch.object(Context, "decode_rows", shared)
 
 
-@contextmanager
-def _rows_of_the_other() -> Iterator[None]:
+def _rows_of_the_other() -> AbstractContextManager[object]:
     """Each of two sequences has the other's logits."""
     decode_rows = Context.decode_rows
-
-    def mixed(self: Context, rows: Sequence[SeqRows]) -> list[Floats]:
-        return decode_rows(self, rows)[::-1]
-
-    with patch.object(Context, "decode_rows", mixed):
-        yield
+    return patch.object(Context, "decode_rows", lambda self, rows: decode_rows(self, rows)[::-1])
 
 
-@contextmanager
-def _rows_of_others() -> Iterator[None]:
+def _rows_of_others() -> AbstractContextManager[object]:
     """Each row of a batch has the logits of the one before it."""
     decode = Context.decode
 
     def rolled(self: Context, ids: Ids, *, seq: int = 0, outputs: int = 1) -> Floats:
         return np.roll(decode(self, ids, seq=seq, outputs=outputs), 1, axis=0)
 
-    with patch.object(Context, "decode", rolled):
-        yield
+    return patch.object(Context, "decode", rolled)
 
 
-@contextmanager
-def _llama_cpps_own() -> Iterator[None]:
-    """Nothing is changed: llama.cpp itself is wrong."""
-    yield
+def _with(name: str, function: Callable[..., object]) -> Callable[[], AbstractContextManager[object]]:
+    """A cache with another method."""
+    return partial(patch.object, KVCache, name, function)
 
 
 _SNAPSHOTS = ("qwen35", "qwen35moe", "lfm2", "lfm2moe", "nemotron_h")
@@ -139,28 +91,19 @@ _CHECKPOINTS = (
     "rwkv7",
 )  # fmt: skip
 _ALL_KINDS = (
-    "llama",
-    "qwen3moe",
-    "deepseek2",
-    "gemma3",
-    "gpt-oss",
-    "qwen35",
-    "lfm2",
-    "granitehybrid",
-    "mamba2",
-    "rwkv7",
-)
+    "llama", "qwen3moe", "deepseek2", "gemma3", "gpt-oss", "qwen35", "lfm2", "granitehybrid", "mamba2", "rwkv7",
+)  # fmt: skip
 
 FAULTS = {
-    "snapshots of earlier batches": Fault(_snapshots_of_earlier_batches, ROLLBACK, _SNAPSHOTS),
-    "rollback behind a sliding window": Fault(_behind_the_window, ROLLBACK, _WINDOWS),
+    "snapshots of earlier batches": Fault(_with("_cut", trusting), ROLLBACK, _SNAPSHOTS),
+    "rollback behind a sliding window": Fault(_with("_least", lambda *_: 0), ROLLBACK, _WINDOWS),
     "recurrent state not restored": Fault(_not_restored, ROLLBACK, _CHECKPOINTS),
-    "snapshots of a state that made room": Fault(_moved_snapshots, ROLLBACK, _SNAPSHOTS),
-    "positions not forgotten": Fault(_not_forgotten, ROLLBACK, _ALL_KINDS),
-    "branch not copied": Fault(_not_copied, SEQUENCES, _ALL_KINDS),
+    "snapshots of a state that made room": Fault(_with("begin_shared_batch", lambda *_: None), ROLLBACK, _SNAPSHOTS),
+    "positions not forgotten": Fault(_with("truncate", lambda *given: given[2]), ROLLBACK, _ALL_KINDS),
+    "branch not copied": Fault(_with("copy", lambda *_: True), SEQUENCES, _ALL_KINDS),
     "branches that share a state": Fault(_shared_state, SEQUENCES, _ALL_KINDS),
     "logits of another sequence": Fault(_rows_of_the_other, SEQUENCES, _ALL_KINDS),
-    "several texts in one batch": Fault(_llama_cpps_own, SEQUENCES, ("plamo2",)),
+    "several texts in one batch": Fault(nullcontext, SEQUENCES, ("plamo2",)),
     "logits of another row": Fault(_rows_of_others, ROWS, _ALL_KINDS),
 }
 """The faults by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from edgellm.engine import Model
 from edgellm.engine.kv import kv_cache
 from edgellm.engine.kv.kv_cache import KVCache
-from edgellm.engine.native import llama_version
+from edgellm.engine.native import bind, llama
 from testkit.cache_walk import SETTINGS, Walk, walk
 from tests.conftest import Architectures
 from tests.engine.cache_faults import trusting
@@ -27,21 +28,9 @@ def test_a_walk_finds_no_wrong_state(architectures: Architectures, name: str) ->
     assert found.operations.total() == 150
 
 
-def trusting_rollbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KVCache, "_cut", trusting)
-
-
-def beyond_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KVCache, "_least", lambda _self, _seq: 0)
-
-
 def any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KVCache, "may_share", lambda _self, _rows: True)
-    monkeypatch.setattr(KVCache, "begin_shared_batch", lambda _self, _seqs: None)
-
-
-def late_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "_COPIED_LATE", frozenset())
+    monkeypatch.setattr(KVCache, "may_share", lambda *_: True)
+    monkeypatch.setattr(KVCache, "begin_shared_batch", lambda *_: None)
 
 
 def snapshots_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,17 +48,17 @@ def snapshots_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "missing", "setting"),
     [
-        ("lfm2", trusting_rollbacks, "verifier"),
-        ("gpt-oss", beyond_the_window, "verifier"),
+        ("lfm2", lambda patch: patch.setattr(KVCache, "_cut", trusting), "verifier"),
+        ("gpt-oss", lambda patch: patch.setattr(KVCache, "_least", lambda *_: 0), "verifier"),
         ("lfm2", any_batch, "branches with snapshots"),
-        ("deepseek4", late_copies, "branches"),
+        ("deepseek4", lambda patch: patch.setattr(kv_cache, "_COPIED_LATE", ()), "branches"),
         ("lfm2", snapshots_of_copies, "branches with snapshots"),
     ],
 )
 def test_a_walk_finds_a_missing_guard(
     architectures: Architectures, name: str, missing: Break, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if missing is snapshots_of_copies and llama_version() >= (0, 6):
+    if missing is snapshots_of_copies and bind(llama().llama_version, ctypes.c_char_p)() >= b"0.6":
         pytest.skip("llama.cpp 0.6 needs no guard here")
     missing(monkeypatch)
     (chosen,) = (one for one in SETTINGS if one.name == setting)

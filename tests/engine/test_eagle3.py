@@ -12,7 +12,7 @@ import pytest
 
 from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, ModelFile, llama_api
 from edgellm.engine.gguf.reader import GgufArray
-from edgellm.engine.gguf.tokenizer import token_texts
+from edgellm.engine.gguf.writer import token_texts
 from edgellm.engine.llama_api import LlamaBatch, NativeSpec
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.speculators.eagle3 import LAST_OUTPUT, VERIFIERS, check_eagle3, misfit
@@ -167,17 +167,16 @@ def test_the_states_are_the_inputs_of_the_layers(architectures: Architectures, n
         trunk = llama_api.open_context(model.owned, spec)
         for layer in layers:
             if layer < model.n_layer:
-                functions.keep_inputs(trunk, layer)
+                functions.keep_inputs(trunk.pointer, layer, True)
             else:
-                functions.keep(trunk, every_row=True)
+                functions.keep(trunk.pointer, True, False)
         batch = LlamaBatch(12, 12)
         llama_api.decode(trunk, batch.tokens, batch.put(0, 0, 0, ids, 1))
         captured = layer_inputs(model, ids, layers).reshape(12, len(layers), -1)
         for number, layer in enumerate(layers):
-            if layer < model.n_layer:
-                found = rows_at(functions.input_address(trunk, layer), 12, model.n_embd)
-            else:
-                found = functions.states(trunk, 12, model.n_embd)
+            inner = layer < model.n_layer
+            address = functions.inputs(trunk.pointer, layer) if inner else functions.states(trunk.pointer)
+            found = rows_at(address, 12, model.n_embd)
             assert found is not None
             # Of the last layer only some rows are captured.
             rows = slice(11, None) if layer == model.n_layer else slice(None)

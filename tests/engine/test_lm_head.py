@@ -234,7 +234,6 @@ def test_it_pays_where_the_vocabulary_is_large(make_model: MakeModel, monkeypatc
     monkeypatch.setattr("edgellm.engine.native.is_small", lambda _parameters: False)
     assert head_pays(make_model(replace(TINY, n_vocab=4000)))
     assert "looked at: they are 74% of the model" in why_lazy(make_model(replace(TINY, n_vocab=4000)))[1]
-    assert not head_pays(make_model(replace(TINY, n_layer=40)))
 
 
 @given(
@@ -310,15 +309,6 @@ def test_top_k_of_large_vocabularies(n: int, k: int) -> None:
     row = (rng.standard_normal(n) * 3).round(1).astype(np.float32)  # rounded: many equals
     order = np.argsort(-row, kind="stable")[:k]
     assert top_k(row, k).tolist() == order.tolist()
-
-
-def test_top2_of_a_large_vocabulary_sums_over_all_of_it() -> None:
-    row = np.zeros(150_001, dtype=np.float32)
-    row[150_000] = 1.0
-    facts = top2(row)
-    assert facts.id == 150_000
-    assert facts.p1 == pytest.approx(np.e / (150_000 + np.e), rel=1e-5)
-    assert facts.p2 == pytest.approx(1 / (150_000 + np.e), rel=1e-5)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

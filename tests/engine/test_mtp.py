@@ -13,7 +13,7 @@ from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, SeqRows, St
 from edgellm.engine.llama_api import LlamaBatch, NativeSpec
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.native import lib
-from edgellm.engine.speculators.speculator import WINDOW, StateFunctions
+from edgellm.engine.speculators.speculator import WINDOW, StateFunctions, rows_at
 from edgellm.errors import Stopped
 from testkit.gguf.architectures import WITH_MTP
 from tests.conftest import Architectures
@@ -42,11 +42,11 @@ def afresh(model: Model, ids: Ids) -> Floats:
     spec = NativeSpec(n, 1, n, threads=1, unified=True, cache_type="f32", flash=False)
     trunk = llama_api.open_context(model.owned, spec)
     second = llama_api.open_context(model.owned, replace(spec, mtp=True))
-    functions.keep(trunk, every_row=True)
+    functions.keep(trunk.pointer, True, False)
     batch = LlamaBatch(n, n)
     llama_api.decode(trunk, batch.tokens, batch.put(0, 0, 0, ids, 1))
     given = np.zeros((n, width), dtype=np.float32)
-    states = functions.states(trunk, n, width)
+    states = rows_at(functions.states(trunk.pointer), n, width)
     assert states is not None
     given[1:] = states[:-1]
     llama_api.decode(second, batch.with_states(given), n)

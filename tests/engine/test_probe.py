@@ -13,11 +13,11 @@ import pytest
 
 from edgellm.engine import Model, ModelFile, check_gguf, cut
 from edgellm.engine.gguf import reader
-from edgellm.engine.gguf.speculation import EAGLE3, MTP
 from edgellm.engine.hardware import ALL_LAYERS, ON_PROCESSOR, ComputeDevice, Hardware
 from edgellm.engine.model import LoadSpec, probe_of
 from edgellm.engine.native import commit
 from edgellm.engine.trial import probe
+from edgellm.engine.trial.probe import EAGLE3, MTP
 from edgellm.errors import EngineFailed, InvalidOption, ModelCorrupt, ModelUnsupported
 from testkit.gguf.random_model import Shape, write
 from testkit.hostile.crafted_gguf import BASE, BIASED, EXPERTS, KNOWN, Crafted, crafted, made
@@ -57,7 +57,7 @@ serve(child.functions)
 """
 IGNORANT = f"""
 from edgellm.engine.gguf import reader
-from edgellm.engine.gguf.speculation import EAGLE3, MTP
+from edgellm.engine.trial.probe import EAGLE3, MTP
 from edgellm.engine.trial import self_test as child
 reader.tensor_flaw = lambda tensor: ""
 {SERVE}"""

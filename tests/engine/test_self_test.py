@@ -14,12 +14,11 @@ import pytest
 
 from edgellm import LLM
 from edgellm.engine import Context, ContextSpec, Floats, Model, ModelFile, SeqRows
-from edgellm.engine.gguf.speculation import EAGLE3, MTP
 from edgellm.engine.hardware import QUANTISED, Hardware
 from edgellm.engine.kv.kv_cache import KVCache
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.speculators.speculator import StateWindow
-from edgellm.engine.trial.probe import PROVEN
+from edgellm.engine.trial.probe import EAGLE3, MTP, PROVEN
 from edgellm.engine.trial.self_test import ROLLBACK, ROWS, SEQUENCES, self_test
 from edgellm.errors import ContextFull
 from testkit import ROOT

@@ -12,7 +12,7 @@ import pytest
 
 from edgellm.engine import Model, ModelFile, mtp_obstacle
 from edgellm.engine.gguf.memory import attention_layers, recurrent_state_bytes
-from edgellm.engine.gguf.speculation import drafter_file
+from edgellm.engine.model import drafter_file
 from edgellm.engine.speculators.speculator import StateFunctions
 from edgellm.errors import ModelUnsupported
 from testkit.gguf.architectures import WITH_MTP

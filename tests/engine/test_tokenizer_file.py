@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgellm.engine import Message, Model, ModelFile, check_gguf
-from edgellm.engine.gguf import tokenizer as module
-from edgellm.engine.gguf.tokenizer import tokenizer_file
+from edgellm.engine.gguf import writer as module
+from edgellm.engine.gguf.writer import tokenizer_file
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import ModelUnsupported
 from testkit.gguf.architectures import write as random_model

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edgellm.engine import Context, ContextSpec, Model
-from edgellm.engine.gguf.tokenizer import tokenizer_file
+from edgellm.engine.gguf.writer import tokenizer_file
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import InvalidOption, ProtocolError, VocabularyMismatch
 from edgellm.llm import AUTO, LLM

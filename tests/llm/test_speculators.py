@@ -109,8 +109,7 @@ def test_a_speculator_that_llama_cpp_computes_wrongly_is_not_loaded(
     architectures: Architectures, heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from edgellm.engine import model
-    from edgellm.engine.gguf.speculation import EAGLE3, MTP
-    from edgellm.engine.trial.probe import LoadTrial
+    from edgellm.engine.trial.probe import EAGLE3, MTP, LoadTrial
 
     monkeypatch.setattr(model, "require_loadable", lambda *_: LoadTrial(faults=(MTP, EAGLE3)))
     with LLM.open(None, architectures("qwen35", mtp="useful"), threads=1, n_ctx=512, history=False) as llm:

@@ -15,7 +15,7 @@ from models.code.corpus import SIZE
 from models.pairs import PAIRS
 from models.profile import prompts
 from testkit.gguf.changed import to_f32
-from testkit.questions import MOST, Question, answered, questions, reply_with
+from testkit.questions import MOST, Question, questions
 
 pytestmark = pytest.mark.usefixtures("short_files_alone")
 
@@ -70,9 +70,3 @@ def test_the_text_is_the_verifiers_own(
                 assert [token.id for token in ours] == text
             accepted += ours.summary.accepted
         assert accepted > 10
-
-
-def test_the_verifier_knows_more_than_the_draft_model(asked: list[Question]) -> None:
-    with LLM.open(DRAFT, VERIFIER, threads=1, history=False) as pair:
-        drafted, verified = (sum(answered(asked, reply_with(pair, gate=gate)).scores) for gate in ("never", "always"))
-    assert verified > drafted

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from edgellm.engine import Model, ModelFile, Vocabulary
-from edgellm.engine.gguf.tokenizer import tokenizer_file
+from edgellm.engine.gguf.writer import tokenizer_file
 from edgellm.errors import NotPermitted, ProtocolError, VerifierUnreachable, VocabularyMismatch
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import HELLO, TOKENIZER

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
-from io import BufferedReader, FileIO
+from io import DEFAULT_BUFFER_SIZE, BufferedReader, FileIO
 from pathlib import Path
 from types import MappingProxyType
 
@@ -55,7 +55,6 @@ _MAX_ENTRIES = 65_536  # metadata entries, tensors, and parts; llama.cpp compare
 _MAX_NAME = 63  # bytes
 _MAX_HEADER = 128 * 2**20  # bytes; Gemma's 262,144 tokens take 16 MB
 _MAX_KEPT = 32 * 2**20  # bytes of texts and numbers that are kept in the header, all together
-_PORTION = 256 * 2**10  # fewest bytes that are read at a time
 _SETTLED = 2.0  # seconds: a file written just now may be written again within one tick of the file system's clock
 
 
@@ -298,7 +297,7 @@ class _Parser:
         if end > _MAX_HEADER:
             raise self.corrupt(f"has more than {_MAX_HEADER >> 20} MiB before its tensors")
         while len(self.data) < end:
-            portion = self.file.read(max(_PORTION, len(self.data)))
+            portion = self.file.read(max(DEFAULT_BUFFER_SIZE, len(self.data)))
             if not portion:
                 raise self.corrupt(f"ends within {what}")
             self.data += portion

@@ -11,13 +11,12 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import combinations, permutations
 from math import isfinite, lcm
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
 
-from edgellm.engine.grammar.formats import FORMATS
 from edgellm.errors import InvalidOption
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -25,9 +24,10 @@ Schema: TypeAlias = Mapping[str, Any]
 MAX_SCHEMA = 2**15  # characters of a schema as JSON
 _MAX_DEPTH = 64  # levels of a schema: llguidance reads it by recursion
 _MAX_PATTERNS, _MAX_MERGED_PATTERNS = 128, 8  # different patterns; intersecting n takes a time of about 2 ** n
-_MAX_REMAINDERS = 2000  # remainders of multipleOf: a mask costs a step for each
 _MAX_UNIQUE, _MAX_LISTED = 6, 500  # values of an array of unique items, and their characters
-_MAX_FORMS = 2000  # arrays of unique items; six values make 1,957
+_MAX_FORMS = (
+    2000  # remainders of multipleOf: a mask costs a step for each; arrays of unique items: six values make 1,957
+)
 _MAX_AHEAD = 1000  # characters of a pattern that may have look-aheads
 _MAX_OPTIONAL = 900  # optional properties of an object: the next name costs four steps for each
 _MAX_COMPARED = 64  # alternatives of a oneOf, each compared with all others
@@ -88,7 +88,7 @@ def prepared(schema: str) -> dict[str, Any]:
 
 def unkept(schema: str) -> list[str]:
     """Return the keywords of a JSON `schema` that a reply may break although it follows the grammar: uniqueItems
-    without a short list of values, and formats that `FORMATS` lacks."""
+    without a short list of values, and formats that `formats` lacks."""
     return _prepared(schema)[1]
 
 
@@ -130,8 +130,8 @@ class _Preparation:
                 f"it has {len(self._patterns)} patterns and formats{' and merges schemas' if self._merges else ''}",
                 f"Use at most {most} different ones.",
             )
-        if (lcm(*self._multiples) if self._merges else max(self._multiples, default=1)) > _MAX_REMAINDERS:
-            raise refused("multipleOf is too large, or has too many digits", f"Use at most {_MAX_REMAINDERS}.")
+        if (lcm(*self._multiples) if self._merges else max(self._multiples, default=1)) > _MAX_FORMS:
+            raise refused("multipleOf is too large, or has too many digits", f"Use at most {_MAX_FORMS}.")
         return found
 
     def _survey(self, schema: Any, depth: int) -> None:
@@ -233,8 +233,8 @@ class _Preparation:
             made["additionalProperties"] = False
         elif said and said <= {"minLength", "maxLength"}:
             pattern = f"(?s)^.{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
-        elif said == {"format"} and names["format"] in FORMATS:
-            pattern = FORMATS[names["format"]]
+        elif said == {"format"} and names["format"] in formats():
+            pattern = formats()[names["format"]]
         elif said - {"pattern"}:
             return
         del made["propertyNames"]
@@ -261,8 +261,8 @@ class _Preparation:
         """Take the pattern and the format out of a schema; return schemas for what it cannot hold itself."""
         patterns = []
         local = made.get("format") == "time" and "pattern" in made  # zod has no offset there
-        if isinstance(name := made.pop("format", None), str) and name in FORMATS and not local:
-            patterns.append(FORMATS[name])
+        if isinstance(name := made.pop("format", None), str) and name in formats() and not local:
+            patterns.append(formats()[name])
         elif isinstance(name, str) and made.get("type", "string") == "string":
             self.unkept.add(f"format.{name}")
         if isinstance(pattern := made.get("pattern"), str):
@@ -366,3 +366,59 @@ def _values(schema: Schema) -> set[str]:
 def _properties(schema: Schema) -> Schema:
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
+
+
+_DAYS = (
+    r"(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8])"
+)  # fmt: skip
+_YEAR = r"(?:\d{3}[1-9]|\d{2}[1-9]0|\d[1-9]00|[1-9]000)"
+_LEAP_YEAR = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = rf"(?:{_YEAR}-(?:{_DAYS})|{_LEAP_YEAR}-02-29)"
+_CLOCK = r"(?:[01]\d|2[0-3]):[0-5]\d"
+_TIME = rf"{_CLOCK}:[0-5]\d(?:\.\d{{1,6}})?(?:Z|[+-]{_CLOCK})"
+_SECONDS = r"\d{1,4}S"
+_MINUTES = rf"\d{{1,4}}M(?:{_SECONDS})?"
+_HOURS = rf"\d{{1,4}}H(?:{_MINUTES})?"
+_OF_DAY = rf"T(?:{_HOURS}|{_MINUTES}|{_SECONDS})"
+_DAY = r"\d{1,4}D"
+_MONTH = rf"\d{{1,4}}M(?:{_DAY})?"
+_DURATION = rf"P(?:(?:{_DAY}|{_MONTH}|\d{{1,4}}Y(?:{_MONTH})?)(?:{_OF_DAY})?|{_OF_DAY}|\d{{1,4}}W)"
+_HEX = r"[0-9A-Fa-f]"
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
+_H = rf"{_HEX}{{1,4}}"
+_IPV6 = (
+    rf"(?:(?:{_H}:){{7}}{_H}|(?:{_H}:){{1,7}}:|(?:{_H}:){{1,6}}:{_H}|(?:{_H}:){{1,5}}(?::{_H}){{2}}"
+    rf"|(?:{_H}:){{1,4}}(?::{_H}){{3}}|(?:{_H}:){{1,3}}(?::{_H}){{4}}|(?:{_H}:){{1,2}}(?::{_H}){{5}}"
+    rf"|{_H}:(?::{_H}){{6}}|:(?:(?::{_H}){{1,7}}|:))"
+)
+_LABEL = r"[a-z0-9]{1,12}(?:-[a-z0-9]{1,12}){0,2}"
+_HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,2}}\.[a-z]{{2,12}}"
+_LOCAL_PART = r"[A-Za-z0-9_+-]{1,20}(?:\.[A-Za-z0-9_+-]{1,20}){0,2}"
+_OF_PATH = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-F]{2})"
+_URI = (
+    rf"https?://(?:{_HOST}|localhost|{_IPV4})(?::[1-9]\d{{0,3}})?(?:/{_OF_PATH}{{0,80}})?"
+    rf"(?:\?{_OF_PATH}{{0,40}})?(?:#{_OF_PATH}{{0,20}})?"
+)
+
+
+@cache
+def formats() -> Mapping[str, str]:
+    """Return the patterns of the formats of strings that a grammar keeps, by name.
+
+    Where a format allows more than clients read, the pattern is narrower: names in addresses have a limited length,
+    times have an offset (RFC 3339), and URIs are HTTP's.
+    """
+    uuid = rf"{_HEX}{{8}}-{_HEX}{{4}}-%s{_HEX}{{3}}-%s{_HEX}{{3}}-{_HEX}{{12}}"
+    base64 = "(?:%(c)s{4})*(?:%(c)s[AQgw]==|%(c)s{2}[AEIMQUYcgkosw048]=)?"
+    plain, for_urls = (base64 % {"c": f"[A-Za-z0-9{more}]"} for more in ("+/", "_-"))
+    found = {
+        "date": _DATE, "time": _TIME, "date-time": rf"{_DATE}T{_TIME}", "duration": _DURATION,
+        "uuid": uuid % (_HEX, _HEX), **{f"uuid{version}": uuid % (version, "[89abAB]") for version in range(1, 9)},
+        **dict.fromkeys(("email", "idn-email"), rf"{_LOCAL_PART}@{_HOST}"),
+        **dict.fromkeys(("hostname", "idn-hostname"), _HOST),
+        "ipv4": _IPV4, "ipv6": _IPV6, "ipvanyaddress": f"(?:{_IPV4}|{_IPV6})",
+        **dict.fromkeys(("uri", "iri", "uri-reference", "iri-reference"), _URI),
+        "json-pointer": r"(?:/(?:[^~/]|~[01])*)*", "base64": plain, "byte": plain, "base64url": for_urls,
+    }  # fmt: skip
+    return {name: f"^{pattern}$" for name, pattern in found.items()}

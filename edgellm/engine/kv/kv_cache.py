@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ import numpy as np
 from edgellm.engine import native
 from edgellm.engine.gguf.memory import cache_bytes_per_token, recurrent_state_bytes, sliding_window
 from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader
-from edgellm.engine.kv.layer_rows import LayerRows, put_together, take_apart
+from edgellm.engine.llama_api import NativeContext
 from edgellm.engine.native import lib
 from edgellm.engine.vocabulary import Ids
 
 MAX_SNAPSHOTS = 8
 """Most tokens of a batch that can be rolled back at once: a draft model's chunk."""
-_PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: a recurrent state or a window's cells, which cannot be cut
+_PARTIAL = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY  # a recurrent state or a window's cells, which cannot be cut
 _ANCHOR = 32  # least tokens between a kept checkpoint and the next
 _ANCHORS = 2
 _MOST_BYTES = 2**28  # limit of a checkpoint, and of a sequence's checkpoints beyond two
@@ -36,11 +36,6 @@ _HEADING, _OF_A_CELL = 2**14, 16  # bytes of a checkpoint beside its states: onc
 _NEVER = 2**31  # greater than any position
 _COPIED_LATE = frozenset({"deepseek4"})
 """Architectures whose compressed states llama.cpp copies only with the next batch, when they may be cleared."""
-
-_SAYS_TURNED = native.llama_version() >= (0, 6)
-_TURNED = (0, 64, 128, 256, 512)
-"""Possible sizes of the blocks, in numbers, in which a cache's rows are turned; llama.cpp takes a state with the right
-size."""
 
 _STATE = (ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32, ctypes.c_uint32)
 _get_state = native.bind(lib.llama_state_seq_get_data_ext, *_STATE)
@@ -123,23 +118,23 @@ class KVCache:
     """
 
     def __init__(
-        self, model: native.Owned, context: native.Owned, n_seq: int, architecture: str, *,
+        self, model: native.Owned, context: NativeContext, n_seq: int, architecture: str, *,
         trusted: bool = True, whole_window: bool = False,
     ) -> None:  # fmt: skip
         """Manage the cache of `context`. Unless it is `trusted`, a rollback means to read all again. With a
         `whole_window` the context keeps all positions, whatever a layer attends to."""
         self._trusted, self._copies = trusted, architecture not in _COPIED_LATE
-        self._context: native.Owned | None = context
-        self._memory: int = lib.llama_get_memory(context.pointer)
+        self._context = context
+        self._memory: int = lib.llama_get_memory(context.owned.pointer)
         self.recurrent = bool(lib.llama_model_is_recurrent(model.pointer) or lib.llama_model_is_hybrid(model.pointer))
         self.window = 0 if whole_window else max(0, int(lib.llama_model_n_swa(model.pointer)))
-        self.snapshots = int(lib.llama_n_rs_seq(context.pointer)) if self.recurrent else 0
+        self.snapshots = int(lib.llama_n_rs_seq(context.owned.pointer)) if self.recurrent else 0
         self._by_position = not self.recurrent and not self.window
         self._sequences = [_Sequence() for _ in range(n_seq)]
 
     def close(self) -> None:
-        """Release the context and all checkpoints."""
-        self._context, self._sequences = None, []
+        """Release all checkpoints."""
+        self._sequences = []
 
     @property
     def exists(self) -> bool:
@@ -191,10 +186,9 @@ class KVCache:
         found = one.at_most(length)
         if found is None:
             return self._cleared(seq)
-        taken, context = 0, self._context
-        if context is not None:
-            with context.guard:
-                taken = _set_state(context.pointer, found.state, len(found.state), seq, _PARTIAL)
+        context = self._context.owned
+        with context.guard:
+            taken = _set_state(context.pointer, found.state, len(found.state), seq, _PARTIAL)
         if not taken or not _seq_rm(self._memory, seq, found.length, -1):
             return self._cleared(seq)
         one.batch, one.pending = found.length, False
@@ -204,36 +198,6 @@ class KVCache:
         self.clear(seq)
         return 0
 
-    def layer_rows(self, seq: int, positions: int) -> list[LayerRows] | None:
-        """Return the keys and values of all layers for a sequence's first positions; None if it cannot be cut by
-        positions, or is not there."""
-        context = self._context
-        if context is None or not self.plain:
-            return None
-        with context.guard:
-            size = lib.llama_state_seq_get_size_ext(context.pointer, seq, 0)
-            state = (ctypes.c_uint8 * size)()
-            if not size or _get_state(context.pointer, state, size, seq, 0) != size:
-                return None
-        return take_apart(np.frombuffer(state, dtype=np.uint8), positions, says_turned=_SAYS_TURNED)
-
-    def adopt(self, seq: int, layers: Sequence[LayerRows], *, streams: int, transposed: bool) -> bool:
-        """Fill a sequence with these keys and values, of all layers, joined by `put_together`; return False, with the
-        sequence empty, if they are of another kind of context."""
-        self.clear(seq)
-        context = self._context
-        if context is None or not self.plain:
-            return False
-        for turned in _TURNED if _SAYS_TURNED else (None,):
-            state = put_together(layers, streams=streams, transposed=transposed, turned=turned)
-            if state is None:
-                return False
-            with context.guard:
-                if _set_state(context.pointer, np.ctypeslib.as_ctypes(state), len(state), seq, 0) == len(state):
-                    return True
-            self.clear(seq)
-        return False
-
     def settle(self, seq: int, length: int) -> int:
         """Restore a checkpoint if a rollback to `length` positions waits for the next batch; return the length."""
         one = self._sequences[seq]
@@ -241,14 +205,13 @@ class KVCache:
 
     def size(self, seq: int) -> int:
         """Return the bytes of a sequence's whole state."""
-        context = self._context
-        return 0 if context is None else int(lib.llama_state_seq_get_size_ext(context.pointer, seq, 0))
+        return int(lib.llama_state_seq_get_size_ext(self._context.owned.pointer, seq, 0))
 
     def save_file(self, seq: int, ids: Ids, path: Path) -> bool:
         """Write a sequence and its `ids` (n,) to a file; return whether that was possible."""
-        context = self._context
-        if context is None or self._sequences[seq].pending:  # the state is from before the rollback: see `settle`
+        if self._sequences[seq].pending:  # the state is from before the rollback: see `settle`
             return False
+        context = self._context.owned
         with context.guard:
             return bool(_save_file(context.pointer, os.fsencode(path), seq, ids.ctypes.data, len(ids)))
 
@@ -256,9 +219,7 @@ class KVCache:
         """Load a sequence of at most `most` ids from a file; return its ids, or None, with the sequence empty, if the
         file is of another kind of context."""
         self.clear(seq)
-        context, ids, count = self._context, np.empty(most, dtype=np.int32), ctypes.c_size_t()
-        if context is None:
-            return None
+        context, ids, count = self._context.owned, np.empty(most, dtype=np.int32), ctypes.c_size_t()
         with context.guard:
             taken = _load_file(context.pointer, os.fsencode(path), seq, ids.ctypes.data, most, ctypes.byref(count))
         if not taken:
@@ -318,8 +279,8 @@ class KVCache:
 
     def save(self, seq: int, length: int) -> None:
         """Save a checkpoint of a sequence of `length` positions."""
-        one, context = self._sequences[seq], self._context
-        if context is None or not length or ((last := one.at_most(length)) is not None and last.length == length):
+        one, context = self._sequences[seq], self._context.owned
+        if not length or ((last := one.at_most(length)) is not None and last.length == length):
             return
         size = lib.llama_state_seq_get_size_ext(context.pointer, seq, _PARTIAL)
         if not 0 < size <= _MOST_BYTES:

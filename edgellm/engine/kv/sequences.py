@@ -1,19 +1,29 @@
-"""The ids of a context's sequences, the ids that a batch appends, and sequences that are kept on disk."""
+"""The sequences of a context: their ids, their keys and values in a cache, and those that are kept on disk."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from edgellm.engine import native
+from edgellm.engine.kv.kv_cache import KVCache, checkpoint_bytes
 from edgellm.engine.vocabulary import Floats, Ids, common_prefix
-from edgellm.errors import ContextFull, InvalidOption
+from edgellm.errors import ContextFull, InvalidOption, ModelUnsupported
+
+if TYPE_CHECKING:
+    from edgellm.engine.context_spec import OpenSpec
+    from edgellm.engine.llama_api import NativeContext
+    from edgellm.engine.model import Model
+    from edgellm.engine.speculators.speculator import Speculator
 
 NO_ID = -1
-"""The id of a position that an embedding row filled instead of a token, or a cache from elsewhere."""
+"""The id of a position that an embedding row filled instead of a token."""
 
 
 class Sequences:
@@ -122,3 +132,234 @@ class PromptCache(Protocol):
     def keep(self, kind: str, ids: Ids, size: int, write: Callable[[Path], bool], *, whole: bool) -> None:
         """Keep a sequence of `ids` (n,) and `size` bytes, unless a kept sequence saves nearly as much reading; replace
         sequences that it makes needless. `write` writes it to an existing file, and returns whether it could."""
+
+
+class CachedSequences(ABC):
+    """Sequences whose keys and values are in the cache of a native context: rolled back, copied, branched, kept on
+    disk. Positions that a recurrent state or a sliding window has lost are read again before the next decode."""
+
+    speculator: Speculator | None = None
+    """The speculator that drafts from the states of these sequences."""
+
+    def __init__(self, model: Model, spec: OpenSpec, context: NativeContext, prompts: PromptCache | None) -> None:
+        """Manage the cache of `context`. Raises ModelUnsupported: the model keeps none."""
+        self.model, self.spec, self.native = model, spec, context
+        asked = spec.native
+        self._cache = KVCache(
+            model.owned, context, asked.sequences, model.architecture,
+            trusted="rollback" not in model.faults, whole_window=asked.whole_window,
+        )  # fmt: skip
+        if not self._cache.exists:
+            raise ModelUnsupported(f"{model.name} keeps no cache.", "Use a model that generates text.")
+        self._prompts, self._epochs = prompts, [0 if prompts is None else prompts.epoch] * asked.sequences
+        self._sequences = Sequences(asked.sequences, spec.n_ctx)
+        self._lost: dict[int, int] = {}  # positions in the cache of sequences whose rest must be read again
+
+    @abstractmethod
+    def _append(self, seq: int, ids: Ids) -> None:
+        """Compute `ids`, at most a batch of them, behind the end of a sequence."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Positions of a sequence."""
+        return self.spec.n_ctx
+
+    @property
+    def n_seq(self) -> int:
+        """Sequences."""
+        return self.spec.native.sequences
+
+    @property
+    def n_batch(self) -> int:
+        """Rows of a batch."""
+        return self.spec.native.rows
+
+    @property
+    def recurrent(self) -> bool:
+        """True if at least some layers keep a state that is not cut by positions."""
+        return self._cache.recurrent
+
+    @property
+    def snapshots(self) -> int:
+        """Return how many tokens at the end of a batch can be rolled back by snapshots of a recurrent state."""
+        return self._cache.snapshots
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Return the most bytes of this machine's memory that rollback checkpoints take."""
+        cache = self._cache
+        return checkpoint_bytes(
+            self.model.header, self.n_ctx, self.n_seq, recurrent=cache.recurrent, window=cache.window
+        )
+
+    def _kind(self) -> str:
+        """Return a name for all that a sequence's state depends on besides the model."""
+        asked = self.spec.native
+        by_length = any("rope_factors_long" in tensor.name for tensor in self.model.header.tensors)
+        return f"{native.commit()} {asked.cache_type} {asked.flash} {self.spec.n_ctx if by_length else ''}"
+
+    def cached(self, seq: int = 0) -> Ids:
+        """Return the ids in a sequence's cache, shape (length,), as a read-only view until the sequence changes."""
+        return self._sequences.view(seq)
+
+    def length(self, seq: int = 0) -> int:
+        """Return the number of positions in a sequence's cache."""
+        return self._sequences.lengths[self._sequences.known(seq)]
+
+    def rollback(self, length: int, seq: int = 0) -> None:
+        """Drop all but the first `length` positions of a sequence. Positions that a recurrent state or a sliding window
+        has lost are read again before the next decode. Raises InvalidOption: the sequence is shorter than that."""
+        _ = self.native.owned
+        now = self.length(seq)
+        if not 0 <= length <= now:
+            raise InvalidOption(f"Cannot roll back to {length} positions.", f"The sequence has {now}.")
+        if length == now:
+            return
+        self._sequences.lengths[seq] = length
+        if self.speculator is not None:
+            self.speculator.truncate(seq, length)
+        if seq in self._lost:
+            now = self._lost.pop(seq)
+            if now <= length:
+                self._lose(seq, now, length)
+                return
+        self._lose(seq, self._cache.truncate(seq, length, now), length)
+
+    def _lose(self, seq: int, held: int, length: int) -> None:
+        """Note that the cache has `held` of a sequence's `length` positions."""
+        if held < length:
+            self._lost[seq] = held
+
+    def reread(self, seq: int = 0) -> None:
+        """Read again the positions that a rollback has lost. Decodes do so themselves."""
+        lengths = self._sequences.lengths
+        held, length = self._lost.pop(seq, None), lengths[seq]
+        if held is None:
+            return
+        ids = self._sequences.view(seq)[held:length].copy()
+        if (ids == NO_ID).any():
+            self.clear(seq)
+            raise ModelUnsupported(
+                f"{self.model.name} cannot remove embedding rows from its cache: its state is recurrent.",
+                "Use a transformer model.",
+            )
+        lengths[seq] = held
+        try:
+            for start in range(0, len(ids), self.n_batch):
+                part = ids[start : start + self.n_batch]
+                self._append(seq, part)
+                lengths[seq] += len(part)
+        except BaseException:
+            now, lengths[seq] = lengths[seq], length
+            self._lose(seq, self._cache.distrust(seq, now, now), length)
+            raise
+
+    def branch(self, src: int, dst: int) -> None:
+        """Make sequence `dst` a copy of `src`; no keys or values are copied, unless `src` has to be read again. Raises
+        InvalidOption: the context is not unified, or a sequence does not exist."""
+        if not self.spec.native.unified:
+            raise InvalidOption(
+                "Sequences of a context with separate buffers cannot branch.", "Open the context with unified=True."
+            )
+        length = self.length(src)
+        self.reread(src)
+        self.copy_prefix(src, dst, length)
+
+    def copy_prefix(self, src: int, dst: int, length: int) -> None:
+        """Copy the first `length` positions of `src` to sequence `dst`, without computing them; also across buffers.
+
+        llama.cpp copies separate buffers only whole, when it next decodes; so this pays for long prefixes only.
+
+        Raises:
+            InvalidOption: `src` is shorter than that, or a sequence does not exist.
+        """
+        _ = self.native.owned
+        if not 0 <= length <= self.length(src):
+            raise InvalidOption(f"Cannot copy {length} positions.", f"The sequence has {self.length(src)}.")
+        if self._sequences.known(dst) != src:
+            self._lost.pop(dst, None)
+            if self.speculator is not None:
+                self.speculator.clear(dst)
+            copied, whole = self._cache.copy(src, dst), self.length(src)
+            self._sequences.copy(src, dst)
+            self._lose(dst, self._lost.get(src, whole) if copied else 0, whole)
+        self.rollback(length, dst)
+
+    def save(self, path: Path, seq: int = 0) -> bool:
+        """Write a sequence to a file, with its ids; return whether that was possible."""
+        return seq not in self._lost and self._cache.save_file(seq, self.cached(seq), path)
+
+    def load(self, path: Path, seq: int = 0) -> int:
+        """Load a sequence from a file of `save`, which must be known to be whole; return its length: 0, with the
+        sequence empty, if the file is of another kind of context."""
+        self.clear(seq)
+        ids = self._cache.load_file(seq, path, self.n_ctx)
+        if ids is None:
+            return 0
+        self._sequences.note(seq, ids)
+        self._sequences.lengths[seq] = len(ids)
+        return len(ids)
+
+    def clear(self, seq: int = 0) -> None:
+        """Empty a sequence."""
+        self._sequences.lengths[self._sequences.known(seq)] = 0
+        self._lost.pop(seq, None)
+        if self.speculator is not None:
+            self.speculator.clear(seq)
+        _ = self.native.owned
+        self._cache.clear(seq)
+
+    def sync(self, ids: Ids, seq: int = 0) -> int:
+        """Roll back to the common prefix of the cache and `ids`, at most all ids but the last; return its length, or a
+        shorter length where the rest has to be read again.
+
+        Decoding `ids[length:]` then completes the cache and gives fresh logits for the last id.
+
+        Raises:
+            InvalidOption: no ids.
+        """
+        if len(ids) == 0:
+            raise InvalidOption("There are no ids to sync the cache with.", "Give at least one.")
+        common = self._sequences.common(seq, ids[:-1])
+        if seq in self._kept and self._prompts is not None:
+            common = self._restored(self._prompts, ids[:-1], common, seq)
+        self.rollback(common, seq)
+        if seq in self._lost:
+            self._sequences.lengths[seq] = common = self._lost.pop(seq)
+        self._cache.expect_draft(seq)
+        return common
+
+    @property
+    def _kept(self) -> range:
+        """Return the sequences that a prompt cache keeps: the first, and all whose cells are their own."""
+        return range(1 if self.spec.native.unified else self.n_seq)
+
+    def _restored(self, cache: PromptCache, ids: Ids, common: int, seq: int) -> int:
+        """Restore a kept sequence that shares more of `ids` (n,) than the `common` first ids, if that saves reading;
+        return how many ids are common then."""
+        self._epochs[seq] = cache.epoch  # the new contents belong to this epoch
+        if len(ids) - common < LEAST:
+            return common
+        found = cache.find(self._kind(), ids, common + LEAST - 1, whole=not self._cache.plain)
+        if found is None:
+            return common
+        self.load(found, seq)
+        return self._sequences.common(seq, ids)
+
+    def _keep(self, cache: PromptCache, seq: int) -> None:
+        """Keep a sequence on disk if that may save reading."""
+        lengths = self._sequences.lengths
+        lengths[seq] = self._cache.settle(seq, self._lost.pop(seq, lengths[seq]))
+        ids = self.cached(seq)
+        if len(ids) >= LEAST and self._epochs[seq] == cache.epoch and not (ids == NO_ID).any():
+            write = partial(self.save, seq=seq)
+            cache.keep(self._kind(), ids, self._cache.size(seq), write, whole=not self._cache.plain)
+
+    def _restore(self, starts: dict[int, int]) -> None:
+        for seq, start in starts.items():
+            now, self._sequences.lengths[seq] = self._sequences.lengths[seq], start
+            if self.speculator is not None:
+                self.speculator.truncate(seq, start)
+            if not self.native.closed:  # another thread may have closed the context
+                self._lost.pop(seq, None)
+                self._lose(seq, self._cache.distrust(seq, start, now), start)

@@ -12,10 +12,10 @@ import numpy as np
 from edgellm.engine import llama_api, native
 from edgellm.engine.gguf.memory import text_layers
 from edgellm.engine.gguf.reader import TENSOR_TYPES, GgufHeader, ModelFile
-from edgellm.engine.gguf.speculation import EAGLE3
-from edgellm.engine.gguf.tokenizer import PADDING, token_count, token_texts
+from edgellm.engine.gguf.writer import PADDING, token_count, token_texts
 from edgellm.engine.hardware import Hardware
-from edgellm.engine.speculators.speculator import WINDOW, Speculator, SpeculatorModel, StateFunctions, Trunk
+from edgellm.engine.speculators.speculator import WINDOW, Speculator, SpeculatorModel, StateFunctions, Trunk, rows_at
+from edgellm.engine.trial.probe import EAGLE3
 from edgellm.errors import EngineFailed, ModelUnsupported
 
 VERIFIERS = frozenset((
@@ -94,19 +94,17 @@ class Eagle3Head(Speculator):
         owned = llama_api.open_context(model, spec, beside=trunk.context.owned)
         # llama.cpp computes logits of all rows but returns the first rows' results: the last row is computed alone.
         super().__init__(trunk, owned, states=len(layers) * states, inputs=width, rows=spec.rows, every=False)
+        pointer = trunk.context.owned.pointer
         for layer in layers:
             if layer < self._n_layer:
-                self._functions.keep_inputs(trunk.context.owned, layer)
+                self._functions.keep_inputs(pointer, layer, True)
             else:
-                self._functions.keep(trunk.context.owned, every_row=True)
+                self._functions.keep(pointer, True, False)
 
-    def _addresses(self) -> list[int]:
-        trunk = self._trunk.context.owned
+    def _addresses(self) -> list[int | None]:
+        known, pointer = self._functions, self._trunk.context.owned.pointer
         return [
-            self._functions.input_address(trunk, layer)
-            if layer < self._n_layer
-            else self._functions.state_address(trunk)
-            for layer in self._layers
+            known.inputs(pointer, layer) if layer < self._n_layer else known.states(pointer) for layer in self._layers
         ]
 
     def _fill(self, seq: int, start: int, n: int) -> None:
@@ -114,7 +112,7 @@ class Eagle3Head(Speculator):
         self._batch.put(0, seq, start, self._ids[seq, :n], n)
         states = self._windows[seq].of(start - 1, start - 1 + n)
         self._context.encode(self._batch.embeddings(states), n)
-        encoded = self._functions.states(self._context.owned, n, self._inputs.shape[1])
+        encoded = rows_at(self._functions.states(self._context.owned.pointer), n, self._inputs.shape[1])
         if encoded is None:
             raise EngineFailed("llama.cpp has encoded no states.", "Report this.")
         self._inputs[:n] = encoded

@@ -8,9 +8,9 @@ from __future__ import annotations
 from edgellm.engine import llama_api, native
 from edgellm.engine.gguf.memory import mtp_layers, text_layers
 from edgellm.engine.gguf.reader import GgufHeader
-from edgellm.engine.gguf.speculation import MTP
 from edgellm.engine.native import lib
 from edgellm.engine.speculators.speculator import Speculator, SpeculatorModel, StateFunctions, StateWindow, Trunk
+from edgellm.engine.trial.probe import MTP
 
 STATES_OF_LAST_ROWS = frozenset(("qwen3next", "step35"))
 """Architectures whose MTP graph gives states of rows with logits alone. Other graphs give states of all rows; asked for
@@ -46,10 +46,10 @@ class MtpLayer(Speculator):
         spec = trunk.beside(mtp=True)
         owned = llama_api.open_context(model, spec)
         super().__init__(trunk, owned, states=width, inputs=width, rows=spec.rows, every=every)
-        self._functions.keep(trunk.context.owned, every_row=True)
+        self._functions.keep(trunk.context.owned.pointer, True, False)
 
-    def _addresses(self) -> tuple[int]:
-        return (self._functions.state_address(self._trunk.context.owned),)
+    def _addresses(self) -> tuple[int | None]:
+        return (self._functions.states(self._trunk.context.owned.pointer),)
 
     def _first(self, window: StateWindow) -> int:
         """Return the first position: a text's first token also has a row, with zeros as its state."""

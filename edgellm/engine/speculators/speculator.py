@@ -35,28 +35,26 @@ _POINTER, _LAYER, _BOOL = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
 
 @dataclass(frozen=True, slots=True)
 class StateFunctions:
-    """The functions, bound."""
+    """llama.cpp's functions over the states of a context's last computation, of a pointer each. `keep` (flag, only rows
+    with logits) and `keep_inputs` (layer, flag) have a context keep its rows' last states, and the rows that enter a
+    layer; `states` and `inputs` (layer) return the address of what was kept, None without."""
 
-    _keep: Any
-    _states: Any
-    _keep_inputs: Any
-    _inputs: Any
+    keep: Any
+    states: Any
+    keep_inputs: Any
+    inputs: Any
 
     @staticmethod
     @functools.cache
     def find() -> StateFunctions | None:
         """Return the functions; None where the library lacks one of them."""
-        library = native.llama()
         try:
-            keep, states, keep_inputs, inputs = (
-                getattr(library, name) for name in (_KEEP, _STATES, _KEEP_INPUTS, _INPUTS)
-            )
+            found = [getattr(native.llama(), name) for name in (_KEEP, _STATES, _KEEP_INPUTS, _INPUTS)]
         except AttributeError:
             return None
-        return StateFunctions(
-            native.bind(keep, None, _POINTER, _BOOL, _BOOL), native.bind(states, _POINTER, _POINTER),
-            native.bind(keep_inputs, None, _POINTER, _LAYER, _BOOL), native.bind(inputs, _POINTER, _POINTER, _LAYER),
-        )  # fmt: skip
+        signatures = ((None, _BOOL, _BOOL), (_POINTER,), (None, _LAYER, _BOOL), (_POINTER, _LAYER))
+        typed = zip(found, signatures, strict=True)
+        return StateFunctions(*(native.bind(one, result, _POINTER, *rest) for one, (result, *rest) in typed))
 
     @staticmethod
     def require() -> StateFunctions:
@@ -65,32 +63,9 @@ class StateFunctions:
             raise EngineFailed("This llama.cpp hands over no states.", "Take edgellm's own version.")
         return found
 
-    def keep(self, context: native.Owned, *, every_row: bool) -> None:
-        """Have a context keep its rows' last states: of every row, or of rows with logits alone."""
-        self._keep(context.pointer, True, not every_row)
 
-    def states(self, context: native.Owned, n: int, width: int) -> Floats | None:
-        """Return the last states of the first `n` rows of the last computation, (n, width), as a view until the next
-        computation; None without states."""
-        return rows_at(self.state_address(context), n, width)
-
-    def state_address(self, context: native.Owned) -> int:
-        """Return the address of the last states of the rows of the last computation; 0 without states."""
-        address: int | None = self._states(context.pointer)
-        return address or 0
-
-    def keep_inputs(self, context: native.Owned, layer: int) -> None:
-        """Have a context keep the rows that enter a layer."""
-        self._keep_inputs(context.pointer, layer, True)
-
-    def input_address(self, context: native.Owned, layer: int) -> int:
-        """Return the address of the rows that entered a layer, which must be kept, like `state_address`."""
-        address: int | None = self._inputs(context.pointer, layer)
-        return address or 0
-
-
-def rows_at(address: int, n: int, width: int) -> Floats | None:
-    """Return `n` rows of `width` floats at an address, as a view; None at address 0."""
+def rows_at(address: int | None, n: int, width: int) -> Floats | None:
+    """Return `n` rows of `width` floats at an address, as a view; None without an address."""
     if not address:
         return None
     buffer: Any = (ctypes.c_float * (n * width)).from_address(address)
@@ -200,7 +175,7 @@ class Speculator(ABC):
         self._context = NativeContext(owned, trunk.spec.threads, trunk.n_vocab)
         self._every, self._last_row = every, 0
         self._functions = StateFunctions.require()
-        self._functions.keep(owned, every_row=every)
+        self._functions.keep(owned.pointer, True, not every)
         self._batch = LlamaBatch(rows, trunk.n_ctx)
         self._inputs = np.zeros((rows, inputs), dtype=np.float32)
         self._native = self._batch.with_states(self._inputs)
@@ -211,8 +186,8 @@ class Speculator(ABC):
         self._begins, self._held, self._next = [0] * n_seq, [0] * n_seq, [0] * n_seq
 
     @abstractmethod
-    def _addresses(self) -> Sequence[int]:
-        """Return the addresses of the parts of the states of the trunk's last decode; 0 for a missing part."""
+    def _addresses(self) -> Sequence[int | None]:
+        """Return the addresses of the parts of the states of the trunk's last decode; None for a missing part."""
 
     def _first(self, window: StateWindow) -> int:
         """Return the first position for which a row can be computed: behind the first state."""
@@ -236,8 +211,9 @@ class Speculator(ABC):
 
     def note(self) -> None:
         """Take over the states of the context's last decode."""
-        addresses, placed = self._addresses(), self._placed
-        if not all(addresses):
+        found, placed = self._addresses(), self._placed
+        addresses = list(filter(None, found))
+        if len(addresses) < len(found):
             for _, seq, _, _ in placed:
                 self.clear(seq)
             return
@@ -288,7 +264,8 @@ class Speculator(ABC):
 
     def follow(self, token: int, seq: int = 0) -> Floats:
         """Return the logits of the token after `token`, which was drafted behind the tokens of the last call."""
-        states = self._functions.states(self._context.owned, self._last_row + 1, self._inputs.shape[1])
+        address = self._functions.states(self._context.owned.pointer)
+        states = rows_at(address, self._last_row + 1, self._inputs.shape[1])
         if states is None:
             raise EngineFailed("llama.cpp has no state of the last drafted token.", "Report this.")
         self._inputs[0] = states[self._last_row]

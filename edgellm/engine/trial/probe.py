@@ -26,7 +26,6 @@ from pathlib import Path
 
 from edgellm import system
 from edgellm.engine.gguf.reader import GgufHeader, ModelFile, TensorInfo, check_gguf, is_index
-from edgellm.engine.gguf.speculation import EAGLE3, MTP
 from edgellm.engine.gguf.writer import copied
 from edgellm.engine.hardware import DEFAULT_CACHE, ON_PROCESSOR, Hardware, offload_devices
 from edgellm.engine.native import LIBRARY, backends, commit, features
@@ -39,6 +38,9 @@ WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 """The options with which GCC and Clang compile llama.cpp without AMX."""
 AGAIN = "Try again; if it fails again, install edgellm once more."
 """The next step after a failed trial that says nothing of the file."""
+MTP, EAGLE3 = "mtp", "eagle3"
+"""The kinds of speculators: a model's layer that predicts further tokens, and a head in a file of its own. They are
+also names of faults of a model from whose states such a speculator must not draft."""
 _FORMAT = 8  # raise this when the child tries more than before, or kept verdicts may be wrong
 TRIED = ("gpu_layers", "devices", "tensor_split", "cache_type", "flash_attn")
 """Fields of the hardware that the child is told: all that decides what is computed how."""

@@ -19,12 +19,11 @@ from edgellm.engine.context import Context
 from edgellm.engine.context_spec import ContextSpec
 from edgellm.engine.gguf.memory import cells
 from edgellm.engine.gguf.reader import ModelFile
-from edgellm.engine.gguf.speculation import EAGLE3, MTP
 from edgellm.engine.hardware import Hardware
 from edgellm.engine.kv.sequences import SeqRows
 from edgellm.engine.layer_block import Block
 from edgellm.engine.model import LoadSpec, Model
-from edgellm.engine.trial.probe import AGAIN
+from edgellm.engine.trial.probe import AGAIN, EAGLE3, MTP
 from edgellm.engine.vocabulary import Floats, Ids
 from edgellm.errors import EdgeError, EngineFailed
 from edgellm.isolation.serving import Functions, Report

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from edgellm.engine import Model
-from edgellm.engine.gguf.tokenizer import MAX_TOKENIZER
+from edgellm.engine.gguf.writer import MAX_TOKENIZER
 from edgellm.engine.model import load_tokenizer
 from edgellm.errors import (
     SAME_VERSION,

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from edgellm.engine import ModelFile, Vocabulary
-from edgellm.engine.gguf.tokenizer import tokenizer_file
+from edgellm.engine.gguf.writer import tokenizer_file
 from edgellm.errors import (
     SAME_VERSION,
     EdgeError,

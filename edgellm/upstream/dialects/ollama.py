@@ -6,7 +6,7 @@ from base64 import b64decode
 from dataclasses import replace
 from typing import Any
 
-from edgellm.engine.gguf.tokenizer import MAX_TOKENIZER
+from edgellm.engine.gguf.writer import MAX_TOKENIZER
 from edgellm.upstream.dialects.served import (
     PROBE_SECONDS,
     UnknownServer,

@@ -33,7 +33,7 @@ from pydantic import (
 
 from edgellm.engine import Model
 from edgellm.engine.grammar import MAX_SCHEMA, Grammar, unkept
-from edgellm.engine.grammar.formats import FORMATS
+from edgellm.engine.grammar.json_schema import formats
 from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import EngineFailed, InvalidOption
 
@@ -43,7 +43,7 @@ LEAVES: list[Any] = [
     {"type": ["string", "null"], "description": "a note"},
     {"type": "string", "minLength": 2, "maxLength": 5},
     {"type": "string", "minLength": 3, "maxLength": 3000},
-    *({"type": "string", "format": name} for name in sorted(FORMATS)),
+    *({"type": "string", "format": name} for name in sorted(formats())),
     *({"type": "string", "pattern": pattern, "maxLength": 12}
       for pattern in ("^[a-z]+$", r"^\d{3}-[A-Z]$", "(a|b)c", r"^(?=.*\d)\S{2,6}$", '^["\\\\]+$')),
     {"type": "integer", "minimum": -20, "maximum": 7},
@@ -297,7 +297,7 @@ READ_AS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", formats())
 def test_texts_of_a_format_are_valid(model: Model, name: str) -> None:
     schema = {"type": "string", "format": name}
     validator = jsonschema_rs.validator_for(schema, validate_formats=True)

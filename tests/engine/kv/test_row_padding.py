@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Context, ContextSpec, Ids, Model, SeqRows
+from edgellm.engine import context as contexts
+from edgellm.engine.context import padding_of
+from edgellm.engine.context_spec import DEEP, PADDINGS, Padding, agree
 from edgellm.engine.hardware import Hardware
-from edgellm.engine.kv import row_padding
-from edgellm.engine.kv.row_padding import NONE, POSITIONS, Padding, agree, kept
 from edgellm.errors import InvalidOption, ModelUnsupported
 from edgellm.system import bundled_dirs
 
@@ -31,12 +32,12 @@ def ids(quantised: Model) -> Ids:
 
 
 def test_a_padding_rounds_up() -> None:
-    assert [NONE.rows(n) for n in (1, 5)] == [1, 5]
+    assert [Padding().rows(n) for n in (1, 5)] == [1, 5]
     assert [Padding(2).rows(n) for n in (1, 2, 5)] == [2, 2, 5]
     assert [Padding(4, 4).rows(n) for n in (1, 4, 5)] == [4, 4, 8]
 
 
-@pytest.mark.parametrize("padding", row_padding.PADDINGS, ids=str)
+@pytest.mark.parametrize("padding", PADDINGS, ids=str)
 def test_the_cheapest_padding_is_found_by_which_all_passes_agree(padding: Padding) -> None:
     """A decoder that computes a row by its place in a product of `multiple` rows, or by whether it is alone."""
 
@@ -46,18 +47,19 @@ def test_the_cheapest_padding_is_found_by_which_all_passes_agree(padding: Paddin
         alone = n < padding.least or (places >= n - n % padding.multiple)
         return np.stack((position + places, alone * np.ones(outputs)), axis=1).astype(np.float32)
 
-    fits = [one for one in row_padding.PADDINGS if agree(lambda *asked, one=one: decodes(one, *asked), 10)]
+    fits = [one for one in PADDINGS if agree(lambda *asked, one=one: decodes(one, *asked), 10)]
     assert fits[0] == padding
 
 
-def test_what_was_found_is_kept(tmp_path: Path) -> None:
-    folder = tmp_path / "new"
-    assert kept("a", folder, lambda: Padding(4, 4)) == Padding(4, 4)
-    assert kept("a", folder, lambda: NONE) == Padding(4, 4)
-    assert kept("b", folder, lambda: None) is None
-    assert kept("b", folder, lambda: NONE) is None
-    next(folder.iterdir()).write_text("{", encoding="utf-8")
-    assert {kept("a", folder, lambda: NONE), kept("b", folder, lambda: NONE)} >= {NONE}
+def test_what_was_found_is_kept(quantised: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGELLM_HOME", str(tmp_path))
+    with Context(quantised, SPEC) as context:
+        found = context.spec.padding
+        monkeypatch.setattr(contexts, "PADDINGS", ())
+        assert padding_of(quantised, context.spec) == found
+        next(tmp_path.glob("cache/probed/rows-*")).write_text("{", encoding="utf-8")
+        with pytest.raises(ModelUnsupported, match="Leave out --reproducible"):
+            padding_of(quantised, context.spec)
 
 
 def test_logits_do_not_depend_on_pieces_outputs_or_room(quantised: Model, ids: Ids) -> None:
@@ -88,11 +90,7 @@ def test_logits_do_not_depend_on_other_sequences(quantised: Model, ids: Ids) -> 
             assert np.array_equal(single, together[seq])
 
 
-def test_what_cannot_be_reproducible_says_so(quantised: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_reproducible_says_so() -> None:
     with pytest.raises(InvalidOption, match="without flash attention"):
         Hardware(reproducible=True, flash_attn=True)
-    monkeypatch.setattr(row_padding, "PADDINGS", ())
-    monkeypatch.setenv("EDGELLM_HOME", "/nowhere")
-    with pytest.raises(ModelUnsupported, match="Leave out --reproducible"):
-        Context(quantised, SPEC)
-    assert POSITIONS > 512
+    assert DEEP > 512
