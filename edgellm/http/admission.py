@@ -6,9 +6,6 @@ import asyncio
 
 from edgellm.http.schemas.errors import ApiError
 
-_INITIAL_SECONDS = 2.0  # assumed time of a reply, until one was measured
-_DECAY = 0.8  # weight of earlier replies in the moving average
-
 
 def stopping() -> ApiError:
     """Return the error of requests to a server that stops."""
@@ -24,7 +21,6 @@ class Admission:
         self.running = self.waiting = 0
         self._slots = asyncio.Semaphore(max_running)
         self._of_models: dict[str, tuple[int, asyncio.Semaphore]] = {}  # all slots of each model, and those left
-        self._average_seconds = _INITIAL_SECONDS
         self._closed = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -40,8 +36,7 @@ class Admission:
                 f"The queue is full: {self.running} replies are being written, and {self.waiting} requests wait."
                 " Try again later."
             )
-            seconds = self._average_seconds * (self.waiting + 1) / self.max_running
-            raise ApiError(429, message, code="queue_full", retry_after=seconds)
+            raise ApiError(429, message, code="queue_full", retry_after=5.0)
         self.waiting += 1
         try:
             await own.acquire()
@@ -59,10 +54,8 @@ class Admission:
         self.running += 1
         self._empty.clear()
 
-    def release(self, seconds: float | None, model: str = "") -> None:
-        """Give a slot of `model` back. `seconds` is how long the reply took, None where none was written."""
-        if seconds is not None:
-            self._average_seconds = _DECAY * self._average_seconds + (1.0 - _DECAY) * seconds
+    def release(self, model: str = "") -> None:
+        """Give a slot of `model` back."""
         self.running -= 1
         self._of_models[model][1].release()
         self._slots.release()

@@ -245,7 +245,7 @@ class RequestHandler:
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._executor, work, left.done)
             finally:
-                self.admission.release(None)
+                self.admission.release()
         except (asyncio.CancelledError, Stopped):
             return left_response()
         finally:
@@ -296,12 +296,12 @@ class RequestHandler:
             async with self.models.lease(request.model, keep_alive) as served:
                 starts = await in_reader(self._prepare, job, served, names)
                 await self._admit(served)
-                started_at, job.work = perf_counter(), None
+                job.work = None
                 try:
                     run = asyncio.get_running_loop().run_in_executor
                     await run(self._executor, self._run, job, starts, served.recorder)
                 finally:
-                    self.admission.release(perf_counter() - started_at, served.name)
+                    self.admission.release(served.name)
         except Exception as error:  # noqa: BLE001  the client gets to know any error
             job.put(self.answer_to(error))
 

@@ -31,7 +31,7 @@ def test_whoever_waits_for_a_model_and_leaves_is_forgotten() -> None:
         waits.cancel()
         await settled()
         assert admission.waiting == 0
-        admission.release(None, "small")
+        admission.release("small")
         assert admission.running == 0
         await admission.acquire("small", 1)
 
@@ -45,7 +45,7 @@ def test_a_slot_that_is_given_just_when_its_request_leaves_goes_to_the_next() ->
         leaves = asyncio.create_task(admission.acquire("small", 1))
         stays = asyncio.create_task(admission.acquire("small", 1))
         await settled()
-        admission.release(1.0, "small")
+        admission.release("small")
         leaves.cancel()
         await settled()
         assert (stays.done(), admission.running) == (True, 1)
