@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,47 @@ def test_so_it_does_with_every_architecture(architectures: Architectures, name: 
         assert model.architecture == name
         ids = some_ids(N, model.n_vocab)
         assert difference(at_once(model, ids), one_by_one(model, ids)) < (GELU if name in LOOKED_UP else CLOSE)
+
+
+TEXT = np.arange(10, 90, dtype=np.int32)
+
+
+@pytest.fixture(params=[False, True], ids=["streams", "unified"])
+def four(exact_model: Model, request: pytest.FixtureRequest) -> Iterator[Context]:
+    """A context of four sequences."""
+    with Context(exact_model, ContextSpec(n_ctx=128, n_seq=4, threads=1, unified=request.param)) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("length", [0, 1, 50, 79, 80])
+def test_what_follows_a_copied_prefix_is_what_follows_a_computed_one(four: Context, length: int) -> None:
+    other = np.concatenate((TEXT[:length], TEXT[::-1][:20]))
+    wanted = four.decode(other, seq=3)[0].copy()
+    four.decode(TEXT, seq=0)
+    four.decode(TEXT[::-1][:30], seq=1)  # is overwritten
+    four.copy_prefix(0, 1, length)
+    assert np.array_equal(four.cached(1), TEXT[:length])
+    assert np.array_equal(four.cached(0), TEXT)
+    assert np.allclose(four.decode(other[length:], seq=1)[0], wanted, atol=1e-4)
+
+
+def test_copies_that_wait_for_the_next_decode_do_not_disturb_each_other(four: Context) -> None:
+    wanted = four.decode(TEXT, seq=3)[0].copy()
+    four.clear(3)
+    four.decode(TEXT[:60], seq=0)
+    four.copy_prefix(0, 1, 60)
+    four.copy_prefix(1, 2, 40)
+    four.rollback(20, 0)
+    ids = [TEXT[20:], TEXT[60:], TEXT[40:]]
+    rows = four.decode_rows([SeqRows(seq, rest, 1) for seq, rest in enumerate(ids)])
+    for row in rows:
+        assert np.allclose(row[0], wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize(("src", "dst", "length"), [(0, 1, 81), (0, 1, -1), (4, 1, 0), (0, 4, 0)])
+def test_what_cannot_be_copied_is_refused_and_nothing_changes(four: Context, src: int, dst: int, length: int) -> None:
+    four.decode(TEXT, seq=0)
+    four.decode(TEXT[:5], seq=1)
+    with pytest.raises(InvalidOption):
+        four.copy_prefix(src, dst, length)
+    assert (four.length(0), four.length(1)) == (80, 5)

@@ -104,31 +104,27 @@ def test_the_graph_stops_after_a_layer(exact_model: Model, stop: int) -> None:
     np.testing.assert_allclose(stopped, whole, atol=1e-5)
 
 
-def test_nothing_is_computed_behind_the_stop(exact_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    names: list[str] = []
-    missing = NodeCallback.__missing__
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the nodes about which Python is asked."""
+    names, missing = list[str](), NodeCallback.__missing__
 
     def noted(self: NodeCallback, node: int) -> bool:
         names.append(native.ggml.ggml_get_name(node).decode())
         return missing(self, node)
 
     monkeypatch.setattr(NodeCallback, "__missing__", noted)
+    return names
+
+
+def test_nothing_is_computed_behind_the_stop(exact_model: Model, asked: list[str]) -> None:
     with Context(exact_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(stop_after=3)) as context:
         context.decode(IDS)
-    assert names[-1] == "l_out-3"
-    assert not any(name.endswith("-4") or name == "result_output" for name in names)
+    assert asked[-1] == "l_out-3"
+    assert not any(name.endswith("-4") or name == "result_output" for name in asked)
 
 
-def test_skipped_positions_are_not_computed_and_may_follow_others(
-    exact_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, missing = list[int](), NodeCallback.__missing__
-
-    def noted(self: NodeCallback, node: int) -> bool:
-        asked.append(node)
-        return missing(self, node)
-
-    monkeypatch.setattr(NodeCallback, "__missing__", noted)
+def test_skipped_positions_are_not_computed_and_may_follow_others(exact_model: Model, asked: list[str]) -> None:
     spec = ContextSpec(n_ctx=128, n_batch=64, threads=1, lazy=True)
     with Context(exact_model, spec) as context, Context(exact_model, spec) as plain:
         context.decode(IDS)
@@ -246,15 +242,8 @@ def test_cells_that_sequences_share_are_told_apart(draft_model: Model) -> None:
         assert recorder(context).visible().size == 0
 
 
-def test_nodes_of_one_shape_are_asked_about_in_python_once(draft_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_of_one_shape_are_asked_about_in_python_once(draft_model: Model, asked: list[str]) -> None:
     """A dictionary answers for the others: hundreds of calls of Python would take longer than a tiny model's layers."""
-    asked, missing = list[int](), NodeCallback.__missing__
-
-    def noted(self: NodeCallback, node: int) -> bool:
-        asked.append(node)
-        return missing(self, node)
-
-    monkeypatch.setattr(NodeCallback, "__missing__", noted)
     with Context(draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(attention=(6,))) as context:
         counts = []
         for ids in (IDS[:1], IDS[1:4], IDS[4:5], IDS[5:8]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,12 +40,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Pat
 @pytest.fixture
 def log() -> Iterator[list[str]]:
     """What llama.cpp says, all of it."""
-    native.start()
-    said: list[str] = []
-    callback = type(native.log.callback)(lambda _level, text, _user: said.append((text or b"").decode()))
-    native.lib.llama_log_set(callback, ctypes.c_void_p(0))
-    yield said
-    native.lib.llama_log_set(native.log.callback, ctypes.c_void_p(0))
+    with native.log.listen() as said:
+        yield said
 
 
 def reserved(said: list[str], what: str) -> float:

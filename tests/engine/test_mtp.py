@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, SeqRows, Stop, llama_api
 from edgellm.engine.llama_api import LlamaBatch, NativeSpec
 from edgellm.engine.model import LoadSpec
 from edgellm.engine.native import lib
-from edgellm.engine.speculators.speculator import WINDOW, StateFunctions, rows_at
+from edgellm.engine.speculators.speculator import WINDOW, StateFunctions, StateWindow, rows_at
 from edgellm.errors import Stopped
 from testkit.gguf.architectures import WITH_MTP
 from tests.conftest import Architectures
@@ -150,3 +152,23 @@ def test_without_it_the_model_is_as_before(architectures: Architectures) -> None
     ):
         assert model.speculator is None
         assert context.speculator is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 9)), max_size=40))
+def test_a_window_has_the_latest_states_without_a_gap(steps: list[tuple[int, int]]) -> None:
+    """A single state is copied from where its two parts are, if there is room for it."""
+    window, known, end, clock = StateWindow(2, window=8), dict[int, float](), 0, 0.0
+    for back, n in steps:
+        start = max(0, end - back)
+        window.truncate(start)
+        known = {at: value for at, value in known.items() if at < start}
+        rows = np.repeat(np.arange(clock, clock + n, dtype=np.float32)[:, None], 2, axis=1)
+        address = rows.ctypes.data
+        if n > 1 or not window.add_row(start, (address, address + rows.itemsize)):
+            window.add(start, rows)
+        known |= dict(enumerate(rows[:, 0].tolist(), start))
+        end, clock = start + n, clock + n
+        assert window.end == end
+        assert window.end - window.first >= min(n, 8)
+        for part in (0, 1):
+            assert window.of(window.first, end)[:, part].tolist() == [known[at] for at in range(window.first, end)]
