@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgellm import LLM
-from edgellm.spec.protocols import Drafter
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import Drafter, GenerationState
 from edgellm.spec.types import Chunk
 
 PROMPT = "Repeat after me: the red bicycle is behind the green shed, and the key is under the blue pot."

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgellm import LLM
-from edgellm.spec.protocols import Gate
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import Gate, GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
 
 PROMPT = "My bus leaves at 7:42 and takes 25 minutes. When do I arrive?"

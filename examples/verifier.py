@@ -11,8 +11,7 @@ import numpy as np
 
 from edgellm import LLM
 from edgellm.engine import Context, ContextSpec, Ids, Model
-from edgellm.spec.protocols import BlockingSession, Verifier
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import BlockingSession, GenerationState, Verifier
 from edgellm.spec.types import Chunk, Verdict
 from edgellm.storage import resolve
 

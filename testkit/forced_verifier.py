@@ -12,10 +12,8 @@ from time import perf_counter
 import numpy as np
 
 from edgellm.engine import Context, Model, known
-from edgellm.spec.protocols import Capabilities, Verifier
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, settled
 from edgellm.spec.types import Ids, Verdict
-from edgellm.spec.verifier import Session, VerifyRequest, settled
 from edgellm.verifier.judgement import survives
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.spec.ngram.suffix_automaton import SuffixAutomaton
+from edgellm.spec.ngram.sources import SuffixAutomaton
 
 
 def most_memory(pid: int | None = None) -> int:

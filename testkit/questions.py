@@ -15,11 +15,9 @@ import numpy as np
 from edgellm.engine import Message
 from edgellm.errors import ModelNotFound
 from edgellm.llm import LLM
-from edgellm.spec.protocols import Capabilities, Verifier
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, settled
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Verdict
-from edgellm.spec.verifier import Session, VerifyRequest, settled
 from models.case import Case
 from models.home.corpus import HELD_OUT_SEED
 from models.home.families import FAMILIES

@@ -13,8 +13,8 @@ from time import perf_counter, sleep
 import numpy as np
 
 from edgellm.engine import Context, ContextSpec, Message, Model, SeqRows
+from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Verdict
-from edgellm.spec.verifier import VerifyRequest
 from edgellm.verifier.judgement import Answer
 from edgellm.verifier.scheduler import SchedulerLimits
 from edgellm.verifier.worker import VerifierWorker

@@ -33,22 +33,20 @@ class Mechanism:
 
 
 MECHANISMS = {
-    "reuse": Mechanism("spec/ngram/reuse.py", "spec/mechanisms.py", '"reuse"'),
-    "calibration": Mechanism("spec/ngram/calibration.py", "spec/mechanisms.py", '"calibration"'),
-    "templates": Mechanism("spec/ngram/template_replay.py", "spec/mechanisms.py", '"templates"'),
-    "importance": Mechanism("spec/drafters/importance.py", "spec/mechanisms.py", '"importance"'),
-    "parallel drafting": Mechanism("spec/drafters/parallel.py", "spec/mechanisms.py", '"parallel drafting"'),
+    "reuse": Mechanism("spec/ngram/reuse.py", "spec/params.py", '"reuse"'),
+    "calibration": Mechanism("spec/ngram/calibration.py", "spec/params.py", '"calibration"'),
+    "templates": Mechanism("spec/ngram/template_replay.py", "spec/params.py", '"templates"'),
+    "importance": Mechanism("spec/drafters/importance.py", "spec/params.py", '"importance"'),
+    "parallel drafting": Mechanism("spec/drafters/parallel.py", "spec/params.py", '"parallel drafting"'),
     "rpc engine": Mechanism(
         "rpc_engine rpc/protos/rpc_engine.proto rpc/protos/rpc_engine_pb2.py rpc/protos/rpc_engine_pb2.pyi",
         "mesh/__init__.py",
         '"rpc": ',
     ),
-    "early exit": Mechanism("llm/early_exit.py spec/drafters/early_exit.py", "spec/mechanisms.py", '"early exit"'),
-    "translation": Mechanism("spec/drafters/translation.py", "spec/mechanisms.py", '"translation"'),
-    "fitting": Mechanism(
-        "llm/profiling.py spec/gates/fitting.py spec/gates/profiler.py", "spec/mechanisms.py", '"fitting"'
-    ),
-    "prompt difficulty": Mechanism("spec/gates/prompt_difficulty.py", "spec/mechanisms.py", '"prompt difficulty"'),
+    "early exit": Mechanism("llm/early_exit.py", "spec/params.py", '"early exit"'),
+    "translation": Mechanism("spec/drafters/translation.py", "spec/params.py", '"translation"'),
+    "fitting": Mechanism("llm/profiling.py spec/gates/fitting.py", "spec/params.py", '"fitting"'),
+    "prompt difficulty": Mechanism("spec/gates/prompt_difficulty.py", "spec/params.py", '"prompt difficulty"'),
     "gates by importance": Mechanism("spec/gates/synera.py", "spec/params.py", 'f"{_SYNERA}'),
     "graph switching": Mechanism("coldstart/graph_switching.py"),
     "mtp": Mechanism("engine/speculators/mtp.py", "engine/model.py", ".speculators.mtp"),

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 
 from edgellm.engine import Model
-from edgellm.spec.protocols import Capabilities, Verifier
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, settled
 from edgellm.spec.types import Ids, Verdict
-from edgellm.spec.verifier import Session, settled
 
 RAIN = "It rains."  # said after the result of a tool
 _DESCRIBED = re.compile(r"one JSON object per line:\n(.*?)\nTo call functions", re.DOTALL)

@@ -24,7 +24,7 @@ from bench.harness.results import Figures
 from edgellm.engine import ContextSpec, Model
 from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import DraftSource
-from edgellm.spec.state import GenerationState, VerdictTerms
+from edgellm.spec.protocols import GenerationState, VerdictTerms
 from edgellm.spec.types import Chunk, Decision, Round
 from edgellm.verifier.in_process import LocalVerifier
 from testkit.gguf.changed import to_f32

@@ -27,8 +27,8 @@ from bench.harness.statistics import alternate, spread
 from edgellm.engine import ContextSpec, Model
 from edgellm.spec.ngram.calibration import Calibration
 from edgellm.spec.ngram.sources import ContextIndex as Seen
-from edgellm.spec.ngram.suffix_automaton import SuffixAutomaton
-from edgellm.spec.state import GenerationState, VerdictTerms
+from edgellm.spec.ngram.sources import SuffixAutomaton
+from edgellm.spec.protocols import GenerationState, VerdictTerms
 from edgellm.spec.types import NO_IDS, Chunk, Ids
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import LocalVerifier

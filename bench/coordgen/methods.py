@@ -11,8 +11,7 @@ from bench.coordgen.tasks import Reply
 from edgellm.engine import Model
 from edgellm.llm.ngram_runtime import continues_word
 from edgellm.llm.reply import MAX_MODEL_DRAFT
-from edgellm.spec.drafters.hybrid import HybridDrafter
-from edgellm.spec.drafters.model import ModelDrafter
+from edgellm.spec.drafters.model import HybridDrafter, ModelDrafter
 from edgellm.spec.drafting.acceptance import PRIORS, EvidenceAcceptance
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.drafting.policy import Bid, DraftPolicy
@@ -24,8 +23,7 @@ from edgellm.spec.ngram.sources import ContextIndex as Seen
 from edgellm.spec.ngram.sources import HistoryIndex as Past
 from edgellm.spec.ngram.template_replay import Analogy
 from edgellm.spec.params import SOURCES
-from edgellm.spec.protocols import Drafter
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import Drafter, GenerationState
 from edgellm.spec.types import Chunk, Round
 
 MOST = 40

@@ -22,8 +22,7 @@ from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import NoDrafter, generate
 from edgellm.spec.ngram.retriever import Retriever
 from edgellm.spec.params import DEFAULT_SOURCES
-from edgellm.spec.protocols import Drafter
-from edgellm.spec.state import GenerationLimits, GenerationState, VerdictTerms
+from edgellm.spec.protocols import Drafter, GenerationLimits, GenerationState, VerdictTerms
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Chunk, Expected, Round
 from testkit.forced_verifier import ForcedVerifier

@@ -39,7 +39,7 @@ from edgellm.mesh.verifier import MeshVerifier
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
-from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.protocols import GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Token
 from edgellm.storage import fingerprint, resolve

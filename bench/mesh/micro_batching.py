@@ -26,9 +26,8 @@ from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageSpec
 from edgellm.mesh.verifier import MeshVerifier
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import Chunk
-from edgellm.spec.verifier import Session
 from edgellm.storage import fingerprint, resolve
 from testkit.gguf import random_model
 from testkit.processes.worker import WorkerProcess

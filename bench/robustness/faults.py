@@ -36,7 +36,7 @@ from edgellm.engine import Message, Model
 from edgellm.llm import LLM
 from edgellm.llm.model_loading import OpenedVerifier
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.stream import Reply
 from edgellm.spec.types import Source, Token
 from edgellm.storage import resolve

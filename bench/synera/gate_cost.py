@@ -25,12 +25,10 @@ from bench.harness.results import Figures
 from bench.harness.statistics import alternate
 from edgellm.engine import Capture, Context, ContextSpec, Model
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.gates.factory import choose
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.gates.rules import BudgetController
+from edgellm.spec.gates.rules import BudgetController, choose
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.protocols import Gate
-from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.protocols import Gate, GenerationLimits, GenerationState
 from edgellm.spec.types import Chunk
 from edgellm.storage import resolve
 from models.pairs import PAIRS

@@ -9,10 +9,8 @@ import numpy as np
 
 from edgellm.engine import Model
 from edgellm.spec.ngram.sources import ContextLookup
-from edgellm.spec.protocols import Drafter
-from edgellm.spec.state import DraftRules, GenerationState
+from edgellm.spec.protocols import Drafter, DraftRules, GenerationState, Session
 from edgellm.spec.types import Ids
-from edgellm.spec.verifier import Session
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from edgellm.llm.pair_stats import find_profile, read_profile
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.profile import Profile
 from edgellm.spec.gates.synera import SyneraGate, i_th
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.storage import fingerprint, resolve
 from edgellm.verifier.in_process import LocalVerifier
 from models.pairs import PAIRS

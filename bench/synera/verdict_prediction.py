@@ -25,13 +25,11 @@ from edgellm.engine import Context, ContextSpec, Model, top2
 from edgellm.spec.drafters import parallel
 from edgellm.spec.drafters.parallel import MAX_BRANCHES, BranchingDrafter, ParallelDrafter, likely_corrections
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
-from edgellm.spec.gates.factory import choose
-from edgellm.spec.gates.rules import BudgetController
+from edgellm.spec.gates.rules import BudgetController, choose
 from edgellm.spec.loop import generate
 from edgellm.spec.ngram.sources import ContextLookup
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.protocols import Drafter
-from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
+from edgellm.spec.protocols import Drafter, DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Chunk, Ids, Round, Sampling
 from edgellm.storage import resolve

@@ -305,13 +305,12 @@ class ChatPairOpener:
 
     def prepare(self, pair: LLM) -> LLM:
         """Return an opened pair, whose notices are printed, and which is closed where it cannot make the replies."""
-        from edgellm.spec.gates.factory import needs_profile
 
         announce(pair.verifier_reason, pair.notices)
         with ExitStack() as failed:
             failed.push(pair)
             pair.prompts.check(self.options)
-            if needs_profile(self.options):
+            if self.options.needs_profile:
                 with Loading("hashing") as hashing:
                     pair.hash_models(hashing)
             failed.pop_all()

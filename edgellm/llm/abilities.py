@@ -24,8 +24,8 @@ from edgellm.engine.model import SPECULATORS, drafter_file, is_eagle3, speculato
 from edgellm.engine.trial.probe import EAGLE3
 from edgellm.errors import EdgeError, ModelUnsupported
 from edgellm.layer_range import ranges
-from edgellm.spec.mechanisms import mechanism
-from edgellm.spec.ngram.suffix_automaton import BYTES_A_TOKEN
+from edgellm.spec.ngram.sources import BYTES_A_TOKEN
+from edgellm.spec.params import mechanism
 
 MOST_OF_VERIFIER = 0.5
 """The largest useful draft model, as a share of the verifier's bytes."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import inf
@@ -23,13 +23,12 @@ import numpy as np
 
 from edgellm import __version__
 from edgellm.engine import HEADS, Context, ContextSpec, LMHead, Model, ShouldStop, head_pays, never
-from edgellm.engine.gguf.memory import cache_bytes_per_token
 from edgellm.engine.lm_head import head_of
 from edgellm.engine.native import default_threads
 from edgellm.engine.timing import BUSY, CpuWait, is_plausible, minimum_times, plausible_times
 from edgellm.errors import StateDamaged, Stopped
 from edgellm.llm.idle_work import IdleWork
-from edgellm.spec.drafting.cost_curve import DEPTH_STEP, DRIFT, KNOTS, CostCurve, DecodeCost
+from edgellm.spec.drafting.cost_curve import DRIFT, KNOTS, CostCurve, DecodeCost
 from edgellm.state import from_json, read_json, write_state
 from edgellm.storage import History
 from edgellm.storage.fingerprint import FileHash
@@ -47,9 +46,6 @@ _MIN_SECONDS, _MAX_SECONDS = 0.2, 3.0  # limits of a measurement, after which lo
 _WORTH = 40  # duration of a measurement in decodes of one row, within these limits
 _ORDER = (1, 4, 2, 8, 16, 32, 3, 6, 12, 24, 64, 48)  # lengths, the most informative first
 _QUICK_SECONDS = 0.01  # seconds below which a decode is repeated
-_DEPTH = 1024  # positions before the deep decodes, which show the cost of attention
-_DEEP_ROWS = 16  # most rows of deep decodes
-_DEEP_MEMORY = 0.05  # memory of the deep positions, as a share of the weights'
 SHARED = 0.5
 """Assumed share of waiting in decodes that shared the cores."""
 LOADED = BUSY
@@ -67,12 +63,9 @@ LINK_CURVE = CostCurve((1, KNOTS[-1]), (0.05, 0.1))
 
 
 def estimated_curve(model: Model) -> CostCurve:
-    """Return a cautious guess for a model that has not been measured on this device.
-
-    It is doubtful, so that other numbers of rows are tried, and decodes are not padded by it.
-    """
+    """Return a cautious guess for a model that has not been measured on this device; decodes are not padded by it."""
     one = model.size_bytes / BANDWIDTH
-    curve = CostCurve(KNOTS, tuple(one * (1.0 + ROW_SHARE * (rows - 1)) for rows in KNOTS), doubtful=True)
+    curve = CostCurve(KNOTS, tuple(one * (1.0 + ROW_SHARE * (rows - 1)) for rows in KNOTS))
     head = head_of(model) if head_pays(model) else None
     if head is None:
         return curve
@@ -98,10 +91,8 @@ def is_possible(curve: CostCurve) -> bool:
         return False
     if not all(0.0 < taken < inf for taken in (*seconds, *heads)):
         return False
-    if len(curve.attention) != 2 or not all(0.0 <= taken < inf for taken in (curve.change, *curve.attention)):
-        return False
     one = seconds[0] + heads[0] if heads else seconds[0]  # A single row is measured with its head.
-    return curve.change <= MAX_CHANGE * one and is_plausible(rows, (one, *seconds[1:]))
+    return 0.0 <= curve.change <= MAX_CHANGE * one and is_plausible(rows, (one, *seconds[1:]))
 
 
 def curve_path(model_hash: str, threads: int, placement: str = "") -> Path:
@@ -162,8 +153,8 @@ class ModelCurve:
 
     def measure(self, should_stop: ShouldStop = never, progress: Callable[[float], None] | None = None) -> CostCurve:
         """Return the measured curve, measuring it now unless that was done before. It is kept for later processes,
-        unless other programs took the processor meanwhile: then it is doubtful, and for the caller alone. `progress` is
-        called with shares of the longest time. Raises Stopped: `should_stop` returned True; the next call continues;
+        unless other programs took the processor meanwhile: then it is for the caller alone. `progress` is called with
+        shares of the longest time. Raises Stopped: `should_stop` returned True; the next call continues;
         OSError: the model's file cannot be read."""
         path = self._file(self._hash.compute(should_stop))
         while not self._measuring.acquire(timeout=0.05):
@@ -179,7 +170,7 @@ class ModelCurve:
             with self._lock:
                 if busy:
                     self._measure_at = monotonic() + AGAIN
-                    return replace(curve, doubtful=True)
+                    return curve
                 write_curve(path, curve, _device())
                 self._curve = curve
                 return curve
@@ -196,7 +187,7 @@ class ModelCurve:
         wait_share = max(self._replies.share(), SHARED if shared else 0.0)
         if self.measured and wait_share > LOADED and 1.0 <= cost.factor <= _MAX_LOAD:
             return
-        curve, current = replace(cost.corrected(), doubtful=wait_share > LOADED or not self.measured), self.current()
+        curve, current = cost.corrected(), self.current()
         if current.rows != curve.rows:  # The curve was measured meanwhile; `cost` follows the old one.
             return
         moved = np.log(np.array(curve.seconds) / np.array(current.seconds))
@@ -220,8 +211,7 @@ class ModelCurve:
 
     def _measure(self, should_stop: ShouldStop, progress: Callable[[float], None] | None) -> tuple[CostCurve, bool]:
         """Return a curve, and whether other programs took the processor while it was measured."""
-        depth = deepest(self._model)
-        n_ctx, lazy = depth + _PREFIX + KNOTS[-1], head_pays(self._model)
+        n_ctx, lazy = _PREFIX + KNOTS[-1], head_pays(self._model)
         spec = ContextSpec(
             n_ctx, threads=self._threads, lazy=lazy, rolls_back=True, reproducible=self._model.hardware.reproducible
         )
@@ -229,7 +219,7 @@ class ModelCurve:
             context.set_cancel(should_stop)
             waiting = self._waiting()
             try:
-                curve = self._measurement.run(context, should_stop, progress, depth)
+                curve = self._measurement.run(context, should_stop, progress)
             finally:
                 if busy := max(waiting.share(), SHARED if context.native.shared else 0.0) > BUSY:
                     self._measurement = CurveMeasurement()
@@ -245,18 +235,14 @@ class CurveMeasurement:
     """The measurement of a cost curve, which may be stopped and continued."""
 
     def __init__(self) -> None:
-        self._samples, self._head_samples, self._deep_samples = (dict[int, list[float]]() for _ in range(3))
+        self._samples, self._head_samples = dict[int, list[float]](), dict[int, list[float]]()
         self._changes, self._singles = list[float](), list[float]()
 
     def run(
-        self, context: Context, should_stop: ShouldStop = never, progress: Callable[[float], None] | None = None,
-        depth: int = 0,
-    ) -> CostCurve:  # fmt: skip
+        self, context: Context, should_stop: ShouldStop = never, progress: Callable[[float], None] | None = None
+    ) -> CostCurve:
         """Return the minimum time of a decode of 1, 2, 3 … 64 rows with all their logits, and the additional time after
         a decode of another size. With a lazy head, the heads' times are separate.
-
-        The cost of attention is measured behind `depth` further positions, for which there is room; not with 0, where
-        the cache cannot be cut by positions, or where they would take long to compute and cannot be skipped.
 
         A slow device measures fewer lengths, the most informative ones first, once each. Raises Stopped.
         """
@@ -267,7 +253,7 @@ class CurveMeasurement:
         if context.lazy_head is not None:
             context.decode_lazy(ids[:2], outputs=2)  # This checks for lazy heads.
             context.rollback(_PREFIX)
-        late, length = context.lazy_head, _PREFIX
+        late = context.lazy_head
 
         def timed(rows: int) -> float:
             began = perf_counter()
@@ -276,7 +262,7 @@ class CurveMeasurement:
             else:
                 context.decode_lazy(ids[:rows], outputs=rows)
             taken = perf_counter() - began
-            context.rollback(length)
+            context.rollback(_PREFIX)
             context.reread()
             return taken
 
@@ -305,45 +291,11 @@ class CurveMeasurement:
         known = sorted(found)
         seconds = plausible_times(known, [found[rows] for rows in known])
         change = min(max(0.0, float(median(self._changes or [0.0]))), MAX_CHANGE * seconds[0])
-        attention = 0.0, 0.0
-        quick = late is not None or depth * seconds[-1] <= limit * known[-1]
-        if depth and quick and context.skip(depth):
-            length += depth
-            attention = self._attention(timed, dict(zip(known, seconds, strict=True)), depth, limit / 3.0)
         if late is None:
-            return CostCurve(tuple(known), seconds, change, filled=True, attention=attention)
+            return CostCurve(tuple(known), seconds, change, filled=True)
         heads = measure_heads(late.head, limit / 3.0, should_stop, self._head_samples)
         alone = max(seconds[0] - heads[0], 0.1 * seconds[0])
-        return CostCurve(tuple(known), (alone, *seconds[1:]), change, filled=True, heads=heads, attention=attention)
-
-    def _attention(
-        self, timed: Callable[[int], float], found: Mapping[int, float], depth: int, limit: float
-    ) -> tuple[float, float]:
-        """Return `CostCurve.attention`: the additional time of decodes behind `depth` positions, compared with the
-        times `found` without."""
-        many = max(rows for rows in found if rows <= _DEEP_ROWS)
-        if many == 1:
-            return 0.0, 0.0
-
-        def settled(rows: int) -> float:
-            fresh = timed(rows)
-            return timed(rows) if rows == 1 or fresh < _QUICK_SECONDS else fresh  # A single row is slow after many.
-
-        deep = minimum_times(
-            settled, (1, many), rounds=_ROUNDS, seconds=limit, at_least=2, clock=perf_counter,
-            samples=self._deep_samples,
-        )  # fmt: skip
-        one, all_rows = deep[1] - found[1], deep[many] - found[many]
-        row = max(0.0, (all_rows - one) / (many - 1))
-        return max(0.0, one - row) / depth, row / depth
-
-
-def deepest(model: Model) -> int:
-    """Return the positions before deep decodes: as many as take little memory beside the weights; 0 where these are too
-    few to show a difference."""
-    room = int(_DEEP_MEMORY * model.size_bytes / max(1, cache_bytes_per_token(model.header)))
-    depth = min(_DEPTH, room, model.n_ctx_train - _PREFIX - KNOTS[-1])
-    return depth if depth >= DEPTH_STEP else 0
+        return CostCurve(tuple(known), (alone, *seconds[1:]), change, filled=True, heads=heads)
 
 
 def measure_heads(

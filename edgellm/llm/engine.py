@@ -39,9 +39,9 @@ from edgellm.llm.model_loading import (
 from edgellm.llm.ngram_runtime import NgramRuntime
 from edgellm.llm.pair_stats import PairStats
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.mechanisms import mechanism
-from edgellm.spec.model_sampling import ModelSampling, sampling_of
+from edgellm.spec.params import mechanism
 from edgellm.spec.protocols import Drafter, Verifier
+from edgellm.spec.sampling import ModelSampling, sampling_of
 from edgellm.storage import History
 from edgellm.storage.model_files import resolve_pair
 from edgellm.storage.saved_prompts import SavedPrompts
@@ -277,6 +277,9 @@ class PairEngine:
             curve = ModelCurve(text, config.threads, idle.file_hash(text.path), idle, history=config.history)
         self.retrieval = self.own(NgramRuntime(text, partial(self._verifier_of, text, self.context), curve))
         self.own(idle)  # Idle work must end before the models are closed.
+        if curve is not None:
+            idle.rest()  # A command's only question follows at once.
+            idle.add(curve.measure)
         return self
 
     def _verifier_of(self, model: Model, n_ctx: int) -> Verifier:

@@ -75,6 +75,11 @@ class IdleWork:
                 self._resume_at = monotonic() + PAUSE
                 self._changed.notify_all()
 
+    def rest(self) -> None:
+        """Begin no task for some time: a reply may follow at once."""
+        with self._changed:
+            self._resume_at = monotonic() + PAUSE
+
     def wait(self) -> None:
         """Wait until all tasks have ended."""
         with self._changed:

@@ -19,12 +19,10 @@ from edgellm.llm.messages import PromptWriter, channels_of, compose, draft_ids, 
 from edgellm.llm.model_loading import EngineConfig, OpenedVerifier, PairMemory, Progress
 from edgellm.llm.pair_stats import find_profile
 from edgellm.llm.reply import WantedReply, check_reply, write
-from edgellm.spec.channels import ChannelSplitter
 from edgellm.spec.drafting.cost_curve import CostCurve
-from edgellm.spec.mechanisms import mechanism
-from edgellm.spec.params import ReplyOptions
+from edgellm.spec.params import ReplyOptions, mechanism
 from edgellm.spec.protocols import Verifier
-from edgellm.spec.stream import Reply
+from edgellm.spec.stream import ChannelSplitter, Reply
 from edgellm.spec.types import Explanation, Ids, Notice
 from edgellm.storage import name_of
 from edgellm.storage.model_files import DEFAULT, Named

@@ -13,8 +13,8 @@ import numpy as np
 from edgellm.engine import Message, Model, ToolCall
 from edgellm.engine.native import ShouldStop, never
 from edgellm.errors import InputNotText, InvalidOption, ModelUnsupported, PromptTooLong, TextRefused
-from edgellm.spec.channels import ChannelSplitter, split_text
 from edgellm.spec.params import ReplyOptions
+from edgellm.spec.stream import ChannelSplitter, split_text
 from edgellm.spec.types import Channel, Constraint, Explanation, Ids, Notice, Token
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from edgellm.engine.memory_fit import LEAST_CONTEXT, Placed, as_many_as_fit, che
 from edgellm.engine.model import LoadSpec, is_eagle3, probe_of
 from edgellm.engine.trial.probe import TrialChild, start_trial
 from edgellm.errors import EdgeError, InvalidOption, MemoryShort, ModelUnsupported, VocabularyMismatch
-from edgellm.spec.mechanisms import mechanism
-from edgellm.spec.model_sampling import ModelSampling, sampling_elsewhere
+from edgellm.spec.params import mechanism
 from edgellm.spec.protocols import Verifier
+from edgellm.spec.sampling import ModelSampling, sampling_elsewhere
 from edgellm.storage.model_files import DEFAULT, Named
 from edgellm.verifier.in_process import EXTRA_TOKENS, LocalVerifier
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import cache
@@ -12,9 +13,11 @@ from edgellm.errors import EdgeError
 from edgellm.llm.cost_curves import LINK_CURVE, ModelCurve
 from edgellm.spec.drafting.cost_curve import CostCurve, DecodeCost
 from edgellm.spec.drafting.policy import DraftPolicy
-from edgellm.spec.ngram.retriever import DraftIndex, PastConversation, Retriever, recent
+from edgellm.spec.ngram.retriever import DraftIndex, PastConversation, Retriever
 from edgellm.spec.protocols import Verifier
 from edgellm.spec.types import Ids
+
+_UNOPENED = 32  # latest replies that are remembered while nothing is copied
 
 
 class NgramRuntime:
@@ -32,7 +35,7 @@ class NgramRuntime:
         self._texts: list[tuple[str, str]] = []  # texts to tokenise
         self._lock = threading.RLock()  # Several threads may write replies.
         self._opened: DraftIndex | None = None
-        self._replies: list[PastConversation] = []  # replies before the index was opened
+        self._replies = deque[PastConversation](maxlen=_UNOPENED)  # replies before the index was opened
 
     @property
     def index(self) -> DraftIndex:
@@ -60,7 +63,7 @@ class NgramRuntime:
         with self._lock:
             conversation = PastConversation(prompt.tolist(), reply)
             if self._opened is None:
-                self._replies = recent([*self._replies, conversation])
+                self._replies.append(conversation)
             else:
                 self._opened.add(conversation)
                 self._opened.index_pending()

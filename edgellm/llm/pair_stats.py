@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from edgellm.errors import EdgeError, HistoryUnusable, ModelNotFound, ProfileUnusable
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.gates.rules import BudgetController
-from edgellm.spec.mechanisms import mechanism
-from edgellm.spec.params import ReplyOptions
+from edgellm.spec.params import ReplyOptions, mechanism
 from edgellm.state import close_to_others, set_aside
 from edgellm.storage import ALIASES, History
 from edgellm.storage.chat_log import Conversations, expired, oldest, typed_lines

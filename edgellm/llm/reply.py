@@ -5,33 +5,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from edgellm.engine import Model, ShouldStop
 from edgellm.errors import InvalidOption
 from edgellm.llm.engine import DrafterKind, PairEngine
 from edgellm.llm.pair_stats import PairStats
-from edgellm.spec.channels import ChannelSplitter
-from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT
-from edgellm.spec.gates.factory import GateChoice, choose, needs_profile
-from edgellm.spec.gates.rules import AlwaysGate, NeverGate
-from edgellm.spec.loop import Event, generate
-from edgellm.spec.mechanisms import has, mechanism
+from edgellm.spec.drafting.policy import DraftPolicy
+from edgellm.spec.gates.rules import AlwaysGate, GateChoice, NeverGate, choose
+from edgellm.spec.loop import generate
 from edgellm.spec.ngram.retriever import Retriever
 from edgellm.spec.ngram.sources import ContextLookup
-from edgellm.spec.params import BUDGET_CHUNK, CHUNK, GATES, ReplyOptions
-from edgellm.spec.protocols import Drafter, Verifier
-from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState, VerdictTerms
+from edgellm.spec.params import BUDGET_CHUNK, CHUNK, GATES, ReplyOptions, has, mechanism
+from edgellm.spec.protocols import Drafter, DraftRules, GenerationLimits, GenerationState, VerdictTerms, Verifier
 from edgellm.spec.stats import Summary
-from edgellm.spec.stream import cut_at_stops
-from edgellm.spec.types import Explanation, Ids, Notice, PromptProgress, Sampling
+from edgellm.spec.stream import ChannelSplitter, cut_at_stops
+from edgellm.spec.types import Event, Explanation, Ids, Notice, PromptProgress, Sampling
+from edgellm.spec.verification import ReplyGrammar
 
 if TYPE_CHECKING:
+    from edgellm.llm.profiling import ObservedReply
     from edgellm.spec.gates.profile import Profile
-    from edgellm.spec.gates.profiler import ObservedReply
 
 MAX_MODEL_DRAFT = 16
 """Maximum tokens of a draft model's chunk if each token is drafted only while it pays."""
@@ -69,7 +66,7 @@ class ReplyPlan:
     reasons: tuple[str, ...]
     kind: DrafterKind = DrafterKind()
     branches: int = 0
-    acceptance: ConfidenceAcceptance = field(default_factory=ConfidenceAcceptance)
+    acceptance: ConfidenceAcceptance | None = None
     alpha: float | None = None
     first: ObservedReply | None = None
     notices: tuple[Notice, ...] = ()
@@ -82,7 +79,7 @@ class ReplyPlan:
 
     def rejection(self, confidence: Sequence[float]) -> Probabilities:
         """Return the chances of a rejection at each place: with the paper's gate its estimate, else by the verdicts."""
-        if self.alpha is None:
+        if self.alpha is None and self.acceptance is not None:
             return self.acceptance.rejection(confidence)
         found: Probabilities = mechanism("parallel drafting").rejection(confidence, self.alpha)
         return found
@@ -161,7 +158,7 @@ def _plan_pair(engine: PairEngine, knowledge: PairStats, draft: Model, wanted: W
         raise InvalidOption(
             f"The gate {options.gate} needs attention, and {draft.name} has none.", "Use --gate auto or confidence."
         )
-    wants_profile, (controller, acceptance) = needs_profile(options), knowledge.learned(options)
+    wants_profile, (controller, acceptance) = options.needs_profile, knowledge.learned(options)
     profile = knowledge.profile(wants_profile)
     whole = _verifies_all(options) and options.drafter is None and options.logprobs is None
     learns = options.learn_profile and sampling.greedy and whole and knowledge.learns()
@@ -299,7 +296,7 @@ def write(
         if stats.finish_reason == "stop":
             retrieval.add(prompt, stats.ids)
         if plan.copies is not None and (slow := retrieval.said_once(retrieval.index.policy.slow_model(DRAFT_MODEL))):
-            yield Notice(f"{slow}, so drafts are left out, and tried again now and then.")
+            yield Notice(slow)
 
 
 def _limits(engine: PairEngine, options: ReplyOptions, plan: ReplyPlan) -> GenerationLimits:
@@ -314,17 +311,17 @@ def _limits(engine: PairEngine, options: ReplyOptions, plan: ReplyPlan) -> Gener
 
 def _rules(engine: PairEngine, wanted: WantedReply, plan: ReplyPlan) -> tuple[DraftRules, VerdictTerms]:
     """Return the rules of drafts, and the terms of verdicts."""
-    choice, verifier, prompt = plan.choice, plan.verifier, wanted.prompt
+    choice, verifier = plan.choice, plan.verifier
     alike = verifier is None or verifier.capabilities.choice.draws_alike(wanted.sampling)
     rules = DraftRules(
         choice.stop_below, choice.lookup_below, greedy=not alike and plan.checked,
-        context=ContextLookup(prompt) if choice.lookup_below else None, prompt=wanted.draft_prompt,
+        context=ContextLookup(wanted.prompt) if choice.lookup_below else None, prompt=wanted.draft_prompt,
         grammar=ReplyGrammar.of(wanted.sampling.constraint, engine.text.grammar),
     )  # fmt: skip
     if plan.copies is None:
         return rules, VerdictTerms(wanted.options.logprobs)
     policy = engine.retrieval.index.policy
-    terms = VerdictTerms(wanted.options.logprobs, plan.copies.expect, policy.cost.given.behind(len(prompt)).filling())
+    terms = VerdictTerms(wanted.options.logprobs, plan.copies.expect, policy.cost.given.filling())
     return rules if engine.linked else replace(rules, floors=policy.floors), terms
 
 
@@ -366,17 +363,28 @@ def _drafter(
     if plan.copies is None or plan.verifier is None:
         stats.count_with(plan.choice.controller, guessed)
         return drafter
-    from edgellm.spec.drafters.hybrid import HybridDrafter
+    from edgellm.spec.drafters.model import HybridDrafter
 
     if plan.speculates:
         drafter = mechanism("speculators").SpeculatorDrafter(plan.verifier, is_eog)
     policy, name = retrieval.index.policy, "speculator" if plan.speculates else DRAFT_MODEL
+    if own is not None and engine.draft is not None and not engine.linked:
+        _introduce(engine, engine.draft, policy)
     retrieval.track(plan.verifier)
     stats.count_with(plan.choice.controller, guessed, plan.copies.copied, policy.account)
     verifier = plan.verifier
     return HybridDrafter(
         policy, plan.copies, drafter, plan.gamma, name=name, linked=engine.linked, crowded=lambda: verifier.crowded
     )
+
+
+def _introduce(engine: PairEngine, draft: Model, policy: DraftPolicy) -> None:
+    """Tell the policy what is known of the draft model: it reads its weights for a token as fast as the verifier, where
+    both are on the same hardware; and the acceptance of the pair's profile."""
+    same = draft.placement == engine.text.placement
+    profile = None if engine.knowledge is None else engine.knowledge.profile(False)
+    acceptance = () if profile is None else profile.acceptance
+    policy.meet(DRAFT_MODEL, same * policy.cost.single * draft.size_bytes / engine.text.size_bytes, acceptance)
 
 
 def _close_thought(text: Model, channels: ChannelSplitter, state: GenerationState, stats: Summary) -> bool:

@@ -30,8 +30,8 @@ from edgellm.layer_range import StageShare, ranges
 from edgellm.mesh.messages import MAX_ROWS, StageAnswer, StageLost, StageSpec
 from edgellm.mesh.pipeline import Pipeline, StageHost
 from edgellm.mesh.placement import fail_over
+from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
-from edgellm.spec.verifier import VerifyRequest
 
 _log = logging.getLogger(__name__)
 _PLANNING = 2.0  # seconds for planning a new split, for which a reply waits

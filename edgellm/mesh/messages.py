@@ -8,8 +8,8 @@ from typing import TypeAlias
 from edgellm.engine import Floats, Ids
 from edgellm.errors import EdgeError
 from edgellm.layer_range import LayerRange
+from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import Verdict
-from edgellm.spec.verifier import VerifyRequest
 from edgellm.storage.layer_pieces import LayerPiece
 
 MAX_ROWS = 256

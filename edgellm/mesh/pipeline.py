@@ -32,8 +32,8 @@ from edgellm.mesh.messages import (
 )
 from edgellm.mesh.stage import Stage
 from edgellm.mesh.weight_cache import WeightCache
+from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import NO_IDS
-from edgellm.spec.verifier import VerifyRequest
 
 IDLE_SECONDS = 60.0  # deadline of a request while every device says that it has nothing to do
 ANSWER_SECONDS = 300.0  # deadline for each micro-batch of a request, once all layers are loaded

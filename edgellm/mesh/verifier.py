@@ -17,11 +17,9 @@ from edgellm.errors import ContextFull, DeviceLost, EdgeError, MeshBroken, PlanI
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import MAX_LOGIT_BYTES, MAX_ROWS, StageAnswer
 from edgellm.mesh.pipeline import StageRecord
-from edgellm.spec.constraint import GrammarState
-from edgellm.spec.protocols import Capabilities, Verifier
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, wait_for_result
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Verdict
-from edgellm.spec.verifier import Session, VerifyRequest, wait_for_result
+from edgellm.spec.verification import GrammarState
 from edgellm.verifier.judgement import NOTHING, Judgement
 
 

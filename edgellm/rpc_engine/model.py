@@ -25,10 +25,10 @@ from edgellm.rpc_engine.plan import MARGIN, rpc_costs
 from edgellm.rpc_engine.process import ContextSizes, ModelProcess, ProcessSilent
 from edgellm.rpc_engine.session import RpcPort
 from edgellm.services.client.link import Endpoint
-from edgellm.spec.constraint import GrammarState
-from edgellm.spec.lost_verifier import VerdictDeadline, VerdictWork
 from edgellm.spec.protocols import Capabilities
 from edgellm.spec.types import NO_IDS
+from edgellm.spec.verification import GrammarState
+from edgellm.spec.verifier import VerdictDeadline, VerdictWork
 from edgellm.verifier.scheduler import SchedulerLimits
 from edgellm.verifier.worker import ColocatedVerifier, VerifierWorker
 

@@ -18,9 +18,8 @@ from edgellm.rpc.channel import COMPARE_VOCABULARY, HELLO, PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.versions import MAX_GREETING, MAX_VOCABULARY, check_version, parse_message
 from edgellm.services.verification_codec import read_wanted
-from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.protocols import Capabilities
-from edgellm.spec.sampling import Choice
+from edgellm.spec.sampling import Choice, ModelSampling
 
 PREPARING = grpc.StatusCode.ABORTED
 """The status of a verifier's notice before it can verify, such as "measuring a.gguf"."""

@@ -40,7 +40,7 @@ from edgellm.services.verification_codec import (
     write_verdict,
     write_verify,
 )
-from edgellm.spec.verifier import VerifyRequest
+from edgellm.spec.protocols import VerifyRequest
 
 MESH = 7
 """Version of `mesh.proto`."""

@@ -14,10 +14,10 @@ from edgellm.engine.grammar import MAX_SCHEMA
 from edgellm.errors import SAME_VERSION, ContextFull, ProtocolError
 from edgellm.rpc.channel import MAX_CHUNK, MAX_EXTRA, PROTOCOL
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.params import MAX_BIAS, MAX_BIASES, MAX_LOGPROBS, MAX_PENALTY, MIN_REPEAT, ReplyOptions
+from edgellm.spec.protocols import HERE, Tenant, VerifyRequest
+from edgellm.spec.sampling import ModelSampling
 from edgellm.spec.types import NO_IDS, Chunk, Constraint, Ids, Logprobs, Penalties, Sampling, Verdict
-from edgellm.spec.verifier import HERE, Tenant, VerifyRequest
 
 _MAX_AFTER = 64  # tokens that end a thought
 _ROUNDED = 1e-4  # rounding by which a log-probability may exceed 0

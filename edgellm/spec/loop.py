@@ -3,24 +3,170 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count, islice
-from time import perf_counter
+from time import monotonic, perf_counter, sleep
 from typing import Protocol, TypeAlias
 
-from edgellm.errors import EdgeError, Stopped
-from edgellm.spec.channels import ChannelSplitter
-from edgellm.spec.protocols import Drafter, Gate, Verifier
-from edgellm.spec.state import GenerationState
+from edgellm.errors import (
+    SAME_VERSION,
+    EdgeError,
+    MeshBroken,
+    ProtocolError,
+    Stopped,
+    VerifierBusy,
+    VerifierLost,
+    VerifierSlow,
+    VerifierUnavailable,
+)
+from edgellm.spec.protocols import POLL_SECONDS, Ahead, Drafter, Gate, GenerationState, Session, Verifier
 from edgellm.spec.stats import Summary
-from edgellm.spec.types import Channel, Chunk, Decision, Explanation, Notice, Round, Source, Token, Verdict
-from edgellm.spec.verifier import Verification
+from edgellm.spec.stream import ChannelSplitter
+from edgellm.spec.types import Channel, Chunk, Decision, Event, Explanation, Notice, Round, Source, Token, Verdict
 
-Event: TypeAlias = Token | Notice | Explanation
 Piece: TypeAlias = Callable[[int], bytes]
 _NOTHING = Chunk()
 _UNDRAFTED = Decision(True, "nothing was drafted")
 _COPIED = Decision(True, "copied tokens are always verified")
+
+
+LOST = Notice("The verifier is gone. The draft model continues alone, and its tokens are not verified.")
+SLOW = Notice("The verifier takes too long. The draft model continues alone, and its tokens are not verified.")
+BACK = Notice("The verifier is back. Drafts are verified again.")
+FREE = Notice("The verifier is no longer busy. Drafts are verified again.")
+
+_NO_VERIFIER = Decision(False, "there is no verifier")
+_AWAY, _BUSY = Decision(False, "the verifier is away"), Decision(False, "the verifier is busy")
+
+
+def _gone() -> VerifierLost:
+    return VerifierLost(
+        "The verifier is gone, and there is no draft model to continue with.",
+        "Start the verifier again, or add a draft model.",
+    )
+
+
+class Verification:
+    """The verdicts of one reply, with the losses and returns of the verifier turned into notices."""
+
+    busy_limit = 300.0  # seconds that a reply without a draft model waits for a verdict
+    _retry_seconds = 10.0  # seconds that a verifier which was too slow counts as busy
+    _max_slow = 3  # late verdicts in a row before giving up without a draft model
+
+    def __init__(
+        self, state: GenerationState, session: Session | None, *, alone: bool = False, announce: bool = False
+    ) -> None:
+        """Use `session`; None: there is no verifier. `alone`: there is no drafter, so no reply without the verifier.
+        `announce`: the verifier starts to read the prompt at once, in parallel with the device."""
+        self._state, self._session, self._alone = state, session, alone
+        self._error: VerifierUnavailable | None = None  # why the verifier is away or busy
+        self._slow_verdicts = 0  # consecutive verdicts that were too late
+        self._last_verdict = monotonic()  # time of the last verdict
+        self._notices: list[Notice] = []
+        self._prefill: Future[Verdict] | None = None
+        if announce and session is not None and session.ready():
+            with suppress(VerifierUnavailable):  # The first verdict will raise the error.
+                self._prefill = session.submit(state.ids, Chunk())
+
+    def unavailable(self) -> Decision | None:
+        """Return why no verdict can be asked for now: the verifier is missing, away or busy."""
+        if self._session is None:
+            return _NO_VERIFIER
+        if self._session.ready():
+            if self._error is not None:
+                self._notify(FREE if isinstance(self._error, VerifierBusy) else BACK)
+            self._error = None
+            return None
+        if self._error is None:
+            self._handle(self._busy_at_first() or _gone())
+        return _BUSY if isinstance(self._error, VerifierBusy) else _AWAY
+
+    def verify(self, chunk: Chunk, ahead: Ahead) -> Verdict | None:
+        """Return the verdict on `chunk`, or None if the verifier is unavailable; `ahead` drafts meanwhile. Without a
+        draft, extra tokens are asked for, as many as there is room for."""
+        session, state = self._session, self._state
+        if session is None:
+            return None
+        extra = 0 if len(chunk) else max(0, min(state.limits.extra, state.tokens_left - 1))
+        try:
+            read, self._prefill = self._prefill, None
+            if read is not None and len(chunk):
+                ahead(chunk, until=read.done)
+            before = None if read is None else session.wait(read)
+            pending = session.submit(state.ids, chunk, extra)
+            if len(chunk):
+                ahead(chunk, until=pending.done)
+            verdict = session.wait(pending)
+        except (VerifierBusy, VerifierLost) as error:
+            self._handle(error)
+            return None
+        if before is not None:
+            up, down = verdict.bytes_up + before.bytes_up, verdict.bytes_down + before.bytes_down
+            verdict = replace(verdict, bytes_up=up, bytes_down=down)
+        self._slow_verdicts, self._last_verdict = 0, monotonic()
+        return verdict
+
+    def _busy_at_first(self) -> VerifierBusy | None:
+        """Return the error of a verifier that was too busy to read the prompt."""
+        read = self._prefill
+        error = read.exception() if read is not None and read.done() and not read.cancelled() else None
+        if not isinstance(error, VerifierBusy):
+            return None
+        self._prefill = None
+        return error
+
+    def _handle(self, error: VerifierBusy | VerifierLost) -> None:
+        """Note that the verifier is unavailable. A slow one is asked again later if nothing else can write."""
+        self._error = error
+        if isinstance(error, VerifierBusy):
+            continuation = "The reply waits for it" if self._alone else "The draft model continues alone, unverified"
+            self._notices.append(Notice(f"The verifier is busy for about {error.seconds:.1f} seconds. {continuation}."))
+        elif isinstance(error, VerifierSlow):
+            self._slow_verdicts += 1
+            if self._alone and self._slow_verdicts < self._max_slow:
+                self._error = VerifierBusy(error.what, error.next_step, self._retry_seconds)
+            self._notify(SLOW)
+        else:
+            self._notify(LOST)
+
+    def _notify(self, news: Notice) -> None:
+        if not self._alone:  # Without a drafter, an error ends the reply instead.
+            self._notices.append(news)
+
+    def notices(self) -> Iterator[Notice]:
+        """Yield the notices since the last call."""
+        while self._notices:
+            yield self._notices.pop(0)
+
+    def wait_until_ready(self, verdict: Verdict | None) -> Generator[Notice, None, bool]:
+        """Wait for a busy verifier after a round without a token. Return True if another round may bring one, False if
+        there was no verifier to ask."""
+        if verdict is not None:
+            raise ProtocolError("The verifier's answer contains no token.", SAME_VERSION)
+        if isinstance(self._error, VerifierBusy):
+            yield from self.notices()
+            if (waited := monotonic() - self._last_verdict) > self.busy_limit:
+                raise VerifierLost(
+                    f"The verifier has been busy for {waited:.0f} seconds, and there is no draft model.",
+                    "Try again later, use another verifier, or add a draft model.",
+                )
+            end = monotonic() + 1.5 * self._error.seconds + 1.0
+            while monotonic() < end:
+                if self._state.should_stop() or self._session is None or self._session.ready():
+                    return True
+                sleep(POLL_SECONDS)
+            self._error = _gone()
+        if self._error is not None:
+            raise self._error if isinstance(self._error, MeshBroken | VerifierSlow) else _gone()
+        return False
+
+    def close(self) -> None:
+        """End the reply at the verifier."""
+        if self._session is not None:
+            self._session.close()
 
 
 class Detokenizer(Protocol):

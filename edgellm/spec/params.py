@@ -7,14 +7,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgellm.errors import InvalidOption
 from edgellm.flags import AS_MODEL, flag
 
 if TYPE_CHECKING:
-    from edgellm.spec.model_sampling import ModelSampling
     from edgellm.spec.protocols import Drafter, Gate
+    from edgellm.spec.sampling import ModelSampling
     from edgellm.spec.types import Sampling
 
 _RULES, _SYNERA = "edgellm.spec.gates.rules", "edgellm.spec.gates.synera"
@@ -40,6 +41,10 @@ GATES = {
     "never": GateKind("no chunk", stands_for=0.0),
 }
 """The gates by name. A mechanism is a module and its lines."""
+FITTED = "worth"
+"""The name of the fitted gate, which only `auto` chooses."""
+AUTO = (FITTED, *(name for name, kind in GATES.items() if kind.rule))
+"""The gates that `auto` chooses from: with equal evidence the first one wins."""
 
 SWITCHES = {"auto": "if it pays by the profile", "on": "always", "off": "never"}
 TRUNCATIONS = ("auto", "disabled")
@@ -194,6 +199,11 @@ class ReplyOptions:
         """Return the maximum number of tokens of a thought; None: no limit of its own."""
         return None if self.think is None or self.think is True else int(self.think)
 
+    @property
+    def needs_profile(self) -> bool:
+        """Return whether these options require a profile of the pair."""
+        return self.budget is not None and 0.0 < self.budget < 1.0 and self.gate != "random"
+
     def template_arguments(self) -> dict[str, object]:
         """Return the arguments of a chat template: the switches of thoughts, and `template_args`."""
         if self.think is None:
@@ -254,3 +264,36 @@ class ReplyOptions:
             chosen(self.top_p, wanted.top_p), seed, chosen(self.min_p, wanted.min_p),
             None if penalties == Penalties(start=prompt_tokens) else penalties,
         )  # fmt: skip
+
+
+MECHANISMS = {
+    "calibration": "edgellm.spec.ngram.calibration",
+    "early exit": "edgellm.llm.early_exit",
+    "fitting": "edgellm.llm.profiling",
+    "importance": "edgellm.spec.drafters.importance",
+    "parallel drafting": "edgellm.spec.drafters.parallel",
+    "prompt difficulty": "edgellm.spec.gates.prompt_difficulty",
+    "reuse": "edgellm.spec.ngram.reuse",
+    "speculators": "edgellm.spec.drafters.speculator",
+    "templates": "edgellm.spec.ngram.template_replay",
+    "translation": "edgellm.spec.drafters.translation",
+}
+"""The modules of mechanisms, by name."""
+
+
+def has(name: str) -> bool:
+    """Return whether a mechanism is there."""
+    return name in MECHANISMS
+
+
+def mechanism(name: str) -> Any:
+    """Return the module of a mechanism, imported when it is first needed. Raise InvalidOption where it is left out."""
+    if name not in MECHANISMS:
+        raise InvalidOption(f"The {name} is left out of this edgellm.", "Do without it, or install the whole package.")
+    return import_module(MECHANISMS[name])
+
+
+def load(place: str) -> Any:
+    """Return what a table names as "module:attribute"."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

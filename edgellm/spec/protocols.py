@@ -1,4 +1,4 @@
-"""Interfaces of drafters, gates and verifiers, which compose freely.
+"""Interfaces of drafters, gates and verifiers, which compose freely; the state of a reply, and its session.
 
 A round is *propose* (drafter), *decide* (gate), *verify* (verifier session) and *observe* (drafter and gate). Methods
 that a mechanism does not need have empty defaults; `examples/` has one mechanism of each kind.
@@ -7,19 +7,283 @@ that a mechanism does not need have empty defaults; `examples/` has one mechanis
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 
+import numpy as np
+
+from edgellm.engine import ShouldStop, never
+from edgellm.errors import Stopped, VerifierLost
+from edgellm.spec.ngram.sources import ContextLookup, Cursor
 from edgellm.spec.sampling import WHOLE_ROWS, Choice
-from edgellm.spec.state import GenerationState
-from edgellm.spec.types import Chunk, Decision, Ids, Round, Sampling, Verdict
-from edgellm.spec.verifier import Session, settled
+from edgellm.spec.types import (
+    GREEDY,
+    NO_IDS,
+    Channel,
+    Chunk,
+    Decision,
+    Expected,
+    Ids,
+    PromptProgress,
+    Round,
+    Sampling,
+    Verdict,
+)
+from edgellm.spec.verification import GrammarState, ReplyGrammar
 
 if TYPE_CHECKING:
     from edgellm.engine.speculators.speculator import Speculator
     from edgellm.spec.drafting.cost_curve import CostCurve
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLimits:
+    """The limits of a reply, in tokens; None: no limit."""
+
+    max_tokens: int = 512  # an answer
+    context: int = 4096  # positions for prompt and reply together
+    gamma: int = 4  # drafted tokens a chunk
+    extra: int = 0
+    """Tokens beyond the next one that are asked for at once, without a draft, for fewer round trips on a link."""
+    max_thinking: int | None = None  # a thought before the answer
+    max_total: int | None = None  # both together
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRules:
+    """The draft model's rules for a reply."""
+
+    stop_below: float = 0.0  # a chunk ends after a token of less confidence
+    lookup_below: float = 0.0  # drafts of less confidence are replaced by the context's token
+    greedy: bool = False
+    """Draft the most probable tokens in sampled replies, too, for a verifier that draws by numbers of its own: two
+    independent draws agree less often."""
+    floors: Callable[[], Sequence[float]] = tuple  # break-even chance for each place of a chunk; later places have none
+    context: ContextLookup | None = None  # looked up where the draft model is not confident
+    grammar: ReplyGrammar | None = None  # drafts follow it
+    prompt: Ids | None = None  # for a draft model with another tokenizer, in its own tokens, (m,)
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictTerms:
+    """The settings of a reply for its verifier."""
+
+    logprobs: int | None = None  # verdicts have log-probabilities of their tokens, and of as many others
+    expect: Callable[[Expected], None] | None = None  # called with next-token predictions at positions of the prompt
+    filling: tuple[Sequence[int], Sequence[float]] = (), ()  # for `Context.fill` of a verifier in this process
+
+
+class GenerationState:
+    """A running reply: its prompt, the committed tokens, how tokens are drawn, and settings for the models.
+
+    Only the decoding loop appends to it and enters channels; nothing else changes.
+    """
+
+    def __init__(
+        self, prompt: Ids = NO_IDS, sampling: Sampling = GREEDY, limits: GenerationLimits = GenerationLimits(), *,
+        rules: DraftRules = DraftRules(), terms: VerdictTerms = VerdictTerms(), should_stop: ShouldStop = never,
+        explain: bool = False, channel: Channel = Channel.ANSWER,
+        on_progress: Callable[[PromptProgress], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """Begin a reply to `prompt` (n,), which continues in `channel`.
+
+        `should_stop` is polled between tokens and during long computations. `explain`: reasons are requested.
+        `on_progress` is called while a model reads a long prompt.
+        """
+        self.sampling, self.limits, self.rules, self.terms = sampling, limits, rules, terms
+        self.should_stop, self.explain, self._on_progress = should_stop, explain, on_progress
+        self.prompt_tokens = self._length = self._committed = len(prompt)
+        self._most = max(self._length, self._limited(self.limits.context, self.limits.max_total))
+        self._ids = np.empty(self._most, dtype=np.int32)
+        self._ids[: self._length] = prompt
+        self.enter(channel)
+
+    def prompt_progress(self, model: str) -> Callable[[int, int], None]:
+        """Return a function that reports how many tokens of a long prompt `model` has read, and of how many."""
+        return lambda done, total: self._on_progress(PromptProgress(model, done, total))
+
+    def enter(self, channel: Channel) -> None:
+        """Note that the following tokens belong to `channel`, which has its own limit."""
+        self.channel, self._entered = channel, self._length
+        limit = self.limits.max_thinking if channel is Channel.THINKING else self.limits.max_tokens
+        self._end = self._limited(self._most, limit)
+
+    def _limited(self, most: int, tokens: int | None) -> int:
+        """Return the length after `tokens` more, at most `most`."""
+        return most if tokens is None else min(most, self._length + tokens)
+
+    @property
+    def thought_is_full(self) -> bool:
+        """Return whether a thought has reached its limit, and there is room for more tokens."""
+        return self.channel is Channel.THINKING and self._end == self._length < self._most
+
+    @property
+    def ids(self) -> Ids:
+        """Return all tokens so far, the prompt included, shape (n,). They are only appended to, so a view keeps its
+        values."""
+        return self._ids[: self._length]
+
+    @property
+    def committed(self) -> Ids:
+        """Return the committed part of `ids`, shape (m,): without the tokens passed to `with_draft`."""
+        return self._ids[: self._committed]
+
+    @property
+    def written(self) -> int:
+        """Return how many tokens the reply has so far."""
+        return self._length - self.prompt_tokens
+
+    @property
+    def answered(self) -> int:
+        """Return how many tokens the answer has so far."""
+        return self._length - self._entered if self.channel is Channel.ANSWER else 0
+
+    @property
+    def tokens_left(self) -> int:
+        """Return the number of tokens that may still be written in this channel."""
+        return self._end - self._length
+
+    def append(self, token: int) -> None:
+        """Commit a token."""
+        self._ids[self._length] = token
+        self._length = self._committed = self._length + 1
+
+    def close_thought(self, markup: Ids) -> bool:
+        """Commit the `markup` (n,) that ends a thought; the answer follows. Return False where there is no room."""
+        if self._length + len(markup) >= self._most:
+            return False
+        for token in markup.tolist():
+            self.append(token)
+        self.enter(Channel.ANSWER)
+        return True
+
+    def with_draft(self, ids: Ids) -> Self:
+        """Return the reply as it will be if the drafted `ids` are accepted."""
+        other, text = object.__new__(type(self)), np.concatenate((self.ids, ids))
+        vars(other).update(vars(self), _length=len(text), _end=max(self._end, len(text)), _ids=text)
+        return other
+
+    def lookup(self, prefix: Ids, committed: bool = True) -> Cursor | None:
+        """Return a cursor into the context after `prefix`, if there is a context."""
+        return None if self.rules.context is None else self.rules.context.cursor(prefix, committed)
+
+
+T = TypeVar("T")
+POLL_SECONDS = 0.05  # seconds between two checks for a stopped reply, or a returned verifier
+_LONG = 512  # new tokens of a prefix from which on its reading is reported
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """The origin of a request. Devices (`device`) are served in turns. Cached prompts are shared only within a
+    `cache_salt`: otherwise the time of a verdict would reveal one device's prompts to another."""
+
+    device: str = ""
+    cache_salt: str = ""
+
+
+HERE = Tenant()
+"""Requests from the verifier's own process."""
+
+
+@dataclass(slots=True, eq=False)
+class VerifyRequest:
+    """A request for a verdict on `draft`, after the first `position` tokens that `session` holds and then `prefix`."""
+
+    session: int
+    sampling: Sampling
+    position: int
+    prefix: Ids
+    draft: Chunk
+    extra: int = 0  # most tokens that are written after the verdict's own
+    logprobs: int | None = None  # the verdict has those of its tokens, and of so many others at each place
+    round: int = 0  # number of the request in its session
+    tenant: Tenant = HERE
+    logits: bool = False  # a mesh also answers with the rows that the verdict depends on
+    grammar: ReplyGrammar | None = None  # the session's, if `sampling` has a constraint
+    computed: int = 0  # tokens of the text that the verifier has read
+
+
+Send: TypeAlias = Callable[[VerifyRequest], Future[Verdict]]
+Ahead: TypeAlias = Callable[..., None]
+"""A function that drafts behind a chunk, until the function `until` returns True."""
+
+
+def settled(verdict: Verdict) -> Future[Verdict]:
+    """Return the future of a verdict that is there already."""
+    future: Future[Verdict] = Future()
+    future.set_result(verdict)
+    return future
+
+
+class Session:
+    """One reply at a verifier that takes requests by a function: a request goes out, and its verdict comes."""
+
+    def __init__(
+        self, state: GenerationState, send: Send, *, number: int = 0,
+        grammar: Callable[[str], GrammarState] | None = None,
+        ready: Callable[[], bool] = lambda: True, close: Callable[[], None] = lambda: None, reads: str = "",
+    ) -> None:  # fmt: skip
+        """Send requests with the whole text by `send`. `ready` returns at no cost whether a request would be worked on
+        now; `close` ends the reply at the other side. `grammar` compiles a JSON schema, if the reply's is applied
+        here. `reads` is the name under which the reading of a long prompt is reported."""
+        self.state, self._send, self._number = state, send, number
+        constraint = state.sampling.constraint
+        self._grammar = None if constraint is None else ReplyGrammar.of(constraint, grammar)
+        self.ready, self._close = ready, close
+        self._report = state.prompt_progress(reads) if reads else None
+        self._round = self._read = 0
+        self._asked: VerifyRequest | None = None
+        self._pending: Future[Verdict] | None = None
+
+    def submit(self, prefix: Ids, chunk: Chunk, extra: int = 0) -> Future[Verdict]:
+        """Ask for a verdict on `chunk` after `prefix` (all tokens so far, prompt included, shape (n,)).
+
+        An empty chunk asks for the verifier's own next token; `extra` asks for up to that many further tokens written
+        by the verifier alone. An earlier verdict that is not there yet is given up. The future fails with VerifierLost
+        if the verifier is gone or makes no progress; the session stays usable, and `ready` says when to ask again.
+        """
+        if self._pending is not None:
+            self._pending.cancel()
+        state, self._round = self.state, self._round + 1
+        self._read = 0 if self._asked is None else len(self._asked.prefix)
+        self._asked = VerifyRequest(
+            self._number, state.sampling, 0, prefix, chunk, extra, state.terms.logprobs, self._round,
+            grammar=self._grammar,
+        )  # fmt: skip
+        self._pending = self._send(self._asked)
+        return self._pending
+
+    def wait(self, pending: Future[Verdict]) -> Verdict:
+        """Wait for a verdict, and report meanwhile how much of a long prefix has been read. Raise what the verifier
+        failed with, or Stopped."""
+
+        def stopped() -> bool:
+            asked = self._asked
+            if self._report is not None and asked is not None and (new := len(asked.prefix) - self._read) > _LONG:
+                self._report(min(max(asked.computed - self._read, 0), new), new)
+            return self.state.should_stop()
+
+        try:
+            return wait_for_result(pending, stopped)
+        except CancelledError:
+            raise VerifierLost("The connection to the verifier is closed.", "Ask again.") from None
+
+    def close(self) -> None:
+        """End the reply, and give up pending requests."""
+        if self._pending is not None:
+            self._pending.cancel()
+        self._close()
+
+
+def wait_for_result(future: Future[T], should_stop: Callable[[], bool]) -> T:
+    """Return the result of `future`, or raise its exception. Raise Stopped as soon as `should_stop` returns True."""
+    while not future.done() and not wait((future,), POLL_SECONDS).done:
+        if should_stop():
+            raise Stopped
+    return future.result()
 
 
 class Drafter(ABC):

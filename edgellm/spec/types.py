@@ -279,6 +279,10 @@ class Explanation:
     text: str
 
 
+Event: TypeAlias = Token | Notice | Explanation
+"""An event of a running reply."""
+
+
 @dataclass(slots=True)
 class TryingCost:
     """The costs of lookups and wrong drafts over plain decoding in a reply, and the savings of right drafts, in decodes

@@ -13,12 +13,10 @@ import numpy as np
 
 from edgellm.engine import Model, common_prefix
 from edgellm.errors import EdgeError, VerifierBusy, VerifierLost, VerifierSlow
-from edgellm.spec.constraint import ReplyGrammar
-from edgellm.spec.lost_verifier import RetryDelay, VerdictDeadline, VerdictWork
-from edgellm.spec.protocols import Capabilities, Verifier
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Sampling, Verdict
-from edgellm.spec.verifier import Session, VerifyRequest
+from edgellm.spec.verification import ReplyGrammar
+from edgellm.spec.verifier import RetryDelay, VerdictDeadline, VerdictWork
 from edgellm.upstream.dialects.served import Upstream
 from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.rows import RowReply, RowRequest, RowsUnusable, Tier

@@ -12,8 +12,8 @@ import numpy as np
 
 from edgellm.engine import Ids, Rows, SeqRows, common_prefix
 from edgellm.errors import EdgeError
+from edgellm.spec.protocols import HERE, Tenant, VerifyRequest
 from edgellm.spec.types import NO_IDS, Chunk, Floats, Verdict
-from edgellm.spec.verifier import HERE, Tenant, VerifyRequest
 from edgellm.verifier.judgement import Answer, Counters, Deliver, Job, MissingPrefix, survives
 from edgellm.verifier.scheduler import Scheduler, Slice
 

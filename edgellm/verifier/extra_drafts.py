@@ -7,7 +7,7 @@ from time import perf_counter
 
 from edgellm.engine.speculators.speculator import Speculator
 from edgellm.spec.drafters.speculator import draft
-from edgellm.spec.drafting.model_arm import Bandit
+from edgellm.spec.drafting.policy import EXPLORATION, Arm
 from edgellm.spec.types import Chunk
 from edgellm.verifier.judgement import Job
 
@@ -17,13 +17,39 @@ _WEIGHT = 0.2  # weight of the last pass in the seconds of a drafted token
 _NOTHING = Chunk()
 
 
+class Bandit:
+    """A two-armed bandit by seconds per token, whose second arm comes first. After `_PASSES` of each arm it uses the
+    faster one, and tries the other once `EXPLORATION` of the time pays for that."""
+
+    def __init__(self) -> None:
+        self.arms = Arm(), Arm()
+        self._saved = 0.0  # seconds that a try of the slower arm may cost
+
+    def second(self) -> bool:
+        """Return whether to use the second arm next."""
+        first, second = self.arms
+        if min(first.rounds, second.rounds) < _PASSES:
+            return second.rounds <= first.rounds
+        faster = second.pace <= first.pace
+        other, pace = self.arms[not faster], self.arms[faster].pace
+        if self._saved > max(0.0, other.seconds - other.tokens * pace):
+            self._saved = 0.0
+            return not faster
+        return faster
+
+    def record(self, second: bool, tokens: int, seconds: float) -> None:
+        """Record that an arm wrote `tokens` in `seconds`."""
+        self.arms[second].add(tokens, seconds)
+        self._saved += EXPLORATION * seconds
+
+
 class ExtraDrafts:
     """A drafter of extra tokens, by the `speculator` of the engine's context, while passes with drafts write more
     tokens per second than passes without. A verdict brings the same tokens, in fewer passes."""
 
     def __init__(self, speculator: Speculator, is_eog: Callable[[int], bool]) -> None:
         self._speculator, self._is_eog = speculator, is_eog
-        self._choice = Bandit(_PASSES)
+        self._choice = Bandit()
         self._token_seconds = 0.0  # seconds of a drafted token with its row
         self._longest = _FIRST  # most tokens, doubled once half are right: trying a useless speculator costs little
         self._drafting = 0.0  # seconds of the last draft

@@ -13,11 +13,9 @@ import numpy as np
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.gguf.memory import PREDICTED_ROWS
 from edgellm.engine.kv.sequences import PromptCache
-from edgellm.spec.protocols import Capabilities, Verifier
+from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest, settled
 from edgellm.spec.sampling import likeliest
-from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Expected, Ids, Verdict
-from edgellm.spec.verifier import Session, VerifyRequest, settled
 from edgellm.verifier.judgement import Judgement, survives
 
 if TYPE_CHECKING:

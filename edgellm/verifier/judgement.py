@@ -10,10 +10,10 @@ import numpy as np
 
 from edgellm.engine import Rows, known
 from edgellm.errors import EdgeError
+from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.sampling import logprobs
 from edgellm.spec.types import NO_IDS, Chunk, Ids, Logprobs, Verdict
 from edgellm.spec.verification import judge, plausible
-from edgellm.spec.verifier import VerifyRequest
 
 NOTHING = Chunk()
 

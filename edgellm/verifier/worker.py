@@ -16,12 +16,10 @@ from edgellm.engine import Context, ContextSpec, Model
 from edgellm.engine.kv.sequences import PromptCache
 from edgellm.engine.native import release_threads
 from edgellm.errors import EngineFailed, ProtocolError
-from edgellm.spec.constraint import GrammarState
 from edgellm.spec.drafting.cost_curve import CostCurve
-from edgellm.spec.protocols import Capabilities, Verifier
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest
 from edgellm.spec.types import Verdict
-from edgellm.spec.verifier import Session, VerifyRequest
+from edgellm.spec.verification import GrammarState
 from edgellm.verifier.engine import ExtraDrafter, ModelRunner, VerifierEngine
 from edgellm.verifier.in_process import EXTRA_TOKENS
 from edgellm.verifier.judgement import Answer, Counters, Deliver, MissingPrefix

@@ -7,10 +7,9 @@ from collections.abc import Callable, Generator
 
 from edgellm import llm
 from edgellm.cli import main
-from edgellm.spec.loop import Event
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Source, Token
+from edgellm.spec.types import Event, Source, Token
 
 
 def _write(stats: Summary, explain: bool, stopped: Callable[[], bool], *_: object) -> Generator[Event, None, None]:

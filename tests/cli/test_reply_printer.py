@@ -23,10 +23,9 @@ from edgellm.cli.views.progress import Loading, PromptBar
 from edgellm.cli.views.reply_printer import Display, print_reply
 from edgellm.engine import Context, ContextSpec, Model
 from edgellm.errors import InputNotText
-from edgellm.spec.loop import Event
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply, Utf8
-from edgellm.spec.types import Channel, Explanation, Notice, PromptProgress, Source, Token
+from edgellm.spec.types import Channel, Event, Explanation, Notice, PromptProgress, Source, Token
 
 Written = Generator[Event, None, None]
 Capture = pytest.CaptureFixture[str]

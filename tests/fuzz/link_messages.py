@@ -32,9 +32,9 @@ from edgellm.services.verification_codec import (
     write_verify,
     write_wanted,
 )
-from edgellm.spec.model_sampling import ModelSampling
+from edgellm.spec.protocols import VerifyRequest
+from edgellm.spec.sampling import ModelSampling
 from edgellm.spec.types import GREEDY, Chunk, Ids, Logprobs, Sampling, Verdict
-from edgellm.spec.verifier import VerifyRequest
 from tests.fuzz.reading import Reader
 
 WORDS, CONTEXT, ROUND = 300, 512, 7

@@ -20,8 +20,8 @@ from edgellm.services.mesh_codec import (
     write_micro_batch,
     write_work,
 )
+from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Sampling, Verdict
-from edgellm.spec.verifier import VerifyRequest
 from tests.fuzz.reading import Reader
 
 WORK = StageSpec("ab" * 32, "big", LayerRange(2, 8), 8, 16, 300, 512)

@@ -20,8 +20,8 @@ import pytest
 from edgellm.http import server as server_module
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.rpc.trust.identity import web_certificate
-from edgellm.spec.loop import Event
 from edgellm.spec.stats import Summary
+from edgellm.spec.types import Event
 from tests.http.conftest import HOME, asker, conversation, until
 from tests.http.test_streaming import opened, said
 

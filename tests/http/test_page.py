@@ -25,12 +25,11 @@ from edgellm.http.status import PlanOut, read_plan
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.loop import Event
 from edgellm.spec.params import ReplyOptions
+from edgellm.spec.protocols import Session
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Channel, Source, Verdict
-from edgellm.spec.verifier import Session
+from edgellm.spec.types import Channel, Event, Source, Verdict
 from edgellm.storage.chat_log import Conversations
 from testkit.browser.page_states import (
     CHROMIUM,

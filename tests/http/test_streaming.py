@@ -21,12 +21,11 @@ from edgellm.http.model_host import ServedModel
 from edgellm.http.server import HttpConfig, HttpServer
 from edgellm.llm import LLM
 from edgellm.llm.model_loading import PairMemory
-from edgellm.spec.loop import Event
-from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.params import ReplyOptions
+from edgellm.spec.sampling import ModelSampling
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Notice, Source, Token
+from edgellm.spec.types import Event, Notice, Source, Token
 from tests.decodes import FEW, Watched
 from tests.http.conftest import HOME, QUESTION, Answer, Ask, asker, conversation, serving, until, written
 

@@ -17,10 +17,8 @@ import pytest
 from edgellm.engine import Model
 from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
-from edgellm.spec.protocols import Capabilities, Verifier
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, settled
 from edgellm.spec.types import Verdict
-from edgellm.spec.verifier import Session, settled
 from testkit.thinking_templates import with_template
 from tests.http.conftest import Ask, asker, serving
 

@@ -18,7 +18,7 @@ from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.storage.fingerprint import FileHash
 
-KEPT = CostCurve((1, 2, 4), (0.5, 0.75, 1.25), 0.125, True, (0.25, 0.5), attention=(0.0, 1e-6))
+KEPT = CostCurve((1, 2, 4), (0.5, 0.75, 1.25), 0.125, True, (0.25, 0.5))
 
 
 def test_what_was_kept_is_read(tmp_path: Path) -> None:
@@ -88,14 +88,13 @@ def test_what_is_measured_while_others_compute_is_not_kept(draft_path: Path, hom
     with Model.load(draft_path, faults=()) as model:
         shares = [0.5, 0.0]
         curve = ModelCurve(model, 1, FileHash(draft_path), waiting=lambda: Waited(shares.pop(0)))
-        assert curve.measure().doubtful
+        curve.measure()
         assert not curve.measured
         assert not list((home / "cache" / "curves").glob("*"))
         assert curve.current() == estimated_curve(model), "nor used by replies"
         found = curve.measure()
         assert curve.measured
         assert curve.current() == found
-        assert not found.doubtful
         assert ModelCurve(model, 1, FileHash(draft_path)).measure() == found, "but read from the disk"
 
 

@@ -147,3 +147,9 @@ def test_a_reply_that_never_lets_it_be_measured_leaves_what_it_learned(
     with LLM.open("none", f32_pair[1], threads=1) as pair:
         assert pair.engine.retrieval.curve().seconds == kept.seconds
         assert pair.curve().filled
+
+
+def test_the_curve_is_measured_before_the_first_reply_where_there_is_time(f32_pair: tuple[Path, Path]) -> None:
+    with LLM.open("none", f32_pair[1], threads=1) as pair:
+        pair.wait_until_measured()
+        assert pair.engine.retrieval.curve().filled

@@ -14,11 +14,10 @@ from edgellm.errors import InvalidOption
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.drafters.model import ChunkBuilder
-from edgellm.spec.state import DraftRules, GenerationState
+from edgellm.spec.protocols import DraftRules, GenerationState, Session
 from edgellm.spec.types import Constraint, Distribution
-from edgellm.spec.verifier import Session
+from edgellm.spec.verification import ReplyGrammar
 from testkit.thinking_templates import CHANNELS, with_template
 from tests.llm.test_lossless import SCHEMAS
 from tests.spec.real import case, ids

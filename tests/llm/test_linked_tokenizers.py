@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -23,13 +22,13 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.trust import Trust
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.constraint import ReplyGrammar
 from edgellm.spec.drafters.translation import TokenTranslation, TranslatedDrafter
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
-from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
+from edgellm.spec.protocols import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
-from edgellm.spec.types import Constraint, Penalties, Sampling, Source, Token
+from edgellm.spec.types import Constraint, Penalties, Sampling, Token
+from edgellm.spec.verification import ReplyGrammar
 from testkit.processes.verifier import VerifierProcess
 from testkit.retokenized import ONE_TOKENIZER, PAIRS
 from tests.http.conftest import serving
@@ -175,38 +174,6 @@ def test_auto_takes_the_same_tokenizer_before_another_one(
             assert "with another tokenizer" in pair.verifier_reason
             assert "translated" in pair.notices[0]
             assert ids(pair.reply(case(2), max_tokens=12)) == ids(alone.reply(case(2), max_tokens=12))
-
-
-@pytest.mark.parametrize("process", ["other merges"], indirect=True)
-def test_while_the_verifier_is_away_the_draft_model_goes_on(
-    process: VerifierProcess, retokenized: Retokenized, home: Path
-) -> None:
-    """And what it has written is read by the verifier that comes back."""
-    draft, verifier = retokenized("other merges")
-    with Model.load(verifier, TEXT_ONLY) as text:
-        assert text.end_of_turn is not None
-        endless = {text.end_of_turn: -100.0}
-    heard: list[str] = []
-    tokens: list[Token] = []
-    with LLM.open(draft, f"127.0.0.1:{process.port}", threads=1) as pair:
-        reply = pair.reply(case(1), max_tokens=900, retrieval="off", logit_bias=endless)
-        reply.listen(on_notice=lambda notice: heard.append(notice.text))
-        for token in reply:
-            tokens.append(token)
-            if len(tokens) == 8:
-                process.kill()
-            if token.source is Source.DRAFT:
-                time.sleep(0.05)  # the pace of a reader: the verifier needs some seconds to start
-            elif Source.DRAFT in (one.source for one in tokens):
-                break
-        reply.close()
-    sources = [token.source for token in tokens]
-    assert Source.DRAFT not in sources[:8]
-    assert sources.count(Source.DRAFT) > 8
-    assert sources[-1] is not Source.DRAFT
-    assert [text for text in heard if "The draft model continues alone" in text]
-    assert [text for text in heard if "is back" in text]
-    b"".join(token.piece for token in tokens).decode()
 
 
 def test_edgellms_own_http_server_sends_its_tokenizer_and_writes_alone_without_a_draft_model(

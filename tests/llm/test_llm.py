@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +104,6 @@ def test_cancelling_from_another_thread(pair: LLM) -> None:
     assert not reader.is_alive()
     assert reply.summary.finish_reason == "cancelled"
     assert reply.summary.tokens == len(written)
-
-
-def test_cancelling_from_a_hook(pair: LLM) -> None:
-    reply = pair.reply(case(14), max_tokens=40)
-    reply.listen(on_explain=lambda _: reply.cancel())
-    assert list(reply) == []
-    assert reply.summary.finish_reason == "cancelled"
 
 
 def test_closing_a_pair_stops_its_replies(f32_pair: tuple[Path, Path]) -> None:
@@ -280,25 +272,6 @@ def test_a_model_that_is_not_there(tmp_path: Path, f32_pair: tuple[Path, Path]) 
 
 
 @pytest.fixture(scope="module")
-def address(f32_pair: tuple[Path, Path]) -> Iterator[str]:
-    with (
-        Model.load(f32_pair[1]) as model,
-        VerifierServer(model, Address.parse("127.0.0.1:0"), context=model.n_ctx_train, threads=1) as server,
-    ):
-        yield str(server.address)
-
-
-def test_a_verifier_across_a_link_writes_the_same(alone: LLM, address: str, f32_pair: tuple[Path, Path]) -> None:
-    with LLM.open(f32_pair[0], address, threads=1) as linked, LLM.open(None, address, tokenizer=f32_pair[0]) as remote:
-        for number in range(4):
-            reference = ids(alone.reply(case(number), max_tokens=24))
-            reply = linked.reply(case(number), max_tokens=24)
-            assert ids(reply) == reference
-            assert reply.summary.bytes_up > 0 < reply.summary.bytes_down
-            assert ids(remote.reply(case(number), max_tokens=24)) == reference
-
-
-@pytest.fixture(scope="module")
 def sampled(f32_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The bundled pair, whose verifier wants to be sampled."""
     folder = tmp_path_factory.mktemp("sampled")
@@ -318,13 +291,6 @@ def test_replies_are_sampled_as_the_verifier_wants_and_a_seed_repeats_them(sampl
             assert ids(alone.reply(case(6), max_tokens=24, seed=seed)) == text, "drafts change nothing"
             exact = edgellm.ReplyOptions(temperature=5.0, top_k=0, top_p=1.0, max_tokens=24, seed=seed)
             assert ids(pair.reply(case(6), exact)) == text
-
-
-def test_temperature_0_is_greedy_whatever_the_model_wants(sampled: tuple[Path, Path], alone: LLM) -> None:
-    with LLM.open(*sampled, threads=1) as pair:
-        for number in range(3):
-            found = ids(pair.reply(case(number), max_tokens=24, temperature=0.0))
-            assert found == ids(alone.reply(case(number), max_tokens=24))
 
 
 def test_a_served_verifier_says_what_its_model_wants(sampled: tuple[Path, Path], f32_pair: tuple[Path, Path]) -> None:

@@ -17,7 +17,7 @@ from edgellm.rpc.address import Address
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.handshake import VerifierInfo, greet
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.state import GenerationState, VerdictTerms
+from edgellm.spec.protocols import GenerationState, VerdictTerms
 from edgellm.spec.types import Chunk, Token
 from tests.spec.real import case
 

@@ -14,8 +14,7 @@ from edgellm.engine.model import TEXT_ONLY
 from edgellm.llm import LLM
 from edgellm.llm.messages import turn_heads
 from edgellm.rpc.protos import edgellm_pb2 as pb
-from edgellm.spec.protocols import Drafter
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import Drafter, GenerationState
 from edgellm.spec.types import Chunk
 from testkit.thinking_templates import with_template
 from tests.services.scripted import scripted

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
-from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -57,33 +56,6 @@ def check_verified(model: Model, prompt: np.ndarray, written: list[Token]) -> No
         says = context.decode(text[:-1], outputs=len(written)).argmax(axis=1)
     for token, said in zip(written, says.tolist(), strict=True):
         assert token.source in (Source.DRAFT, Source.PARALLEL) or token.id == said
-
-
-def test_a_verifier_that_is_killed_and_comes_back(
-    f32_pair: tuple[Path, Path], big: Model, wanted: dict[int, list[int]]
-) -> None:
-    server = serve(big)
-    port = server.start().port
-    with LLM.open(f32_pair[0], f"127.0.0.1:{port}", threads=1) as pair:
-        assert ids(pair.reply(case(2), max_tokens=MOST, budget=1.0)) == wanted[2]
-        news: list[Notice] = []
-        reply = pair.reply(case(5), max_tokens=MOST, budget=1.0)
-        reply.listen(on_notice=news.append)
-        written = [next(reply) for _ in range(3)]
-        server.stop(0)
-        written += reply
-        check_verified(big, pair.prompt_ids(case(5)), written)
-        assert any("gone" in notice.text for notice in news)
-        assert written[-1].source in (Source.DRAFT, Source.PARALLEL)
-        with serve(big, port):
-            end = monotonic() + 120
-            while monotonic() < end:
-                sources = {token.source for token in pair.reply(case(6), max_tokens=MOST, budget=1.0)}
-                if not sources & {Source.DRAFT, Source.PARALLEL}:
-                    break
-                sleep(0.1)
-            for number in NUMBERS:
-                assert ids(pair.reply(case(number), max_tokens=MOST, budget=1.0)) == wanted[number]
 
 
 def test_a_busy_verifier_is_told_as_busy_and_asked_again(

@@ -19,9 +19,9 @@ from edgellm.engine import Context, Message, Model
 from edgellm.errors import InvalidOption, ProfileStopped, ProfileUnusable
 from edgellm.llm import LLM, find_profile, profile_path, read_profile
 from edgellm.llm.pair_stats import PairStats, forget, kept
+from edgellm.llm.profiling import PairProfiler
 from edgellm.spec.drafters.parallel import MAX_BRANCHES
 from edgellm.spec.gates.profile import Profile
-from edgellm.spec.gates.profiler import PairProfiler
 from edgellm.spec.types import Explanation, Notice
 from edgellm.storage import fingerprint
 from edgellm.storage.fingerprint import FileHash

@@ -38,8 +38,7 @@ def teach(policy: DraftPolicy) -> None:
     """Tell of replies in which a token took ten times as long with the draft model."""
     for _ in range(8):
         policy.begin(10, DRAFT_MODEL)
-        for _ in range(70):
-            asked = policy.bid([], 4).asks
+        for asked in (0, 0, 4, 4):
             chunk, seconds = Chunk(np.ones(asked, np.int32), np.ones(asked, np.float32)), 10.0 if asked else 1.0
             if asked:
                 policy.drafted(asked, seconds - 1.0)

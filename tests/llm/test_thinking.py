@@ -132,14 +132,6 @@ def test_thoughts_are_counted_apart(open_pair: OpenPair, budget: float | None) -
     assert (summary.share_verified == 1.0) is (budget is None)
 
 
-def test_without_a_thought_nothing_is_counted_apart(open_pair: OpenPair) -> None:
-    reply = open_pair("always").reply(case(3), think=0, max_tokens=8, retrieval="off")
-    assert written(reply)
-    summary = reply.summary
-    assert (summary.share_verified_thinking, summary.share_verified_answer) == (None, None)
-    assert (summary.chunks_thinking, summary.chunks_verified_thinking) == (0, 0)
-
-
 def test_markup_may_be_control_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in Mistral's models: they add nothing to a text, and are known by their names."""
     monkeypatch.setattr(random_model, "CONTROL", (*random_model.CONTROL, "[THINK]", "[/THINK]"))

@@ -16,7 +16,7 @@ from edgellm.llm import LLM
 from edgellm.spec.drafters.parallel import BranchingDrafter
 from edgellm.spec.drafters.translation import TextCutter, TokenTranslation
 from edgellm.spec.params import ReplyOptions
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Notice, Sampling
 from testkit.gguf.architectures import write as random_model
 from testkit.retokenized import ONE_TOKENIZER, PAIRS, permuted, sentencepiece, write

@@ -20,9 +20,8 @@ from edgellm.mesh.messages import Order, StageLost, StageSpec
 from edgellm.mesh.pipeline import LocalStageHost, Pipeline, Post, StageHost
 from edgellm.mesh.verifier import MeshVerifier
 from edgellm.mesh.weight_cache import WeightCache
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import GREEDY, Chunk, Sampling
-from edgellm.spec.verifier import Session
 from tests.mesh.folder import FolderLayers
 from tests.verifier.asking import judged
 

@@ -20,8 +20,7 @@ from edgellm.mesh.messages import StageLost
 from edgellm.mesh.pipeline import Pipeline
 from edgellm.mesh.placement import fail_over
 from edgellm.mesh.verifier import MeshVerifier
-from edgellm.spec.protocols import Verifier
-from edgellm.spec.state import GenerationState, VerdictTerms
+from edgellm.spec.protocols import GenerationState, VerdictTerms, Verifier
 from edgellm.spec.types import Chunk, Constraint, Penalties, Sampling, Verdict
 from edgellm.verifier.in_process import LocalVerifier
 from tests.engine.logits import some_ids

@@ -14,9 +14,8 @@ from edgellm.errors import DeviceLost, PlanImpossible
 from edgellm.layer_range import LayerRange, StageShare
 from edgellm.mesh.coordinator import Mesh
 from edgellm.mesh.messages import StageLost
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import GREEDY
-from edgellm.spec.verifier import Session
 from tests.engine.logits import some_ids
 from tests.mesh.household import Home, Whole, all_at_once, asker, write
 

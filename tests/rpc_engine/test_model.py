@@ -26,7 +26,7 @@ from edgellm.rpc_engine.service import RpcEngineService
 from edgellm.rpc_engine.session import RpcPort
 from edgellm.services.client.link import Endpoint
 from edgellm.services.server.servers import WorkerServer
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk
 from tests.conftest import Architectures
 from tests.engine.logits import some_ids
@@ -166,7 +166,7 @@ def test_a_peer_that_is_killed_mid_reply_ends_its_client_and_the_text_goes_on(
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers may be silent for some seconds only."""
     monkeypatch.setattr("edgellm.rpc_engine.model.LEAST_SILENCE", 4.0)
-    monkeypatch.setattr("edgellm.spec.lost_verifier.FIRST_SECONDS", 4.0)
+    monkeypatch.setattr("edgellm.spec.verifier.VerdictDeadline.first_seconds", 4.0)
 
 
 def within(work: Callable[[], list[int]]) -> list[int]:

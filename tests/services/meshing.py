@@ -16,9 +16,8 @@ from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.client.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server.servers import WorkerServer
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import GREEDY
-from edgellm.spec.verifier import Session
 from tests.engine.logits import some_ids
 from tests.mesh.household import NOTHING, Cut, even
 from tests.services.conftest import ANYWHERE

@@ -16,7 +16,7 @@ from edgellm.rpc.channel import PROTOCOL, SERVICE
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.handshake import first_different_block
 from edgellm.services.verification_codec import write_wanted
-from edgellm.spec.model_sampling import ModelSampling
+from edgellm.spec.sampling import ModelSampling
 
 # Given the rounds as they come in, and the call: yields frames, or raw bytes.
 Script: TypeAlias = Callable[[Iterator[pb.Verify], grpc.ServicerContext], Iterable[pb.VerifierFrame | bytes]]

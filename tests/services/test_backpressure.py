@@ -19,7 +19,7 @@ from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.listener import EventKind, ServerEvent
 from edgellm.services.server.servers import VerifierServer
 from edgellm.services.verification_codec import write_open
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
 from edgellm.spec.verification import judge
 from edgellm.verifier.scheduler import SchedulerLimits

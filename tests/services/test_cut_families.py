@@ -18,9 +18,8 @@ from edgellm.mesh.weight_cache import WeightCache
 from edgellm.services.client.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server.servers import WorkerServer
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import Chunk
-from edgellm.spec.verifier import Session
 from edgellm.storage import fingerprint
 from testkit.gguf.architectures import WINDOW
 from tests.conftest import Architectures

@@ -22,10 +22,9 @@ from edgellm.rpc.channel import run_in_network_loop
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.spec.lost_verifier import RetryDelay
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import Chunk, Ids, PromptProgress, Verdict
-from edgellm.spec.verifier import Session
+from edgellm.spec.verifier import RetryDelay
 from tests.services.scripted import Script, scripted, until_cancelled, verdict, working
 
 Rounds = Iterator[pb.Verify]
@@ -165,8 +164,8 @@ def test_a_verifier_that_works_for_ever_is_waited_for_no_longer_than_its_work_ta
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, fast: bool
 ) -> None:
     """Whether it was fast before, or never answered."""
-    monkeypatch.setattr("edgellm.spec.lost_verifier.FIRST_SECONDS", 0.2)
-    monkeypatch.setattr("edgellm.spec.lost_verifier.UNKNOWN_PASS", 0.01)
+    monkeypatch.setattr("edgellm.spec.verifier.VerdictDeadline.first_seconds", 0.2)
+    monkeypatch.setattr("edgellm.spec.verifier.VerdictDeadline.unknown_pass", 0.01)
 
     def script(rounds: Rounds, context: grpc.ServicerContext) -> Frames:
         for ask in rounds:

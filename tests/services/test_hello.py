@@ -15,7 +15,7 @@ from edgellm.errors import PairingRequired, ProtocolError, VerifierLost, Verifie
 from edgellm.rpc.channel import PROTOCOL
 from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk
 from testkit.network.relay import Network, Relay
 from tests.services.scripted import scripted

@@ -23,7 +23,7 @@ from edgellm.services.client.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server import mesh_service
 from edgellm.services.server.servers import WorkerServer
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Verdict
 from tests.mesh.conftest import verifier_cut, whole
 from tests.mesh.household import NOTHING, Cut, Device, Whole

@@ -14,7 +14,7 @@ from edgellm.services.server.servers import VerifierServer
 from edgellm.spec.drafters.model import ModelDrafter
 from edgellm.spec.gates.rules import AlwaysGate
 from edgellm.spec.loop import generate
-from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.protocols import GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Ids, Sampling, Token
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone

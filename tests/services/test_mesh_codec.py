@@ -21,8 +21,8 @@ from edgellm.services.mesh_codec import (
     write_micro_batch,
     write_work,
 )
+from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import Chunk, Sampling, Verdict
-from edgellm.spec.verifier import VerifyRequest
 from tests.verifier.asking import judged
 
 WORK = StageSpec("ab" * 32, "a model", LayerRange(2, 6), 8, 6, 500, 64, 3, stages=2)

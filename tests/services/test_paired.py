@@ -21,9 +21,8 @@ from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, trust_for
 from edgellm.services.server.listener import EventKind, ServerEvent
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState, Session
 from edgellm.spec.types import Chunk, Ids
-from edgellm.spec.verifier import Session
 from tests.rpc.strangers import befriend, device
 from tests.services.conftest import ANYWHERE, POSITIONS
 

@@ -15,9 +15,9 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.server.servers import VerifierServer
 from edgellm.services.server.session_grammar import MAX_GRAMMARS, GrammarOwner, SessionGrammar
 from edgellm.services.verification_codec import write_open
-from edgellm.spec.constraint import ReplyGrammar
+from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, Chunk, Constraint, Sampling, Verdict
-from edgellm.spec.verifier import VerifyRequest
+from edgellm.spec.verification import ReplyGrammar
 from tests.services.test_verification_service import Device, verify
 
 START = Constraint('{"type": "object"}', 3)

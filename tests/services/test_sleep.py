@@ -11,7 +11,7 @@ import pytest
 
 from edgellm.engine import Model
 from edgellm.errors import VerifierUnavailable
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk, Ids
 from testkit.processes.verifier import VerifierProcess
 from tests.services.conftest import Alone

@@ -19,7 +19,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import COMPARE_VOCABULARY, MAX_MESSAGE, SESSION
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk, Ids
 from tests.services.conftest import ANYWHERE, PATIENT, POSITIONS, Alone
 

@@ -23,8 +23,8 @@ from edgellm.services.verification_codec import (
     write_verify,
 )
 from edgellm.spec.params import MAX_LOGPROBS
+from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, Chunk, Constraint, Logprobs, Penalties, Sampling, Verdict
-from edgellm.spec.verifier import VerifyRequest
 from tests.verifier.asking import request
 
 VOCABULARY = 300

@@ -14,7 +14,7 @@ from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.server.servers import VerifierServer
 from edgellm.services.verification_codec import write_open
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
 from tests.services.conftest import Alone
 

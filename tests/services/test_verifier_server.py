@@ -40,7 +40,7 @@ from edgellm.services.server.listener import EventKind, Listening, ServerEvent
 from edgellm.services.server.servers import VerifierOptions, VerifierServer, serve_verifier
 from edgellm.services.verification_codec import write_open
 from edgellm.spec.drafting.cost_curve import CostCurve
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Ids
 from testkit import free_port
 from tests.conftest import Architectures, Heads
@@ -291,7 +291,7 @@ def test_a_device_that_never_closes_can_still_leave(own: VerifierServer) -> None
     code = (
         "import sys, pathlib; from edgellm.engine import Model\n"
         "from edgellm.services.client.verifier_client import RemoteVerifier\n"
-        "from edgellm.spec.types import *; from edgellm.spec.state import GenerationState\n"
+        "from edgellm.spec.types import *; from edgellm.spec.protocols import GenerationState\n"
         "model = Model.load(pathlib.Path(sys.argv[1]))\n"
         "session = RemoteVerifier(sys.argv[2], model.vocabulary).open(GenerationState())\n"
         "print(len(session.submit(model.tokenize('Hello.'), Chunk()).result().tokens))"

@@ -22,7 +22,7 @@ from edgellm.services.client.link import Endpoint
 from edgellm.services.client.stage_client import RemoteDevice
 from edgellm.services.server import mesh_service
 from edgellm.services.server.servers import WorkerServer
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from testkit.processes.worker import WorkerProcess
 from tests.engine.logits import some_ids
 from tests.mesh.conftest import verifier_cut, whole

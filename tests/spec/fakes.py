@@ -9,12 +9,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgellm.errors import EdgeError, VerifierLost
-from edgellm.spec.protocols import Capabilities, Drafter, Verifier
+from edgellm.spec.protocols import (
+    Capabilities,
+    Drafter,
+    GenerationLimits,
+    GenerationState,
+    Session,
+    Verifier,
+    VerifyRequest,
+)
 from edgellm.spec.sampling import distribution, draw
-from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Floats, Ids, Verdict
 from edgellm.spec.verification import judge
-from edgellm.spec.verifier import Session, VerifyRequest
 
 EOG = 0
 

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from edgellm.spec.gates.rules import AlwaysGate
-from edgellm.spec.loop import Detokenizer, Event, generate
-from edgellm.spec.protocols import Drafter, Gate, Verifier
-from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.loop import Detokenizer, generate
+from edgellm.spec.protocols import Drafter, Gate, GenerationLimits, GenerationState, Verifier
 from edgellm.spec.stats import Summary
-from edgellm.spec.types import GREEDY, Chunk, Decision, Ids, Notice, Source, Token
+from edgellm.spec.types import GREEDY, Chunk, Decision, Event, Ids, Notice, Source, Token
 from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, Letters, Logits, chain
 
 PROMPT = np.array([3, 1, 4], dtype=np.int32)

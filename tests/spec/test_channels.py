@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from edgellm.engine.chat.thinking import ThinkingMarkup, find_markup
 from edgellm.errors import Stopped, VerifierLost
 from edgellm.spec import loop
-from edgellm.spec.channels import ChannelSplitter, split_text
-from edgellm.spec.loop import Event
-from edgellm.spec.state import GenerationLimits, GenerationState
-from edgellm.spec.types import Channel, Notice, Source, Token
+from edgellm.spec.protocols import GenerationLimits, GenerationState
+from edgellm.spec.stream import ChannelSplitter, split_text
+from edgellm.spec.types import Channel, Event, Notice, Source, Token
 from tests.spec.fakes import FakeVerifier
 from tests.spec.running import going
 

@@ -14,11 +14,10 @@ from edgellm.engine import Context, ContextSpec, Model, top2
 from edgellm.llm import LLM
 from edgellm.spec.drafters.model import ChunkBuilder
 from edgellm.spec.drafters.parallel import BranchingDrafter
-from edgellm.spec.gates.fitted import CONTEXT, signals
-from edgellm.spec.gates.profile import NAMES, Profile
+from edgellm.spec.gates.profile import CONTEXT, NAMES, Profile, signals
 from edgellm.spec.ngram.sources import ContextIndex as Text
 from edgellm.spec.ngram.sources import ContextLookup, Disagreement, disagreements, lookup_threshold
-from edgellm.spec.state import DraftRules, GenerationState
+from edgellm.spec.protocols import DraftRules, GenerationState
 from edgellm.spec.types import GREEDY, Chunk, ContextMatch, Explanation, Sampling, Verdict
 from tests.spec.real import case, ids
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from edgellm.engine import Context, ContextSpec, Floats, Ids, Model, Top2, check_gguf, cut, top2
 from edgellm.engine.gguf.cuttable import check_cuttable
-from edgellm.spec.drafters.early_exit import EarlyExitDrafter
+from edgellm.llm.early_exit import EarlyExitDrafter
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.sampling import distribution, draw
-from edgellm.spec.state import GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Sampling
 from tests.spec.real import case
 
@@ -132,7 +132,7 @@ def test_rows_wait_and_then_go_through_the_deeper_layers_in_one_batch(
             deeper.append(len(rows))
             return super().decode_embeddings(rows, seq=seq, outputs=outputs)
 
-    monkeypatch.setattr("edgellm.spec.drafters.early_exit.Context", Counted)
+    monkeypatch.setattr("edgellm.llm.early_exit.Context", Counted)
     drafter, prompt = parts.drafter(0.0), prompts[1]
     body = len(prompt) - 4
     chunk = drafter.propose(GenerationState(prompt), 6)

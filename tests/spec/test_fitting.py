@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.errors import InvalidOption
-from edgellm.spec.gates.fitted import TOKENS
 from edgellm.spec.gates.fitting import Chunks, alpha_of, auc, build, evidence, fit, fit_policy, fit_rejection, follow
-from edgellm.spec.gates.profile import NAMES, ProfileTerms, WordWeights
+from edgellm.spec.gates.profile import NAMES, TOKENS, ProfileTerms, WordWeights
 from edgellm.spec.gates.prompt_difficulty import difficulty_of, fit_difficulty
 
 RNG = np.random.default_rng(0)

@@ -11,21 +11,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.llm.early_exit import best_exit
-from edgellm.spec.gates.factory import AUTO, GateChoice, best_gate, choose, needs_profile
-from edgellm.spec.gates.fitted import FittedJudge
-from edgellm.spec.gates.profile import NAMES, ExitPoint, Logistic, Policy, Profile, ProfileTerms, UnverifiedReplies
+from edgellm.spec.gates.profile import (
+    NAMES,
+    ExitPoint,
+    FittedJudge,
+    Logistic,
+    Policy,
+    Profile,
+    ProfileTerms,
+    UnverifiedReplies,
+)
 from edgellm.spec.gates.rules import (
     HORIZON,
     BudgetController,
     BudgetGate,
     ConfidenceGate,
+    GateChoice,
     NeverGate,
     RandomGate,
+    best_gate,
+    choose,
     judge_at,
     p_conf,
 )
 from edgellm.spec.gates.synera import ImportanceGate
-from edgellm.spec.params import GATES, ReplyOptions
+from edgellm.spec.params import AUTO, GATES, ReplyOptions
 from edgellm.spec.types import Chunk
 from tests.spec.fakes import at
 
@@ -115,7 +125,7 @@ def test_auto_takes_the_best_evidence_and_says_it() -> None:
      ({"budget": 0.3, "gate": "random"}, False), ({"budget": 0.3}, True)],
 )  # fmt: skip
 def test_what_needs_a_profile(options: dict[str, object], needs: bool) -> None:
-    assert needs_profile(ReplyOptions(**options)) == needs  # type: ignore[arg-type]
+    assert ReplyOptions(**options).needs_profile == needs  # type: ignore[arg-type]
 
 
 def test_a_gate_of_your_own_is_counted_and_names_its_layers() -> None:

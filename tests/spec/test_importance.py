@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edgellm.engine import Capture, Context, ContextSpec, Floats, Ids, Model, cut
-from edgellm.spec.drafters.early_exit import EarlyExitDrafter
+from edgellm.llm.early_exit import EarlyExitDrafter
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk
 from tests.spec.real import case
 

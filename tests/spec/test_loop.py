@@ -9,8 +9,7 @@ import pytest
 
 from edgellm.spec.gates.rules import AlwaysGate, NeverGate
 from edgellm.spec.loop import merge
-from edgellm.spec.protocols import Gate
-from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.protocols import Gate, GenerationLimits, GenerationState
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Source, Token, Verdict
 from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, chain
 from tests.spec.running import BIG, PROMPT, SMALL, alone, check_provenance, going, ids, notices, run, tokens

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import EngineFailed, ProtocolError, Stopped, VerifierBusy, VerifierLost, VerifierSlow
-from edgellm.spec.lost_verifier import FIRST_SECONDS, MAX_SECONDS, VerdictDeadline, VerdictWork
-from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.loop import BACK, FREE, LOST, SLOW, Verification
+from edgellm.spec.protocols import GenerationLimits, GenerationState, Session, VerifyRequest, settled, wait_for_result
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Source, Token, Verdict
-from edgellm.spec.verifier import BACK, FREE, LOST, SLOW, Session, Verification, VerifyRequest, settled, wait_for_result
+from edgellm.spec.verifier import VerdictDeadline, VerdictWork
 from tests.spec.fakes import FakeDrafter, FakeReply, FakeVerifier, chain
 from tests.spec.running import BIG, PROMPT, SMALL, CoinGate, alone, check_provenance, going, ids, notices, run, tokens
 
@@ -97,7 +97,7 @@ def test_without_a_drafter_a_reply_does_not_wait_for_ever(busy: set[int]) -> Non
 
 
 def test_without_a_drafter_one_that_is_always_busy_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgellm.spec.verifier._BUSY_LIMIT", 0.2)
+    monkeypatch.setattr("edgellm.spec.loop.Verification.busy_limit", 0.2)
     with pytest.raises(VerifierLost, match="been busy for"):
         run(None, Busy(BIG, busy=set(range(2, 1000))), max_tokens=12)
 
@@ -179,7 +179,8 @@ def test_a_verifier_lost_at_either_request_is_noticed_after_drafting_ahead(lost:
 
 def test_a_verdict_is_waited_for_as_long_as_its_work_may_take() -> None:
     patience = VerdictDeadline(2.0)
-    assert FIRST_SECONDS < patience.limit(VerdictWork(10, 1)) < patience.limit(VerdictWork(1000, 1)) < MAX_SECONDS
+    limits = [patience.limit(VerdictWork(unseen, 1)) for unseen in (10, 1000)]
+    assert patience.first_seconds < limits[0] < limits[1] < patience.max_seconds
     patience.record(VerdictWork(10, 1), 0.01)
     assert patience.limit(VerdictWork(5, 1)) == 2.0
     assert patience.limit(VerdictWork(4000, 1)) > 100.0

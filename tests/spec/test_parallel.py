@@ -30,10 +30,8 @@ from edgellm.spec.drafters.parallel import (
 )
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance
 from edgellm.spec.gates.rules import AlwaysGate, RandomGate
-from edgellm.spec.protocols import Gate
-from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
+from edgellm.spec.protocols import DraftRules, Gate, GenerationLimits, GenerationState, Session, VerifyRequest
 from edgellm.spec.types import GREEDY, NO_FLOATS, NO_IDS, Chunk, Ids, Sampling, Source, Token, Verdict
-from edgellm.spec.verifier import Session, VerifyRequest
 from edgellm.verifier.in_process import LocalVerifier
 from models.home.corpus import held_out
 from models.home.families import FAMILIES

@@ -12,9 +12,8 @@ from edgellm.engine import ModelFile
 from edgellm.engine.gguf.writer import entry
 from edgellm.errors import InvalidOption
 from edgellm.spec.gates.rules import NeverGate
-from edgellm.spec.model_sampling import ModelSampling, sampling_elsewhere, sampling_of
 from edgellm.spec.params import DEFAULT_SOURCES, GATES, ReplyOptions
-from edgellm.spec.sampling import WHOLE_ROWS, Choice
+from edgellm.spec.sampling import WHOLE_ROWS, Choice, ModelSampling, sampling_elsewhere, sampling_of
 from edgellm.spec.types import Penalties, Sampling
 from testkit.gguf.changed import with_entries, with_sampling
 

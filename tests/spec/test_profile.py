@@ -11,14 +11,13 @@ import pytest
 
 from edgellm.engine import Capture, Context, ContextSpec, Message, Model
 from edgellm.errors import ProfileUnusable
+from edgellm.llm.profiling import PairProfiler
 from edgellm.spec.drafters.model import ModelDrafter
-from edgellm.spec.gates.fitted import FittedJudge
-from edgellm.spec.gates.fitting import build
-from edgellm.spec.gates.profile import NAMES, Profile, ProfileTerms, WordWeights
-from edgellm.spec.gates.profiler import PairProfiler, Run
+from edgellm.spec.gates.fitting import Run, build
+from edgellm.spec.gates.profile import NAMES, FittedJudge, Profile, ProfileTerms, WordWeights
 from edgellm.spec.gates.rules import Rule, p_conf
 from edgellm.spec.gates.synera import ImportanceGate, SyneraGate
-from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.protocols import GenerationLimits, GenerationState
 from edgellm.spec.types import Chunk, Ids
 from edgellm.verifier.in_process import LocalVerifier
 from models.home.corpus import held_out

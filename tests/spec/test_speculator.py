@@ -11,7 +11,7 @@ import pytest
 from edgellm.engine import Context, ContextSpec, Message, Model, ModelFile
 from edgellm.engine.model import LoadSpec
 from edgellm.spec.drafters.speculator import SpeculatorDrafter, draft
-from edgellm.spec.state import DraftRules, GenerationLimits, GenerationState
+from edgellm.spec.protocols import DraftRules, GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Penalties, Sampling, Source, Token
 from edgellm.verifier.in_process import LocalVerifier

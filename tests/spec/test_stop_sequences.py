@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import VerifierLost
-from edgellm.spec.loop import Event
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import cut_at_stops
-from edgellm.spec.types import Notice, Source, Token
+from edgellm.spec.types import Event, Notice, Source, Token
 
 LETTERS = "abé"
 

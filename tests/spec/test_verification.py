@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.errors import EngineFailed
+from edgellm.spec.protocols import GenerationLimits, GenerationState
 from edgellm.spec.sampling import distribution, draw
-from edgellm.spec.state import GenerationLimits, GenerationState
 from edgellm.spec.types import NO_IDS, Chunk, Sampling
 from edgellm.spec.verification import judge, verify_greedy
 from tests.spec.fakes import FakeDrafter, FakeVerifier, Letters, markov

@@ -22,8 +22,8 @@ from edgellm.engine.model import TEXT_ONLY
 from edgellm.errors import EdgeError, EngineFailed, InvalidOption, VerifierBusy, VerifierLost
 from edgellm.llm import LLM
 from edgellm.services.server.gateway_server import GatewayServer
+from edgellm.spec.protocols import Tenant, VerifyRequest
 from edgellm.spec.types import GREEDY, Chunk, Explanation, Ids, Notice, Token, Verdict
-from edgellm.spec.verifier import Tenant, VerifyRequest
 from edgellm.upstream.gateway.backend import GatewayBackend, families
 from edgellm.upstream.gateway.opening import PoolOpening
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool

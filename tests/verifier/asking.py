@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Ids, Sampling
-from edgellm.spec.verifier import VerifyRequest
 
 
 def request(

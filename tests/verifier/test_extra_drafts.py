@@ -15,11 +15,11 @@ from edgellm.engine.model import LoadSpec
 from edgellm.engine.speculators.speculator import Speculator
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.drafting.model_arm import Bandit
+from edgellm.spec.drafting.policy import EXPLORATION
+from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Penalties, Sampling, Verdict
-from edgellm.spec.verifier import VerifyRequest
 from edgellm.verifier.engine import VerifierEngine
-from edgellm.verifier.extra_drafts import ExtraDrafts
+from edgellm.verifier.extra_drafts import Bandit, ExtraDrafts
 from edgellm.verifier.judgement import Answer, Job
 from edgellm.verifier.scheduler import Scheduler, SchedulerLimits
 from tests.conftest import Architectures, Heads
@@ -143,3 +143,38 @@ def test_a_useless_speculator_is_tried_with_short_drafts(right: bool, lengths: l
 
 def test_drafts_that_take_longer_than_they_save_end() -> None:
     assert sum(length > 0 for length in tried(False, 40)) == 4
+
+
+ROUNDS = 4000
+
+
+def choices(seconds: tuple[float, float]) -> tuple[Bandit, list[bool]]:
+    """Return the choices of many rounds, which take so many seconds a token."""
+    choice, chosen = Bandit(), list[bool]()
+    for _ in range(ROUNDS):
+        chosen.append(choice.second())
+        choice.record(chosen[-1], 1, seconds[chosen[-1]])
+    return choice, chosen
+
+
+@pytest.mark.parametrize("seconds", [(1.0, 0.5), (0.5, 1.0), (1.0, 8.0)])
+def test_the_slower_way_costs_little(seconds: tuple[float, float]) -> None:
+    _, chosen = choices(seconds)
+    best, faster = min(seconds), seconds[1] < seconds[0]
+    others = chosen[8:].count(not faster)
+    assert others > 0
+    assert others * (max(seconds) - best) <= 1.1 * EXPLORATION * ROUNDS * best + max(seconds)
+
+
+def test_a_way_that_has_become_faster_is_found() -> None:
+    choice, _ = choices((1.0, 2.0))
+    chosen = []
+    for _ in range(ROUNDS):
+        chosen.append(choice.second())
+        choice.record(chosen[-1], 1, 0.2 if chosen[-1] else 1.0)
+    assert all(chosen[-500:-1]) or chosen[-500:].count(False) < 20
+
+
+def test_both_are_tried_first() -> None:
+    _, chosen = choices((1.0, 9.0))
+    assert sorted(chosen[:8]) == [False] * 4 + [True] * 4

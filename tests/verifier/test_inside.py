@@ -16,7 +16,7 @@ from edgellm.errors import EngineFailed
 from edgellm.llm import LLM
 from edgellm.rpc.address import Address
 from edgellm.services.server.servers import VerifierServer
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import NO_IDS, Chunk
 from tests.spec.real import case, ids
 

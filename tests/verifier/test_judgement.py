@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import GREEDY, Chunk, Floats, Ids, Sampling, Verdict
-from edgellm.spec.verifier import VerifyRequest
 from edgellm.verifier.judgement import Job, Judgement
 
 VOCABULARY, END = 8, 7

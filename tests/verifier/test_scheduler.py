@@ -14,8 +14,8 @@ from edgellm.engine import Context, ContextSpec, Ids, Model
 from edgellm.services.server import verification_service
 from edgellm.services.server.verification_service import BURST, EVENTS_PER_SECOND, Pacing, Queue
 from edgellm.spec.drafting.cost_curve import CostCurve
+from edgellm.spec.protocols import Tenant, VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk
-from edgellm.spec.verifier import Tenant, VerifyRequest
 from edgellm.verifier import scheduler
 from edgellm.verifier.engine import SlotTable
 from edgellm.verifier.judgement import Answer, Job

@@ -13,8 +13,8 @@ import pytest
 
 from edgellm.engine import Context, ContextSpec, Model, SeqRows
 from edgellm.errors import EngineFailed
+from edgellm.spec.protocols import HERE, Tenant, VerifyRequest
 from edgellm.spec.types import GREEDY, NO_IDS, Chunk, Floats, Ids, Sampling, Verdict
-from edgellm.spec.verifier import HERE, Tenant, VerifyRequest
 from edgellm.verifier.engine import VerifierEngine
 from edgellm.verifier.judgement import Answer, MissingPrefix
 from edgellm.verifier.scheduler import Scheduler, SchedulerLimits

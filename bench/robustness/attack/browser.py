@@ -35,12 +35,11 @@ from edgellm.llm.model_loading import PairMemory
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.identity import Identity
 from edgellm.rpc.trust.trust import Peer, Peers, Right
-from edgellm.spec.loop import Event
-from edgellm.spec.model_sampling import ModelSampling
 from edgellm.spec.params import ReplyOptions
+from edgellm.spec.sampling import ModelSampling
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply
-from edgellm.spec.types import Notice, Source, Token
+from edgellm.spec.types import Event, Notice, Source, Token
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((found for name in _NAMES if (found := shutil.which(name))), None)

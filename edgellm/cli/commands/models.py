@@ -163,7 +163,7 @@ def model_facts(path: Path) -> dict[str, Any]:
     from edgellm.engine import ModelFile
     from edgellm.engine.gguf.reader import GgufArray
     from edgellm.llm.abilities import abilities, context_memory
-    from edgellm.spec.model_sampling import sampling_of
+    from edgellm.spec.sampling import sampling_of
     from edgellm.storage.fingerprint import fingerprint_of, sha256_of
 
     model = ModelFile.open(path)

@@ -128,14 +128,14 @@ def figures(found: Profile) -> dict[str, Any]:
 
 
 def _best(found: Profile, share: float) -> dict[str, str]:
-    from edgellm.spec.gates.factory import best_gate
+    from edgellm.spec.gates.rules import best_gate
 
     name, reason = best_gate(found, share)
     return {"gate": name, "reason": reason}
 
 
 def _print_profile(found: Profile) -> None:
-    from edgellm.spec.gates.factory import AUTO
+    from edgellm.spec.params import AUTO
 
     terms, acceptance = found.terms, ", ".join(f"{share:.0%}" for share in found.acceptance)
     batch = " / ".join(f"{seconds * 1e3:.2f}" for seconds in found.batch_seconds)

@@ -35,7 +35,7 @@ from edgellm.http.schemas.responses import (
     json_bytes,
     summary_of,
 )
-from edgellm.spec.model_sampling import sampling_of
+from edgellm.spec.sampling import sampling_of
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import Channel
 

@@ -37,7 +37,7 @@ from edgellm.rpc.versions import check_version, parse_message
 from edgellm.services.client.link import WORKER_TIMING, Endpoint, ServiceLink, Timing, explained, lost
 from edgellm.services.client.verifier_selection import trust_for
 from edgellm.services.mesh_codec import HOLDS, MESH, WORK, check_engine, read_event, write_order, write_work
-from edgellm.spec.verifier import VerifyRequest
+from edgellm.spec.protocols import VerifyRequest
 from edgellm.storage.layer_pieces import LayerPiece
 
 _log = logging.getLogger(__name__)

@@ -43,11 +43,9 @@ from edgellm.rpc.versions import parse_message
 from edgellm.services.client.link import ServiceLink, Timing
 from edgellm.services.handshake import PREPARING, VerifierInfo, greet, model_missing, printable
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify
-from edgellm.spec.lost_verifier import RetryDelay, VerdictDeadline, VerdictWork
-from edgellm.spec.protocols import Capabilities, Verifier
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest
 from edgellm.spec.types import NO_IDS, Ids, Verdict
-from edgellm.spec.verifier import Session, VerifyRequest
+from edgellm.spec.verifier import RetryDelay, VerdictDeadline, VerdictWork
 
 _log = logging.getLogger(__name__)
 _CLOSE_GRACE_SECONDS = 10.0

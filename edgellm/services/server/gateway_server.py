@@ -14,7 +14,7 @@ from edgellm.services.handshake import VerifierInfo
 from edgellm.services.server.listener import EventKind, Listening, OnEvent, ServerEvent
 from edgellm.services.server.servers import SessionServer
 from edgellm.services.server.verification_service import VerifyingModel, tokenizer_to_send
-from edgellm.spec.model_sampling import sampling_elsewhere
+from edgellm.spec.sampling import sampling_elsewhere
 from edgellm.upstream.gateway.backend import GatewayBackend
 from edgellm.upstream.gateway.opening import PoolOpening
 from edgellm.upstream.gateway.pool import ServerPool

@@ -29,8 +29,8 @@ from edgellm.services.server.listener import BEAT_SECONDS, EventKind, Listener, 
 from edgellm.services.server.mesh_service import WorkerService
 from edgellm.services.server.verification_service import VerificationService, VerifyingModel, tokenizer_to_send
 from edgellm.spec.drafting.cost_curve import CostCurve
-from edgellm.spec.model_sampling import sampling_of
 from edgellm.spec.protocols import Capabilities
+from edgellm.spec.sampling import sampling_of
 from edgellm.storage import name_of
 from edgellm.storage.fingerprint import fingerprint
 from edgellm.verifier.judgement import Counters

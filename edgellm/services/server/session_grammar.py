@@ -15,9 +15,9 @@ import numpy as np
 
 from edgellm.errors import SAME_VERSION, InvalidOption, ProtocolError
 from edgellm.services.server.listener import in_thread
-from edgellm.spec.constraint import GrammarState, ReplyGrammar
+from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import NO_IDS, Constraint, Verdict
-from edgellm.spec.verifier import VerifyRequest
+from edgellm.spec.verification import GrammarState, ReplyGrammar
 
 R = TypeVar("R")
 

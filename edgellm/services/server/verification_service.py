@@ -34,9 +34,9 @@ from edgellm.services.handshake import PREPARING, VerifierInfo, first_different_
 from edgellm.services.server.listener import EventKind, Notify, Service, Stream, next_message, write_in_time
 from edgellm.services.server.session_grammar import GrammarOwner, SessionGrammar
 from edgellm.services.verification_codec import RequestLimits, read_sampling, read_verify, write_verdict, write_wanted
-from edgellm.spec.constraint import GrammarState
+from edgellm.spec.protocols import Tenant, VerifyRequest
 from edgellm.spec.types import Sampling
-from edgellm.spec.verifier import Tenant, VerifyRequest
+from edgellm.spec.verification import GrammarState
 from edgellm.verifier.judgement import Answer, MissingPrefix
 from edgellm.verifier.worker import ColocatedVerifier, VerifierBackend
 

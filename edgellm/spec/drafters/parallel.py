@@ -17,8 +17,7 @@ import numpy as np
 from edgellm.engine import Context, ContextSpec, Model, SeqRows, common_prefix, top2, top_k
 from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter, within
 from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, Probabilities
-from edgellm.spec.protocols import Drafter
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import Drafter, GenerationState
 from edgellm.spec.stats import Guesses
 from edgellm.spec.types import NO_FLOATS, NO_IDS, Chunk, Floats, Ids, Round
 

@@ -8,9 +8,8 @@ import numpy as np
 
 from edgellm.engine import Top2, top2
 from edgellm.engine.speculators.speculator import Speculator
-from edgellm.spec.protocols import Drafter, Verifier
+from edgellm.spec.protocols import Drafter, GenerationState, Verifier
 from edgellm.spec.sampling import distribution, draw, penalised
-from edgellm.spec.state import GenerationState
 from edgellm.spec.types import Chunk, Ids, Sampling
 
 

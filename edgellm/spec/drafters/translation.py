@@ -25,7 +25,7 @@ import numpy as np
 
 from edgellm.engine import Context, Model, top2
 from edgellm.spec.drafters.model import ChunkBuilder, ModelDrafter
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk, Floats, Ids, Penalties
 
 LEAST_SHARE = 0.5

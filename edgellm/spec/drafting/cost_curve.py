@@ -14,14 +14,12 @@ import numpy as np
 
 from edgellm.engine import HEADS
 
-KNOTS = tuple(sorted([2**power for power in range(7)] + [3 * 2**power for power in range(5)]))
+KNOTS: tuple[int, ...] = tuple(np.union1d(2 ** np.arange(7), 3 * 2 ** np.arange(5)).tolist())
 """Rows of a decode that are measured: 1, 2, 3, 4, 6, 8, 12 ... 64."""
 MAX_DRAFT = KNOTS[-1] - 1
 """Most drafted tokens in a chunk: with the token before them they are one decode."""
 ROW_TILE = 4
 """Rows that llama.cpp computes together; it computes the rest one by one."""
-DEPTH_STEP = 256
-"""Positions of a context by which curves are told apart."""
 DRIFT, OUTLIER = 0.25, 2.0
 """A curve with a larger mean error, as a share, is replaced by measured decodes; one whose times are this many times
 too long or too short anywhere is replaced at once."""
@@ -35,7 +33,7 @@ _MIN_ROUNDS = 50  # decodes before a curve is judged by its mean error
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Seconds of a decode by its number of rows, if the previous decode had as many, at the beginning of a context."""
+    """Seconds of a decode by its number of rows, if the previous decode had as many."""
 
     rows: tuple[int, ...]  # ascending, from 1
     seconds: tuple[float, ...]  # a decode with `rows`; without the LM head, if there are `heads`
@@ -44,17 +42,6 @@ class CostCurve:
     """Decodes are padded to a multiple of four, or a measured number of rows: a number in between can be slower than
     both (a quantised 0.5B model takes 34 ms for 4 rows, 66 ms for 7 and 44 ms for 8)."""
     heads: tuple[float, ...] = ()  # seconds of `HEADS` head rows, which are computed lazily
-    doubtful: bool = False  # the machine was busy during the measurement, or nothing was measured
-    attention: tuple[float, float] = (0.0, 0.0)  # seconds of each position before a decode: once, and for each row
-
-    def behind(self, positions: int) -> CostCurve:
-        """Return the curve of decodes behind `positions` positions, in steps of `DEPTH_STEP`."""
-        positions -= positions % DEPTH_STEP
-        decode, row = (positions * taken for taken in self.attention)
-        if not decode + row:
-            return self
-        seconds = tuple(taken + decode + row * rows for rows, taken in zip(self.rows, self.seconds, strict=True))
-        return replace(self, seconds=seconds)
 
     def head_seconds(self) -> list[float]:
         """Return the seconds of 0, 1, 2 … `MAX_DRAFT + 1` head rows together; 0 where the decode's time includes
@@ -111,39 +98,25 @@ class DecodeCost:
         # Logarithms of measured over expected seconds; the curve itself counts as two decodes.
         self._ratios = [deque([0.0, 0.0], _RECENT) for _ in curve.rows]
         self._tries = [0] * len(curve.rows)
-        self._positions = 0  # positions before the reply
         self._last = -1  # padded rows of the last decode; -1: unknown
-        self._use()
-
-    def begin(self, positions: int) -> None:
-        """Begin a reply behind a prompt of `positions` tokens, which prolong decodes."""
-        if (positions := positions - positions % DEPTH_STEP) != self._positions:
-            self._positions = positions
-            self._use()
-
-    def _use(self) -> None:
-        """Compute the tables of the curve behind the prompt."""
-        self._curve = self.given.behind(self._positions)
-        self._widths = self._curve.widths()
+        self._widths = curve.widths()
         nearest = np.abs(np.log(self._widths[1:])[:, None] - self._log_rows).argmin(axis=1)
         self._nearest: list[int] = nearest.tolist()  # measured number of rows nearest to 1, 2, 3 ... rows
-        self._plain, self._plain_heads = self._curve.table(self._widths), self._curve.head_seconds()
-        self._correct([median(ratios) for ratios in self._ratios])
+        self._plain, self._plain_heads = curve.table(self._widths), curve.head_seconds()
+        self._correct([0.0] * len(curve.rows))
 
     def _correct(self, errors: Sequence[float]) -> None:
         """Compute the tables anew, with these logarithms of errors."""
         self._errors = list(errors)
-        curve = self._corrected(self._curve)
+        curve = self.corrected()
         self.table = curve.table(self._widths)  # seconds of a decode of 0, 1, 2 ... rows, without its heads
         self._heads = curve.head_seconds()
         self.slopes = _least_slopes(self.table)
         """Seconds of a further row behind i drafted tokens, at least: the mean of rows up to the cheapest length."""
 
     def corrected(self) -> CostCurve:
-        """Return the curve of measured decodes, at the beginning of a context."""
-        return self._corrected(self.given)
-
-    def _corrected(self, curve: CostCurve) -> CostCurve:
+        """Return the curve of measured decodes."""
+        curve = self.given
         tried = np.array(self._tries) >= WITNESSES
         if not tried.any():
             return curve
@@ -163,17 +136,13 @@ class DecodeCost:
 
     def change(self, drafted: int) -> float:
         """Return the additional seconds of a decode whose number of rows differs from the last decode's."""
-        return 0.0 if self._widths[drafted + 1] == self._last else self._curve.change
+        return 0.0 if self._widths[drafted + 1] == self._last else self.given.change
 
     def loss(self, drafted: int, accepted: int) -> float:
         """Return the net cost of a draft with `accepted` tokens, in decodes without drafts; two changes of the number
         of rows are part of it."""
-        taken = self.seconds(drafted, accepted + 1.0) + 2.0 * self._curve.change
+        taken = self.seconds(drafted, accepted + 1.0) + 2.0 * self.given.change
         return taken / self.single - 1.0 - accepted
-
-    def is_untried(self, drafted: int) -> bool:
-        """Return whether the curve is doubtful, and too few such decodes were measured."""
-        return self.given.doubtful and self._tries[self._nearest[drafted]] < WITNESSES
 
     def observe(self, drafted: int | None, tokens: int, seconds: float) -> None:
         """Learn from a decode with `drafted` tokens that brought `tokens` in `seconds`. `drafted` is None if
@@ -182,7 +151,7 @@ class DecodeCost:
         if drafted is None or tokens > drafted + 1:  # More tokens come from several decodes.
             return
         self._last = self._widths[drafted + 1]
-        expected = self._plain[drafted + 1] + (self._curve.change if self._last != last else 0.0)
+        expected = self._plain[drafted + 1] + (self.given.change if self._last != last else 0.0)
         expected += min(tokens * self._plain_heads[1], self._plain_heads[drafted + 1])
         at = self._nearest[drafted]
         self._ratios[at].append(log(max(seconds, 1e-9) / expected))

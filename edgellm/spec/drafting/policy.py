@@ -4,7 +4,8 @@ A bandit with a cost model. Its arms are a plain round, a copy of n tokens, and 
 by the chance of each token and by the cost curve, a draft model by the mean tokens and seconds of its rounds. The arm
 with the highest gain is used: expected tokens, less its seconds at the recent price of a second (Dinkelbach 1967). A
 source without an expected gain is tried within an allowance, which grows with the time and with the savings of right
-drafts; so where nothing is right, replies take as long as without drafts.
+drafts; so where nothing is right, replies take as long as without drafts. A draft model is not even tried where drafts
+as right as can be hoped would not repay their rows and its own time.
 """
 
 from __future__ import annotations
@@ -12,11 +13,122 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
-from edgellm.spec.drafting.acceptance import EvidenceAcceptance
+from edgellm.spec.drafting.acceptance import ConfidenceAcceptance, EvidenceAcceptance
 from edgellm.spec.drafting.cost_curve import MAX_DRAFT, CostCurve, DecodeCost
-from edgellm.spec.drafting.model_arm import EXPLORATION, LEAST_WEIGHT, Arm, ModelArm
-from edgellm.spec.types import Round, TryingCost
+from edgellm.spec.types import Chunk, Round, TryingCost
+
+EXPLORATION = 0.004
+"""Share of the time for tries of one source: with three sources, replies stay within 1.5 % of plain decoding."""
+LEAST_WEIGHT = 0.1
+"""Weight of the latest round in the mean of a way to write, once there are many."""
+
+
+class Arm:
+    """An arm of a bandit: the mean tokens and seconds of its latest rounds."""
+
+    def __init__(self) -> None:
+        self.tokens = self.seconds = 0.0
+        self.rounds = 0
+
+    def add(self, tokens: float, seconds: float) -> None:
+        """Add a round."""
+        self.rounds += 1
+        weight = max(LEAST_WEIGHT, 1.0 / self.rounds)
+        self.tokens += weight * (tokens - self.tokens)
+        self.seconds += weight * (seconds - self.seconds)
+
+    @property
+    def pace(self) -> float:
+        """Return the seconds per token; 0 if nothing is known."""
+        return self.seconds / self.tokens if self.tokens else 0.0
+
+
+class Allowance:
+    """The exploration budget of one source, in decodes of one row: a share of the time, up to `full`, and the savings
+    of right drafts."""
+
+    def __init__(self, full: float, first: float = 0.0, trusted: float = 0.0, most: float = 16.0) -> None:
+        """Start with `first` decodes. A saving brings at least `trusted` decodes, and `most` can be saved."""
+        self._full, self._trusted, self._most, self.left = full, trusted, most, first
+
+    def earn(self, decodes: float) -> None:
+        """Add the share of this time."""
+        if self.left < self._full:
+            self.left = min(self._full, self.left + EXPLORATION * decodes)
+
+    def spend(self, decodes: float, debt: float = 0.0) -> None:
+        """Spend `decodes`, but never below `-debt`: a disturbance must not end exploration."""
+        self.left = max(-debt, self.left - decodes)
+
+    def settle(self, loss: float) -> None:
+        """Account for a draft's `loss`, negative for a saving."""
+        if loss > 0.0:
+            self.spend(loss)
+        else:
+            self.left = max(self._trusted, min(self._most, self.left - loss))
+
+
+class ModelArm:
+    """A draft model, by the means of rounds with it, of its drafts, and of its reading of prompts."""
+
+    rounds_tried = 4
+    """Rounds with a draft model before it is judged: fewer are too few for its mean."""
+    _first_draft = 4  # most tokens of a draft before any was verified: trying a useless model is to cost little
+
+    def __init__(self, first: float, most: float) -> None:
+        """Try the model for `first` decodes at first, and for `most` at most."""
+        self.rounds, self.drafts, self.reading = Arm(), Arm(), Arm()
+        self.acceptance, self.allowance = ConfidenceAcceptance(), Allowance(most, first, most=most)
+        self.acceptances: Sequence[float] = ()
+        self._seconds = self._read = 0.0  # expected seconds of a drafted token; those of reading in this round
+        self.begin(0, 0)
+
+    def expect(self, seconds: float, acceptances: Sequence[float]) -> None:
+        """Expect so many seconds of a drafted token, and these shares of drafts whose first i + 1 tokens are
+        accepted."""
+        self._seconds, self.acceptances = seconds, acceptances
+
+    def begin(self, prompt: int, hope: int) -> None:
+        """Begin a reply to `prompt` tokens, in which drafts of `hope` tokens would pay, 0 if none, were they as right
+        as can be hoped."""
+        self.unread, self.hope = prompt, hope  # tokens that the model has to read before it can draft
+        self.has_read = self.asked = False
+
+    @property
+    def is_judged(self) -> bool:
+        """Return whether enough rounds with the model are known."""
+        return self.rounds.rounds >= self.rounds_tried
+
+    @property
+    def token_seconds(self) -> float:
+        """Return the seconds of a drafted token."""
+        return self.drafts.pace or self._seconds
+
+    @property
+    def most(self) -> int:
+        """Return the longest draft: twice the mean tokens of a round."""
+        return ceil(2.0 * self.rounds.tokens) if self.rounds.rounds else self._first_draft
+
+    def drafted(self, tokens: int, seconds: float) -> None:
+        """Record a draft that took `seconds`, reading of the text included."""
+        prompt, self.unread = self.unread, 0
+        self.has_read, self.asked, self._read = True, True, 0.0
+        if prompt:
+            self._read = max(0.0, seconds - tokens * self.token_seconds)
+            self.reading.add(prompt, self._read)
+        else:
+            self.drafts.add(tokens, seconds)
+
+    def observe(self, chunk: Chunk, accepted: int, tokens: int, seconds: float, *, first: bool) -> None:
+        """Learn from a round of `seconds` that wrote `tokens`; the `first` one's time includes the prompt's."""
+        self.unread += 0 if self.has_read else tokens
+        if self.asked:
+            self.acceptance.observe(chunk, accepted)
+            if not first:
+                self.rounds.add(tokens, seconds - self._read)
+        self.asked = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,41 +140,20 @@ class Tuning:
 
     reply_tokens: float = 40.0  # expected tokens of a reply before the first reply has ended
 
-    first_credit: float = 0.8  # decodes that copies may cost before any was right, about four short drafts; saved again
-    least_credit: float = 8.0
-    """Least decodes for copies after a right one, as right copies come in clusters; and before any under a doubtful
-    curve, where longer decodes have to be tried first."""
-    most_credit: float = 16.0  # most decodes saved by right copies that others may cost: about one long wrong draft
+    first_credit: float = 0.6  # decodes that copies may cost before any was right: a short draft; saved again
+    first_try: float = 0.2  # decodes that trying a draft model may cost at first, where drafts are cheap
+    least_credit: float = 8.0  # least decodes for copies after a right one, as right copies come in clusters
+    most_credit: float = 16.0  # most decodes saved by right drafts that others may cost: about one long wrong draft
     debt: float = 0.3  # overdraft for a lookup where the latest tokens have stood in the text before
     free_draft: float = 0.5  # decodes that a copy may always cost if they are left: two or three tokens
-    most_loss: float = 2.0  # most decodes that count of a loss: its estimate may be wrong
     known_tokens: int = 3  # repeated tokens in a row from which on a lookup is likely to find the next token
+    hope: float = 0.8  # acceptance rate of a draft model that nothing is known of: pairs of one family reach that
+    slower: float = 1.05  # a draft model that takes this many times longer, more than single rounds differ, is slow
     lookup: float = 5e-5  # seconds that a lookup takes, until some were timed
     interrupted: float = 2.0  # lookups longer than this times the usual were interrupted, and count as this
 
 
 TUNING = Tuning()
-
-
-class Allowance:
-    """The exploration budget of one source, in decodes of one row: a share of the time, up to `full`, and the savings
-    of right drafts."""
-
-    def __init__(self, full: float, first: float = 0.0) -> None:
-        self._full, self.left = full, first
-
-    def earn(self, decodes: float) -> None:
-        """Add the share of this time."""
-        if self.left < self._full:
-            self.left = min(self._full, self.left + EXPLORATION * decodes)
-
-    def spend(self, decodes: float, debt: float = 0.0) -> None:
-        """Spend `decodes`, but never below `-debt`: a disturbance must not end exploration."""
-        self.left = max(-debt, self.left - min(decodes, TUNING.most_loss))
-
-    def credit(self, decodes: float) -> None:
-        """Add the decodes that a draft has saved, or would have."""
-        self.left = max(TUNING.least_credit, min(TUNING.most_credit, self.left + decodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,34 +173,37 @@ class DraftPolicy:
         """Decide by `curve`; `copies` has the chances of copied tokens."""
         self.copies = copies or EvidenceAcceptance()
         self._models: dict[str, ModelArm] = {}
-        self._others = Arm()  # rounds without a draft model
+        self._plain, self._others = Arm(), Arm()  # rounds without a draft, and without a draft model
         self._lookup = TUNING.lookup  # mean seconds
         self._reply_tokens = TUNING.reply_tokens  # mean tokens of a reply
+        self._allowance = Allowance(TUNING.first_credit, TUNING.first_credit, TUNING.least_credit)  # budget of copies
         self.use_curve(curve)
         self.begin(0)
 
     def use_curve(self, curve: CostCurve) -> None:
         """Decide by another curve from now on."""
         self.cost = DecodeCost(curve)
-        first = TUNING.least_credit if curve.doubtful else TUNING.first_credit
-        self._allowance = Allowance(TUNING.first_credit, first)  # budget of copies
         self._tokens, self._seconds = 1.0, self.cost.single  # sums over recent rounds, decaying
+
+    def meet(self, model: str, seconds: float, acceptance: Sequence[float] = ()) -> None:
+        """Learn beforehand of a draft model that a token takes it about so many `seconds`, and the shares of its drafts
+        whose first i + 1 tokens are accepted, if known."""
+        self._arm(model).expect(seconds, acceptance)
+
+    def _arm(self, model: str) -> ModelArm:
+        return self._models.setdefault(model, ModelArm(TUNING.first_try, TUNING.most_credit))
 
     def begin(self, prompt: int, model: str = "", *, linked: bool = False) -> None:
         """Begin a reply to `prompt` tokens. `model` names the draft model, "" is none. `linked`: the verifier is on
         another device, which reads the prompt while the draft model does."""
-        self.cost.begin(prompt)
-        self._model = self._models.setdefault(model, ModelArm()) if model else None
+        self._model = self._arm(model) if model else None
         self._linked, self._written = linked, 0
-        self._asks_next = False  # True if only a copy, or the unread prompt, kept the draft model from drafting
         self._spent: dict[str, float] = defaultdict(float)  # decodes in this reply, by the fields of `TryingCost`
         if self._model is not None:
-            self._model.begin(prompt)
+            self._model.begin(prompt, self._hoped(self._model)[0])
 
     def end(self) -> None:
         """End the reply."""
-        if self._model is not None:
-            self._model.end_stretch()
         self._reply_tokens += LEAST_WEIGHT * (self._written - self._reply_tokens)
 
     @property
@@ -124,21 +218,74 @@ class DraftPolicy:
 
     def bid(self, survives: Sequence[float], room: int) -> Bid:
         """Return the draft, at most `room` tokens; `survives[i]` is the chance that the first i + 1 offered copies are
-        all accepted."""
-        model = self._model if self._model is not None and self._model.uses_model else None
-        tries = model is not None and model.tries()
-        left = max(0.0, self._reply_tokens - self._written)
-        usable = model is not None and (tries or model.repays(left, self._others.pace))
-        other = model.rounds if model is not None and usable and not tries else None
+        all accepted. The first token waits for a draft model across a link alone: there both models read the prompt at
+        once."""
+        model = self._model if self._written or self._linked else None
+        known = None if model is None else self._known()
+        asks = 0 if model is None else self._tries(model) if known is None else model.most
+        other = self._hoped(model)[1] if asks and known is None and model is not None else known
         copies, wanted = self._copies(survives[:room], other)
-        plain = Bid(copies, 0, wanted if copies < wanted else 0)
-        self._asks_next = False
-        if model is None or not usable or not (tries or self._gains(model.rounds)) or (copies and not tries):
-            return plain
-        if not self._written and (copies or (not self._linked and model.delays())):
-            self._asks_next = True
-            return plain
-        return Bid(0, min(room, model.most))
+        if asks and not copies:
+            return Bid(0, min(room, asks))
+        return Bid(copies, 0, wanted if copies < wanted else 0)
+
+    def _known(self) -> Arm | None:
+        """Return the rounds with the draft model, as measured, or as its known acceptance lets expect them; None if
+        they are unknown or do not pay. Across a link they are expected to, until both ways are measured: a round trip
+        takes longer than a draft."""
+        model = self._model
+        if model is None:
+            return None
+        rounds = model.rounds
+        if not model.is_judged:
+            if not (self._linked or model.acceptances):
+                return None
+            rounds = self._hoped(model)[1]
+        elif self._linked and self._plain.rounds < model.rounds_tried:
+            return None
+        left = max(0.0, self._reply_tokens - self._written)
+        pays = left * (self._others.pace or self.cost.single) > left * rounds.pace + self._reading(model)
+        return rounds if self._gain(rounds) > self._gain(self._without) and (model.has_read or pays) else None
+
+    def _tries(self, model: ModelArm) -> int:
+        """Return how many tokens of the draft model the allowance covers, were they all wrong; 0 where even right ones
+        would not pay, and across a link until rounds without it are measured."""
+        if self._linked and model.is_judged and self._plain.rounds < model.rounds_tried:
+            return 0
+        most = min(model.most, model.hope)
+        left = model.allowance.left - (0.0 if self._linked else self._reading(model) / self.cost.single)
+        losses = ((n, self.cost.loss(n, 0) + n * model.token_seconds / self.cost.single) for n in range(most, 0, -1))
+        return next((n for n, loss in losses if loss <= left), 0)
+
+    def _hoped(self, model: ModelArm) -> tuple[int, Arm]:
+        """Return the best length of the model's drafts if they are as right as is known, or can be hoped, 0 if none
+        pays; and the round of that length, at least of one token."""
+        hopes = model.acceptances or [TUNING.hope**n for n in range(1, MAX_DRAFT)]
+        n = self.useful(hopes, token_seconds=model.token_seconds)
+        hoped, drafted = Arm(), max(n, 1)
+        expected = 1.0 + sum(hopes[:drafted])
+        hoped.add(expected, self.cost.seconds(drafted, expected) + drafted * model.token_seconds)
+        return n, hoped
+
+    def _reading(self, model: ModelArm) -> float:
+        """Return the seconds that the model takes to read the text before it can draft: until that was measured, its
+        rows are as cheap beside a single one as the verifier's."""
+        row = self.cost.table[-1] / (MAX_DRAFT + 1) / self.cost.single
+        return model.unread * (model.reading.pace or row * model.token_seconds)
+
+    @property
+    def _without(self) -> Arm:
+        """Return a round without a draft: by the curve, but as measured across a link, where a verifier may write
+        several tokens."""
+        if self._linked and self._plain.rounds:
+            return self._plain
+        found = Arm()
+        found.add(1.0, self.cost.single)
+        return found
+
+    def _gain(self, rounds: Arm) -> float:
+        """Return the tokens that rounds gain, less their seconds at the present price."""
+        return rounds.tokens - self.price * rounds.seconds
 
     def _copies(self, survives: Sequence[float], other: Arm | None) -> tuple[int, int]:
         """Return how many offered tokens to copy, and how many if the allowance covered them. A copy has to gain more
@@ -147,7 +294,7 @@ class DraftPolicy:
         best, wanted, expected = 0, 0, 1.0
         gain = 1.0 - price * (cost.single + cost.change(0))
         if other is not None:
-            gain = max(gain, other.tokens - price * other.seconds)
+            gain = max(gain, self._gain(other))
         highest = gain = gain + TUNING.least_gain
         most = cost.single * (1.0 + max(0.5 * left, min(TUNING.free_draft, left)))
         for n, chance in enumerate(survives[:MAX_DRAFT], 1):
@@ -158,33 +305,25 @@ class DraftPolicy:
                 wanted, highest = n, value
             if value > gain and seconds + 2.0 * change <= most:
                 best, gain = n, value
-        longest = min(len(survives), MAX_DRAFT)
-        if best < longest and cost.is_untried(longest):
-            taken = (cost.seconds(longest, expected) - cost.seconds(best, 1.0)) / cost.single
-            if min(taken, TUNING.most_loss) <= left:
-                return longest, longest
         return best, wanted
-
-    def _gains(self, rounds: Arm) -> bool:
-        """Return whether `rounds` gain more than plain rounds, or are unknown."""
-        price, single = self.price, self.cost.single
-        return not rounds.rounds or rounds.tokens - price * rounds.seconds > 1.0 - price * single
 
     def floors(self) -> list[float]:
         """Return the break-even chance for each place of the draft model's draft."""
-        seconds = 0.0 if self._model is None else self._model.drafts.pace
+        seconds = 0.0 if self._model is None else self._model.token_seconds
         return [self.price * (slope + seconds) for slope in self.cost.slopes]
 
     def floor(self, rows: int) -> float:
         """Return the break-even chance of a copy behind `rows` drafted tokens."""
         return self.price * self.cost.slopes[rows]
 
-    def useful(self, survives: Sequence[float], rows: int = 0) -> int:
-        """Return how many further tokens pay behind `rows` verified ones; `survives` are their chances."""
+    def useful(self, survives: Sequence[float], rows: int = 0, token_seconds: float = 0.0) -> int:
+        """Return how many further tokens pay behind `rows` verified ones; `survives` are their chances, and each is yet
+        to be drafted in `token_seconds`."""
         best, gain, expected, before = 0, 0.0, 0.0, self.cost.seconds(rows, 0.0)
         for n, chance in enumerate(survives[: MAX_DRAFT - rows], 1):
             expected += chance
-            value = expected - self.price * (self.cost.seconds(rows + n, expected) - before)
+            seconds = self.cost.seconds(rows + n, expected) - before + n * token_seconds
+            value = expected - self.price * seconds
             if value > gain:
                 best, gain = n, value
         return best
@@ -204,17 +343,7 @@ class DraftPolicy:
     def drafted(self, tokens: int, seconds: float) -> None:
         """Record that the draft model drafted `tokens` in this round, which took `seconds`."""
         if self._model is not None:
-            self._model.drafted(tokens, seconds, first=not self._written)
-
-    def reads_ahead(self) -> bool:
-        """Return whether the draft model is to read the prompt now, while the verifier does; asked once a round."""
-        asks, self._asks_next = self._asks_next, False
-        return asks
-
-    def read_prompt(self, seconds: float) -> None:
-        """Record that the draft model has read the prompt while the verifier did."""
-        if self._model is not None:
-            self._model.drafted(1, seconds, first=not self._written, while_waiting=True)
+            self._model.drafted(tokens, seconds)
 
     def observe(self, turn: Round) -> None:
         """Learn from a round with a verdict."""
@@ -231,23 +360,26 @@ class DraftPolicy:
             self.settle(loss := self.cost.loss(copied, verdict.accepted))
             self._spend("copies", loss)
         self._allowance.earn(tokens)
+        if model is not None:
+            model.allowance.earn(tokens)
         if not first:  # The first round's time includes the prompt's.
             self._tokens = TUNING.memory * self._tokens + tokens
             self._seconds = TUNING.memory * self._seconds + turn.seconds
             self.cost.observe(None if asked and self._linked else len(chunk), tokens, turn.waiting)
-            if asked:
-                self._spend("model", turn.seconds / self.cost.single - tokens)
+            if asked and model is not None:
+                loss = (turn.seconds - tokens * self._without.pace) / self.cost.single
+                model.allowance.settle(loss)
+                self._spend("model", loss)
             else:
                 self._others.add(tokens, turn.seconds)
+                if not len(chunk):
+                    self._plain.add(tokens, turn.seconds)
         if model is not None:
             model.observe(chunk, verdict.accepted, tokens, turn.seconds, first=first)
 
     def settle(self, loss: float) -> None:
         """Account for a copy's `loss` in decodes, negative for a saving; also that of a refused copy."""
-        if loss > 0.0:
-            self._allowance.spend(loss)
-        else:
-            self._allowance.credit(-loss)
+        self._allowance.settle(loss)
 
     def _spend(self, name: str, loss: float) -> None:
         """Note a loss in decodes, negative for a saving."""
@@ -256,13 +388,12 @@ class DraftPolicy:
     def explain(self, survives: Sequence[float], bid: Bid, *, looked: bool) -> str:
         """Return the reason for a bid."""
         if bid.asks:
-            tried = self._model is not None and self._model.trials
-            return "the draft model gains most" if tried else "the draft model is tried"
+            return "the draft model is tried" if self._known() is None else "the draft model gains most"
         if bid.copies:
             expected = 1.0 + sum(survives[: bid.copies])
             cost = self.cost.seconds(bid.copies, expected) / self.cost.single
             return f"{bid.copies} drafted: {expected:.1f} tokens expected in the time of {cost:.1f}"
-        paused = "" if self._model is None or self._model.uses_model else "; the draft model is paused: it did not pay"
+        paused = "; the draft model is paused: it does not pay" if self._known() is None and self._model else ""
         if not looked:
             return f"no lookup: earlier ones have not paid{paused}"
         if not survives:
@@ -272,12 +403,22 @@ class DraftPolicy:
         return f"a draft has a {survives[0]:.0%} chance, and {self._second}{paused}"
 
     def slow_model(self, name: str) -> str:
-        """Return how much slower replies are with this draft model, as a sentence; "" where that is not known."""
-        arm = self._models.get(name)
-        if arm is None or not arm.stretches.second_loses:
+        """Return that replies are slower with this draft model, in a sentence; "" where that is not known."""
+        model = self._models.get(name)
+        if model is None:
             return ""
-        without, with_model = (each.pace * 1e3 for each in arm.stretches.arms)
-        return f"A token takes {with_model:.1f} ms with the {name} and {without:.1f} ms without it"
+        without = self._others.pace or self.cost.single
+        if model.is_judged:
+            if model.rounds.pace <= TUNING.slower * without:
+                return ""
+            taken, rest = f"takes {model.rounds.pace * 1e3:.1f}", ", and tried again now and then"
+        else:
+            best, hoped = self._hoped(model)
+            if best or hoped.pace <= without or not self.cost.given.filled:
+                return ""  # An estimate is no reason to say so.
+            taken, rest = f"would take at least {hoped.pace * 1e3:.1f}", ""
+        here = f"A token {taken} ms with the {name} and {without * 1e3:.1f} ms without it"
+        return f"{here}, so drafts are left out{rest}."
 
     def account(self) -> TryingCost:
         """Return the cost and savings of exploration in this reply, and the present choice."""
@@ -295,8 +436,9 @@ class DraftPolicy:
         found = f"{self._second}; {self.copies.trust:.0%} of the expected copies were right"
         if self._model is None:
             return found
-        without, with_model = (arm.pace / self.cost.single for arm in self._model.stretches.arms)
-        if not (without and with_model):
-            return f"{found}; the draft model is being tried"
-        used = "used" if self._model.uses_model else "paused"
+        if not self._model.is_judged:
+            state = "being tried" if self._model.hope else "left out: even right drafts would not pay"
+            return f"{found}; the draft model is {state}"
+        used = "paused" if self._known() is None else "used"
+        with_model, without = (pace / self.cost.single for pace in (self._model.rounds.pace, self._others.pace))
         return f"{found}; the draft model is {used}: {with_model:.2f} decodes a token, {without:.2f} without it"

@@ -14,10 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.errors import InvalidOption
-from edgellm.spec.gates.factory import rules_of
-from edgellm.spec.gates.fitted import CONTEXT, DIFFICULTY, MEAN_DOUBT, SHARES, TOKENS, with_chance
 from edgellm.spec.gates.profile import (
+    CONTEXT,
+    DIFFICULTY,
+    MEAN_DOUBT,
     NAMES,
+    SHARES,
+    TOKENS,
     Logistic,
     Matrix,
     Policy,
@@ -26,10 +29,11 @@ from edgellm.spec.gates.profile import (
     UnverifiedReplies,
     Vector,
     WordWeights,
+    with_chance,
 )
-from edgellm.spec.gates.profiler import Run, Seen
-from edgellm.spec.gates.rules import solve
-from edgellm.spec.mechanisms import has, mechanism
+from edgellm.spec.gates.rules import rules_of, solve
+from edgellm.spec.ngram.sources import Disagreement
+from edgellm.spec.params import has, mechanism
 from edgellm.spec.types import Ids
 
 _KEPT = 512  # sampled chunks that a profile keeps: quantiles of a budget need no more
@@ -40,6 +44,41 @@ _PAIRS_PENALTY = 30_000
 """Penalty of products of signals times the number of chunks: of few chunks they would only learn noise."""
 
 Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A drafted chunk and its verdict: its `signals` (len(NAMES),), how many of its tokens were `accepted`, and its
+    mean importance, or that in each measured layer."""
+
+    signals: tuple[float, ...]
+    accepted: int
+    importance: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The observations for one prompt.
+
+    `verified` are the chunks of the fully verified reply, and `with_lookup` those of the reply in which drafts of
+    little confidence were the context's tokens, if that differs; `doubt` is the least confidence at which it may. Of
+    the draft model's own reply, `alone` has the mean confidence of each chunk, followed by `Seen.importance`, and
+    `tokens` the confidence of each token. Then the seconds of each drafted token and of each verification.
+    """
+
+    verified: tuple[Seen, ...] = ()
+    alone: tuple[tuple[float, ...], ...] = ()
+    tokens: tuple[float, ...] = ()
+    draft_seconds: tuple[float, ...] = ()
+    verify_seconds: tuple[float, ...] = ()
+    disagreements: tuple[Disagreement, ...] = ()
+    doubt: float = 1.0
+    with_lookup: tuple[Seen, ...] = ()
+
+    @property
+    def training_chunks(self) -> tuple[Seen, ...]:
+        """Return the chunks to fit the gate on."""
+        return self.with_lookup or self.verified
 
 
 def build(runs: Sequence[Run], terms: ProfileTerms, *, prompts: Sequence[Ids] = (), hesitates: float = 0.0) -> Profile:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.spec.protocols import Gate
-from edgellm.spec.state import GenerationState
+from edgellm.spec.gates.profile import draw
+from edgellm.spec.params import AUTO, CHUNK, FITTED, GATES, ReplyOptions, load
+from edgellm.spec.protocols import Gate, GenerationState
 from edgellm.spec.types import Chunk, Decision, Round
 
 if TYPE_CHECKING:
@@ -201,11 +203,6 @@ def p_conf(c: float | Numbers, c_th: float) -> Numbers:
     return np.where(c <= c_th, 1.0, chances)
 
 
-def draw(seed: int, place: int) -> float:
-    """Return the random number in [0, 1) of a place."""
-    return float(np.random.Generator(np.random.Philox(key=seed & 2**64 - 1, counter=place)).random())
-
-
 def solve(share_at: Callable[[float], float], budget: float, low: float, high: float) -> float:
     """Return the x in [low, high] where `share_at`, which never rises with x, comes down to `budget`; by bisection.
 
@@ -219,3 +216,105 @@ def solve(share_at: Callable[[float], float], budget: float, low: float, high: f
         middle = 0.5 * (low + high)
         low, high = (middle, high) if share_at(middle) > budget else (low, middle)
     return high
+
+
+DOUBT = 0.5
+"""Below this confidence a token is more likely wrong than right, and drafts after it are wasted. A device that waits
+for its verifier should ask at once; otherwise a verdict on a whole chunk is worth more."""
+
+_STEPS = 64  # settings between the shares 0 and 1 that a gate is built for
+
+
+@dataclass(frozen=True, slots=True)
+class GateChoice:
+    """A gate with its settings for a reply.
+
+    `gamma` is the length of a chunk; `layers` are those whose attention the gate needs; `controller` keeps a budget. A
+    chunk ends after a token with a confidence below `stop_below`. Below `lookup_below`, the context's token is drafted
+    instead.
+    """
+
+    gate: Gate
+    reason: str
+    gamma: int
+    layers: tuple[int, ...] = ()
+    controller: BudgetController | None = None
+    stop_below: float = 0.0
+    lookup_below: float = 0.0
+
+
+def choose(
+    options: ReplyOptions, seed: int, *, profile: Profile | None, controller: BudgetController, linked: bool = False
+) -> GateChoice:
+    """Return the requested gate. Its draws come from `seed`, and `controller` keeps its budget.
+
+    `profile` is required if the options need one. `linked`: the verifier is across a link, so the device waits for it.
+    """
+    gate, budget, gamma = options.gate, options.budget, options.gamma or CHUNK
+
+    def counted(gate: Gate, reason: str) -> GateChoice:
+        return GateChoice(CountedGate(gate, controller), reason, gamma, gate.layers, controller)
+
+    if not isinstance(gate, str):
+        return counted(gate, "a custom gate")
+    if budget is None and (budget := GATES[gate].stands_for) is None:
+        if gate == "confidence":
+            return counted(
+                ConfidenceGate(options.confidence_threshold, seed), "a confidence threshold without a budget"
+            )
+        return counted(AlwaysGate(), "no budget is given, so everything is verified")
+    if budget == 0.0:
+        return GateChoice(NeverGate(), "nothing is verified, as requested", gamma)
+    if budget == 1.0:
+        return counted(AlwaysGate(), "everything is verified, as requested")
+    if profile is None:
+        judge = judge_at(lambda share: RandomGate(share, seed), controller)
+        return GateChoice(
+            BudgetGate(judge, budget, controller), "chunks are chosen at random", gamma, controller=controller
+        )
+    gamma, reason = options.gamma or profile.terms.gamma, f"the {gate} gate, as requested"
+    if gate == "auto":
+        gate, reason = best_gate(profile, budget)
+    if gate != FITTED:
+        judge = judge_at(_gate_at_share(gate, profile, seed), controller)
+        layers = profile.terms.layers if GATES[gate].importance else ()
+        return GateChoice(BudgetGate(judge, budget, controller), reason, gamma, layers, controller)
+    from edgellm.spec.gates.profile import FittedJudge
+
+    lookup_below = profile.hesitates if options.context_lookup else 0.0
+    if lookup_below > 0.0:
+        reason += f"; below a confidence of {lookup_below:.2f} the context's token is drafted"
+    return GateChoice(
+        BudgetGate(FittedJudge(profile, budget, seed), budget, controller), reason, gamma, controller=controller,
+        stop_below=DOUBT if linked else 0.0, lookup_below=lookup_below,
+    )  # fmt: skip
+
+
+def best_gate(profile: Profile, budget: float) -> tuple[str, str]:
+    """Return the gate with the best evidence in the profile at the budget nearest to this one, and that evidence."""
+    from edgellm.spec.gates.profile import SHARES
+
+    share = min(SHARES, key=lambda known: abs(known - budget))
+    gains = {name: profile.evidence.get(f"gate {name} at {share}", 0.0) for name in AUTO}
+    best = max(AUTO, key=lambda name: gains[name])
+    others = ", ".join(f"{name} {gains[name]:.0%}" for name in AUTO if name != best)
+    shown = "the fitted gate" if best == FITTED else f"the {best} gate"
+    chosen = f"with {share:.0%} of chunks verified, {gains[best]:.0%} of the profiled replies equal the verifier's"
+    return best, f"{shown}: {chosen} ({others})"
+
+
+def rules_of(profile: Profile, share: float) -> dict[str, Rule]:
+    """Return the rule of each named gate that keeps a budget, at its setting for this share."""
+    return {name: load(kind.rule).at_share(profile, share, 0) for name, kind in GATES.items() if kind.rule}
+
+
+def _gate_at_share(gate: str, profile: Profile, seed: int) -> Callable[[float], Rule]:
+    """Return a function from a share of chunks to the gate of that name which offloads it."""
+    kind = load(GATES[gate].rule)
+
+    @lru_cache(maxsize=_STEPS + 1)
+    def at(step: int) -> Rule:
+        rule: Rule = kind.at_share(profile, step / _STEPS, seed)
+        return rule
+
+    return lambda share: at(min(_STEPS, max(1, round(share * _STEPS))))

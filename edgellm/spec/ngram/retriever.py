@@ -13,9 +13,8 @@ import numpy as np
 
 from edgellm.spec.drafting.acceptance import Evidence, EvidenceAcceptance, evidence
 from edgellm.spec.drafting.policy import DraftPolicy
-from edgellm.spec.mechanisms import has, mechanism
 from edgellm.spec.ngram.sources import ContextIndex, Cursor, DraftSource, HistoryIndex
-from edgellm.spec.params import SOURCES
+from edgellm.spec.params import SOURCES, has, mechanism
 from edgellm.spec.types import Chunk, Expected, Ids, Verdict
 
 HOPELESS = 0.02

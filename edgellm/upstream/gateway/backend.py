@@ -21,8 +21,8 @@ from typing import TypeAlias
 import numpy as np
 
 from edgellm.errors import EdgeError, EngineFailed, VerifierBusy, VerifierLost, VerifierUnavailable
+from edgellm.spec.protocols import VerifyRequest
 from edgellm.spec.types import NO_IDS, Ids, Verdict
-from edgellm.spec.verifier import VerifyRequest
 from edgellm.upstream.gateway.pool import PooledServer, ServerPool
 from edgellm.upstream.http_client import ServerRefused
 from edgellm.upstream.verifier import UpstreamText

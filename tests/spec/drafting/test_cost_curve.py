@@ -9,22 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.spec.drafting.cost_curve import (
-    DEPTH_STEP,
-    DRIFT,
-    KNOTS,
-    MAX_DRAFT,
-    ROW_TILE,
-    WITNESSES,
-    CostCurve,
-    DecodeCost,
-)
+from edgellm.spec.drafting.cost_curve import DRIFT, KNOTS, MAX_DRAFT, ROW_TILE, WITNESSES, CostCurve, DecodeCost
 from tests.spec.drafting.curves import curves
 
 STEPS = CostCurve((1, 2, 3, 4, 5, 6, 8, 12), (13.0, 26.0, 35.0, 34.0, 48.0, 56.0, 43.0, 57.0), filled=True)
 HEADS_MS = (5.0, 8.0, 10.0, 13.0, 20.0, 22.0, 45.0, 90.0)
 LATE = CostCurve((1, 2, 4, 8, 16), (8.0, 11.5, 12.0, 20.0, 30.0), heads=HEADS_MS)
-DEEP = CostCurve((1, 2, 4, 8, 16), (1.0, 1.1, 1.3, 1.7, 2.5), attention=(1e-4, 1e-3))
 
 
 @given(curves)
@@ -54,13 +44,6 @@ def test_filling_up_never_takes_longer_than_the_next_number_that_was_measured(cu
         assert width in KNOTS or width % ROW_TILE == 0
         later = [took for known, took in zip(curve.rows, curve.seconds, strict=True) if known >= rows]
         assert not rows or seconds <= later[0] + 1e-12
-
-
-def test_behind_a_long_prompt_every_row_takes_longer() -> None:
-    assert DEEP.behind(DEPTH_STEP - 1) == DEEP
-    expected = [taken + 0.1024 + 1.024 * rows for rows, taken in zip(DEEP.rows, DEEP.seconds, strict=True)]
-    assert DEEP.behind(1024).seconds == pytest.approx(expected)
-    assert DEEP.behind(1024) == DEEP.behind(1024 + DEPTH_STEP - 1)
 
 
 def observed(cost: DecodeCost, rounds: int, drafted: int, tokens: int, seconds: float) -> None:
@@ -122,15 +105,3 @@ def test_a_change_of_the_number_of_rows_is_not_taken_for_a_slow_device() -> None
             assert (cost.change(0), cost.change(3)) == (0.0, 0.5)
             cost.observe(3, 3, 2.5 * factor)
         assert cost.drifted is (factor > 1.0)
-
-
-def test_what_is_learned_behind_a_long_prompt_holds_in_front_of_it() -> None:
-    """A device that is half as fast as the curve says, and not more so behind a prompt."""
-    cost = DecodeCost(DEEP)
-    cost.begin(4096)
-    assert cost.single == pytest.approx(DEEP.behind(4096).seconds[0])
-    observed(cost, 20, 0, 1, 1.5 * DEEP.behind(4096).seconds[0])
-    assert cost.corrected().seconds[0] == pytest.approx(1.5, rel=0.05)
-    assert cost.corrected().attention == DEEP.attention
-    cost.begin(0)
-    assert cost.single == pytest.approx(1.5, rel=0.05)

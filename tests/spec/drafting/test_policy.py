@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm.spec.drafting.cost_curve import KNOTS, CostCurve
-from edgellm.spec.drafting.model_arm import EXPLORATION, Bandit, ModelArm
 from edgellm.spec.drafting.policy import TUNING, Allowance, DraftPolicy
 from edgellm.spec.types import Chunk, Decision, Round, Verdict
 from tests.spec.drafting.curves import LINEAR, curves
@@ -92,17 +92,6 @@ def test_what_the_cost_curve_gets_wrong_is_learned() -> None:
     assert taught.bid(sure, ROOM).copies < 8 < believed.bid(sure, ROOM).copies
 
 
-def test_a_doubtful_curve_that_makes_copies_look_dear_is_tried_within_200_tokens() -> None:
-    wrong = CostCurve((1, 2, 4, 8, 64), (1.0, 4.0, 8.0, 16.0, 128.0), doubtful=True)
-    known, copied = policy(wrong, credit=0.0), []
-    for _ in range(200):
-        n = known.bid([0.9**n for n in range(1, 8)], ROOM).copies
-        told(known, n, n + 1 if n else 1, 1.0 + 0.1 * n)
-        copied.append(n)
-    assert copied[-1] >= 4
-    assert sum(copied) > 500
-
-
 # ---------------------------------------------------------------------------------------------- the allowance
 
 
@@ -129,7 +118,7 @@ def copies_where_all_are_wrong(known: DraftPolicy, rounds: int, survives: Sequen
 
 def test_copies_that_are_wrong_stop_soon_however_sure_they_look() -> None:
     known = policy(HALF, credit=0.0)
-    assert 0.0 < copies_where_all_are_wrong(known, 1000, [0.9, 0.8, 0.7]) < 0.01 * 1000
+    assert 0.0 < copies_where_all_are_wrong(known, 1050, [0.9, 0.8, 0.7]) < 0.01 * 1000
     bid = known.bid([0.9, 0.8, 0.7], ROOM)
     assert bid.refused
     assert "used up" in known.explain([0.9, 0.8, 0.7], bid, looked=True)
@@ -157,6 +146,101 @@ def test_lookups_that_find_nothing_become_rare_except_where_the_text_is_known() 
 
 # ------------------------------------------------------------------------------------------- the draft model
 
+REAL = CostCurve((1, 2, 4, 8, 64), (1.0, 1.75, 2.9, 5.0, 40.0), filled=True)
+"""Decodes of a small quantised model: SmolLM2-135M's on two cores."""
+CHEAP = CostCurve((1, 2, 4, 8, 64), (1.0, 1.1, 1.3, 1.7, 8.0))
+
+
+class Pair:
+    """A simulated pair in one reply after another: a round costs by `curve`, a drafted token `drafting` decodes, and
+    `right` of the drafted tokens are accepted; the model doubts the next one, and drafts none behind it."""
+
+    def __init__(
+        self, curve: CostCurve, drafting: float, right: int, *, copies: bool = False, told: bool = True
+    ) -> None:
+        """Offer copies that are all wrong, if wanted; the price of a drafted token is `told` to the policy."""
+        self.known, self.drafting, self.right = DraftPolicy(curve), drafting, right
+        self._table, self._copies, self.linked = curve.table(), [0.9, 0.8] if copies else [], False
+        self.drafts = 0
+        if told:
+            self.known.meet("model", drafting)
+
+    def reply(self, tokens: int = 100, prompt: int = 0) -> float:
+        """Return the seconds of a reply beyond its tokens' decodes."""
+        known, written, taken = self.known, 0, 0.0
+        known.begin(prompt, "model", linked=self.linked)
+        told(known, 0, 1, 1.0)
+        while written < tokens:
+            bid = known.bid(self._copies, ROOM)
+            self.drafts += bid.asks > 0
+            drafted = min(bid.asks, self.right + 1) if self.right else bid.asks
+            new, drafting = min(drafted, self.right) + 1, drafted * self.drafting
+            seconds = self._table[1 + drafted + bid.copies] + drafting
+            told(known, drafted or bid.copies, new, seconds, copied=bid.copies > 0, drafting=drafting)
+            written, taken = written + new, taken + seconds
+        known.end()
+        return taken - written
+
+
+def test_a_pair_that_even_right_drafts_would_not_repay_is_never_tried() -> None:
+    pair = Pair(REAL, 0.3, right=4)
+    for _ in range(20):
+        pair.reply()
+    assert not pair.drafts
+    assert "would take at least" in pair.known.slow_model("model")
+    assert "left out" in pair.known.reason
+    guessed = Pair(replace(REAL, filled=False), 0.3, right=4)
+    guessed.reply()
+    assert not guessed.known.slow_model("model"), "not by an estimate"
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("prompt", [0, 30])
+@pytest.mark.parametrize(("curve", "drafting"), [(REAL, 0.02), (HALF, 0.1), (CHEAP, 0.05), (FLAT, 0.02), (FLAT, 0.3)])
+def test_a_first_reply_of_100_tokens_loses_three_halves_of_a_percent_at_most(
+    curve: CostCurve, drafting: float, prompt: int, copies: bool
+) -> None:
+    pair = Pair(curve, drafting, right=0, copies=copies)
+    assert pair.reply(100, prompt) <= 1.5
+    replies = 1
+    while not (pair.drafts or copies) and replies < 40:
+        pair.reply(100, prompt)
+        replies += 1
+    assert pair.drafts or copies, "it may pay, so it is tried"
+
+
+@pytest.mark.parametrize(("curve", "drafting"), [(HALF, 0.1), (CHEAP, 0.05), (FLAT, 0.3)])
+def test_a_pair_that_pays_is_used_from_its_first_right_drafts_on(curve: CostCurve, drafting: float) -> None:
+    pair = Pair(curve, drafting, right=4)
+    assert sum(pair.reply(60) for _ in range(10)) < -60.0
+    assert pair.reply(60) < -10.0
+    assert not pair.known.slow_model("model")
+
+
+def test_a_pair_whose_acceptance_is_known_is_not_tried_but_used_where_that_pays() -> None:
+    for shares, used in (((0.8, 0.7, 0.6, 0.5), True), ((0.3, 0.1, 0.03, 0.01), False)):
+        known = DraftPolicy(HALF)
+        known.meet("model", 0.05, shares)
+        known.begin(20, "model")
+        told(known, 0, 1, 1.0)
+        assert (known.bid([], ROOM).asks > 1) is used
+
+
+def test_across_a_link_drafts_are_expected_to_pay_until_both_ways_are_measured() -> None:
+    link = CostCurve((1, 64), (0.05, 0.1))
+    for round_trip, drafting, used in ((0.1, 0.001, True), (0.01, 0.1, False)):
+        known, asked = DraftPolicy(link), []
+        known.begin(20, "model", linked=True)
+        told(known, 0, 1, 0.2)
+        for _ in range(40):
+            asks = known.bid([], ROOM).asks
+            asked.append(asks > 0)
+            taken = asks * drafting
+            told(known, asks, 3 if asks else 1, round_trip + taken, copied=False, drafting=taken)
+        assert asked[0]
+        assert all(asked[-20:]) is used
+        assert any(asked[-20:]) is used
+
 
 def rounds_with(known: DraftPolicy, rounds: int, tokens: int, drafting: float) -> int:
     """Write in so many rounds with a model whose drafts take so long and bring `tokens` a round; return its drafts."""
@@ -171,10 +255,6 @@ def rounds_with(known: DraftPolicy, rounds: int, tokens: int, drafting: float) -
     return asked
 
 
-def test_a_model_that_pays_is_asked_in_nearly_every_round() -> None:
-    assert rounds_with(policy(FLAT, "good"), 400, tokens=4, drafting=0.5) > 200
-
-
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_a_model_that_does_not_pay_is_hardly_asked_in_this_reply_and_the_next(tokens: int) -> None:
     known = policy(FLAT, "slow")
@@ -186,6 +266,7 @@ def test_a_model_that_does_not_pay_is_hardly_asked_in_this_reply_and_the_next(to
     assert rounds_with(known, 1000, tokens, drafting=3.0) < 8
     assert known.account().model < 20.0
     assert "paused" in known.reason
+    assert "tried again now and then" in known.slow_model("slow")
 
 
 def test_when_the_model_begins_to_pay_it_is_asked_again() -> None:
@@ -197,7 +278,7 @@ def test_when_the_model_begins_to_pay_it_is_asked_again() -> None:
 
 def test_drafts_are_short_until_they_are_right() -> None:
     known = policy(FLAT, "model")
-    assert known.bid([], ROOM).asks == ModelArm.first_draft
+    assert known.bid([], ROOM).asks == 4
     for _ in range(2):  # the prompt is read with the first
         told(known, 4, 1, 1.0, copied=False, drafting=0.1)
     assert known.bid([], ROOM).asks == 2
@@ -211,6 +292,7 @@ def read(seconds: float, **kwargs: bool) -> DraftPolicy:
     """Return a policy behind replies to prompts of 100 tokens, with a model that takes so many seconds to read a token
     and brings four tokens a round."""
     known = DraftPolicy(HALF)
+    known.meet("model", 0.05, (0.9, 0.8, 0.7))
     for _ in range(6):
         known.begin(100, "model", **kwargs)
         told(known, 0, 1, 100.0)
@@ -233,14 +315,11 @@ def test_a_prompt_is_read_where_that_pays(prompt: int, pays: bool) -> None:
     assert (known.bid([], ROOM).asks > 0) is pays
 
 
-@pytest.mark.parametrize(("linked", "seconds", "now"), [(False, 0.2, False), (True, 0.2, True), (False, 0.001, True)])
-def test_the_first_token_does_not_wait_for_a_model_here_that_takes_long_to_read(
-    linked: bool, seconds: float, now: bool
-) -> None:
-    known = read(seconds, linked=linked)
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_first_token_does_not_wait_for_a_model_here(linked: bool) -> None:
+    known = read(0.001, linked=linked)
     known.begin(100, "model", linked=linked)
-    assert (known.bid([], ROOM).asks > 0) is now
-    assert known.reads_ahead() is not now
+    assert (known.bid([], ROOM).asks > 0) is linked
 
 
 def test_a_round_in_which_the_prompt_is_read_says_nothing_of_drafts() -> None:
@@ -251,40 +330,3 @@ def test_a_round_in_which_the_prompt_is_read_says_nothing_of_drafts() -> None:
         told(known, 4, 4, 1.0 + drafting, copied=False, drafting=drafting)
     assert known.account().model == pytest.approx(47.0)
     assert known.bid([], ROOM).asks
-
-
-# ------------------------------------------------------------------------------------------------ the bandit
-
-ROUNDS = 4000
-
-
-def choices(seconds: tuple[float, float], trials: int = 4) -> tuple[Bandit, list[bool]]:
-    """Return the choices of many rounds, which take so many seconds a token."""
-    choice, chosen = Bandit(trials), list[bool]()
-    for _ in range(ROUNDS):
-        chosen.append(choice.second())
-        choice.record(chosen[-1], 1, seconds[chosen[-1]])
-    return choice, chosen
-
-
-@pytest.mark.parametrize("seconds", [(1.0, 0.5), (0.5, 1.0), (1.0, 8.0)])
-def test_the_slower_way_costs_little(seconds: tuple[float, float]) -> None:
-    _, chosen = choices(seconds)
-    best, faster = min(seconds), seconds[1] < seconds[0]
-    others = chosen[8:].count(not faster)
-    assert others > 0
-    assert others * (max(seconds) - best) <= 1.1 * EXPLORATION * ROUNDS * best + max(seconds)
-
-
-def test_a_way_that_has_become_faster_is_found() -> None:
-    choice, _ = choices((1.0, 2.0))
-    chosen = []
-    for _ in range(ROUNDS):
-        chosen.append(choice.second())
-        choice.record(chosen[-1], 1, 0.2 if chosen[-1] else 1.0)
-    assert all(chosen[-500:-1]) or chosen[-500:].count(False) < 20
-
-
-def test_both_are_tried_first() -> None:
-    _, chosen = choices((1.0, 9.0), trials=3)
-    assert sorted(chosen[:6]) == [False] * 3 + [True] * 3

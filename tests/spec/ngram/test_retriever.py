@@ -12,16 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.errors import VerifierLost
-from edgellm.spec.drafters import hybrid
-from edgellm.spec.drafters.hybrid import HybridDrafter
+from edgellm.spec.drafters.model import HybridDrafter
 from edgellm.spec.drafting.cost_curve import CostCurve
 from edgellm.spec.drafting.policy import DraftPolicy
 from edgellm.spec.loop import merge
 from edgellm.spec.ngram.retriever import MOST_TOKENS, DraftIndex, PastConversation
 from edgellm.spec.ngram.sources import HistoryIndex
 from edgellm.spec.params import SOURCES
-from edgellm.spec.protocols import Drafter
-from edgellm.spec.state import GenerationLimits, GenerationState
+from edgellm.spec.protocols import Drafter, GenerationLimits, GenerationState
 from edgellm.spec.stats import Summary
 from edgellm.spec.types import GREEDY, Chunk, Decision, Ids, Round, Sampling, Source, Token, Verdict
 from tests.spec.fakes import EOG, FakeDrafter, FakeVerifier, chain, markov
@@ -102,7 +100,7 @@ def test_each_source_alone_finds_what_it_is_for() -> None:
 def test_copies_are_found_at_once_after_a_long_time_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a tiny model, whose decode takes as long as 25 lookups."""
     ticks = count()
-    monkeypatch.setattr(hybrid, "perf_counter", lambda: 2e-5 * next(ticks))
+    monkeypatch.setattr("edgellm.spec.drafters.model.perf_counter", lambda: 2e-5 * next(ticks))
     known = DraftIndex(DraftPolicy(CostCurve((1, 64), (1e-3, 2e-3))), lambda _token: False, lambda _token: False)
     passage = list(range(5_000, 5_120))
     drafter, text = taken(known, [*passage, 1], ["context"]), [*passage, 1]
@@ -188,19 +186,6 @@ def test_beside_a_small_model_the_better_of_the_two_drafts() -> None:
     copied = mixed.propose(GenerationState(np.array([1, 2, 3, 4, 9, 1, 2], dtype=np.int32)), 63)
     assert copied.retrieved
     assert len(small.prefixes) == asked
-
-
-def test_behind_a_first_copy_the_model_reads_the_prompt_while_the_verifier_does() -> None:
-    prompt = np.array([*range(1, 9), *range(1, 6)], dtype=np.int32)
-    small, state = FakeDrafter(markov(1, 10)), GenerationState(prompt)
-    mixed = taken(memory(), prompt, ["context"], small)
-    chunk = mixed.propose(state, 8)
-    assert chunk.retrieved
-    mixed.look_ahead(state, chunk, 8, lambda: True)
-    assert not small.prefixes, "the verdict was there already"
-    for _ in range(2):
-        mixed.look_ahead(state, chunk, 8, lambda: False)
-        assert [len(prefix) for prefix in small.prefixes] == [state.prompt_tokens], "read once"
 
 
 def follows(prompt: list[int]) -> HybridDrafter:

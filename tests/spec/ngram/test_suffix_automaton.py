@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.spec.ngram.suffix_automaton import DEEPEST, ROOT, SuffixAutomaton
+from edgellm.spec.ngram.sources import DEEPEST, ROOT, SuffixAutomaton
 
 texts = st.lists(st.integers(0, 3), max_size=DEEPEST)  # short enough for every count to be exact
 

@@ -17,7 +17,7 @@ from bench.robustness.attack.harness import Attack, Found
 from edgellm.engine import ContextSpec, Model
 from edgellm.errors import VerifierLost
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk, Ids
 from edgellm.storage import resolve
 from edgellm.verifier.in_process import LocalVerifier

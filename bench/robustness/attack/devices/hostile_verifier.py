@@ -21,7 +21,7 @@ from edgellm.rpc.address import Address
 from edgellm.rpc.channel import PROTOCOL, SERVICE
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.services.verification_codec import write_wanted
-from edgellm.spec.model_sampling import ModelSampling
+from edgellm.spec.sampling import ModelSampling
 from edgellm.storage import resolve
 from testkit import ROOT
 

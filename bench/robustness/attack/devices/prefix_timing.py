@@ -11,7 +11,7 @@ import numpy as np
 from bench.robustness.attack.harness import Attack, Found
 from edgellm.engine import Model
 from edgellm.services.client.verifier_client import RemoteVerifier
-from edgellm.spec.state import GenerationState
+from edgellm.spec.protocols import GenerationState
 from edgellm.spec.types import Chunk, Ids
 from edgellm.storage import resolve
 from testkit.processes.verifier import PairedVerifierProcess, acquaint

@@ -31,12 +31,12 @@ from edgellm.engine import ModelFile
 from edgellm.http.middleware import api_key, http_folder
 from edgellm.layer_range import HERE, LayerRange
 from edgellm.llm import LLM, profile_path
+from edgellm.llm.profiling import RunRecorder
 from edgellm.mesh.fleet_profiler import KeptFigures, MeasuredLink, MeasuredSpeed
 from edgellm.rpc.address import Address
 from edgellm.rpc.measuring import DeviceFigures, LinkSpeed
 from edgellm.rpc.trust.identity import trust_folder, web_certificate
 from edgellm.rpc.trust.trust import Peer, Right, Trust
-from edgellm.spec.gates.profiler import RunRecorder
 from edgellm.state import write_state
 from edgellm.storage import History, fingerprint
 from edgellm.storage.chat_log import Conversation, Conversations, set_max_age, typed_lines
