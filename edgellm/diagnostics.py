@@ -318,7 +318,7 @@ def examine_peers(trust: Trust, received: ReceivedAnnouncements, vocabulary: str
         if answer.info is None:
             yield _not_answering(answer, announcements)
         else:
-            yield _answering(answer.info, bool(announcements or answer.announced))
+            yield _answering(answer.info, bool(announcements))
             yield from examine_welcome(answer.info, vocabulary)
         for hint in announcements:
             try:

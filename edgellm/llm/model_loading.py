@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from edgellm.rpc.trust.identity import DeviceID
     from edgellm.rpc.trust.trust import Trust
     from edgellm.services.client.verifier_client import RemoteVerifier
+    from edgellm.services.client.verifier_selection import Chosen
     from edgellm.spec.drafters.translation import TokenTranslation
     from edgellm.upstream.opening import UpstreamOptions
 
@@ -329,15 +330,16 @@ def remote_verifier(
         )  # fmt: skip
     # gRPC is slow to import, too.
     from edgellm.rpc.address import ModelAddress
-    from edgellm.services.client.verifier_selection import trust_for
+    from edgellm.services.client.verifier_selection import Chosen, trust_for
 
     trust: Trust | None
     if where == AUTO:
-        address, device, reason, trust = _best_peer(config, text)
+        chosen, trust = _best_peer(config, text)
     else:
-        address, device, reason = ModelAddress.parse(where), None, ""
-        trust = trust_for(address.address)
-    verifier, its_own = _connected(address, text, trust, device, closing, progress)
+        chosen = Chosen(ModelAddress.parse(where), None, "")
+        trust = trust_for(chosen.address.address)
+    address, reason = chosen.address, chosen.reason
+    verifier, its_own = _connected(chosen, text, trust, closing, progress)
     info = verifier.info
     if info.chat_template:
         (its_own or text).use_chat_template(info.chat_template, info.model)
@@ -348,8 +350,8 @@ def remote_verifier(
     )  # fmt: skip
 
 
-def _best_peer(config: EngineConfig, text: Model) -> tuple[ModelAddress, DeviceID | None, str, Trust]:
-    """Return the best of the paired devices' verifiers for drafts in the vocabulary of `text`, and why."""
+def _best_peer(config: EngineConfig, text: Model) -> tuple[Chosen, Trust]:
+    """Return the best of the paired devices' verifiers for drafts in the vocabulary of `text`."""
     from edgellm.rpc.trust.trust import Trust
     from edgellm.services.client.verifier_client import RemoteVerifier
     from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier
@@ -365,25 +367,29 @@ def _best_peer(config: EngineConfig, text: Model) -> tuple[ModelAddress, DeviceI
             return TokenizerFit.NONE
         return TokenizerFit.SAME
 
-    chosen = choose_verifier(trust, text.vocabulary.fingerprint, config.peers, fits=fits)
-    return chosen.address, chosen.device, chosen.reason, trust
+    wakes = None  # Without a draft model the verifier is needed at once, and the default one is left out if unlike it.
+    if named(config.draft) is not None:
+        wakes = TokenizerFit.SAME if config.draft == DEFAULT else TokenizerFit.TRANSLATED
+    return choose_verifier(trust, text.vocabulary.fingerprint, config.peers, fits=fits, wakes=wakes), trust
 
 
 def _connected(
-    address: ModelAddress, text: Model, trust: Trust | None, device: DeviceID | None, closing: ExitStack,
-    progress: Progress | None,
-) -> tuple[RemoteVerifier, Model | None]:  # fmt: skip
+    chosen: Chosen, text: Model, trust: Trust | None, closing: ExitStack, progress: Progress | None
+) -> tuple[RemoteVerifier, Model | None]:
     """Return the connected verifier, and its tokenizer if that differs from `text`'s; `closing` owns both."""
     from edgellm.services.client.verifier_client import RemoteVerifier
     from edgellm.services.client.verifier_tokenizer import forget_tokenizer, open_tokenizer, unusable
+
+    address, device = chosen.address, chosen.device
 
     def on_wait(doing: str) -> None:
         if progress is not None:
             progress(f"the verifier at {address}, which is {doing}", 0.0)
 
     its_own: Model | None = None
+    connect = partial(RemoteVerifier, address, trust=trust, device=device, on_wait=on_wait, asleep=chosen.asleep)
     try:
-        verifier = RemoteVerifier(address, text.vocabulary, trust=trust, device=device, on_wait=on_wait)
+        verifier = connect(vocabulary=text.vocabulary)
     except VocabularyMismatch as mismatch:
         if not (sha256 := mismatch.tokenizer):
             raise
@@ -391,7 +397,7 @@ def _connected(
         its_own = open_tokenizer(address, sha256, trust=trust, device=device, progress=on_progress)
         closing.callback(its_own.close)
         try:
-            verifier = RemoteVerifier(address, its_own.vocabulary, trust=trust, device=device)
+            verifier = connect(vocabulary=its_own.vocabulary)
         except VocabularyMismatch as other:
             forget_tokenizer(sha256)
             raise unusable(address, f"it is not that of its model. {other.what}") from None

@@ -73,7 +73,6 @@ HELLO_SECONDS = 2.0  # limit for the verifier's answer to Hello
 HEARTBEAT_SECONDS = 0.25  # pause between two Working frames
 READ_TIMEOUT_SECONDS = 10.0  # limit for a device to read a frame
 MAX_BUSY_MS = 60_000  # a device asks again after this time at the latest
-BLOCK = 256  # tokens of a vocabulary that share one hash
 
 CONTRACT = pb.DESCRIPTOR.services_by_name["Verification"]
 SERVICE = CONTRACT.full_name

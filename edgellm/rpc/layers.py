@@ -40,14 +40,8 @@ REPLY_SECONDS = 30.0  # the sender's wait for a reply or a heartbeat
 
 CONTRACT = pb.DESCRIPTOR.services_by_name["Layers"]
 _ERRORS: dict[str, type[EdgeError]] = {
-    "FAILED_PRECONDITION": ProtocolError,
-    "INVALID_ARGUMENT": LayersRefused,
-    "DATA_LOSS": LayersCorrupt,
-    "RESOURCE_EXHAUSTED": StoreFull,
-    "ABORTED": StoreBusy,
-    "NOT_FOUND": LayersMissing,
-    "OUT_OF_RANGE": MeasureFailed,
-}
+    kind.rpc_status: kind for kind in (LayersRefused, LayersCorrupt, StoreFull, StoreBusy, LayersMissing, MeasureFailed)
+} | {"FAILED_PRECONDITION": ProtocolError}
 """Errors by the statuses with which the other side ends a call; with any other one the device is lost."""
 
 
@@ -159,7 +153,6 @@ class RateLimiter:
         self._rate, self._free = rate, 0.0
 
     async def take(self, size: int) -> None:
-        """Wait until `size` bytes may be sent."""
         if self._rate:
             now = time.monotonic()
             self._free = max(now, self._free) + size / self._rate
@@ -261,7 +254,6 @@ class _UploadStream:
 
     @property
     def has_reply(self) -> bool:
-        """Return whether a reply has arrived and was not received yet."""
         return not self._replies.empty()
 
     async def send(self, frame: pb.PutFrame) -> None:

@@ -116,7 +116,6 @@ async def _read(call: Any) -> pb.FlowFrame:
 async def request_link_measurement(
     channel: grpc.aio.Channel, name: str, device: DeviceID, address: Address | None
 ) -> LinkSpeed:
-    """Have a device measure its connection to another device."""
     request = pb.LineRequest(protocol=PROTOCOL, device=device.digest, address=str(address or ""))
     reply = await ask(channel, "Line", name, request, pb.LineReply, REPLY_SECONDS)
     return LinkSpeed(reply.round_trip, reply.up, reply.down)
@@ -154,7 +153,6 @@ class DeviceFigures:
     unit_reason: str
 
     def __post_init__(self) -> None:
-        """Raise ProtocolError for numbers that cannot have been measured."""
         numbers = (*self.rows, *self.seconds, self.layer, self.disk)
         if not (
             0 < len(self.rows) == len(self.seconds) <= _ROWS_MOST
@@ -180,7 +178,6 @@ def write_figures(figures: DeviceFigures) -> pb.Figures:
 
 
 def read_figures(message: pb.Figures) -> DeviceFigures:
-    """Return the figures in a message. Raise ProtocolError for numbers that cannot have been measured."""
     values = {one.name: getattr(message, one.name) for one in fields(DeviceFigures)}
     texts = {name: value[:_MAX_TEXT] for name, value in values.items() if isinstance(value, str)}
     lists = {name: tuple(values[name]) for name in ("rows", "seconds")}
@@ -188,7 +185,6 @@ def read_figures(message: pb.Figures) -> DeviceFigures:
 
 
 def read_blocks(request: pb.MeasureRequest) -> Blocks:
-    """Return the layers of a request. Raise ProtocolError for values that cannot be valid."""
     if not (0 < len(request.header) <= HEADER_MOST and 0 < request.layers <= 512 and 0 < request.width <= 2**20):
         raise ProtocolError(
             f"The layers to measure are invalid: {request.layers} of width {request.width}.", SAME_VERSION

@@ -39,7 +39,6 @@ def write_open(sampling: Sampling, fingerprint: str, model: str = "") -> pb.Devi
 
 
 def write_sampling(sampling: Sampling) -> pb.Sampling:
-    """Convert sampling parameters to their message."""
     return pb.Sampling(
         temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed & (2**64 - 1),
         min_p=sampling.min_p,
@@ -108,7 +107,6 @@ def _read_penalties(message: pb.Penalties) -> Penalties:
 
 
 def write_verify(request: VerifyRequest) -> pb.DeviceFrame:
-    """Return the frame that asks for a verdict."""
     verify = pb.Verify(
         round=request.round, position=request.position, prefix=request.prefix.tolist(),
         chunk=request.draft.ids.tolist(), extra=request.extra, copied=request.draft.retrieved,
@@ -217,5 +215,4 @@ def read_ids(tokens: Iterable[int], vocabulary: int) -> Ids:
 
 
 def refuse(what: str) -> NoReturn:
-    """Raise ProtocolError."""
     raise ProtocolError(what, SAME_VERSION)

@@ -107,6 +107,8 @@ REFUSED = {
     "peers grant phone fly": (2, "There is no right 'fly'"),
     "peers rename phone ''": (2, "not a valid device name"),
     "peers list phone": (2, "takes no device"),
+    "peers wake phone": (1, "This machine is in no network with phone"),
+    "peers wake phone maybe": (2, "Give on, off, or nothing"),
 }
 
 

@@ -11,15 +11,11 @@ from edgellm.rpc.address import Address
 @pytest.mark.parametrize(
     ("text", "host", "port"),
     [
-        ("127.0.0.1:50151", "127.0.0.1", 50151),
-        (" 127.0.0.1:1 ", "127.0.0.1", 1),
-        ("localhost:50151", "127.0.0.1", 50151),
-        ("LOCALHOST:50151", "127.0.0.1", 50151),
-        ("[::1]:65535", "::1", 65535),
-        ("desk.local:80", "desk.local", 80),
-        ("192.168.1.20:0", "192.168.1.20", 0),
+        ("127.0.0.1:50151", "127.0.0.1", 50151), (" 127.0.0.1:1 ", "127.0.0.1", 1), ("[::1]:65535", "::1", 65535),
+        ("localhost:50151", "127.0.0.1", 50151), ("LOCALHOST:50151", "127.0.0.1", 50151),
+        ("desk.local:80", "desk.local", 80), ("192.168.1.20:0", "192.168.1.20", 0),
     ],
-)
+)  # fmt: skip
 def test_reads_an_address(text: str, host: str, port: int) -> None:
     address = Address.parse(text)
     assert (address.host, address.port) == (host, port)

@@ -12,7 +12,7 @@ import pytest
 from edgellm.errors import InvalidOption, NotPaired, TrustUnusable
 from edgellm.rpc.address import Address
 from edgellm.rpc.trust.identity import DeviceID, Identity
-from edgellm.rpc.trust.trust import Peer, Peers, Right, printable_name, read_rights
+from edgellm.rpc.trust.trust import MAX_ADDRESSES, Peer, Peers, Right, printable_name, read_cards, read_rights
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -131,3 +131,9 @@ def test_what_others_call_themselves_cannot_command_the_terminal() -> None:
     device = Identity.new().id
     assert printable_name("\x1b[2Jdesk\n" + "x" * 99, device) == "[2Jdesk" + "x" * 33
     assert printable_name("\n", device) == device.short
+
+
+def test_only_what_is_the_card_of_a_device_is_believed() -> None:
+    told = ["02-00-5E-10-00-01 192.168.1.7/24", "no 10.0.0.0/8", "ff:ff:ff:ff:ff:ff 10.0.0.0/8"]
+    assert list(map(str, read_cards(told))) == ["02:00:5e:10:00:01 192.168.1.0/24"]
+    assert len(read_cards(f"02:00:5e:10:00:{one:02x} 10.0.0.0/8" for one in range(100))) == MAX_ADDRESSES

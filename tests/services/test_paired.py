@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,14 @@ import pytest
 from edgellm.engine import Model
 from edgellm.errors import NotPaired, NotPermitted, PairingRequired, VerifierLost, VerifierUnreachable
 from edgellm.rpc.address import Address, ModelAddress
+from edgellm.rpc.discovery import interfaces
+from edgellm.rpc.discovery.interfaces import NetworkCard
 from edgellm.rpc.discovery.mdns import ServiceKind, announce
-from edgellm.rpc.discovery.peer_probe import announced_addresses
+from edgellm.rpc.discovery.peer_probe import ProbeResult, announced_addresses
+from edgellm.rpc.trust import handshake
+from edgellm.rpc.trust.handshake import NothingListens
 from edgellm.rpc.trust.trust import Right, Trust
-from edgellm.services.client import verifier_client
+from edgellm.services.client import verifier_client, verifier_selection
 from edgellm.services.client.link import Timing
 from edgellm.services.client.verifier_client import RemoteVerifier
 from edgellm.services.client.verifier_selection import TokenizerFit, choose_verifier, trust_for
@@ -95,7 +101,6 @@ def test_a_device_hangs_up_on_a_verifier_that_it_no_longer_trusts(
 def test_a_verifier_that_has_moved_is_found_where_it_announces_itself(
     exact: Model, host: Trust, guest: Trust, prompt: Ids, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even where the pause after a late verdict is long: it is looked for again and again, every other second."""
     monkeypatch.setenv("EDGELLM_INTERFACE", "127.0.0.1")
     looks: list[int] = []
 
@@ -118,6 +123,39 @@ def test_a_verifier_that_has_moved_is_found_where_it_announces_itself(
         assert session.submit(prompt, Chunk()).result().tokens.tolist() == before.tokens.tolist()
         assert len(looks) < 10, "it is found as soon as it can be"
         remote.close()
+
+
+def test_a_device_that_sleeps_is_woken_once_and_the_draft_model_begins(
+    exact: Model, host: Trust, guest: Trust, prompt: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, here = (NetworkCard.parse(f"02:00:5e:10:00:0{one} 127.0.0.0/8") for one in (1, 2))
+    monkeypatch.setattr(interfaces, "own_cards", lambda: {here: "127.0.0.1"})
+    monkeypatch.setattr(handshake, "own_cards", lambda: [NetworkCard.parse("02:00:5e:10:00:01 10.0.0.0/24"), desk])
+    with VerifierServer(exact, ANYWHERE, sessions=1, context=POSITIONS, threads=1, trust=host) as server:
+        RemoteVerifier(server.address, exact.vocabulary, trust=guest).close()
+    for wakes, error in ((False, VerifierUnreachable), (True, NothingListens), (True, VerifierUnreachable)):
+        answer = ProbeResult(guest.peers.wake(host.identity.id, wakes), None, error("No answer.", "Wait."))
+        monkeypatch.setattr(verifier_selection, "probe_peers", lambda *_, answer=answer: [answer])
+        asks = wakes and error is VerifierUnreachable  # else it must not be woken, or is on and serves nothing
+        with nullcontext() if asks else pytest.raises(VerifierUnreachable):
+            asleep = choose_verifier(guest, exact.vocabulary.fingerprint, hosts=[], wakes=TokenizerFit.SAME)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as card:
+        card.bind(("127.255.255.255", 0))
+        card.setblocking(False)
+        monkeypatch.setattr(interfaces, "WAKE_PORT", card.getsockname()[1])
+        remote = RemoteVerifier(asleep.address, exact.vocabulary, trust=guest, device=asleep.device, asleep=True)
+        session = remote.open(GenerationState())
+        assert (session.ready(), remote.info.model) == (False, exact.path.stem)
+        with VerifierServer(exact, asleep.address.address, sessions=1, threads=1, trust=host):
+            end = time.monotonic() + 60
+            while not session.ready():
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            assert len(session.submit(prompt, Chunk()).result().tokens)
+        remote.close()
+        assert card.recv(200) == b"\xff" * 6 + 16 * b"\x02\x00\x5e\x10\x00\x01"
+        with pytest.raises(BlockingIOError):
+            card.recv(200)
 
 
 def chosen(guest: Trust, vocabulary: str, *named: str) -> str:

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import typer
@@ -13,7 +14,8 @@ from rich.text import Text
 
 from edgellm.cli.options import AsJson, Interfaces, completion, peer_names
 from edgellm.cli.views.console import Columns, emit_json, err, facts, format_age, one_line, say, show, size
-from edgellm.errors import InvalidOption, PairingFailed
+from edgellm.cli.views.progress import activity
+from edgellm.errors import InvalidOption, PairingFailed, VerifierUnreachable
 
 if TYPE_CHECKING:
     from edgellm.rpc.address import Address
@@ -38,6 +40,7 @@ _RIGHTS = {right: allows.format(host="this device", guest="it") for right, (allo
 PORT = 50150  # a copy: `edgellm.rpc.trust.pairing` is slow to import
 SEARCH_SECONDS = 4.0  # search for the device that shows the code, before a notice
 LONGEST_SEARCH = 30.0
+WAKE_SECONDS = 120.0  # wait for a device that is woken up
 
 
 def read_grant(text: str) -> Rights:
@@ -153,7 +156,6 @@ def _find(code: Code, hosts: Sequence[str]) -> Address:
 
 
 def _print_rights(title: str, rights: Iterable[str], host: str, guest: str) -> None:
-    """Print the rights of `guest` on `host`: what each allows, and its consequence."""
     say(f"{one_line(title)}:")
     host, guest = one_line(host), one_line(guest)
     rows: list[tuple[str, Text]] = [] if rights else [("  nothing", Text())]
@@ -165,16 +167,17 @@ def _print_rights(title: str, rights: Iterable[str], host: str, guest: str) -> N
 
 
 def _peer_row(peer: Peer, there: Rights) -> dict[str, Any]:
-    """Return a device for a script, with this one's rights `there`."""
     return {
         "name": peer.name, "id": str(peer.id), "short": peer.id.short, "may_here": sorted(peer.rights),
         "may_there": sorted(there), "addresses": [str(address) for address in peer.addresses],
+        "cards": [str(card) for card in peer.cards], "wakes": peer.wakes,
     }  # fmt: skip
 
 
-Action: TypeAlias = Literal["list", "rm", "rename", "grant", "revoke"]
+Action: TypeAlias = Literal["list", "wake", "rm", "rename", "grant", "revoke"]
 _EXAMPLES = {
-    "rm": "rm phone", "rename": "rename phone old-phone", "grant": "grant phone files", "revoke": "revoke phone verify"
+    "wake": "wake desk", "rm": "rm phone", "rename": "rename phone old-phone", "grant": "grant phone files",
+    "revoke": "revoke phone verify",
 }  # fmt: skip
 
 
@@ -183,29 +186,75 @@ def peers(
     device: str | None = typer.Argument(None, metavar="DEVICE", autocompletion=peer_names),
     value: str | None = typer.Argument(None, metavar="VALUE"),
     ask: bool = typer.Option(True, "--ask/--no-ask"),
+    wait: float = typer.Option(WAKE_SECONDS, metavar="SECONDS", min=0.0),
     interface: Interfaces = None,
     as_json: AsJson = False,
 ) -> None:
     from edgellm.rpc.trust.trust import Peers
 
     if action != "list":
-        _change(action, device, value, as_json)
+        peer = _named(action, device, value)
+        if action == "wake" and value is None:
+            _wake(peer, wait, interface, as_json)
+        else:
+            _change(action, peer, value, as_json)
     elif device is not None:
         raise InvalidOption(f"`peers {action}` takes no device.", "Leave it out: edgellm peers")
     else:
         _list(Peers().all(), interface, ask, as_json)
 
 
-def _change(action: Action, device: str | None, value: str | None, as_json: bool) -> None:
+def _named(action: Action, device: str | None, value: str | None) -> Peer:
+    """Return the device that an action names. Raise InvalidOption without one, or with the wrong number of words."""
     from edgellm.rpc.trust.trust import Peers
 
-    store, example = Peers(), f"For example: edgellm peers {_EXAMPLES[action]}"
+    example = f"For example: edgellm peers {_EXAMPLES[action]}"
     if device is None:
         raise InvalidOption(f"`peers {action}` needs a device.", example)
-    if (value is None) is not (action == "rm"):
-        what = "takes no value" if action == "rm" else "needs a value"
+    if action == "wake" and value not in (None, "on", "off"):
+        raise InvalidOption(f"`peers wake {device} {value}` is not known.", "Give on, off, or nothing to wake it now.")
+    if (value is None) is not (action == "rm") and action != "wake":
+        what = "needs a value" if value is None else "takes no value"
         raise InvalidOption(f"`peers {action} {device}` {what}.", example)
-    peer = store.find(device)
+    return Peers().find(device)
+
+
+def _wake(peer: Peer, seconds: float, interface: list[str] | None, as_json: bool) -> None:
+    """Send magic packets to a device until it answers. Raise VerifierUnreachable where it has not within `seconds`."""
+    from edgellm.rpc.discovery.interfaces import chosen_hosts, send_magic_packets
+    from edgellm.rpc.discovery.peer_probe import probe_peers
+    from edgellm.rpc.trust.trust import Trust
+
+    trust, hosts, began = Trust.load(), chosen_hosts(interface or ()), monotonic()
+    sent = send_magic_packets(peer.cards)
+    if not sent:
+        where = ", ".join(str(card.network) for card in peer.cards) or "no network that is known"
+        raise VerifierUnreachable(
+            f"This machine is in no network with {peer.name}, which was last in {where}.",
+            "Join that network. A device tells of its network cards when it is paired, and whenever it is met.",
+        )
+    for line in sent:
+        say(f"sent {line}", style="dim")
+    with activity(f"waiting for {peer.name}; Ctrl-C ends it") as show_activity:
+        while seconds and (info := probe_peers(trust, [peer], hosts)[0].info) is None:
+            if (passed := monotonic() - began) >= seconds:
+                raise VerifierUnreachable(
+                    f"{peer.name} has not answered within {seconds:g} seconds.",
+                    "Run `edgellm doctor` there once it is awake: it says whether it can be woken.",
+                )
+            show_activity(f"waiting for {peer.name} ({passed:.0f} s of at most {seconds:.0f} s; Ctrl-C ends it)")
+            send_magic_packets(peer.cards)
+    address = str(info.address) if seconds and info else None
+    if as_json:
+        emit_json({"name": peer.name, "sent": sent, "awake": address is not None, "address": address})
+    elif address:
+        say(f"{peer.name} answers at {address}.", style="bold green")
+
+
+def _change(action: Action, peer: Peer, value: str | None, as_json: bool) -> None:
+    from edgellm.rpc.trust.trust import Peers
+
+    store = Peers()
     if action == "rm":
         store.remove(peer.id)
         say(f"{peer.name} ({peer.id.short}) is unpaired; its requests here end.")
@@ -213,6 +262,9 @@ def _change(action: Action, device: str | None, value: str | None, as_json: bool
     elif action == "rename":
         new = store.rename(peer.id, value or "")
         say(f"{peer.name} ({peer.id.short}) is now called {new.name} here.")
+    elif action == "wake":
+        new = store.wake(peer.id, value == "on")
+        say(f"{peer.name} is {'' if new.wakes else 'not '}woken up by itself when a reply wants it to verify.")
     else:
         new = (store.grant if action == "grant" else store.revoke)(peer.id, read_grant(value or ""))
         say(f"The rights of {peer.name} ({peer.id.short}) here: {', '.join(sorted(new.rights)) or 'none'}.")
@@ -227,7 +279,7 @@ def _list(known: Sequence[Peer], interface: list[str] | None, ask: bool, as_json
     from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_peers
     from edgellm.rpc.trust.trust import Trust
 
-    answers = [ProbeResult(peer, None, None, False) for peer in known]
+    answers = [ProbeResult(peer, None, None) for peer in known]
     if ask and known:
         answers = probe_peers(Trust.load(), known, chosen_hosts(interface or ()))
     rows = [_row(answer) for answer in answers]

@@ -1,4 +1,4 @@
-"""The network interfaces of this device, and probes of TCP ports."""
+"""The network interfaces of this device, magic packets that wake others up, and probes of TCP ports."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import os
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import ip_address
-from typing import TypeVar
+from ipaddress import IPv4Network, ip_address
+from typing import Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -24,6 +25,7 @@ from edgellm.rpc.address import Address
 _VIRTUAL = re.compile(
     r"docker|br-|virbr|veth|vmnet|vboxnet|cni|flannel|cali|lxc|podman|tun|tap|utun|awdl|llw|vEthernet"
 )
+WAKE_PORT = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,61 @@ def _choice(name: str, hosts: tuple[str, ...]) -> tuple[bool, str]:
     if not all(ip_address(host).is_private for host in hosts):
         return False, "a public address"
     return True, "reaches the home's devices"
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkCard:
+    """The MAC address of a device in an IPv4 network, to which a magic packet (Wake-on-LAN) wakes it up."""
+
+    mac: str
+    network: IPv4Network
+
+    def __str__(self) -> str:
+        return f"{self.mac} {self.network}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse MAC NETWORK. Raise ValueError for anything else."""
+        mac, _, network = text.partition(" ")
+        digits = bytes.fromhex(re.sub("[:-]", "", mac))
+        if len(digits) != 6 or digits[0] & 1:  # a group of devices
+            raise ValueError(f"{mac[:40]!r} is not a device's MAC address")
+        return cls(digits.hex(":"), IPv4Network(network, strict=False))
+
+    @property
+    def magic_packet(self) -> bytes:
+        return b"\xff" * 6 + 16 * bytes.fromhex(self.mac.replace(":", ""))
+
+
+def own_cards() -> dict[NetworkCard, str]:
+    """Return this device's cards in the home's networks, and its address at each."""
+    known, found = psutil.net_if_addrs(), {}
+    for interface in (one for one in interfaces() if one.chosen):
+        macs = [one.address for one in known[interface.name] if one.family == psutil.AF_LINK]
+        for one in known[interface.name]:
+            if one.family == socket.AF_INET and one.netmask and macs:
+                with suppress(ValueError):  # a network without MAC addresses
+                    found[NetworkCard.parse(f"{macs[0]} {one.address}/{one.netmask}")] = one.address
+    return found
+
+
+def shared_networks(cards: Iterable[NetworkCard]) -> dict[NetworkCard, str]:
+    """Return those of another device's `cards` that are in a network of this device, and this one's address there."""
+    own = {card.network: host for card, host in own_cards().items()}
+    return {card: own[card.network] for card in cards if card.network in own}
+
+
+def send_magic_packets(cards: Iterable[NetworkCard]) -> list[str]:
+    """Send a magic packet to each card in a network that this device is in, too; return what was sent, for people."""
+    sent = []
+    for card, host in shared_networks(cards).items():
+        place = str(card.network.broadcast_address)
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.bind((host, 0))  # by the interface of this network
+            sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+            sender.sendto(card.magic_packet, (place, WAKE_PORT))
+            sent.append(f"a magic packet for {card.mac} to {place}, UDP port {WAKE_PORT}")
+    return sent
 
 
 T = TypeVar("T")

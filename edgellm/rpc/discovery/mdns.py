@@ -49,12 +49,10 @@ class Hint:
 
     @property
     def number(self) -> int:
-        """Return the number in front of the pairing code that this device shows."""
         return code_number(self.instance)
 
     @property
     def own(self) -> bool:
-        """Return whether the announcement comes from this machine."""
         return any(address.host in own_hosts() for address in self.addresses)
 
 
@@ -62,7 +60,6 @@ HintPredicate: TypeAlias = Callable[[Sequence[Hint]], bool]
 
 
 def new_instance() -> str:
-    """Return a random name for one announcement."""
     return secrets.token_hex(8)
 
 

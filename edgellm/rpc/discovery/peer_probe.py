@@ -30,12 +30,11 @@ MAX_BROWSE_SECONDS = 6.0  # wait without any device found: busy machines answer 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """A paired device, and its greeting or the error that prevents it. `announced`: it was found by multicast."""
+    """A paired device, and its greeting or the error that prevents it."""
 
     peer: Peer
     info: PeerInfo | None
     error: EdgeError | None
-    announced: bool
 
 
 def probe_peers(
@@ -48,15 +47,12 @@ def probe_peers(
         return await fetch_peer_info(address, trust, peer.id)
 
     return [
-        ProbeResult(peer, None, answer, announced)
-        if isinstance(answer, EdgeError)
-        else ProbeResult(peer, answer, None, announced)
-        for peer, (answer, announced) in zip(peers, ask_peers(peers, greeting, hosts, hints), strict=True)
+        ProbeResult(peer, None, answer) if isinstance(answer, EdgeError) else ProbeResult(peer, answer, None)
+        for peer, answer in zip(peers, ask_peers(peers, greeting, hosts, hints), strict=True)
     ]
 
 
 def probe_address(trust: Trust, address: Address) -> PeerInfo:
-    """Return the greeting of the paired device at an address."""
     return run_in_network_loop(fetch_peer_info(address, trust)).result()
 
 
@@ -67,9 +63,8 @@ def ask_peers(
     hints: Sequence[Hint] | None = None,
     *,
     every_hint: bool = False,
-) -> list[tuple[T | EdgeError, bool]]:
-    """Return the result of `ask`, or its error, for each of `peers` in their order; and whether the device has
-    announced itself.
+) -> list[T | EdgeError]:
+    """Return the result of `ask`, or its error, for each of `peers` in their order.
 
     All are asked at once, at the addresses where they were last seen; those that do not answer are asked at the
     addresses that they announce: in `hints`, or else on the interfaces with the addresses `hosts`. With `every_hint`,
@@ -78,7 +73,7 @@ def ask_peers(
     answers = _ask_all([(peer, peer.addresses) for peer in peers], ask)
     missing = {peer.id.short for peer, answer in zip(peers, answers, strict=True) if isinstance(answer, EdgeError)}
     if not missing or not (hosts or hints):
-        return [(answer, False) for answer in answers]
+        return answers
     if hints is None:
 
         def found_all(found: Sequence[Hint]) -> bool:
@@ -99,8 +94,8 @@ def ask_peers(
     ]
     again = _ask_all(list(zip(peers, new, strict=True)), ask)
     return [
-        (second if tried and _says_more(second, first) else first, peer.id.short in announced)
-        for peer, first, second, tried in zip(peers, answers, again, new, strict=True)
+        second if tried and _says_more(second, first) else first
+        for first, second, tried in zip(answers, again, new, strict=True)
     ]
 
 

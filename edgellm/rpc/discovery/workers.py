@@ -44,7 +44,7 @@ def find_workers(trust: Trust, peers: Sequence[Peer], hosts: Sequence[str]) -> l
 
     return [
         Worker(peer.name, peer, error=answer) if isinstance(answer, EdgeError) else answer
-        for peer, (answer, _) in zip(peers, ask_peers(peers, read, hosts, every_hint=True), strict=True)
+        for peer, answer in zip(peers, ask_peers(peers, read, hosts, every_hint=True), strict=True)
     ]
 
 
@@ -59,7 +59,6 @@ async def reach_worker(trust: Trust | None, worker: Worker) -> grpc.aio.Channel:
 
 
 async def local_worker(address: Address) -> Worker:
-    """Return the worker of this machine at a loopback address."""
     async with open_channel(address) as channel:
         return Worker(str(address), None, address, await list_layers(channel, str(address)), frozenset(Right))
 

@@ -17,7 +17,7 @@ class WelcomeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., nonce: _Optional[bytes] = ..., version: _Optional[str] = ...) -> None: ...
 
 class WelcomeReply(_message.Message):
-    __slots__ = ("protocol", "device", "signature", "version", "rights", "models", "time")
+    __slots__ = ("protocol", "device", "signature", "version", "rights", "models", "time", "cards")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class WelcomeReply(_message.Message):
     RIGHTS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
+    CARDS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     device: bytes
     signature: bytes
@@ -32,7 +33,8 @@ class WelcomeReply(_message.Message):
     rights: _containers.RepeatedScalarFieldContainer[str]
     models: _containers.RepeatedCompositeFieldContainer[Offer]
     time: int
-    def __init__(self, protocol: _Optional[int] = ..., device: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., version: _Optional[str] = ..., rights: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., time: _Optional[int] = ...) -> None: ...
+    cards: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., device: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., version: _Optional[str] = ..., rights: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., time: _Optional[int] = ..., cards: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Offer(_message.Message):
     __slots__ = ("role", "model", "size", "vocabulary", "behind")
@@ -85,13 +87,15 @@ class PairDone(_message.Message):
     def __init__(self, mac: _Optional[bytes] = ...) -> None: ...
 
 class Introduction(_message.Message):
-    __slots__ = ("name", "rights", "addresses", "version")
+    __slots__ = ("name", "rights", "addresses", "version", "cards")
     NAME_FIELD_NUMBER: _ClassVar[int]
     RIGHTS_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    CARDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     rights: _containers.RepeatedScalarFieldContainer[str]
     addresses: _containers.RepeatedScalarFieldContainer[str]
     version: str
-    def __init__(self, name: _Optional[str] = ..., rights: _Optional[_Iterable[str]] = ..., addresses: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ...) -> None: ...
+    cards: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., rights: _Optional[_Iterable[str]] = ..., addresses: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., cards: _Optional[_Iterable[str]] = ...) -> None: ...

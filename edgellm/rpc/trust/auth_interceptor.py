@@ -29,8 +29,6 @@ _END: Any = vars(grpc.aio)["EOF"]  # the value after the last request; the type 
 
 @dataclass(slots=True, eq=False)
 class _OpenCall:
-    """A call that is under way."""
-
     task: asyncio.Task[Any]
     device: DeviceID
     right: Right | None
@@ -124,7 +122,6 @@ def caller_host(context: Context) -> str:
 
 
 def identity_clash(device: DeviceID, host: str) -> IdentityClash:
-    """Return the error for meeting this device's own identity at `host`."""
     if host in own_hosts():
         return IdentityClash(
             f"The device {device.short} has connected to itself.", "On one machine, use 127.0.0.1 without pairing."

@@ -15,11 +15,11 @@ import grpc.aio
 from edgellm.errors import SAME_VERSION, EdgeError, NotPaired, NotPermitted, ProtocolError, VerifierUnreachable
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import HELLO_SECONDS, open_channel
-from edgellm.rpc.discovery.interfaces import PortState, call_with_retry, probe_port
+from edgellm.rpc.discovery.interfaces import NetworkCard, PortState, call_with_retry, own_cards, probe_port
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, caller_id, identity_clash
 from edgellm.rpc.trust.identity import DeviceID
-from edgellm.rpc.trust.trust import Peer, Rights, Trust, read_rights
+from edgellm.rpc.trust.trust import Peer, Rights, Trust, read_cards, read_rights
 from edgellm.rpc.versions import DEVICES_PROTOCOL, MAX_GREETING, check_version, parse_message, program_version
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Devices"]
@@ -34,6 +34,10 @@ _NO_ANSWER = {
     PortState.SILENT: "No answer from {}: the machine is off, or a firewall drops the packets.",
     PortState.UNKNOWN: "No answer from {}: there is no route to that address.",
 }
+
+
+class NothingListens(VerifierUnreachable):
+    """A device is on, and serves nothing at an address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,8 @@ class OfferedModel:
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
     """A device that has proved its identity. `rights`: the rights of this device there; `seconds`: the round trip of a
-    call; `clock_ahead`: by how many seconds its clock is ahead of this device's."""
+    call; `clock_ahead`: by how many seconds its clock is ahead of this device's; `cards`: those of its network cards
+    that are in a home's network."""
 
     peer: Peer
     address: Address
@@ -60,6 +65,7 @@ class PeerInfo:
     offers: tuple[OfferedModel, ...]
     seconds: float
     clock_ahead: float
+    cards: tuple[NetworkCard, ...] = ()
 
 
 def welcome_handlers(
@@ -84,6 +90,7 @@ def welcome_handlers(
         return pb.WelcomeReply(
             protocol=DEVICES_PROTOCOL, device=own_id.digest, signature=signature, version=program_version(),
             rights=sorted(peer.rights), models=models, time=int(time.time()),
+            cards=map(str, own_cards()),
         )  # fmt: skip
 
     method = grpc.unary_unary_rpc_method_handler(guard.wrap(welcome), None, pb.WelcomeReply.SerializeToString)
@@ -100,7 +107,7 @@ async def connect_authenticated(
     except BaseException:
         await channel.close(None)
         raise
-    await asyncio.to_thread(trust.peers.record_seen, info.peer.id, address, info.rights)
+    await asyncio.to_thread(trust.peers.record_seen, info.peer.id, address, info.rights, info.cards)
     return channel, info
 
 
@@ -140,7 +147,8 @@ def read_welcome(
         for one in reply.models[:_MAX_OFFERS]
     )
     ahead = reply.time - time.time()
-    return PeerInfo(peer, address, reply.version[:40], read_rights(reply.rights), offers, took, ahead)
+    rights, cards = read_rights(reply.rights), read_cards(reply.cards)
+    return PeerInfo(peer, address, reply.version[:40], rights, offers, took, ahead, cards)
 
 
 def _verified_peer(
@@ -185,4 +193,5 @@ async def _error_from_status(error: grpc.aio.AioRpcError, address: Address, seco
     found = await probe_port(address)
     if found is PortState.OPEN:
         return NotPaired(f"The server at {address} and this device do not trust each other, or no longer do.", _PAIR)
-    return VerifierUnreachable(_NO_ANSWER[found].format(address), _DOCTOR)
+    kind = NothingListens if found is PortState.REFUSED else VerifierUnreachable
+    return kind(_NO_ANSWER[found].format(address), _DOCTOR)

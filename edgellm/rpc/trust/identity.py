@@ -45,7 +45,6 @@ class DeviceID:
 
     @classmethod
     def of(cls, certificate: bytes) -> Self:
-        """Return the ID of the device with this certificate, in DER."""
         return cls(hashlib.sha256(certificate).digest())
 
     @property
@@ -186,7 +185,6 @@ class Certificate:
 
     @classmethod
     def of_pem(cls, pem: bytes) -> Self:
-        """Return the certificate in PEM, checked as by `of`."""
         return cls.of(_to_der(pem))
 
     @property
@@ -198,7 +196,6 @@ class Certificate:
         return DeviceID.of(self.der)
 
     def signed(self, signature: bytes, message: bytes) -> bool:
-        """Return whether the holder of this certificate's key has signed `message`."""
         key = x509.load_der_x509_certificate(self.der).public_key()
         try:
             key.verify(signature, message, _ECDSA)  # type: ignore[union-attr,call-arg,arg-type]  # `of` saw its kind
@@ -216,7 +213,6 @@ class Identity:
 
     @classmethod
     def new(cls) -> Self:
-        """Return an identity for a new device."""
         key = ec.generate_private_key(ec.SECP256R1())
         usage = dict.fromkeys(_USAGES, False) | {"digital_signature": True}
         certificate = _self_signed(
@@ -262,7 +258,6 @@ class Identity:
 
 
 def pem_id(pem: bytes) -> DeviceID:
-    """Return the device ID of a certificate in PEM, of whatever kind. Raise NotPaired if it is none."""
     return DeviceID.of(_to_der(pem))
 
 

@@ -42,10 +42,11 @@ from edgellm.errors import (
 )
 from edgellm.rpc.address import Address
 from edgellm.rpc.channel import bind_pairing, new_server, open_pairing_channel, run_in_network_loop
+from edgellm.rpc.discovery.interfaces import own_cards
 from edgellm.rpc.protos import trust_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import Context, caller_host, identity_clash
 from edgellm.rpc.trust.identity import Certificate, Identity
-from edgellm.rpc.trust.trust import MAX_ADDRESSES, Peer, Rights, Trust, printable_name, read_rights
+from edgellm.rpc.trust.trust import MAX_ADDRESSES, Peer, Rights, Trust, printable_name, read_cards, read_rights
 from edgellm.rpc.versions import PAIRING_PROTOCOL, check_version, parse_message, program_version
 
 NUMBERS = 99
@@ -87,7 +88,6 @@ class Code:
 
     @classmethod
     def new(cls, number: int) -> Self:
-        """Return a random code with this number."""
         return cls(number, (secrets.choice(WORDS), secrets.choice(WORDS)))
 
     @classmethod
@@ -150,7 +150,6 @@ class Exchange:
         return self._tag(self._side, sealed), sealed, self._own.sign(self._statement(self._side, sealed))
 
     def check(self, mac: bytes, sealed: bytes, signature: bytes) -> bytes:
-        """Return the other side's decrypted words."""
         other = "B" if self._side == "A" else "A"
         if not hmac.compare_digest(mac, self._tag(other, sealed)):
             raise PairingFailed(*_WRONG)
@@ -189,8 +188,9 @@ class Introduction:
     def to_bytes(self) -> bytes:
         addresses = [str(address) for address in self.addresses]
         return pb.Introduction(
-            name=self.name, rights=sorted(self.rights), addresses=addresses, version=program_version()
-        ).SerializeToString()
+            name=self.name, rights=sorted(self.rights), addresses=addresses, version=program_version(),
+            cards=map(str, own_cards()),
+        ).SerializeToString()  # fmt: skip
 
 
 class PairingWindow:
@@ -212,7 +212,6 @@ class PairingWindow:
         return self._over.result(seconds)
 
     def close(self) -> None:
-        """Close the window."""
         self._end(PairingFailed("Pairing was cancelled before another device joined.", _NEW_CODE))
         if self._server is not None:
             run_in_network_loop(self._server.stop(1.0)).result()
@@ -356,7 +355,8 @@ def read_introduction(certificate: Certificate, words: bytes, rights: Rights, ho
     addresses = [address for address in dict.fromkeys([*seen, *addresses]) if not address.loopback]
     name, now = printable_name(introduction.name, certificate.id), datetime.now(UTC).replace(microsecond=0)
     granted = read_rights(introduction.rights)
-    return Peer(name, certificate, rights, granted, tuple(addresses)[:MAX_ADDRESSES], paired=now, seen=now)
+    cards = read_cards(introduction.cards)
+    return Peer(name, certificate, rights, granted, tuple(addresses)[:MAX_ADDRESSES], now, now, cards)
 
 
 async def _refuse(stream: Context, error: EdgeError | TimeoutError) -> NoReturn:

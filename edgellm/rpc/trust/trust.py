@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from time import sleep
 from typing import Any, Self
@@ -22,6 +23,7 @@ import grpc
 
 from edgellm.errors import EdgeError, InvalidOption, NotPaired, PairingRequired, TrustUnusable
 from edgellm.rpc.address import Address
+from edgellm.rpc.discovery.interfaces import NetworkCard
 from edgellm.rpc.trust.identity import Certificate, DeviceID, Identity, parse_short, trust_folder
 from edgellm.state import MALFORMED, lock_folder, read_private, write_private
 
@@ -44,14 +46,24 @@ def read_rights(names: Iterable[str]) -> Rights:
 
 
 MAX_NAME = 40  # characters
-MAX_ADDRESSES = 8  # addresses of each device, the newest first
+MAX_ADDRESSES = 8  # addresses, and network cards, of each device, the newest first
 _SEEN_AGAIN = timedelta(minutes=1)  # least time between two writes for a device seen again
+
+
+def read_cards(texts: Iterable[str]) -> tuple[NetworkCard, ...]:
+    """Return the cards that another device tells of; those that are none are left out."""
+    found = []
+    for text in islice(texts, MAX_ADDRESSES):
+        with suppress(ValueError):
+            found.append(NetworkCard.parse(text))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A paired device. `rights` is what it may do here, `granted` what this device may do there, as of the last
-    handshake. `paired` and `seen` are UTC, to the second; the newest address comes first."""
+    handshake. `paired` and `seen` are UTC, to the second; the newest address and card come first.
+    `wakes`: this device wakes it up for a reply."""
 
     name: str
     certificate: Certificate
@@ -60,6 +72,8 @@ class Peer:
     addresses: tuple[Address, ...]
     paired: datetime
     seen: datetime
+    cards: tuple[NetworkCard, ...] = ()
+    wakes: bool = True
 
     @property
     def id(self) -> DeviceID:
@@ -82,7 +96,6 @@ class Peers:
         return sorted(self._read().values(), key=lambda peer: peer.name.casefold())
 
     def get(self, device: DeviceID) -> Peer | None:
-        """Return the device with this ID from the current list, or None."""
         return self._read().get(device)
 
     def find(self, text: str) -> Peer:
@@ -127,19 +140,28 @@ class Peers:
         """Grant a device rights here. Raises NotPaired if it is not on the list."""
         return self._edit(device, lambda peer: replace(peer, rights=peer.rights | frozenset(rights)))
 
+    def wake(self, device: DeviceID, wakes: bool) -> Peer:
+        """Have this device wake another one up for a reply, or not. Raises NotPaired as `grant` does."""
+        return self._edit(device, lambda peer: replace(peer, wakes=wakes))
+
     def revoke(self, device: DeviceID, rights: Iterable[Right]) -> Peer:
         """Revoke rights of a device here, also during a call. Raises NotPaired as `grant` does."""
         return self._edit(device, lambda peer: replace(peer, rights=peer.rights - frozenset(rights)))
 
-    def record_seen(self, device: DeviceID, address: Address | None = None, granted: Rights | None = None) -> None:
-        """Record that the device was seen now, its `address` to listen at, and the rights that it has `granted`. Ignore
-        an unknown device, and errors of the file."""
+    def record_seen(
+        self, device: DeviceID, address: Address | None = None, granted: Rights | None = None,
+        cards: Iterable[NetworkCard] = (),
+    ) -> None:  # fmt: skip
+        """Record that the device was seen now, its `address` to listen at, the rights that it has `granted`, and its
+        `cards`. Ignore an unknown device, and errors of the file."""
         now = datetime.now(UTC).replace(microsecond=0)
 
         def updated(peer: Peer) -> Peer:
             newest = () if address is None else (address,)
             addresses = tuple(dict.fromkeys([*newest, *peer.addresses]))[:MAX_ADDRESSES]
-            return replace(peer, seen=now, addresses=addresses, granted=peer.granted if granted is None else granted)
+            known = tuple(dict.fromkeys([*cards, *peer.cards]))[:MAX_ADDRESSES]
+            rights = peer.granted if granted is None else granted
+            return replace(peer, seen=now, addresses=addresses, granted=rights, cards=known)
 
         with suppress(EdgeError):
             peer = self.get(device)
@@ -210,7 +232,8 @@ def _row(peer: Peer) -> dict[str, Any]:
         "id": str(peer.id),  # shown to people; the certificate counts
         "certificate": peer.certificate.pem.decode(),
         "rights": sorted(peer.rights), "granted": sorted(peer.granted), "addresses": list(map(str, peer.addresses)),
-        "paired": peer.paired.isoformat(), "seen": peer.seen.isoformat(),
+        "paired": peer.paired.isoformat(), "seen": peer.seen.isoformat(), "cards": list(map(str, peer.cards)),
+        "wakes": peer.wakes,
     }  # fmt: skip
 
 
@@ -234,6 +257,8 @@ def _peer(row: dict[str, Any]) -> Peer:
         addresses=tuple(Address.parse(text) for text in row["addresses"])[:MAX_ADDRESSES],
         paired=_utc(row["paired"]),
         seen=_utc(row["seen"]),
+        cards=read_cards(row["cards"]),
+        wakes=row["wakes"] is True,
     )
 
 

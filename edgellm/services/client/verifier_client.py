@@ -32,7 +32,7 @@ from edgellm.errors import (
 )
 from edgellm.rpc.address import Address, ModelAddress
 from edgellm.rpc.channel import HEARTBEAT_SECONDS, MAX_BUSY_MS, SESSION, network_loop, open_channel, run_in_network_loop
-from edgellm.rpc.discovery.interfaces import call_with_retry, listening
+from edgellm.rpc.discovery.interfaces import call_with_retry, listening, send_magic_packets
 from edgellm.rpc.discovery.peer_probe import BROWSE_SECONDS, announced_addresses
 from edgellm.rpc.protos import edgellm_pb2 as pb
 from edgellm.rpc.trust.auth_interceptor import RECHECK_SECONDS
@@ -41,7 +41,7 @@ from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Trust
 from edgellm.rpc.versions import parse_message
 from edgellm.services.client.link import ServiceLink, Timing
-from edgellm.services.handshake import PREPARING, VerifierInfo, greet, model_missing, printable
+from edgellm.services.handshake import PREPARING, KeptGreeting, VerifierInfo, greet, model_missing, printable
 from edgellm.services.verification_codec import read_verdict, write_open, write_verify
 from edgellm.spec.protocols import Capabilities, GenerationState, Session, Verifier, VerifyRequest
 from edgellm.spec.types import NO_IDS, Ids, Verdict
@@ -50,6 +50,7 @@ from edgellm.spec.verifier import RetryDelay, VerdictDeadline, VerdictWork
 _log = logging.getLogger(__name__)
 _CLOSE_GRACE_SECONDS = 10.0
 _RECONNECT_SECONDS = 0.5  # longest pause before another attempt to connect again
+_DRAINING = "The verifier is shutting down."
 _REFUSALS = {
     "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED", "INTERNAL", "PERMISSION_DENIED",
 }  # fmt: skip
@@ -71,11 +72,13 @@ class RemoteVerifier(Verifier):
     def __init__(
         self, address: str | Address | ModelAddress, vocabulary: Vocabulary, *, timing: Timing = Timing(),
         trust: Trust | None = None, device: DeviceID | None = None, on_wait: OnWait = lambda _doing: None,
+        asleep: bool = False,
     ) -> None:  # fmt: skip
         """Connect to `HOST:PORT[#MODEL]`, for a draft model with this `vocabulary`; with `trust` by mutual TLS to a
         paired device, or to the given `device` only. Without a model, the verifier must have a single one. A verifier
         that is not ready yet is waited for: `on_wait` is called, from another thread, with its progress, such as
-        "loading a.gguf". Raises InvalidOption: not an address; PairingRequired: the address leaves this machine, and
+        "loading a.gguf". A `device` that is `asleep` is woken up, and is known from its kept greeting until it answers.
+        Raises InvalidOption: not an address; PairingRequired: the address leaves this machine, and
         there is no trust, or no device is paired; NotPaired, NotPermitted, IdentityClash: it is not a device that
         trusts this one, and is trusted; VerifierUnreachable: there is no answer; VocabularyMismatch, ProtocolError: the
         two do not fit; ModelNotFound: there is no such model, or none is named and there are several."""
@@ -87,7 +90,12 @@ class RemoteVerifier(Verifier):
         self.retry = RetryDelay(timing.retry, timing.retry_most)
         self._channel: grpc.aio.Channel | None = None  # None while the verifier is away
         self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self._closed, self._woken = False, False  # woken: a device is woken up once in each absence
+        if asleep and device is not None and (kept := KeptGreeting.of(device)) is not None:
+            self.info = kept.info(vocabulary, str(self._address))
+            self.post(self.loop_wake)
+            self.post(lambda: self.loop_task(self._reconnect()))
+            return
         connecting = run_in_network_loop(self._connect(on_wait))
         try:
             self.info = connecting.result()
@@ -100,7 +108,6 @@ class RemoteVerifier(Verifier):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return the verifier's capabilities; a gateway to some stock servers has fewer."""
         return self.info.capabilities
 
     def up(self) -> bool:
@@ -110,6 +117,7 @@ class RemoteVerifier(Verifier):
     def open(self, state: GenerationState) -> Session:
         """Open a session, which becomes ready as soon as the verifier is reachable."""
         stream = Stream(self, self._vocabulary.size)
+        self.post(self.loop_wake)
         return Session(state, stream.send, ready=self.up, close=stream.close, reads=self.info.model)
 
     def post(self, call: Callable[..., None], *arguments: Any) -> bool:
@@ -119,7 +127,6 @@ class RemoteVerifier(Verifier):
         return not self._closed
 
     def close(self) -> None:
-        """End every stream, and return when all have ended."""
         if not self._closed:
             self._closed = True
             run_in_network_loop(self._end()).result()
@@ -150,6 +157,13 @@ class RemoteVerifier(Verifier):
             self.loop_task(channel.close(_CLOSE_GRACE_SECONDS))
             self.loop_task(self._reconnect())
 
+    def loop_wake(self) -> None:
+        """Wake up the device of a verifier that is away, for a reply, once in each absence, if it may be woken."""
+        if self._channel is None and not self._woken and (peer := self._peer()) is not None and peer.wakes:
+            self._woken = True
+            for sent in send_magic_packets(peer.cards):
+                _log.info("sent %s, to wake up %s", sent, peer.name)
+
     async def _connect(self, on_wait: OnWait = lambda _doing: None) -> VerifierInfo:
         if self._trust is None:
             channel = open_channel(self._address)
@@ -164,7 +178,10 @@ class RemoteVerifier(Verifier):
         except BaseException:
             await channel.close(None)
             raise
-        self._channel = channel
+        if self._device is not None:
+            kept = KeptGreeting(self._vocabulary.fingerprint, self.model, info.greeting.hex())
+            await asyncio.to_thread(kept.keep, self._device)
+        self._channel, self._woken = channel, False
         _log.info("connected to the verifier at %s: %s", self._address, info.model)
         self.loop_task(self._watch(channel))
         return info
@@ -272,17 +289,14 @@ class SentRequest:
         return data
 
     def received(self, data: bytes) -> None:
-        """Count a frame from the verifier."""
         self.bytes_down += len(data)
 
     @property
     def work(self) -> VerdictWork:
-        """Return the amount of the verifier's work for this verdict."""
         request = self.request
         return VerdictWork(len(request.prefix) - self.position + len(request.draft), 1 + request.extra)
 
     def answer(self, verdict: Verdict, seconds: float) -> None:
-        """Answer with a verdict, for which this device has waited so long."""
         seconds = min(verdict.seconds, seconds)
         self.verdict.set_result(replace(verdict, seconds=seconds, bytes_up=self.bytes_up, bytes_down=self.bytes_down))
 
@@ -322,7 +336,6 @@ class Stream:
         return asked.verdict
 
     def close(self) -> None:
-        """End the stream: the reply has ended."""
         self._verifier.post(self._end, lost("The reply has ended."))
 
     def _ask(self, asked: SentRequest) -> None:
@@ -343,7 +356,6 @@ class Stream:
         self._link.send(asked.frame(common_prefix(held, asked.request.prefix)))
 
     def _end(self, error: EdgeError) -> None:
-        """End the stream, and whatever is asked for by it."""
         link, self._link = self._link, None
         if link is not None:
             link.end()
@@ -362,6 +374,8 @@ class Stream:
             error = slow
         except VerifierLost as gone:
             verifier.loop_lost(channel)
+            if gone.what != _DRAINING:
+                verifier.loop_wake()
             error = gone
         except ProtocolError as fault:
             verifier.retry.pause()
@@ -373,6 +387,7 @@ class Stream:
                 error = lost(f"The verifier refuses: {why}")
             else:
                 verifier.loop_lost(channel)
+                verifier.loop_wake()
                 error = lost(f"The verifier was lost ({why}).")
         finally:
             if link is self._link:
@@ -383,7 +398,7 @@ class Stream:
         frame = parse_message(pb.VerifierFrame, data)
         kind, asked, verifier = frame.WhichOneof("frame"), self._asked, self._verifier
         if kind == "draining":
-            raise lost("The verifier is shutting down.")
+            raise lost(_DRAINING)
         if link is not self._link:  # it has been ended here
             return
         if kind is None or asked is None or asked.verdict.done() or getattr(frame, kind).round != asked.request.round:

@@ -9,11 +9,12 @@ from math import inf
 
 from edgellm.errors import EdgeError, InvalidOption, TrustUnusable, VerifierUnreachable
 from edgellm.rpc.address import Address, ModelAddress
-from edgellm.rpc.discovery.interfaces import chosen_hosts
+from edgellm.rpc.discovery.interfaces import chosen_hosts, shared_networks
 from edgellm.rpc.discovery.peer_probe import ProbeResult, probe_address, probe_peers
-from edgellm.rpc.trust.handshake import OfferedModel, PeerInfo
+from edgellm.rpc.trust.handshake import NothingListens, OfferedModel, PeerInfo
 from edgellm.rpc.trust.identity import DeviceID
 from edgellm.rpc.trust.trust import Peer, Peers, Right, Trust
+from edgellm.services.handshake import KeptGreeting
 
 
 class TokenizerFit(IntEnum):
@@ -35,7 +36,6 @@ class _Candidate:
 
     @property
     def order(self) -> tuple[int, float, float]:
-        """Return a key that sorts the best candidate first."""
         return -self.fit, -inf if self.offer.behind else -self.offer.size, self.info.seconds
 
     @property
@@ -53,11 +53,13 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The address, model and device that verify drafts, and the reason in a sentence or two."""
+    """The address, model and device that verify drafts, and the reason in a sentence or two. The device may be
+    `asleep`: then the draft model begins alone, while it is woken up."""
 
     address: ModelAddress
-    device: DeviceID
+    device: DeviceID | None
     reason: str
+    asleep: bool = False
 
 
 def choose_verifier(
@@ -67,13 +69,15 @@ def choose_verifier(
     hosts: Sequence[str] | None = None,
     *,
     fits: Callable[[ModelAddress, DeviceID], TokenizerFit] = lambda _address, _device: TokenizerFit.NONE,
+    wakes: TokenizerFit | None = None,
 ) -> Chosen:
     """Choose the largest model in this vocabulary (a fingerprint in hex) that a paired device lets this one use; of
     equals the one with the shortest round trip. A gateway comes before all others: the size of its model is not known.
     Without such a model, a model with another tokenizer is chosen, for which drafts are translated. `named` are the
     devices to choose from: names, IDs, or HOST:PORT, and after a # the wanted model. `fits` returns how a verifier with
     another fingerprint fits: it may differ in unused tokens only. `hosts`: interface addresses to listen on for
-    announcements, by default all that lead to other home devices. Raises PairingRequired: no device is paired;
+    announcements, by default all that lead to other home devices. Where none answers, a device is chosen that can be
+    woken up and has verified before, if it fits as well as `wakes` says. Raises PairingRequired: no device is paired;
     NotPaired: one of the names or IDs in `named` is no paired device's; VerifierUnreachable: none of them can be used;
     says why each cannot."""
     trust.require_peers()
@@ -93,26 +97,50 @@ def choose_verifier(
                 raise
             unsuitable.append(f"{name} cannot be reached ({error.what.rstrip('.')})")
         else:
-            results.append(ProbeResult(info.peer, info, None, False))
+            results.append(ProbeResult(info.peer, info, None))
             wanted[info.peer.id] = model
+    asleep = [one for peer in peers if wakes and (one := _sleeper(peer, vocabulary, wanted.get(peer.id, ""), wakes))]
     if peers:
-        results += probe_peers(trust, peers, chosen_hosts() if hosts is None else hosts)
+        near = chosen_hosts() if hosts is None else hosts
+        # A sleeper is looked for while the draft model writes.
+        results += probe_peers(trust, peers, () if asleep else near)
     suitable: list[_Candidate] = []
     for result in results:
         candidates, why_not = _classify(result, vocabulary, fits, wanted.get(result.peer.id, ""))
         suitable += candidates
         if not candidates:
             unsuitable.append(f"{result.peer.name} {why_not}")
+    off = [result.peer.id for result in results if isinstance(result.error, VerifierUnreachable)]
+    on = [result.peer.id for result in results if isinstance(result.error, NothingListens)]
+    for sleeper in asleep:
+        if not suitable and sleeper.device in off and sleeper.device not in on:
+            return sleeper
     if not suitable:
         raise VerifierUnreachable(
             f"No paired device can verify: {'; '.join(unsuitable)}.",
-            "Start one there with `edgellm serve --role verifier --host ITS-ADDRESS`, or run `edgellm doctor`.",
+            "Start one there with `edgellm serve --role verifier --host ITS-ADDRESS`, wake the device up with `edgellm"
+            " peers wake`, or run `edgellm doctor`.",
         )
     chosen, *others = sorted(suitable, key=lambda one: one.order)
     best = chosen.info
     rest = "; ".join([*(f"{other.info.peer.name}: {other}" for other in others), *unsuitable])
     reason = f"{best.peer.name} ({best.peer.id.short}) at {best.address} verifies: {chosen}."
     return Chosen(chosen.address, best.peer.id, f"{reason} Not taken: {rest}." if rest else reason)
+
+
+def _sleeper(peer: Peer, vocabulary: str, wanted: str, least: TokenizerFit) -> Chosen | None:
+    """Return the verifier of a device that can be woken up, of the `least` fit; of the `wanted` model if one is
+    named."""
+    kept = KeptGreeting.of(peer.id)
+    if kept is None or not (peer.wakes and peer.addresses and shared_networks(peer.cards)):
+        return None
+    reply, address = kept.reply, ModelAddress(peer.addresses[0], kept.asked)
+    same = vocabulary in (kept.vocabulary, reply.vocabulary.hex())
+    fit = TokenizerFit.SAME if same else TokenizerFit.TRANSLATED if reply.tokenizer else TokenizerFit.NONE
+    if fit < least or wanted not in ("", kept.asked, reply.model):
+        return None
+    reason = f"{peer.name} ({peer.id.short}) does not answer, and is woken up to verify: {reply.model}."
+    return Chosen(address, peer.id, f"{reason} Until then the draft model writes alone.", asleep=True)
 
 
 def _classify(

@@ -78,7 +78,6 @@ def open_tokenizer(
 
 
 def forget_tokenizer(sha256: str) -> None:
-    """Remove a tokenizer that turned out not to be its verifier's."""
     with suppress(OSError):
         (_folder() / f"{sha256}.gguf").unlink()
 

@@ -51,12 +51,10 @@ class GatewayServer(SessionServer):
 
     @property
     def models(self) -> tuple[ServerPool, ...]:
-        """Return the models that are served now."""
         return tuple(backend.pool for backend, _ in self._served)
 
     @property
     def backends(self) -> tuple[GatewayBackend, ...]:
-        """Return the backend of each model."""
         return tuple(backend for backend, _ in self._served)
 
     @property
@@ -65,7 +63,6 @@ class GatewayServer(SessionServer):
         return () if self._opening is None else self._opening.away
 
     def add(self, model: ServerPool) -> None:
-        """Take over another model, and serve it from now on. May be called from any thread."""
         with self._lock:
             if self._closed:
                 model.close()

@@ -78,19 +78,16 @@ class LayerService(Service):
         return super().owner(stream) or OWN
 
     async def held(self, data: bytes, stream: Stream) -> pb.HeldReply:
-        """Reply with the layers that the caller has uploaded."""
         check_version(parse_message(pb.HeldRequest, data).protocol, PROTOCOL, "the other device")
         return write_facts(await asyncio.to_thread(self._store.facts, self.owner(stream)))
 
     async def clean(self, data: bytes, stream: Stream) -> pb.CleanReply:
-        """Remove the pieces that the caller has uploaded and that are not in use."""
         request = parse_message(pb.CleanRequest, data)
         check_version(request.protocol, PROTOCOL, "the other device")
         removed = await asyncio.to_thread(self._store.clean, request.fingerprint.hex() or None, self.owner(stream))
         return pb.CleanReply(**asdict(removed))
 
     async def put(self, _frames: Any, stream: Stream) -> None:
-        """Receive pieces, one after the other."""
         upload = _Upload(self.owner(stream))
         earlier = self._uploads.get(upload.device)
         self._uploads[upload.device] = upload
@@ -174,7 +171,6 @@ class LayerService(Service):
         await stream.write(pb.MeasureReply(figures=write_figures(figures)).SerializeToString())
 
     async def flow(self, _frames: Any, stream: Stream) -> None:
-        """Serve a measurement of a line: count received bytes, report the count, and send bytes on request."""
         received, first, last = 0, 0.0, 0.0
         while isinstance(data := await stream.read(), bytes):
             frame = parse_message(pb.FlowFrame, data)
@@ -193,7 +189,6 @@ class LayerService(Service):
                 await stream.write(pb.FlowFrame(come=received, seconds=last - first).SerializeToString())
 
     async def line(self, data: bytes, stream: Stream) -> pb.LineReply:
-        """Measure the connection from here to another device that is paired with this one."""
         request = parse_message(pb.LineRequest, data)
         check_version(request.protocol, PROTOCOL, "the other device")
         if self._trust is None:
@@ -251,7 +246,6 @@ async def _refuse(stream: Stream, error: EdgeError) -> None:
 
 
 async def _next(stream: Stream, upload: _Upload) -> pb.PutFrame:
-    """Return the next frame."""
     reading: asyncio.Future[Any] = asyncio.ensure_future(stream.read())
     try:
         done, _ = await asyncio.wait(

@@ -45,8 +45,6 @@ BEAT_SECONDS = 1.0  # pause between two signs of life while slow work goes on
 
 
 class EventKind(StrEnum):
-    """The kinds of a server's events."""
-
     LISTENING = "listening"
     CONNECTED = "connected"
     ENDED = "ended"
@@ -161,7 +159,6 @@ class Listener:
         """Release what answering needed, once the server has ended."""
 
     async def _serve(self) -> None:
-        """Serve until a stop is requested."""
         server, watch = new_server(), None
         handlers = [service.handler() for service in self.services]
         if self.trust is not None and self.guard is not None:
@@ -212,7 +209,6 @@ class Service:
         return grpc.method_handlers_generic_handler(self.contract.full_name, made)
 
     def right_for(self, call: Method) -> Right:  # noqa: ARG002
-        """Return the right that a call needs."""
         return self.right
 
     def owner(self, stream: Stream) -> str:

@@ -76,7 +76,6 @@ class StageForwarder:
         self._connecting = asyncio.create_task(self._connect())
 
     async def connected(self) -> bool:
-        """Return whether the next stage was reached; if not, the coordinator has to forward micro-batches."""
         return await asyncio.shield(self._connecting)
 
     async def send(self, batch: pb.MeshParcel) -> None:
@@ -142,7 +141,6 @@ class _ServedStage:
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def report(self, stream: Stream, report: pb.Report) -> None:
-        """Send a report to the coordinator."""
         async with self.writing:
             await write_in_time(stream, report)
 
@@ -170,7 +168,6 @@ class WorkerService(Service):
         self._changed = asyncio.Condition()
 
     async def holds(self, data: bytes, _context: Stream) -> pb.HoldsReply:
-        """Reply with the layers of a model that are here."""
         request = parse_message(pb.HoldsRequest, data)
         return await asyncio.to_thread(self._holds, request.model.hex(), read_pieces(request.pieces))
 
@@ -234,7 +231,6 @@ class WorkerService(Service):
             await asyncio.shield(closing)
 
     async def carry(self, _parcels: Any, stream: Stream) -> None:
-        """Receive micro-batches from the preceding stage."""
         first = await next_message(stream, pb.Carried)
         if first is None or first.WhichOneof("carried") != "meeting" or first.meeting.protocol != MESH:
             raise ProtocolError("The first parcel is not a Meeting.", SAME_VERSION)

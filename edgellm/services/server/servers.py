@@ -146,11 +146,9 @@ class VerifierServer(SessionServer):
 
     @property
     def counters(self) -> Counters:
-        """Return the counters of the work done so far."""
         return self._worker.counters
 
     def close(self) -> None:
-        """Close the model, after the server has ended."""
         self.model.close()
 
     def inside(self) -> ColocatedVerifier:
@@ -230,7 +228,6 @@ class WorkerServer(Listener):
             self.services.append(LayerService(stored.store, self._notify, self.guard, measurer, trust))
 
     def close(self) -> None:
-        """Release all weights."""
         self.cache.evict_unused(everything=True)
 
     def _listening(self) -> None:

@@ -39,7 +39,6 @@ class GrammarOwner:
         return free
 
     def free_place(self) -> None:
-        """Count one grammar less."""
         self._held -= 1
 
     async def run(self, work: Callable[[], R]) -> R:
@@ -88,7 +87,6 @@ class SessionGrammar:
             self._slow |= thread_time() - began > _SLOW_SECONDS * (len(request.draft) + 1)
 
     def observe(self, request: VerifyRequest, verdict: Verdict) -> None:
-        """Add the verdict's tokens to the session's text."""
         self._text = np.concatenate((self._text, request.draft.ids[: verdict.accepted], verdict.tokens))
 
     def end(self) -> None:

@@ -62,11 +62,9 @@ class Queue:
         return self._waiting[device] >= self._capacity // (others + 1)
 
     def enter(self, device: str) -> None:
-        """Count a request of `device` that starts to wait."""
         self._waiting[device] += 1
 
     def leave(self, device: str) -> None:
-        """Count a request of `device` as answered or given up."""
         self._waiting -= Counter((device,))
 
 
@@ -120,7 +118,6 @@ class VerifyingModel:
         return ColocatedVerifier(self.backend, self.info.capabilities, self.grammar)
 
     def described(self) -> pb.HelloReply:
-        """Return the description for devices."""
         info, can = self.info, self.info.capabilities
         return pb.HelloReply(
             protocol=PROTOCOL, vocabulary=self.fingerprint, vocabulary_size=self.vocabulary.size, model=info.model,
@@ -183,7 +180,6 @@ class VerificationService(Service):
     contract, right = CONTRACT, Right.VERIFY
 
     def __init__(self, notify: Notify, guard: AuthInterceptor | None = None) -> None:
-        """Serve no model yet."""
         super().__init__(notify, guard)
         self.models: tuple[VerifyingModel, ...] = ()
         self._preparing = ""
@@ -193,11 +189,9 @@ class VerificationService(Service):
         self._numbers = count(1)
 
     def prepare(self, doing: str) -> None:
-        """Note the work before there is a model, such as "loading a.gguf"."""
         self._preparing = doing
 
     def add(self, model: VerifyingModel) -> None:
-        """Serve another model from now on."""
         self.models = (*self.models, model)
 
     async def hello(self, request: bytes, _context: Stream) -> pb.HelloReply:
@@ -216,7 +210,6 @@ class VerificationService(Service):
         return first_different_block(find_model(self.models, hashes.model).vocabulary, hashes)
 
     async def tokenizer(self, request: bytes, stream: Stream) -> None:
-        """Send the tokenizer of the model that is asked for, in parts."""
         wanted = parse_message(pb.TokenizerRequest, request, MAX_GREETING).model
         data = find_model(self.models, wanted).tokenizer
         if not data:
@@ -226,7 +219,6 @@ class VerificationService(Service):
             await write_in_time(stream, part)
 
     async def session(self, _frames: Any, stream: Stream) -> None:
-        """Serve one session, from Open to the end of the stream."""
         number = next(self._numbers)
         self._notify(EventKind.CONNECTED, f"Session {number} from {stream.peer()} begins.")
         session = _Reply(number, self._tenant(stream))
@@ -311,7 +303,6 @@ class VerificationService(Service):
                 await asyncio.wait_for(self.draining.wait(), seconds)
 
     def _opened(self, frame: pb.DeviceFrame) -> tuple[VerifyingModel, Sampling]:
-        """Return the model and the sampling of a session's first frame."""
         if frame.WhichOneof("frame") != "open":
             raise ProtocolError("The first frame is not Open.", SAME_VERSION)
         check_version(frame.open.protocol, PROTOCOL, "the device")
