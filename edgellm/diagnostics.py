@@ -30,6 +30,7 @@ from edgellm.rpc.trust.handshake import PeerInfo
 from edgellm.rpc.trust.identity import Identity, trust_folder
 from edgellm.rpc.trust.trust import Peers, Right, Trust
 from edgellm.rpc.versions import DEVICES_PROTOCOL, check_version, program_version
+from edgellm.sleeping import waking
 from edgellm.storage.model_files import DEFAULT, hub_cache, resolve_pair
 from edgellm.system import data_dir
 
@@ -274,6 +275,7 @@ def examine_interfaces(hosts: Sequence[str]) -> Iterator[Finding]:
         yield _problem("interfaces", what, "Join the home's network, or choose an interface with --interface.")
     for one in used:
         yield _fine("interfaces", f"{one.name} ({', '.join(one.hosts)}) is used: {one.reason}.")
+        yield Finding("waking", *waking(one.name))
     if used and others:
         yield _fine("interfaces", f"Not used: {others}.")
 

@@ -32,6 +32,7 @@ class RoleOptions:
     upstream_tier: str | None = option(None, options.TIERS, panel=options.DRAFTS, shown="the best way that each has")
     upstream_key_file: Path | None = option(None, "FILE", panel=options.DRAFTS, shown="$EDGELLM_VERIFIER_KEY")
     sessions: int | None = option(None, "N", least=1, panel=options.DEVICES, shown="8, or as many as fit")
+    keep_awake: str = option("0", "TIME|off", panel=options.DEVICES)
     log_level: LogLevel = option("off", panel="Output")
 
     @property

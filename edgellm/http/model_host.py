@@ -43,12 +43,12 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-def keep_alive_seconds(value: str | float) -> float:
+def keep_alive_seconds(value: str | float, name: str = "The keep-alive") -> float:
     """Return the seconds of 5m, 1h30m or 300; below zero it is infinite, as in Ollama. Raises InvalidOption."""
     text = str(value).strip()
     parts = list(_DURATION.finditer(text))
     if not parts or "".join(part[0] for part in parts) != text:
-        raise InvalidOption(f"The keep-alive is {text[:40]!r}.", "Give a time such as 5m or 300, or -1 for no end.")
+        raise InvalidOption(f"{name} is {text[:40]!r}.", "Give a time such as 5m or 300, or -1 for no end.")
     if text.startswith("-"):
         return math.inf
     return sum(float(part[1]) * _UNITS[part[2]] for part in parts)

@@ -29,6 +29,7 @@ from edgellm.http.schemas.errors import ApiError, api_error
 from edgellm.http.schemas.requests import ChatRequest, GenerationRequest
 from edgellm.http.schemas.responses import Event, TextDelta, Writer, WrittenReply, json_bytes
 from edgellm.http.status import MeshRecorder, PlanOut
+from edgellm.sleeping import AWAKE
 from edgellm.spec.params import ReplyOptions
 from edgellm.spec.stats import Summary
 from edgellm.spec.stream import Reply, Utf8
@@ -349,7 +350,8 @@ class RequestHandler:
             recorder.reply_started()
         try:
             for start in starts:
-                summary = job.write(start)
+                with AWAKE.working():
+                    summary = job.write(start)
                 if summary is None or job.is_cancelled():
                     break
         finally:

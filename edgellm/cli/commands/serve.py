@@ -12,6 +12,7 @@ import typer
 from edgellm.cli import options
 from edgellm.cli.options import VERIFIER, HardwareOptions, ThinkOptions, with_records
 from edgellm.cli.server_options import HTTPOptions, LogLevel, RoleOptions, ServedPair, WorkerOptions, check_role
+from edgellm.cli.views.console import print_event
 from edgellm.errors import InvalidOption
 from edgellm.spec.params import ReplyOptions
 
@@ -49,9 +50,13 @@ def serve(
     hardware: HardwareOptions,
 ) -> None:
     from edgellm.cli import http_serving, serving
+    from edgellm.http.model_host import keep_alive_seconds
     from edgellm.llm.pair_stats import tidy
+    from edgellm.sleeping import AWAKE
 
     log_to_stderr(served.log_level)
+    if served.keep_awake != "off":
+        AWAKE.begin(keep_alive_seconds(served.keep_awake, "--keep-awake"), print_event)
     tidy()
     replies, at_once = ReplyOptions(**think.fields()), http.replies
     if at_once is None:

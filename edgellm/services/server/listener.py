@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -35,6 +36,7 @@ from edgellm.rpc.trust.auth_interceptor import AuthInterceptor, Context, Method,
 from edgellm.rpc.trust.handshake import OfferedModel, welcome_handlers
 from edgellm.rpc.trust.trust import Right, Trust
 from edgellm.rpc.versions import parse_message
+from edgellm.sleeping import AWAKE
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -192,6 +194,8 @@ class Service:
 
     contract: ClassVar[ServiceDescriptor]
     right: ClassVar[Right]
+    lasting: ClassVar[bool] = False
+    """True where streams last longer than work, so that they do not keep this machine awake."""
     over: ClassVar[str] = ""
     """The report that an error has ended a stream, such as "A stage has ended"; without it there is none."""
 
@@ -220,7 +224,8 @@ class Service:
 
         async def answered(request: Any, context: Context) -> Any:
             try:
-                answer = await call(request, context)
+                with nullcontext() if self.lasting or not streams else AWAKE.working():
+                    answer = await call(request, context)
                 return answer.SerializeToString() if isinstance(answer, Message) else answer
             except EdgeError as error:
                 if streams and self.over:

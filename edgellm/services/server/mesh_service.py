@@ -45,6 +45,7 @@ from edgellm.services.server.listener import (
     next_message,
     write_in_time,
 )
+from edgellm.sleeping import AWAKE
 from edgellm.storage.layer_pieces import LayerPiece
 
 CONNECT_SECONDS = 15.0  # the next stage may have to be prepared first
@@ -155,7 +156,7 @@ class _ServedStage:
 class WorkerService(Service):
     """The calls of `mesh.proto`."""
 
-    contract, right, over = CONTRACT, Right.COMPUTE, "A stage has ended"
+    contract, right, over, lasting = CONTRACT, Right.COMPUTE, "A stage has ended", True
 
     def __init__(
         self, cache: WeightCache, notify: Notify, guard: AuthInterceptor | None, trust: Trust | None,
@@ -288,5 +289,7 @@ class WorkerService(Service):
         """Send heartbeats, as long as the stage is used."""
         while served.stage.idle <= self._cache.keep:
             await served.report(stream, write_working(served.stage.progress))
+            if served.stage.idle <= 2 * HEARTBEAT_SECONDS:
+                AWAKE.touch()
             await asyncio.sleep(HEARTBEAT_SECONDS)
         raise StageIdle(f"There was no request for {self._cache.keep:g} seconds.", "Prepare the stage again.")
