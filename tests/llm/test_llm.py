@@ -121,7 +121,7 @@ def test_closing_a_pair_stops_its_replies(f32_pair: tuple[Path, Path]) -> None:
 def test_the_progress_of_a_long_prompt_is_reported_by_model_and_a_cancel_stops_it(f32_pair: tuple[Path, Path]) -> None:
     long, reports = "Where is the mug? " * 40, list[PromptProgress]()
     with LLM.open(*f32_pair, n_ctx=512, threads=1, hardware=Hardware(n_batch=32)) as opened:
-        reply = opened.reply(long, max_tokens=4)
+        reply = opened.reply(long, max_tokens=4, retrieval="off", gate="always", gamma=4)
         reply.listen(on_progress=reports.append)
         list(reply)
         prompt = reply.prompt_tokens
