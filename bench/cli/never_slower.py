@@ -7,15 +7,14 @@ and the order alternates, for SECONDS, and for twelve replies of each at least. 
 measure it, count. Halfway both are opened again in the other order, as even of two equal verifiers the one opened first
 may be slower.
 
-Doors: `here` is `LLM.reply`, as the command line calls it; `http` is the HTTP server on loopback, asked for the whole
-reply; `link` is a verifier that another process serves on loopback, whose cache would answer the same prompt sooner the
-second time: there each side has a word of its own before it. *busy* is the number of processes that compute beside.
-What is measured in the background between two replies may take its time: nobody waits for it, and nothing beside it.
+Doors: `here` is `LLM.reply`, as the command line and the HTTP server call it; `link` is a verifier that another process
+serves on loopback, whose cache would answer the same prompt sooner the second time: there each side has a word of its
+own before it. *busy* is the number of processes that compute beside. What is measured in the background between two
+replies may take its time: nobody waits for it, and nothing beside it.
 
 Columns: `whole`, plain decoding's time as a share of ours, the geometric mean over replies with its 95 % interval;
-the same without the time to the first token, where it is known (not across a link, where plain decoding's first tokens
-come eight at a time); the worst of all stretches of 256 tokens; drafted tokens for each written one; and how many
-replies are equal: quantised weights round a pass over several rows differently, and random text has many ties.
+drafted tokens for each written one; and how many replies are equal: quantised weights round a pass over several rows
+differently, and random text has many ties.
 `by token`: as `whole`, of further replies that both write at the same time, a token each by turns, for half of
 SECONDS at door `here`, and 24 at least: what disturbs the machine for longer than a token disturbs both. They too
 are opened for it in both orders, and their first replies count.
@@ -24,14 +23,12 @@ The aim is an interval above 0.985.
 
 from __future__ import annotations
 
-import http.client
-import json
 import multiprocessing
 import random
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import exp, log, sqrt
@@ -43,10 +40,7 @@ from typing import Annotated, Any, Literal
 from bench.harness.progress import track
 from bench.harness.results import Figures
 from edgellm.engine import Model
-from edgellm.http.model_host import ServedModel
-from edgellm.http.server import HttpServer
 from edgellm.llm import LLM
-from edgellm.rpc.address import Address
 from edgellm.services.server.listener import Listening
 from edgellm.services.server.servers import VerifierOptions, serve_verifier
 from edgellm.spec.stats import Summary
@@ -54,17 +48,13 @@ from testkit.gguf import random_model
 from testkit.processes.busy import busy
 
 AIM = 0.985
-LEAST = 12
-"""Replies of each side, at least."""
-LEAST_TOGETHER = 24
-"""Replies of each side that are written a token each by turns, at least."""
+LEAST = 12  # replies of each side, at least
+LEAST_TOGETHER = 24  # replies of each side that are written a token each by turns, at least
 SHARPNESS = 3.0
-WINDOW = 256
 WORDS = 40
 SHAPES = {
     "tiny": (random_model.SHAPES["tiny-verifier"], random_model.SHAPES["tiny-draft"], "Q8_0"),
     "0.5b": (random_model.SHAPES["qwen2.5-0.5b"], replace(random_model.SHAPES["qwen2.5-0.5b"], n_layer=4), "Q4_0"),
-    "1.5b": (random_model.SHAPES["qwen2.5-1.5b"], random_model.SHAPES["qwen2.5-0.5b"], "Q4_0"),
 }
 """The verifier's shape, the draft model's, and the type of the weights."""
 
@@ -76,26 +66,23 @@ class Written:
     texts: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    decoding: list[float] = field(default_factory=list)
     drafted: int = 0
 
-    def add(self, text: str, seconds: float, tokens: int, summary: Summary | None) -> None:
+    def add(self, text: str, seconds: float, tokens: int, summary: Summary) -> None:
         self.texts.append(text)
         self.seconds.append(seconds)
         self.tokens.append(tokens)
-        if summary is not None:
-            self.drafted += summary.drafted
-            self.decoding.append(summary.seconds_decoding)
+        self.drafted += summary.drafted
 
 
-Side = Callable[[str, int], tuple[str, float, int, Summary | None]]
-"""Answers a prompt with so many tokens: the text, the seconds it took, its tokens, and its summary if there is one."""
+Side = Callable[[str, int], tuple[str, float, int, Summary]]
+"""Answers a prompt with so many tokens: the text, the seconds it took, its tokens, and its summary."""
 
 
 def asked_here(llm: LLM, *, plain: bool) -> Side:
     """Return a side that is asked in this process."""
 
-    def ask(prompt: str, tokens: int) -> tuple[str, float, int, Summary | None]:
+    def ask(prompt: str, tokens: int) -> tuple[str, float, int, Summary]:
         began = perf_counter()
         reply = llm.reply(prompt, max_tokens=tokens, retrieval="off" if plain else "auto")
         written = sum(1 for _ in reply)
@@ -119,26 +106,6 @@ def by_token(pair: LLM, alone: LLM, prompt: str, tokens: int) -> tuple[float, fl
             seconds[side] += perf_counter() - began
         turn += 1
     return seconds[0], seconds[1]
-
-
-def asked_over_http(llm: LLM, stack: ExitStack, *, plain: bool) -> Side:
-    """Return a side that is asked over HTTP. The server would close a connection that waits for the other side."""
-    server = HttpServer(Address("127.0.0.1", 0))
-    server.start()
-    stack.callback(server.stop)
-    server.open(ServedModel(llm, "pair"))
-
-    def ask(prompt: str, tokens: int) -> tuple[str, float, int, Summary | None]:
-        fields = {"model": "pair", "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
-        body = json.dumps(fields | ({"retrieval": "off"} if plain else {}))
-        began = perf_counter()
-        with closing(http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=600)) as connection:
-            connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
-            answer = json.loads(connection.getresponse().read())
-        took = perf_counter() - began
-        return answer["choices"][0]["message"]["content"], took, answer["usage"]["completion_tokens"], None
-
-    return ask
 
 
 def serve(path: Path, threads: int, pipe: Connection) -> None:
@@ -185,11 +152,8 @@ def measured(
     ours, plain, together = Written(), Written(), list[tuple[float, float]]()
     with served(verifier, threads) if door == "link" else nullcontext(verifier) as at:
         for part in (0.5, 1.0):
-            with both(draft, at, threads, pair_first=part < 1.0) as (pair, alone), ExitStack() as stack:
-                if door == "http":
-                    sides = asked_over_http(pair, stack, plain=False), asked_over_http(alone, stack, plain=True)
-                else:
-                    sides = asked_here(pair, plain=False), asked_here(alone, plain=True)
+            with both(draft, at, threads, pair_first=part < 1.0) as (pair, alone):
+                sides = asked_here(pair, plain=False), asked_here(alone, plain=True)
                 while len(ours.texts) < part * LEAST or sum(ours.seconds) + sum(plain.seconds) < part * enough:
                     prompt, order = next(prompts), 1 if len(ours.texts) % 2 else -1
                     for side, written, word in ((sides[0], ours, "One"), (sides[1], plain, "Two"))[::order]:
@@ -209,11 +173,8 @@ def row(ours: Written, plain: Written, *, compared: bool) -> dict[str, Any]:
     same: across a link they are not, since both are written by one verifier, which keeps what it has read."""
     return {
         "whole": ratio(plain.seconds, ours.seconds),
-        "decoding": ratio(plain.decoding, ours.decoding) if all((*ours.decoding, *plain.decoding)) else None,
-        "worst": worst(ours, plain),
         "drafted": ours.drafted / sum(ours.tokens),
-        "equal": sum(one == other for one, other in zip(ours.texts, plain.texts, strict=True)) if compared else None,
-        "replies": len(ours.tokens),
+        "equal": f"{sum(map(str.__eq__, ours.texts, plain.texts))} of {len(ours.texts)}" if compared else None,
         "tokens": sum(ours.tokens),
         "plain_ms": 1e3 * sum(plain.seconds) / sum(plain.tokens),
     }
@@ -227,19 +188,6 @@ def ratio(theirs: Sequence[float], ours: Sequence[float]) -> list[float] | None:
     middle = statistics.fmean(logs)
     half = 1.96 * statistics.stdev(logs) / sqrt(len(logs)) if len(logs) > 1 else 0.0
     return [exp(middle), exp(middle - half), exp(middle + half)]
-
-
-def worst(ours: Written, plain: Written) -> float:
-    """Return plain decoding's time as a share of ours, the least of all stretches of `WINDOW` tokens or more that begin
-    with a reply."""
-    found = []
-    for first in range(len(ours.tokens)):
-        last, tokens = first, 0
-        while tokens < WINDOW and last < len(ours.tokens):
-            tokens, last = tokens + ours.tokens[last], last + 1
-        if tokens >= WINDOW:
-            found.append(sum(plain.seconds[first:last]) / sum(ours.seconds[first:last]))
-    return min(found, default=sum(plain.seconds) / sum(ours.seconds))
 
 
 def random_pair(shape: str, folder: Path) -> tuple[Path, Path]:
@@ -263,15 +211,13 @@ def random_words(path: Path, seed: int = 0) -> Iterator[str]:
 def table(found: Mapping[str, Any]) -> str:
     """Return a Markdown table with a row for each cell."""
     columns = (
-        "shape", "door", "threads", "busy", "whole (95 %)", "by token (95 %)", "decoding (95 %)", "worst 256",
-        "drafted", "equal",
+        "shape", "door", "threads", "busy", "whole (95 %)", "by token (95 %)", "drafted", "equal",
     )  # fmt: skip
     lines = [_line(columns), "|---" * len(columns) + "|"]
     lines += [
         _line((
             one["shape"], one["door"], one["threads"], one["busy"], _interval(one["whole"]),
-            _interval(one.get("by_token")), _interval(None if one["door"] == "link" else one["decoding"]),
-            f"{one['worst']:.3f}", f"{one['drafted']:.2f}", _equal(one),
+            _interval(one.get("by_token")), f"{one['drafted']:.2f}", one["equal"],
         ))
         for one in found["rows"]
     ]  # fmt: skip
@@ -284,11 +230,7 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def _line(cells: Sequence[object]) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def _equal(row: Mapping[str, Any]) -> str:
-    return "" if row["equal"] is None else f"{row['equal']} of {row['replies']}"
+    return f"| {' | '.join('' if cell is None else str(cell) for cell in cells)} |"
 
 
 def _interval(found: Sequence[float] | None) -> str:
@@ -296,21 +238,20 @@ def _interval(found: Sequence[float] | None) -> str:
 
 
 def measure(
-    shapes: Sequence[Literal["tiny", "0.5b", "1.5b"]] = ("tiny", "0.5b", "1.5b"),
-    doors: Sequence[Literal["here", "http", "link"]] = ("here", "http", "link"),
+    shapes: Sequence[Literal["tiny", "0.5b"]] = ("tiny", "0.5b"),
+    doors: Sequence[Literal["here", "link"]] = ("here", "link"),
     threads: Sequence[int] = (1, 2),
     others: Annotated[Sequence[int], "busy processes"] = (0, 2),
     seconds: Annotated[float, "of a cell's replies"] = 60.0,
-    tokens: Annotated[int, "of a reply; a quarter at the 1.5B shape"] = 128,
+    tokens: Annotated[int, "of a reply"] = 128,
 ) -> Iterator[Figures]:
     """Yield the cells so far, after each."""
     rows: list[Figures] = []
     for shape in shapes:
         with tempfile.TemporaryDirectory() as folder:
             draft, verifier = random_pair(shape, Path(folder))
-            length = tokens // (4 if shape == "1.5b" else 1)
             for door, count, beside in track(list(product(doors, threads, others)), f"cells of {shape}"):
                 with busy(beside):
-                    found = measured(draft, verifier, random_words(verifier), door, count, length, seconds)
+                    found = measured(draft, verifier, random_words(verifier), door, count, tokens, seconds)
                 rows.append({"shape": shape, "door": door, "threads": count, "busy": beside, **found})
                 yield {"rows": rows}

@@ -1,9 +1,8 @@
 """Measure the next turn of a long conversation: in the same process, in another one, and where nothing was kept.
 
-A conversation about a text of random words, with random weights of that shape in Q4_0, and a draft model with four of
-its layers. The first turn and the next one are each `edgellm chat --json` in a process of its own, as a user would call
-it (`chat -c`); once with what the first process has kept of what it read, and once without. In between, the same two
-turns in one process.
+A conversation about this project's guides. The first turn and the next one are each `edgellm chat --json` in a process
+of its own, as a user would call it (`chat -c`); once with what the first process has kept of what it read, and once
+without. In between, the same two turns in one process.
 
 Columns: tokens of the prompt; seconds from the request to the first token, without loading; seconds of the whole
 process, in which models are loaded, and in which the first one keeps what it has read; the size of what is kept on
@@ -14,13 +13,11 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -30,7 +27,8 @@ from bench.harness.progress import track
 from bench.harness.results import Figures
 from edgellm.engine import Message
 from edgellm.llm import LLM, compose
-from testkit.gguf import random_model
+from edgellm.storage import resolve
+from testkit import ROOT
 
 QUESTIONS = ("What is this about?", "And what else?")
 TOKENS = 16
@@ -87,8 +85,6 @@ def measured(folder: Path, files: Mapping[str, Path], text: str) -> list[dict[st
         reply = pair.reply(turns, max_tokens=TOKENS)
         list(reply)
         add(SAME, {"ttft_ms": reply.summary.ttft_ms, "prompt_tokens": reply.summary.prompt_tokens}, None)
-    shutil.rmtree(home)
-    shutil.rmtree(bare)
     return rows
 
 
@@ -111,18 +107,16 @@ def _spread(values: Any) -> str:
 
 
 def measure(
-    words: Annotated[int, "of the text"] = 4000, repeats: int = 3, shape: str = "qwen2.5-0.5b"
+    verifier: str = "smollm2:135m",
+    draft: str = "smollm2:draft",
+    characters: Annotated[int, "of the text"] = 16_000,
+    repeats: int = 3,
 ) -> Iterator[Figures]:
     """Yield the rows so far, after each repeat."""
+    guides = "".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/guide/*.md")))
+    files = {"draft": resolve(draft), "verifier": resolve(verifier)}
     rows: list[Figures] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        sizes = random_model.SHAPES[shape]
-        files = {"draft": folder / "draft.gguf", "verifier": folder / "verifier.gguf"}
-        random_model.write(files["draft"], replace(sizes, n_layer=min(4, sizes.n_layer)), "Q4_0")
-        random_model.write(files["verifier"], sizes, "Q4_0", seed=1)
-        for turn in track(range(repeats), "repeats"):
-            rng = random.Random(turn)
-            text = " ".join("".join(rng.choices("abcdefghijklmnoprstuw", k=4)) for _ in range(words))
-            rows += measured(folder, files, text)
-            yield {"shape": shape, "rows": rows}
+    for turn in track(range(repeats), "repeats"):
+        with tempfile.TemporaryDirectory() as folder:
+            rows += measured(Path(folder), files, guides[turn * 100 :][:characters])
+        yield {"rows": rows}
