@@ -69,7 +69,7 @@ def measure(
     asked: Annotated[Path, "Spec-Bench's questions, or a part of them"],
     verifier: str = "smollm2:135m",
     draft: str = "smollm2:draft",
-    per: Annotated[int, "questions of each category that are asked, at most"] = 2,
+    per: Annotated[int, "questions of each category that are asked, at most"] = 3,
     profiled: Annotated[int, "questions of each category that are profiled, at most"] = 8,
     budgets: Sequence[float] = (0.05, 0.1, 0.2),
     tokens: Annotated[int, "of a reply, at most"] = 96,

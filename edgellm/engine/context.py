@@ -173,15 +173,6 @@ class Context(CachedSequences):
             return rows
         return LazyLogits(lazy, outputs, reached or [0.5**row for row in range(1, outputs)])
 
-    def skip(self, n: int) -> bool:
-        """Append `n` positions to the first sequence, uncomputed if the head is lazy: decodes behind them take as long
-        as behind others. Return False where the cache cannot be cut by positions, with nothing changed."""
-        if not self._cache.plain:
-            return False
-        with NO_OBSERVER if self._lazy_head is None else self._lazy_head.skipping():
-            self.decode(np.zeros(n, dtype=np.int32), outputs=0)
-        return True
-
     def decode_rows(self, rows: Sequence[SeqRows]) -> list[Floats]:
         """Append to several sequences in one llama.cpp batch; return one view of (outputs, n_vocab) per entry.
 

@@ -251,7 +251,6 @@ class LazyHead:
         """Rows kept of the last pass; 0 if it had an unexpected number of rows."""
         self._expected = 0  # rows; 0: not watching
         self._stops = True
-        self._skips = False
         self.nodes = NodeCallback(self._wants, self._see)
 
     def take(self, seconds: Sequence[float]) -> None:
@@ -273,18 +272,9 @@ class LazyHead:
         if not self.kept:  # this graph had another tensor at a known address
             self.nodes.forget()
 
-    @contextmanager
-    def skipping(self) -> Iterator[None]:
-        """Have each pass within end behind its first node, with its positions in the cache."""
-        self._skips = True
-        try:
-            yield
-        finally:
-            self._skips = False
-
     def __enter__(self) -> Self:
         """Begin a llama.cpp batch."""
-        self.nodes.begin(None if self._skips else self._expected > 0)
+        self.nodes.begin(self._expected > 0)
         return self
 
     def __exit__(self, *_raised: object) -> None:
@@ -292,11 +282,9 @@ class LazyHead:
         self.nodes.end()
 
     def _wants(self, tensor: int) -> bool:
-        return self._skips or (self._expected > 0 and ggml.ggml_get_name(tensor) == _NORM)
+        return self._expected > 0 and ggml.ggml_get_name(tensor) == _NORM
 
     def _see(self, tensor: int) -> bool:
-        if self._skips:
-            return False
         size, states = ggml.ggml_nbytes(tensor), self.head.states
         if size != self._expected * states.strides[0]:
             return True

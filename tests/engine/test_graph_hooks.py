@@ -124,20 +124,6 @@ def test_nothing_is_computed_behind_the_stop(exact_model: Model, asked: list[str
     assert not any(name.endswith("-4") or name == "result_output" for name in asked)
 
 
-def test_skipped_positions_are_not_computed_and_may_follow_others(exact_model: Model, asked: list[str]) -> None:
-    spec = ContextSpec(n_ctx=128, n_batch=64, threads=1, lazy=True)
-    with Context(exact_model, spec) as context, Context(exact_model, spec) as plain:
-        context.decode(IDS)
-        asked.clear()
-        assert context.skip(80)
-        assert len(asked) == 4  # one node of two batches, when asked about and when shown
-        assert context.length() == len(IDS) + 80
-        context.decode(IDS[:8])
-        context.rollback(len(IDS))
-        plain.decode(IDS)
-        np.testing.assert_allclose(context.decode(IDS[:8], outputs=8), plain.decode(IDS[:8], outputs=8), atol=1e-4)
-
-
 def test_only_what_was_asked_for_is_there(draft_model: Model) -> None:
     with Context(draft_model, ContextSpec(n_ctx=64, threads=1), capture=Capture(attention=(1,))) as context:
         seen = recorder(context)

@@ -49,7 +49,9 @@ from edgellm.spec.verifier import RetryDelay, VerdictDeadline, VerdictWork
 
 _log = logging.getLogger(__name__)
 _CLOSE_GRACE_SECONDS = 10.0
-_RECONNECT_SECONDS = 0.5  # longest pause before another attempt to connect again
+_RECONNECT_SECONDS = 0.5  # longest pause before another attempt to connect again, while not long away
+_PAUSE_SHARE = 0.005  # pause over the time away: two seconds after seven minutes
+_LONGEST_PAUSE = 15.0  # seconds
 _DRAINING = "The verifier is shutting down."
 _REFUSALS = {
     "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED", "INTERNAL", "PERMISSION_DENIED",
@@ -226,10 +228,12 @@ class RemoteVerifier(Verifier):
         return VerifierUnreachable(what, f"Start one there with `edgellm serve --role verifier --port {where.port}`.")
 
     async def _reconnect(self) -> None:
-        """Connect again as soon as the verifier answers, also at another address: it may have slept, or moved. However
-        long it is away, both are tried about every two seconds."""
+        """Connect again as soon as the verifier answers, also at another address: it may have slept, or moved. Both are
+        tried about every two seconds, and less often the longer it is away."""
+        lost = monotonic()
         while self._channel is None:
-            await asyncio.sleep(min(self.retry.next(), _RECONNECT_SECONDS))
+            pause = min(self.retry.next(), _RECONNECT_SECONDS)
+            await asyncio.sleep(max(pause, min(_LONGEST_PAUSE, _PAUSE_SHARE * (monotonic() - lost))))
             if not await self._is_at(self._address):
                 for address in await self._elsewhere():
                     if await self._is_at(address):
