@@ -38,7 +38,7 @@ SLOW = 0.85  # of the median
 
 
 def measure(
-    model: str = "smollm2:135m", processes: int = 60, tokens: Annotated[int, "of a reply"] = 128
+    model: str = "smollm2:135m", processes: int = 60, tokens: Annotated[int, "of a reply"] = 64
 ) -> Iterator[Figures]:
     """Yield the speeds so far, after one process of each."""
     speeds: dict[str, list[float]] = {way: [] for way in WAYS}

@@ -30,7 +30,7 @@ class NgramRuntime:
         self.model, self._open_verifier, self._curve = model, open_verifier, curve
         self._self_verifier: Verifier | None = None
         self._verifier: Verifier | None = None  # verifier of the last reply
-        self._told = False  # True once the user was told that the draft model does not pay
+        self._told = False  # True once a user was told that the draft model does not pay, in this process or another
         self._shared = 0  # its decodes that shared the cores, at the last correction
         self._texts: list[tuple[str, str]] = []  # texts to tokenise
         self._lock = threading.RLock()  # Several threads may write replies.
@@ -42,7 +42,8 @@ class NgramRuntime:
         """Return the draft index with its policy, opened when first needed."""
         with self._lock:
             if self._opened is None:
-                policy = DraftPolicy(self.curve())
+                policy = DraftPolicy(curve := self.curve())
+                self._told = curve.filled
                 self._opened = DraftIndex(policy, continues_word(self.model), cache(self.model.is_eog))
                 for conversation in self._replies:
                     self._opened.add(conversation)

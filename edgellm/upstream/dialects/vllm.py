@@ -2,8 +2,8 @@
 
 With `skip_reading_prefix_cache` off, /inference/v1/generate keeps the prompt; then rows of cached positions are
 unwritten memory. These are never read: a request whose rows could be among them is fanned out. If that memory has a
-NaN, vLLM cannot write its answer and refuses; such a request is fanned out, too. The newer runner answers only with
-computed rows.
+NaN, vLLM cannot write its answer and refuses; such a request is fanned out, too, and all others after some refusals in
+a row. The newer runner answers only with computed rows.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from edgellm.upstream.rows import Row, RowReply, RowRequest, RowsUnusable, Tier,
 GENERATE = "/inference/v1/generate"
 _TOPS = (64, 20)  # likeliest tokens: enough for a sampled reply, and vLLM's default limit
 _UNWRITTEN = (400, 500)  # statuses of an answer with a NaN
+_MOST_REFUSED = 3  # scores refused in a row, after which none is asked for
 _SCALE_OUT = "vLLM scores in one pass if started with --enable-scale-out"
 _DETAILS = "start vLLM with --enable-prompt-tokens-details to keep prompts from reply to reply"
 
@@ -45,18 +46,21 @@ class VllmUpstream(CompletionsUpstream):
         """Connect; rows can have `top` likeliest tokens. `counts`: the server reports its cached tokens."""
         super().__init__(server, tier, reason)
         self.most_top, self._counts = top, counts
+        self._refused = 0  # scores refused in a row
 
     async def _rows(self, request: RowRequest) -> RowReply:
         sampled = not (request.sampling.greedy or request.decisive)
         unsafe = request.repeats and not self._counts
-        if self.tier is not Tier.SCORE or sampled or not len(request.draft) or unsafe:
+        if self.tier is not Tier.SCORE or sampled or not len(request.draft) or unsafe or self._refused >= _MOST_REFUSED:
             return await super()._rows(request)
         try:
             found = await self._score(request)
+            self._refused = 0
         except ServerRefused as error:
             if error.status not in _UNWRITTEN:
                 raise
             found = None
+            self._refused += 1
         return found or await super()._rows(request)
 
     def _body(self, prompt: list[Any], tokens: int, request: RowRequest, temperature: float) -> dict[str, Any]:
