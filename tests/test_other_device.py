@@ -56,17 +56,13 @@ GROUPS = {
         least=80,
     ),
     "drafters": Group(
-        (
-            "spec/test_early_exit.py", "spec/test_importance.py", "spec/test_parallel.py", "spec/test_real_pair.py",
-        ),
-        without=(
-            "whatever_prefixes_come", "hit_more_often",
-        ),
+        ("spec/test_early_exit.py", "spec/test_importance.py", "spec/test_parallel.py"),
+        without=("whatever_prefixes_come", "hit_more_often"),
         cases={
             "it_changes_nothing": ("sampling]",), "logits_are_the_uncut_models_after_any_exits": ("0.6]",),
             "with_the_gate_always_open": ("0]", "5]"),
         },
-        least=25,
+        least=20,
     ),
     "pairs": Group(
         (
@@ -86,7 +82,7 @@ GROUPS = {
     ),
     "verifiers and workers": Group(
         ("verifier/test_inside.py", "services/test_verifier_server.py", "services/test_worker_server.py"),
-        without=("stopping", "signals", "still_leave", "answered_busy"),
+        without=("stopping", "signals", "still_leave", "answered_busy", "share_passes"),
         least=30,
     ),
 }  # fmt: skip

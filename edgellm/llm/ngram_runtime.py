@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import cache
 
-from edgellm.engine import Message, Model, ShouldStop, never, why_lazy
+from edgellm.engine import Message, Model, ShouldStop, never
+from edgellm.engine.lm_head import why_lazy
 from edgellm.errors import EdgeError
 from edgellm.llm.cost_curves import LINK_CURVE, ModelCurve
 from edgellm.spec.drafting.cost_curve import CostCurve, DecodeCost
@@ -30,7 +31,9 @@ class NgramRuntime:
         self.model, self._open_verifier, self._curve = model, open_verifier, curve
         self._self_verifier: Verifier | None = None
         self._verifier: Verifier | None = None  # verifier of the last reply
-        self._told = False  # True once a user was told that the draft model does not pay, in this process or another
+        self._told = self._kept = (
+            False  # True: said that the draft model does not pay; an earlier process had the curve
+        )
         self._shared = 0  # its decodes that shared the cores, at the last correction
         self._texts: list[tuple[str, str]] = []  # texts to tokenise
         self._lock = threading.RLock()  # Several threads may write replies.
@@ -43,7 +46,7 @@ class NgramRuntime:
         with self._lock:
             if self._opened is None:
                 policy = DraftPolicy(curve := self.curve())
-                self._told = curve.filled
+                self._kept = curve.filled
                 self._opened = DraftIndex(policy, continues_word(self.model), cache(self.model.is_eog))
                 for conversation in self._replies:
                     self._opened.add(conversation)
@@ -86,10 +89,11 @@ class NgramRuntime:
         """Return the cost curve: an estimate until it is measured, and across a link."""
         return LINK_CURVE if self._curve is None else self._curve.current()
 
-    def said_once(self, news: str) -> str:
-        """Return `news` the first time that there are any, later ""."""
-        told, self._told = self._told, self._told or bool(news)
-        return "" if told else news
+    def slow_once(self, model: str) -> str:
+        """Return the first time that a draft model is slow. What a kept curve tells was said when it was measured."""
+        slow = self.index.policy.slow_model(model, judged=self._kept)
+        told, self._told = self._told, self._told or bool(slow)
+        return "" if told else slow
 
     def measure(self, should_stop: ShouldStop = never) -> CostCurve:
         """Return the measured cost curve; across a link an estimate."""

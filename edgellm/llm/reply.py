@@ -295,7 +295,7 @@ def write(
                 engine.knowledge.observe_verdicts(stats.verdict_seconds, stats.verdicts_on_drafts)
         if stats.finish_reason == "stop":
             retrieval.add(prompt, stats.ids)
-        if plan.copies is not None and (slow := retrieval.said_once(retrieval.index.policy.slow_model(DRAFT_MODEL))):
+        if plan.copies is not None and (slow := retrieval.slow_once(DRAFT_MODEL)):
             yield Notice(slow)
 
 

@@ -113,18 +113,20 @@ def _as_pieces(file: Path, blocks: Blocks) -> Iterator[list[Path]]:
 
 def _cold_load(file: Path, blocks: Blocks, hardware: Hardware) -> tuple[float, str]:
     """Return the bytes/s at which layers load from the disk, ready to compute, and how that was measured: by one layer,
-    then with as many as load in some seconds. The second of two loads counts, as new layers are tried in a process of
-    their own, and many disks that have rested are faster for a moment than they can sustain."""
+    then by as many as load in some seconds, again and again. The first load does not count, as new layers are tried in
+    a process of their own, and many disks that have rested are faster for a moment than they can sustain."""
     sample, count, rate = file.with_name(f"{file.stem}-some.gguf"), 1, 0.0
     try:
         for seconds in (0.0, _LOADING):
             count = max(1, min(blocks.layers, int(seconds * rate / blocks.layer)))
             cut(file, sample, 0, count - 1, head=False)
-            for _ in range(2):
+            loads, taken = -1, 0.0
+            while loads < 1 or taken < 0.25 * seconds:
                 how = drop_page_cache(sample)
                 began = perf_counter()
                 with Model.load(sample, LoadSpec(hardware)):
-                    rate = count * blocks.layer / (perf_counter() - began)
+                    loads, taken = loads + 1, taken + (perf_counter() - began if loads >= 0 else 0.0)
+            rate = loads * count * blocks.layer / taken
     finally:
         sample.unlink(missing_ok=True)
     return rate, f"{count} layers loaded, {how}"

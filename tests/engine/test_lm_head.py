@@ -27,9 +27,8 @@ from edgellm.engine import (
     known,
     top2,
     top_k,
-    why_lazy,
 )
-from edgellm.engine.lm_head import ROWS, block_ends, head_of
+from edgellm.engine.lm_head import ROWS, block_ends, head_of, why_lazy
 from edgellm.errors import ContextFull, EngineFailed
 from testkit.gguf.random_model import Shape
 from tests.engine.conftest import QWEN, TINY, MakeModel

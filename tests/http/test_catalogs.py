@@ -113,7 +113,7 @@ def test_a_verifier_gets_the_draft_model_that_fits_it(cache: Path) -> None:
     served = opened_as("edgellm-verifier", opened)
     with served.pair as pair:
         assert pair.draft_name == "edgellm-draft"
-        list(reply := pair.reply("Where is my mug?", max_tokens=8))
+        list(reply := pair.reply("Where is my mug?", max_tokens=8, retrieval="off", gate="always", gamma=4))
         assert reply.summary.drafted > 0
     reason = "it has the same tokenizer and 21% of the size"
     assert opened == [f"edgellm-verifier is open with the draft model edgellm-draft: {reason}."]

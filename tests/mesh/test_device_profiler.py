@@ -151,7 +151,7 @@ def test_the_disk_is_timed_by_loading_layers_whose_pages_were_dropped(
     found = measure_device(blocks, folder=tmp_path / "layers", unit=ONE)
     assert 0.0 < found.disk < 1e11
     assert found.disk_reason == "2 layers loaded, cold"
-    assert len(dropped) == 4
+    assert len(dropped) >= 4  # as often as takes some time
     assert not list((tmp_path / "layers").glob("*.gguf"))
 
 

@@ -402,8 +402,9 @@ class DraftPolicy:
             return f"{bid.refused} tokens might be copied, but wrong copies have used up what may be spent{paused}"
         return f"a draft has a {survives[0]:.0%} chance, and {self._second}{paused}"
 
-    def slow_model(self, name: str) -> str:
-        """Return that replies are slower with this draft model, in a sentence; "" where that is not known."""
+    def slow_model(self, name: str, *, judged: bool = False) -> str:
+        """Return that replies are slower with this draft model, in a sentence; "" where that is not known. If `judged`,
+        by rounds with it alone."""
         model = self._models.get(name)
         if model is None:
             return ""
@@ -414,7 +415,7 @@ class DraftPolicy:
             taken, rest = f"takes {model.rounds.pace * 1e3:.1f}", ", and tried again now and then"
         else:
             best, hoped = self._hoped(model)
-            if best or hoped.pace <= without or not self.cost.given.filled:
+            if judged or best or hoped.pace <= without or not self.cost.given.filled:
                 return ""  # An estimate is no reason to say so.
             taken, rest = f"would take at least {hoped.pace * 1e3:.1f}", ""
         here = f"A token {taken} ms with the {name} and {without * 1e3:.1f} ms without it"
