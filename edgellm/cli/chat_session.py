@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from edgellm import storage
 from edgellm.cli.options import DEFAULT, DRAFT, VERIFIER, HardwareOptions
 from edgellm.cli.views.console import announce, counted, say, size
 from edgellm.cli.views.progress import Loading, download
 from edgellm.errors import EdgeError, HistoryUnusable, InvalidOption, PromptTooLong
-from edgellm.storage.chat_log import Conversation, Conversations
+from edgellm.storage.chat_log import Conversation, Conversations, History
 from edgellm.storage.model_files import HOME, SMOLLM2, resolve_pair
 from edgellm.system import cache_dir
 
@@ -49,7 +48,7 @@ class StoredConversation:
             raise InvalidOption("--continue and --conversation exclude each other.", "Leave one of them out.")
         store = Conversations()
         past = store.find(which) if which is not None else store.latest() if again else Conversation.new()
-        return cls(store, past, on and storage.History().on)
+        return cls(store, past, on and History().on)
 
     def begin(self) -> None:
         """Begin a new conversation; the stored one stays."""
@@ -258,6 +257,8 @@ def with_default_pair(draft: str, verifier: str) -> tuple[str, str]:
     failed = cache_dir() / "models" / f"{SMOLLM2.verifier.replace(':', '-')}.failed"
     reason = f"{home.missing} is not here, and could not be fetched a short while ago."
     if not (failed.exists() and time.time() - failed.stat().st_mtime < _PAUSE):
+        from edgellm import storage
+
         plan = storage.plan(home.missing)
         say(f"downloading {home.missing} ({size(plan.size)}; {plan.reason}), once", style="dim")
         try:
@@ -318,7 +319,7 @@ class ChatPairOpener:
 
     def recall(self, pair: LLM) -> Remember | None:
         """Give `pair` the past conversations to draft from; return what adds to them, None without a history."""
-        history = storage.History()
+        history = History()
         try:
             if not (self.history and self.options.sources() and history.on):
                 return None

@@ -222,3 +222,29 @@ class Crowding:
     def _begin(self, threads: int, now: int) -> None:
         self._threads, self._began, self._wall = threads, now, 0
         self._cpu, self._delay = self._gauges.cpu_time(), self._gauges.run_delay()
+
+
+BUSY = 0.1
+"""Share of a process's time waiting for a processor, beyond which its measurements are doubtful."""
+
+
+class CpuWait:
+    """The share of its time that this process waits for a processor, from the creation of this object on."""
+
+    def __init__(self) -> None:
+        self._began, self._before = time.perf_counter(), system.thread_times()
+
+    def share(self) -> float:
+        """Return the share of the time in which threads wanted to run that they spent waiting for a processor; of all
+        the time that has passed, if that is longer.
+
+        Where the system does not tell, return
+        the share by which the load average exceeds the number of processors.
+        """
+        now = system.thread_times()
+        if not now:
+            load, processors = system.load(), os.cpu_count() or 1
+            return max(0.0, 1.0 - processors / load) if load > 0.0 else 0.0
+        times = [(now[thread], self._before.get(thread, (0, 0))) for thread in now]
+        ran, waited = (1e-9 * sum(after[kind] - before[kind] for after, before in times) for kind in (0, 1))
+        return waited / max(ran + waited, time.perf_counter() - self._began)

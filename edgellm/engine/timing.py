@@ -6,16 +6,11 @@ that is measured, because load comes and goes; and times that are still impossib
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Sequence
 from math import ceil, inf
 from time import perf_counter
 from typing import TypeVar
 
-from edgellm import system
-
-BUSY = 0.1
-"""Share of a process's time waiting for a processor, beyond which its measurements are doubtful."""
 AGREE = 0.1
 """Largest difference of two measurements that agree, as a share."""
 DIP = 4.0
@@ -79,25 +74,3 @@ def plausible_times(counts: Sequence[int], seconds: Sequence[float]) -> tuple[fl
 def is_plausible(counts: Sequence[int], seconds: Sequence[float]) -> bool:
     """Return whether a device can take these seconds for ascending `counts` of rows."""
     return plausible_times(counts, seconds) == tuple(seconds)
-
-
-class CpuWait:
-    """The share of its time that this process waits for a processor, from the creation of this object on."""
-
-    def __init__(self) -> None:
-        self._began, self._before = perf_counter(), system.thread_times()
-
-    def share(self) -> float:
-        """Return the share of the time in which threads wanted to run that they spent waiting for a processor; of all
-        the time that has passed, if that is longer.
-
-        Where the system does not tell, return
-        the share by which the load average exceeds the number of processors.
-        """
-        now = system.thread_times()
-        if not now:
-            load, processors = system.load(), os.cpu_count() or 1
-            return max(0.0, 1.0 - processors / load) if load > 0.0 else 0.0
-        times = [(now[thread], self._before.get(thread, (0, 0))) for thread in now]
-        ran, waited = (1e-9 * sum(after[kind] - before[kind] for after, before in times) for kind in (0, 1))
-        return waited / max(ran + waited, perf_counter() - self._began)

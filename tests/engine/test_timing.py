@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgellm import system
-from edgellm.engine.timing import AGREE, CpuWait, is_plausible, minimum_times, plausible_times
+from edgellm.engine.cores import CpuWait
+from edgellm.engine.timing import AGREE, is_plausible, minimum_times, plausible_times
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 ROUNDS = 6
@@ -97,7 +98,7 @@ def test_a_process_that_shares_its_processor_knows_that_it_waits() -> None:
     """In a process of its own, which has one processor with three others."""
     code = """
 import os, subprocess, sys
-from edgellm.engine.timing import BUSY, CpuWait
+from edgellm.engine.cores import BUSY, CpuWait
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
 waiting, n = CpuWait(), 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgellm.engine import Model
-from edgellm.engine.timing import BUSY
+from edgellm.engine.cores import BUSY
 from edgellm.llm import cost_curves
 from edgellm.llm.cost_curves import MAX_AGE, ModelCurve, StoredCurve, estimated_curve, read_curve, write_curve
 from edgellm.llm.idle_work import IdleWork

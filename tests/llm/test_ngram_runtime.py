@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgellm.engine import HEADS, Context, ContextSpec, Model
-from edgellm.engine.timing import BUSY, CpuWait
+from edgellm.engine.cores import BUSY, CpuWait
 from edgellm.llm import LLM, cost_curves
 from edgellm.llm.cost_curves import CurveMeasurement, ModelCurve, curve_path
 from edgellm.llm.model_loading import verifier_of

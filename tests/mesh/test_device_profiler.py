@@ -17,10 +17,10 @@ from edgellm import system
 from edgellm.coldstart.home import Home
 from edgellm.coldstart.plan import PlanOption, doubt, plan
 from edgellm.engine import ModelFile
+from edgellm.engine.cores import CpuWait
 from edgellm.engine.gguf import synthetic_layers as timing
 from edgellm.engine.gguf.synthetic_layers import Blocks, blocks_of
 from edgellm.engine.hardware import ComputeDevice, Hardware
-from edgellm.engine.timing import CpuWait
 from edgellm.errors import MeasureFailed, VerifierUnreachable
 from edgellm.layer_range import HERE
 from edgellm.llm.mesh_timeline import disproved_figures

@@ -57,12 +57,9 @@ class VocabTokenizer:
     def __init__(self, vocab: int, path: Path, kind: str, pre: str, pieces: Callable[[], Sequence[bytes]]):
         """Set up; `vocab` is llama.cpp's pointer, `path` its file. `kind` and `pre` are the
         file's `tokenizer.ggml.model` and `tokenizer.ggml.pre`; `pieces` returns the bytes of every token."""
-        self._vocab, self._pieces = vocab, pieces
+        self._vocab, self._path, self._pieces = vocab, path, pieces
         self._exact = kind in ("gpt2", "llama")  # every byte of a text is in one of its tokens
         self._most_here = LONG if kind in ("gpt2", "llama", "gemma4") and pre not in _ALWAYS_APART else 0
-        # A crash is an answer here, and a debugger would take seconds.
-        environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self._child = Child(KIND, str(path), str(lib.llama_vocab_n_tokens(vocab)), environment=environment)
         self._lock = threading.Lock()
 
     def encode(
@@ -98,7 +95,14 @@ class VocabTokenizer:
     def close(self) -> None:
         """End the process for long texts."""
         with self._lock:
-            self._child.close()
+            if "_child" in vars(self):
+                self._child.close()
+
+    @cached_property
+    def _child(self) -> Child:
+        # A crash is an answer here, and a debugger would take seconds.
+        environment = {**os.environ, "GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        return Child(KIND, str(self._path), str(lib.llama_vocab_n_tokens(self._vocab)), environment=environment)
 
     def _encode_elsewhere(self, data: bytes, special: bool, should_stop: ShouldStop) -> Ids:
         """Return the ids of a long text in UTF-8, as another process finds them; one text at a time."""
