@@ -127,7 +127,7 @@ class ReplyOptions:
     `always`, `never`, or a custom one."""
     parallel: bool = _drafts(True, "Keep drafting while a served verifier checks.")
     early_exit: str = _drafts(
-        "auto", "Skip the draft model's last layers for tokens it is sure of.", "auto|on|off", choices=SWITCHES
+        "off", "Skip the draft model's last layers for tokens it is sure of.", "auto|on|off", choices=SWITCHES
     )
     exit_threshold: float = _drafts(0.7, "How sure: the likeliest token's probability minus the second's.", "P")
     context_lookup: bool = _drafts(
